@@ -1,0 +1,76 @@
+# Everything a newcomer or a contributor runs. Needs make and a Python of 3.11 or newer; installs into ./.venv only.
+
+# The first of these that is new enough makes the environment. To choose: make PYTHON=/path/to/python3.12 test
+PYTHON ?= python3.13 python3.12 python3.11 python3
+# Extra arguments for pytest, the bench or the lock: make test ARGS="-k sqlite", make lock ARGS=--upgrade
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--custom-compile-command "make lock"
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint types bench lock clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+
+run: .venv/run.stamp ## serve the reference service on 127.0.0.1:8080 (HOST, PORT and SEMEL_URL override)
+	@exec env SEMEL_DEMO=1 $(BIN)/semel serve
+
+test: lint types ## everything: lint, types, all tests with branch coverage
+	$(BIN)/python -m pytest -n auto --cov --cov-report=term $(ARGS)
+
+lint: .venv/dev.stamp ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/dev.stamp ## mypy, strict
+	$(BIN)/mypy
+
+bench: .venv/dev.stamp ## measure Semel against a bare application
+	$(BIN)/python -m bench $(ARGS)
+
+lock: .venv/dev.stamp ## resolve requirements/*.in anew into hashed *.txt
+	$(COMPILE) requirements/run.in -o requirements/run.txt $(ARGS)
+	$(COMPILE) requirements/dev.in -c requirements/run.txt -o requirements/dev.txt $(ARGS)
+
+clean: ## remove the environment, caches and build results (databases stay)
+	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.* htmlcov build dist
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One environment, filled in two steps: `make run` stops after the first. Each stamp is written last, so that an
+# interrupted install is taken up again.
+.venv/run.stamp: requirements/run.txt pyproject.toml | .venv/bin/pip
+	@echo "semel: installing into .venv what requirements/run.txt locks:"
+	@sed -n 's/^\([a-z0-9][a-z0-9._-]*==[^ ]*\).*/    \1/p' requirements/run.txt
+	@$(PIP) install --quiet --require-hashes -r requirements/run.txt
+	@echo "semel: installing this checkout in place"
+	@$(PIP) install --quiet --no-build-isolation --no-deps -e .
+	@touch $@
+
+.venv/dev.stamp: requirements/dev.txt .venv/run.stamp
+	@echo "semel: installing into .venv what requirements/dev.txt adds for tests and checks"
+	@$(PIP) install --quiet --require-hashes -r requirements/dev.txt
+	@touch $@
+
+# A name on the PATH proves nothing (version managers leave names behind for versions they do not run), and Debian's
+# Python comes without ensurepip: each candidate is asked.
+.venv/bin/pip:
+	@for python in $(PYTHON); do \
+		if "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+			echo "semel: creating .venv with $$("$$python" --version)"; \
+			exec "$$python" -m venv .venv; \
+		fi; \
+	done; \
+	echo "semel: needs Python 3.11 or newer with its venv module. What was tried:" >&2; \
+	for python in $(PYTHON); do \
+		version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null); \
+		if [ -z "$$version" ]; then echo "    $$python: does not run" >&2; \
+		elif "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+			echo "    $$python: is $$version, but has no venv (on Debian and Ubuntu: apt install python$$version-venv)" >&2; \
+		else echo "    $$python: is $$version, too old" >&2; fi; \
+	done; \
+	echo "Install one, or name one: make PYTHON=/path/to/python3.12 ..." >&2; \
+	exit 1
