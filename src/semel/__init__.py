@@ -1,0 +1,73 @@
+"""Semel (Latin: once): side-effecting commands that are safe to retry.
+
+The names below are the public face; each is loaded on first use, so that ``import semel`` stays cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from semel.engine.aio import AsyncEngine as AsyncEngine
+    from semel.engine.core import Result as Result
+    from semel.engine.permit import Permit as Permit
+    from semel.engine.sync import Engine as Engine
+    from semel.errors import NothingHappened as NothingHappened
+    from semel.errors import SemelError as SemelError
+    from semel.model import Answer as Answer
+    from semel.model import Effects as Effects
+    from semel.model import Scope as Scope
+    from semel.model import State as State
+    from semel.policy import Command as Command
+    from semel.policy import Policy as Policy
+    from semel.rules.fingerprint import Recipe as Recipe
+    from semel.rules.keys import KeyFormat as KeyFormat
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Answer": "semel.model",
+    "AsyncEngine": "semel.engine.aio",
+    "Command": "semel.policy",
+    "Effects": "semel.model",
+    "Engine": "semel.engine.sync",
+    "KeyFormat": "semel.rules.keys",
+    "NothingHappened": "semel.errors",
+    "Permit": "semel.engine.permit",
+    "Policy": "semel.policy",
+    "Recipe": "semel.rules.fingerprint",
+    "Result": "semel.engine.core",
+    "Scope": "semel.model",
+    "SemelError": "semel.errors",
+    "State": "semel.model",
+}
+
+__all__ = [
+    "Answer",
+    "AsyncEngine",
+    "Command",
+    "Effects",
+    "Engine",
+    "KeyFormat",
+    "NothingHappened",
+    "Permit",
+    "Policy",
+    "Recipe",
+    "Result",
+    "Scope",
+    "SemelError",
+    "State",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'semel' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,370 @@
+"""The SQLite driver: reads without a lock, writes in groups, one writer gate per process.
+
+A flow's first reads run at once on a reading connection. From its first write on it joins the queue;
+whoever holds the *gate* commits everything that has queued up in one transaction (group commit), and
+what queues up meanwhile is the next group. The gate is held by
+
+- the calling thread, for synchronous callers;
+- the event loop itself, for one short commit, while commits are measured to be quick and nobody else
+  has the file;
+- otherwise the driver's writer thread, the only one that ever waits for the file's lock;
+- an ATOMIC unit, from its BEGIN IMMEDIATE to its end (see ``sqlite_unit``).
+
+The loop therefore never waits for a lock, and never for a commit that was slow of late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from semel.drivers.clock import Clock, system_clock
+from semel.drivers.sqlite_connection import answering, is_busy, open_connection, store_error, writes
+from semel.drivers.sqlite_job import Job, settle_jobs
+from semel.errors import StoreUnavailable
+from semel.flow import MakeFlow
+
+T = TypeVar("T")
+
+GROUP_MAX: Final = 200
+COMMITS_PER_CHECKPOINT: Final = 250
+INLINE_SECONDS_MAX: Final = 0.001  # a commit slower than this, on average of late, leaves the event loop
+BUSY_PAUSE_SECONDS: Final = 0.002
+READERS_KEPT: Final = 8
+
+
+class SqliteDriver:
+    """Runs flows on one SQLite file.
+
+    Parameters: ``path`` of the database file; ``synchronous`` "FULL" (default: a commit survives power
+    loss) or "NORMAL" (the last commits may be lost with the power, never the file); ``busy_seconds`` how
+    long a write may wait for the file before :class:`~semel.errors.StoreUnavailable`; ``clock`` in
+    microseconds.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        synchronous: str = "FULL",
+        busy_seconds: float = 5.0,
+        clock: Clock = system_clock,
+        inline: bool = True,
+    ) -> None:
+        self.path = path
+        self.synchronous = synchronous
+        self.clock = clock
+        self.commits = 0  # counted: a promise of the documents, checked by tests
+        self._busy_seconds = busy_seconds
+        self._inline = inline
+        self._inherited: list[object] = []  # connections of a parent process: never used, never closed
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._gate = threading.Lock()
+        self._queue: deque[Job[Any]] = deque()
+        self._readers: deque[tuple[sqlite3.Connection, Callable[..., Any]]] = deque()
+        self._writer: sqlite3.Connection | None = None
+        self._thread: threading.Thread | None = None
+        self._work = threading.Condition()
+        self._stopping = False
+        self._commit_seconds = 0.0
+        self._uncheckpointed = 0
+        self._ticking = False
+        self.spare_unit: object | None = None
+
+    def _check_fork(self) -> None:
+        if os.getpid() != self._pid:
+            # A connection must not cross a fork, not even to be closed (sqlite.org/howtocorrupt.html §2.6).
+            self._inherited += [self._readers, self._writer, self._queue, self.spare_unit]
+            self._reset()
+
+    # --- callers ----------------------------------------------------------------------------
+
+    def run(self, make: MakeFlow[T]) -> T:
+        """Run a flow from an ordinary thread.
+
+        Raises:
+            StoreUnavailable: the file is locked, read-only, full or missing; nothing was written.
+            StoreTimeout: the commit itself failed; whether it took effect is not known yet.
+        """
+        self._check_fork()
+        job = Job(make, time.monotonic() + self._busy_seconds)
+        if self._read_part(job):
+            return job.result()
+        job.event = threading.Event()
+        self._queue.append(job)
+        while not job.event.is_set():
+            if not self._lending_next() and self._gate.acquire(blocking=False):
+                self._serve_group(wait=True)
+            else:
+                self._wake()
+                job.event.wait(BUSY_PAUSE_SECONDS)
+                self._expire()
+        return job.result()
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        """Run a flow from an event loop. Cancelling the caller does not stop the write. Raises as ``run``."""
+        self._check_fork()
+        job = Job(make, time.monotonic() + self._busy_seconds)
+        if self._read_part(job):
+            return job.result()
+        loop = asyncio.get_running_loop()
+        job.loop = loop
+        job.future = future = loop.create_future()
+        self._queue.append(job)
+        if not self._ticking:
+            # At the end of this tick, so that all that became ready in it is one commit.
+            self._ticking = True
+            loop.call_soon(self._tick)
+        await future
+        return job.result()
+
+    def submit(self, job: Job[Any]) -> None:
+        """Queue a job for the writer thread (ATOMIC units wait for the gate this way)."""
+        self._check_fork()
+        self._queue.append(job)
+        self._wake()
+
+    def _read_part(self, job: Job[Any]) -> bool:
+        """Perform a flow up to its first write; True where that was all of it."""
+        if job.begins(with_=writes):
+            return False
+        reader, answer = self._reader()
+        try:
+            finished = job.advance(answer, until=writes)
+        except sqlite3.Error as error:
+            self._drop(reader)
+            raise store_error(error) from error
+        except BaseException:
+            self._drop(reader)
+            raise
+        if len(self._readers) < READERS_KEPT:
+            self._readers.append((reader, answer))
+        else:
+            self._drop(reader)
+        return finished
+
+    def _reader(self) -> tuple[sqlite3.Connection, Callable[..., Any]]:
+        try:
+            return self._readers.pop()
+        except IndexError:
+            pass
+        try:
+            reader = open_connection(self.path, self.synchronous, reading=True)
+            reader.execute("PRAGMA busy_timeout=100")  # a reader waits only while the WAL is being recovered
+        except sqlite3.Error as error:
+            raise store_error(error) from error
+        return reader, answering(reader, self.clock)
+
+    @staticmethod
+    def _drop(connection: sqlite3.Connection) -> None:
+        connection.close()
+
+    # --- the gate ---------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """On the event loop: commit the tick's group here if that is quick, else leave it to the thread."""
+        self._ticking = False
+        if not self._queue:
+            return
+        quick = self._inline and self._commit_seconds < INLINE_SECONDS_MAX and not self._lending_next()
+        if quick and self._writer is not None and self._gate.acquire(blocking=False):
+            self._serve_group(wait=False)
+            if not self._queue:
+                return
+        self._wake()
+
+    def _serve_group(self, *, wait: bool) -> None:
+        """Commit one group and open the gate. Called with the gate held; a lent gate stays shut."""
+        jobs: list[Job[Any]] = []
+        while len(jobs) < GROUP_MAX and (job := self._take(lending=False)) is not None:
+            jobs.append(job)
+        left = jobs
+        try:
+            left = self._commit_group(jobs, wait=wait) if jobs else []
+        finally:
+            self._queue.extendleft(reversed(left))
+            self._gate.release()
+        if self._uncheckpointed >= COMMITS_PER_CHECKPOINT:
+            self._wake()
+
+    def _lending_next(self) -> bool:
+        try:
+            return self._queue[0].lends
+        except IndexError:
+            return False
+
+    def _take(self, *, lending: bool) -> Job[Any] | None:
+        """The queue's first job if it is of this kind. Called with the gate held, but jobs may expire meanwhile."""
+        if self._lending_next() is not lending:
+            return None
+        try:
+            job = self._queue.popleft()
+        except IndexError:
+            return None
+        if job.lends is lending:
+            return job
+        self._queue.appendleft(job)
+        return None
+
+    def _commit_group(self, jobs: list[Job[Any]], *, wait: bool) -> list[Job[Any]]:
+        """Run jobs in one transaction; each alone where that fails. Returns those still to be done (busy)."""
+        writer = self._begin(jobs, wait=wait)
+        if writer is None:
+            return [job for job in jobs if not job.done]
+        answer = answering(writer, self.clock)
+        try:
+            for job in jobs:
+                job.advance(answer)
+            self._commit(writer)
+        except Exception as error:  # noqa: BLE001 - handed to the callers whose flows these are
+            self._rollback(writer)
+            if len(jobs) == 1:
+                jobs[0].fail(store_error(error) if isinstance(error, sqlite3.Error) else error)
+            else:
+                # One of them is at fault, or the group was too much: each gets a transaction of its own.
+                for job in jobs:
+                    job.restart()
+                    self._commit_group([job], wait=True)
+                return []
+        settle_jobs(jobs)
+        return []
+
+    def _begin(self, jobs: list[Job[Any]], *, wait: bool) -> sqlite3.Connection | None:
+        """Take the file's write lock for these jobs; None where it is not to be had (now, or in time)."""
+        while True:
+            try:
+                writer = self._writer
+                if writer is None:
+                    writer = self._writer = open_connection(self.path, self.synchronous)
+                writer.execute("BEGIN IMMEDIATE")
+                return writer
+            except sqlite3.Error as error:
+                if is_busy(error) and not wait:
+                    return None
+                if not is_busy(error) or time.monotonic() >= min(job.deadline for job in jobs):
+                    self._forget_writer()
+                    for job in jobs:
+                        job.fail(store_error(error))
+                    settle_jobs(jobs)
+                    return None
+                time.sleep(BUSY_PAUSE_SECONDS)
+
+    def _commit(self, writer: sqlite3.Connection) -> None:
+        started = time.perf_counter()
+        try:
+            writer.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise store_error(error, committing=True) from error
+        self.commits += 1
+        self._uncheckpointed += 1
+        self._commit_seconds += (time.perf_counter() - started - self._commit_seconds) / 16
+
+    def _rollback(self, writer: sqlite3.Connection) -> None:
+        try:
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
+        except sqlite3.Error:
+            self._forget_writer()  # its state is unknown; a new connection begins clean
+
+    def _forget_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def commit_was_slow(self) -> bool:
+        """Whether commits have been too slow of late to be made on an event loop."""
+        return self._commit_seconds >= INLINE_SECONDS_MAX
+
+    def release_gate(self) -> None:
+        """End of an ATOMIC unit: whatever queued up meanwhile is next."""
+        self._gate.release()
+        if self._queue:
+            self._wake()
+
+    # --- the writer thread ------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        with self._work:
+            if self._thread is None and not self._stopping:
+                self._thread = threading.Thread(target=self._serve, name="semel-sqlite-writer", daemon=True)
+                self._thread.start()
+            self._work.notify()
+
+    def _serve(self) -> None:
+        while True:
+            with self._work:
+                while not self._queue and not self._stopping and self._uncheckpointed < COMMITS_PER_CHECKPOINT:
+                    self._work.wait()
+                if self._stopping and not self._queue:
+                    return
+            if not self._gate.acquire(timeout=0.05):
+                self._expire()
+            elif (job := self._take(lending=True)) is not None:
+                self._lend(job)
+            elif self._queue:
+                self._serve_group(wait=True)
+            else:
+                self._checkpoint()
+                self._gate.release()
+
+    def _lend(self, job: Job[Any]) -> None:
+        """Give the gate to an ATOMIC unit; its end releases it."""
+        try:
+            job.finish(job.lend())
+        except Exception as error:  # noqa: BLE001 - handed to the caller who asked for the gate
+            self._gate.release()
+            job.fail(store_error(error) if isinstance(error, sqlite3.Error) else error)
+        settle_jobs([job])
+
+    def _checkpoint(self) -> None:
+        self._uncheckpointed = 0
+        try:
+            if self._writer is not None:
+                self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except sqlite3.Error:
+            self._forget_writer()  # a checkpoint that fails loses nothing: the WAL keeps every commit
+
+    def _expire(self) -> None:
+        """Refuse what has waited too long for the gate: it has written nothing."""
+        now = time.monotonic()
+        overdue = [job for job in list(self._queue) if job.deadline <= now]
+        for job in overdue:
+            try:
+                self._queue.remove(job)
+            except ValueError:
+                continue  # it was taken by the gate's holder in the meantime
+            job.fail(StoreUnavailable("SQLite: the database was busy for too long; retry with the same key"))
+            settle_jobs([job])
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Finish what is queued, then close every connection. The driver may be used again afterwards."""
+        if os.getpid() != self._pid:
+            return
+        with self._work:
+            self._stopping = True
+            self._work.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        with self._gate:
+            while self._readers:
+                self._readers.pop()[0].close()
+            self._forget_writer()
+            spare = self.spare_unit
+            if isinstance(spare, sqlite3.Connection):
+                spare.close()
+        self._reset()
+
+    async def close_async(self) -> None:
+        """As ``close``, without blocking the loop."""
+        await asyncio.get_running_loop().run_in_executor(None, self.close)

@@ -1,0 +1,102 @@
+"""SQLite connections as Semel opens them, and how the asks of a flow are performed on one."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from semel.drivers.clock import Clock
+from semel.errors import SchemaError, StoreError, StoreTimeout, StoreUnavailable
+from semel.flow import Ask
+from semel.stores.statements import Execute, Now, Query, Script
+
+STATEMENTS_CACHED: Final = 256
+SYNCHRONOUS: Final = ("FULL", "NORMAL", "EXTRA")
+
+
+def open_connection(
+    path: str, synchronous: str, *, reading: bool = False, factory: type[sqlite3.Connection] = sqlite3.Connection
+) -> sqlite3.Connection:
+    """A connection in explicit-transaction mode; any thread may use it, one at a time.
+
+    Raises sqlite3.Error where the file cannot be opened, SchemaError where there is none to read.
+    """
+    if reading and not Path(path).exists():
+        raise SchemaError(f"the database file {path!r} does not exist; run: semel migrate")
+    connection = sqlite3.connect(
+        path,
+        timeout=0,  # waiting is the driver's: it knows whether it may block
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=STATEMENTS_CACHED,
+        factory=factory,
+    )
+    try:
+        if reading:
+            connection.execute("PRAGMA query_only=1")
+        else:
+            connection.execute("PRAGMA journal_mode=WAL").fetchall()
+            connection.execute(f"PRAGMA synchronous={synchronous}")
+            # The driver checkpoints itself, so that no commit on an event loop ever pays for one.
+            connection.execute("PRAGMA wal_autocheckpoint=0")
+        connection.execute("PRAGMA cache_size=-16384")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def answering(connection: sqlite3.Connection, clock: Clock) -> Callable[[Ask[Any]], Any]:
+    """A function that performs asks on this connection."""
+    execute = connection.execute
+
+    def answer(needed: Ask[Any]) -> Any:
+        kind = type(needed)
+        if kind is Query:
+            return execute(needed.statement.text, needed.params).fetchall()  # type: ignore[attr-defined]
+        if kind is Execute:
+            return execute(needed.statement.text, needed.params).rowcount  # type: ignore[attr-defined]
+        if kind is Now:
+            return clock()
+        assert isinstance(needed, Script)
+        for statement in needed.statements:
+            execute(statement)
+        return None
+
+    return answer
+
+
+def writes(needed: Ask[Any]) -> bool:
+    """Whether an ask needs the write transaction."""
+    kind = type(needed)
+    return kind is Execute or kind is Script
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether somebody else holds the file's write lock right now."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def store_error(error: sqlite3.Error, *, committing: bool = False) -> StoreError | SchemaError:
+    """What a SQLite error means to Semel: one place for all of them, with the remedy in the message."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    text = str(error)
+    if "no such table: semel" in text:
+        return SchemaError("this database has no Semel tables; run: semel migrate")
+    if "no such column" in text or "has no column" in text:
+        return SchemaError("this database's Semel tables are of another version; run: semel migrate")
+    if committing and code == sqlite3.SQLITE_IOERR:
+        return StoreTimeout(f"the commit failed in the middle ({text}): whether it took effect is not known yet")
+    remedy = {
+        sqlite3.SQLITE_FULL: "the disk is full: make room; answers already stored are still replayed",
+        sqlite3.SQLITE_READONLY: "the database file is read-only: check its owner, its directory and the mount",
+        sqlite3.SQLITE_BUSY: "the database file is locked by another writer: retry with the same key",
+        sqlite3.SQLITE_LOCKED: "the database file is locked by another writer: retry with the same key",
+        sqlite3.SQLITE_CANTOPEN: "the database file cannot be opened: check that its directory exists and is writable",
+        sqlite3.SQLITE_IOERR: "the disk answered with an error: check it, then run: semel doctor",
+        sqlite3.SQLITE_CORRUPT: "the database file is damaged: restore it, then run: semel doctor",
+        sqlite3.SQLITE_NOTADB: "the file is not a SQLite database: check the path in the URL",
+    }.get(code, "run: semel doctor")
+    return StoreUnavailable(f"SQLite: {text} ({remedy})")

@@ -1,0 +1,220 @@
+"""The async engine: a thin shell that performs the flows of ``protocol`` on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Self, TypeVar
+
+from semel.engine.backend import Backend
+from semel.engine.connect import connect_backend
+from semel.engine.core import Core, Refusal, Result, begun_result, ended_result
+from semel.engine.performing import AsyncPerformer
+from semel.engine.permit import Permit
+from semel.engine.upkeep import AsyncUpkeep
+from semel.errors import StoreError, StoreTimeout
+from semel.flow import MakeFlow
+from semel.model import Answer, Claim, Effects, InProgress, Proceed, Settlement, Settling, Superseded, Verdict
+from semel.policy import Command
+from semel.protocol.atomic import claim_unit, settle_unit
+from semel.protocol.commands import await_verdict, claim_once, settle_until_confirmed
+from semel.rules.classify import Outcome, classify_answer, classify_exception
+from semel.telemetry import Observer
+
+T = TypeVar("T")
+
+
+class AsyncEngine:
+    """Makes commands happen once, on an event loop.
+
+    Parameters: ``backend`` (or use :meth:`connect` with a URL); ``observer`` of events; ``id_secret`` at
+    least 16 bytes, never rotated, makes record ids an HMAC; ``waiters_max`` and ``waiters_per_caller_max``
+    bound how many duplicates may wait at once; ``confirm_seconds`` how long a settlement is repeated
+    before the caller is told that the outcome is not known.
+
+    >>> import asyncio
+    >>> from semel import Answer, AsyncEngine, Command, Policy, Scope
+    >>> async def main() -> None:
+    ...     async with AsyncEngine.connect("memory://") as engine:
+    ...         command = Command(Scope("acme", "alice", "greet"), "key-1", bytes(32), "demo", Policy())
+    ...
+    ...         async def handler(permit: object) -> Answer:
+    ...             return Answer(200, (), b"hello")
+    ...
+    ...         first = await engine.run(command, handler)
+    ...         again = await engine.run(command, handler)
+    ...         print(first.replayed, again.replayed, again.answer.body)
+    >>> asyncio.run(main())
+    False True b'hello'
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        observer: Observer | None = None,
+        id_secret: bytes | None = None,
+        waiters_max: int = 1000,
+        waiters_per_caller_max: int = 100,
+        confirm_seconds: float = 5.0,
+    ) -> None:
+        self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max)
+        self.backend = backend
+        self.store = backend.store
+        self.confirm_seconds = confirm_seconds
+        self._performer = AsyncPerformer(self.core, backend)
+        self._upkeep = AsyncUpkeep(self.core, backend.store, self._performer)
+
+    @classmethod
+    def connect(cls, url: str, **options: Any) -> Self:
+        """An engine for a store URL, such as ``sqlite:///semel.db`` or ``memory://``; nothing is opened yet.
+
+        Raises UrlError, naming what is wrong with the URL.
+        """
+        return cls(connect_backend(url), **options)
+
+    async def open(self) -> None:
+        """Check that the store is migrated and is the one on record. A memory store is made on the spot.
+
+        Raises SchemaError, IdentityMismatch, StoreUnavailable.
+        """
+        if not self.store.capabilities.shared_between_processes:
+            await self.migrate()
+        self.core.check_identity(await self.perform("identity", self.store.identity))
+
+    async def migrate(self) -> list[str]:
+        """Bring the store's schema up to date; the names of the migrations that ran."""
+        return await self.perform("migrate", lambda: self.store.migrate(*self.core.first_identity()))
+
+    async def close(self) -> None:
+        """Wait for what is being settled or released, then close the store."""
+        await self._upkeep.close()
+        await self.backend.driver.close_async()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def drain(self, seconds: float) -> bool:
+        """Grant nothing more and let live handlers end; True if all did within ``seconds``."""
+        return await self._performer.drive(self.core.drain(seconds))
+
+    async def perform(self, verb: str, make: MakeFlow[T]) -> T:
+        """Run one flow of the store, such as ``engine.perform("find", lambda: engine.store.find(query))``."""
+        return await self._performer.store_call(verb, make)
+
+    async def claim(self, command: Command, *, wait_seconds: float | None = None) -> Permit | Refusal:
+        """Reserve the command's key: a :class:`Permit`, or the verdict that stands in its way.
+
+        Parameters: ``wait_seconds`` how long to wait for a running duplicate (the policy's by default).
+
+        Raises StoreUnavailable or StoreTimeout: the handler must not run.
+        """
+        core = self.core
+        claim = core.attempt(command)
+        attempt = self._claim_atomic if claim.terms.effects is Effects.ATOMIC else self._claim
+        verdict = await attempt(claim, command)
+        if type(verdict) is InProgress:
+            seconds = command.policy.wait_seconds if wait_seconds is None else wait_seconds
+            with core.waiter(claim, seconds) as may_wait:
+                if may_wait:
+                    flow = await_verdict(claim.id, verdict, seconds)
+                    verdict = await self._performer.drive(flow, lambda: attempt(claim, command))
+        core.tell_verdict(claim, verdict)
+        if type(verdict) is not Proceed:
+            return verdict  # type: ignore[return-value]  # every other verdict is a Refusal
+        self._upkeep.granted()
+        return core.permit(command, claim, verdict.grant)
+
+    async def _claim(self, claim: Claim, command: Command) -> Verdict:
+        try:
+            if command.under is not None:
+                return await self._performer.drive(claim_once(self.store, claim, command.under))
+            return (await self._performer.store_call("claim", lambda: self.store.claim((claim,))))[0]
+        except (StoreTimeout, asyncio.CancelledError):
+            # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
+            self._upkeep.abandon(claim)
+            raise
+
+    async def _claim_atomic(self, claim: Claim, command: Command) -> Verdict:
+        with self.core.running_here(claim) as met:
+            if met is not None:
+                return met
+            verdict, unit = await self._performer.drive(claim_unit(self.store, claim, command.under))
+            return self.core.unit_claimed(claim, verdict, unit)
+
+    async def settle(self, permit: Permit, outcome: Outcome) -> Settling:
+        """The holder's last word. It is written even if the caller is cancelled meanwhile.
+
+        Returns Settled, AlreadyMine or Superseded (then :meth:`reread` tells what holds instead).
+
+        Raises StoreError: not confirmed; it is repeated in the background until the lease is over.
+        """
+        core = self.core
+        word = core.word(permit, outcome)
+        try:
+            if permit.unit is not None:
+                flow = settle_unit(self.store, permit.unit, permit.claim, permit.grant, outcome, word)
+                reply: Settling = await asyncio.shield(self._upkeep.spawn(self._performer.drive(flow)))
+            else:
+                try:
+                    [reply] = await self._performer.store_call("settle", lambda: self.store.settle((word,)))
+                except StoreError:
+                    reply = await self._confirm(word, permit)
+        finally:
+            core.conclude(permit)
+        core.tell_settled(permit, outcome, reply)
+        return reply
+
+    async def _confirm(self, word: Settlement, permit: Permit) -> Settling:
+        # A task of its own: it goes on until the lease is over, however long the caller listens.
+        seconds = max(permit.claim.terms.lease_us / 1_000_000, self.confirm_seconds)
+        task = self._upkeep.spawn(self._performer.drive(settle_until_confirmed(self.store, word, seconds)))
+        done, _ = await asyncio.wait({task}, timeout=self.confirm_seconds)
+        if not done:
+            raise StoreTimeout("the outcome could not be confirmed by the store; it is being repeated")
+        reply: Settling = task.result()
+        return reply
+
+    async def reread(self, permit: Permit) -> Verdict:
+        """What the record says now: the verdict that a refused settlement must be answered with."""
+        [verdict] = await self.perform("look", lambda: self.store.look((permit.claim,)))
+        return InProgress(permit.grant.operation_id, 0) if verdict is None else verdict
+
+    async def mark_not_kept(self, permit: Permit) -> bool:
+        """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
+        permit.kept = False
+        return (await self.perform("mark_not_kept", lambda: self.store.mark_not_kept(self.core.renewals([permit]))))[0]
+
+    async def run(
+        self, command: Command, handler: Callable[[Permit], Awaitable[Answer]], *, wait_seconds: float | None = None
+    ) -> Result:
+        """Run the handler once for this command; a duplicate gets the first answer.
+
+        A cancelled caller changes nothing: the handler finishes and its outcome is stored.
+
+        Raises the handler's own exception, a CommandError for every verdict but Proceed and Replay, and
+        StoreError where the store cannot say that this process owns the command.
+        """
+        permit = await self.claim(command, wait_seconds=wait_seconds)
+        if not isinstance(permit, Permit):
+            return begun_result(permit)
+        result: Result = await asyncio.shield(self._upkeep.spawn(self._finish(permit, handler)))
+        return result
+
+    async def _finish(self, permit: Permit, handler: Callable[[Permit], Awaitable[Answer]]) -> Result:
+        policy = permit.command.policy
+        task = asyncio.current_task()
+        assert task is not None
+        permit.when_lost(task.cancel)
+        try:
+            async with asyncio.timeout(policy.deadline_seconds if permit.unit is not None else None):
+                answer = await handler(permit)
+        except BaseException as error:
+            await self.settle(permit, classify_exception(error, policy, begun=permit.begun))
+            raise
+        reply = await self.settle(permit, classify_answer(answer, policy, begun=permit.begun))
+        return ended_result(permit, answer, await self.reread(permit) if isinstance(reply, Superseded) else None)

@@ -1,0 +1,44 @@
+"""A store with the driver that performs its flows, and how ATOMIC units begin on it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from semel.errors import ConfigurationError
+from semel.protocol.asks import Unit
+from semel.stores.base import Store
+
+_NO_UNITS = (
+    "effects='atomic' needs a store in the same database as the handler's writes; {name} cannot hold both in one "
+    "transaction. Use sqlite:///, or declare the operation 'external' or 'idempotent'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What an engine runs on. ``unit`` and ``unit_async`` are None where the store knows no transactions."""
+
+    name: str
+    store: Store
+    driver: Any
+    unit: Callable[[], Unit] | None = None
+    unit_async: Callable[[], Awaitable[Unit]] | None = None
+
+    def check_atomic(self) -> None:
+        """Raise ConfigurationError where ATOMIC operations are impossible."""
+        if self.unit is None:
+            raise ConfigurationError(_NO_UNITS.format(name=self.name))
+
+    def begin(self) -> Unit:
+        """Open an ATOMIC unit."""
+        self.check_atomic()
+        assert self.unit is not None
+        return self.unit()
+
+    async def begin_async(self) -> Unit:
+        """Open an ATOMIC unit without blocking the loop."""
+        self.check_atomic()
+        assert self.unit_async is not None
+        return await self.unit_async()

@@ -1,0 +1,99 @@
+"""From a URL to a store and its driver. Nothing is opened here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from semel.engine.backend import Backend
+from semel.errors import UrlError
+
+_EXAMPLE: Final = "for example sqlite:///semel.db (a file here), sqlite:////var/lib/semel.db (absolute) or memory://"
+
+
+def connect_backend(url: str) -> Backend:
+    """The backend that a URL names.
+
+    ``memory://`` lives and dies with the process. ``sqlite:///PATH`` is a file; its options are
+    ``?synchronous=FULL|NORMAL|EXTRA`` (FULL by default) and ``?busy_seconds=5``.
+
+    Raises:
+        UrlError: the scheme or an option is unknown, or the path is missing; the message says what would do.
+
+    >>> connect_backend("memory://").name
+    'memory'
+    >>> connect_backend("sqlit:///x.db")
+    Traceback (most recent call last):
+        ...
+    semel.errors.UrlError: unknown store 'sqlit'; did you mean 'sqlite'?
+    """
+    if not isinstance(url, str) or "://" not in url:
+        raise UrlError(f"a store URL has the form scheme://…, {_EXAMPLE}")
+    parts = urlsplit(url)
+    make = _SCHEMES.get(parts.scheme)
+    if make is None:
+        near = difflib.get_close_matches(parts.scheme, _SCHEMES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(_SCHEMES))}"
+        raise UrlError(f"unknown store {parts.scheme!r}{hint}")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    backend = make(unquote(parts.path), parts.netloc, options)
+    if options:
+        raise UrlError(f"unknown option {sorted(options)[0]!r} in the store URL")
+    return backend
+
+
+def _memory(path: str, host: str, options: dict[str, str]) -> Backend:
+    from semel.drivers.local import LocalDriver
+    from semel.stores.memory import MemoryStore
+
+    if path.strip("/") or host:
+        raise UrlError("memory:// takes no path: it lives and dies with the process")
+    return Backend("memory", MemoryStore(), LocalDriver())
+
+
+def _sqlite(path: str, host: str, options: dict[str, str]) -> Backend:
+    from semel.drivers.sqlite import SqliteDriver
+    from semel.drivers.sqlite_connection import SYNCHRONOUS
+
+    if host:
+        raise UrlError(f"sqlite:// needs three slashes before the path: sqlite:///{host}{path}")
+    file = path.removeprefix("/")
+    if not file or file == ":memory:":
+        raise UrlError(f"sqlite:/// needs a file: {_EXAMPLE}")
+    synchronous = options.pop("synchronous", "FULL").upper()
+    if synchronous not in SYNCHRONOUS:
+        raise UrlError(f"synchronous must be one of {', '.join(SYNCHRONOUS)}; it is {synchronous!r}")
+    busy = _seconds("busy_seconds", options.pop("busy_seconds", "5"))
+    return sqlite_backend(SqliteDriver(str(Path(file).expanduser()), synchronous=synchronous, busy_seconds=busy), busy)
+
+
+def sqlite_backend(driver: object, busy_seconds: float = 5.0) -> Backend:
+    """The backend of a SQLite driver, with its ATOMIC units."""
+    from semel.drivers.sqlite import SqliteDriver
+    from semel.drivers.sqlite_unit import begin_unit, begin_unit_async
+    from semel.stores.sqlite import SqliteStore
+
+    assert isinstance(driver, SqliteDriver)
+    return Backend(
+        "sqlite",
+        SqliteStore(),
+        driver,
+        unit=lambda: begin_unit(driver, busy_seconds),
+        unit_async=lambda: begin_unit_async(driver, busy_seconds),
+    )
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 3600:
+        raise UrlError(f"{name} must be a number of seconds from 0 to 3600; it is {text!r}")
+    return value
+
+
+_SCHEMES: Final[Mapping[str, Callable[[str, str, dict[str, str]], Backend]]] = {"memory": _memory, "sqlite": _sqlite}

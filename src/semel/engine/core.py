@@ -1,0 +1,396 @@
+"""What both engines share: making claims, keeping the live permits, telling the observer.
+
+No IO happens here and nothing waits; the shells in ``aio`` and ``sync`` perform.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from semel.engine.permit import Permit
+from semel.errors import (
+    CommandError,
+    IdentityMismatch,
+    InProgressError,
+    KeyExpiredError,
+    KeyReusedError,
+    NotReplayableError,
+    OutcomeUnknownError,
+    PolicyError,
+    RecordUnreadableError,
+    SchemaError,
+    StoreError,
+    StoreUnavailable,
+    SupersededError,
+)
+from semel.flow import Flow, ask
+from semel.model import (
+    Answer,
+    Claim,
+    Effects,
+    Grant,
+    InProgress,
+    KeyExpired,
+    KeyReused,
+    NotReplayable,
+    OutcomeUnknown,
+    Proceed,
+    Renewal,
+    Replay,
+    Settlement,
+    Settling,
+    Superseded,
+    Unreadable,
+    Verdict,
+)
+from semel.policy import Command
+from semel.protocol.asks import Elapsed, Pause, Unit
+from semel.protocol.commands import settlement
+from semel.rules.classify import Outcome
+from semel.rules.identity import key_hash, record_id, secret_check, uuid7_bytes, uuid_text
+from semel.rules.keys import weakness
+from semel.rules.lease import RENEWALS_PER_LEASE
+from semel.stores.base import Identity
+from semel.telemetry import Observer, Silence
+
+SCHEMA_VERSION_MAX: Final = 1
+ID_SECRET_BYTES_MIN: Final = 16
+DRAIN_LOOK_SECONDS: Final = 0.02
+
+Refusal = Replay | InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | Unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How ``run`` ended: the answer, whether it was replayed, and the operation's id."""
+
+    answer: Answer
+    replayed: bool
+    operation_id: str
+
+
+class Core:
+    """State and arithmetic of one engine in one process."""
+
+    def __init__(
+        self, observer: Observer | None, id_secret: bytes | None, waiters_max: int, waiters_per_caller_max: int
+    ) -> None:
+        if id_secret is not None and len(id_secret) < ID_SECRET_BYTES_MIN:
+            raise PolicyError(f"id_secret must have at least {ID_SECRET_BYTES_MIN} bytes; it has {len(id_secret)}")
+        self.observer: Observer = observer if observer is not None else Silence()
+        self.observing = not isinstance(self.observer, Silence)
+        self.id_secret = id_secret
+        self.draining = False
+        self.waiters_max = waiters_max
+        self.waiters_per_caller_max = waiters_per_caller_max
+        self.begin_process()
+
+    def begin_process(self) -> None:
+        """Start with nothing live: at construction, and in a forked child."""
+        self.pid = os.getpid()
+        self.holder = f"{socket.gethostname()[:40]}:{self.pid}"
+        self.live: dict[bytes, Permit] = {}  # by nonce
+        self.running: dict[bytes, Claim] = {}  # ATOMIC commands of this process, by record id
+        self.units: dict[bytes, Unit] = {}  # their open transactions, by nonce
+        self._lock = threading.Lock()
+        self.waiting = 0
+        self.waiting_by_caller: dict[tuple[str, str], int] = {}
+        self._random = random.SystemRandom()
+        self.wakers: dict[bytes, list[Callable[[], object]]] = {}
+
+    # --- claims -----------------------------------------------------------------------------
+
+    def attempt(self, command: Command) -> Claim:
+        """One attempt at a command, with a nonce of its own."""
+        if self.draining:
+            raise StoreUnavailable("this process is shutting down; retry with the same key")
+        if os.getpid() != self.pid:
+            self.begin_process()
+        bits = os.urandom(26)
+        if self.observing:
+            weak = weakness(command.key)
+            if weak is not None:
+                self.tell("weak_keys", command.scope.operation, weakness=weak)
+        return Claim(
+            record_id(command.scope, command.key, self.id_secret),
+            bits[:16],
+            command.scope,
+            key_hash(command.key, self.id_secret),
+            command.recipe,
+            command.fingerprint,
+            uuid7_bytes(time.time_ns() // 1_000_000, bits[16:]),
+            self.holder,
+            command.policy.terms,
+        )
+
+    def permit(self, command: Command, claim: Claim, grant: Grant) -> Permit:
+        """The live permit of a grant."""
+        permit = Permit(command, claim, grant, time.monotonic(), self.units.pop(claim.nonce, None))
+        self.live[grant.nonce] = permit
+        return permit
+
+    def conclude(self, permit: Permit) -> None:
+        """The permit is over: no more renewals; whoever waits in this process looks again."""
+        self.live.pop(permit.grant.nonce, None)
+        if permit.unit is not None:
+            self.running.pop(permit.grant.id, None)
+        if self.wakers:
+            for wake in self.wakers.pop(permit.grant.id, ()):
+                wake()
+
+    def word(self, permit: Permit, outcome: Outcome) -> Settlement:
+        """What this permit says of its command in the end."""
+        return settlement(permit.grant, outcome, kept=permit.kept, resource=(permit.resource_type, permit.resource_id))
+
+    # --- ATOMIC commands of this process, still invisible in the store ------------------------
+
+    @contextmanager
+    def running_here(self, claim: Claim) -> Iterator[Verdict | None]:
+        """Enter an ATOMIC command; yields what another one of this process, with the same key, means to it."""
+        other = self.running.setdefault(claim.id, claim)
+        if other is not claim:
+            yield _met(other, claim)
+            return
+        try:
+            yield None
+        finally:
+            if claim.nonce not in self.units:  # not granted: nothing runs here
+                del self.running[claim.id]
+
+    def unit_claimed(self, claim: Claim, verdict: Verdict, unit: Unit | None) -> Verdict:
+        """Keep the open transaction of a granted ATOMIC command for its permit."""
+        if unit is not None:
+            self.units[claim.nonce] = unit
+        return verdict
+
+    # --- waiting ----------------------------------------------------------------------------
+
+    @contextmanager
+    def waiter(self, claim: Claim, seconds: float) -> Iterator[bool]:
+        """Take a waiter's place; yields whether there was one for this process and this caller."""
+        caller = (claim.scope.tenant, claim.scope.caller)
+        with self._lock:
+            mine = self.waiting_by_caller.get(caller, 0)
+            may = seconds > 0 and self.waiting < self.waiters_max and mine < self.waiters_per_caller_max
+            if may:
+                self.waiting += 1
+                self.waiting_by_caller[caller] = mine + 1
+        started = time.monotonic()
+        try:
+            yield may
+        finally:
+            if may:
+                self._stop_waiting(caller)
+                self.tell("wait_seconds", claim.scope.operation, time.monotonic() - started)
+
+    def _stop_waiting(self, caller: tuple[str, str]) -> None:
+        with self._lock:
+            self.waiting -= 1
+            left = self.waiting_by_caller[caller] - 1
+            if left:
+                self.waiting_by_caller[caller] = left
+            else:
+                del self.waiting_by_caller[caller]
+
+    @contextmanager
+    def waking(self, id: bytes, wake: Callable[[], object]) -> Iterator[None]:
+        """Have ``wake`` called when this process settles the record of this id."""
+        with self._lock:
+            self.wakers.setdefault(id, []).append(wake)
+        try:
+            yield
+        finally:
+            with self._lock:
+                wakers = self.wakers.get(id)
+                if wakers is not None and wake in wakers:
+                    wakers.remove(wake)
+                    if not wakers:
+                        del self.wakers[id]
+
+    def drain(self, seconds: float) -> Flow[bool]:
+        """Grant nothing more; True if every live permit ends within ``seconds``."""
+        self.draining = True
+        ends = (yield from ask(Elapsed())) + seconds
+        while self.live and (yield from ask(Elapsed())) < ends:
+            yield from ask(Pause(DRAIN_LOOK_SECONDS))
+        return not self.live
+
+    def jitter(self) -> float:
+        """A random number between 0 and 1."""
+        return self._random.random()
+
+    # --- leases -----------------------------------------------------------------------------
+
+    def beat_seconds(self) -> float | None:
+        """How long until the live permits should be looked at again; None where there are none."""
+        if not self.live:
+            return None
+        shortest = min(permit.claim.terms.lease_us for permit in list(self.live.values()))
+        return shortest / RENEWALS_PER_LEASE / 2 / 1_000_000
+
+    def due(self) -> list[Permit]:
+        """The permits that must be renewed now: a third of their lease is over, their deadline is not."""
+        now = time.monotonic()
+        return [
+            permit
+            for permit in list(self.live.values())
+            if permit.unit is None
+            and not permit.lost
+            and now < permit.deadline_monotonic
+            and now - permit.renewed_monotonic >= permit.claim.terms.lease_us / RENEWALS_PER_LEASE / 1_000_000 * 0.99
+        ]
+
+    def renewals(self, permits: list[Permit]) -> tuple[Renewal, ...]:
+        """One request for all of them, in the store's order."""
+        return tuple(Renewal(permit.grant.id, permit.grant.fence, permit.grant.nonce) for permit in permits)
+
+    def renewed(self, permits: list[Permit], held: list[bool]) -> None:
+        """Note what the store said of each."""
+        now = time.monotonic()
+        for permit, mine in zip(permits, held, strict=True):
+            if mine:
+                permit.renewed_monotonic = now
+            elif permit.grant.nonce in self.live and not permit.lost:
+                self.tell("superseded", permit.command.scope.operation)
+                if permit.effects is Effects.IDEMPOTENT:
+                    permit.lose()
+                else:
+                    permit.lost = True
+
+    # --- telling ----------------------------------------------------------------------------
+
+    def tell(self, event: str, operation: str, value: float = 1, **labels: str) -> None:
+        """One event to the observer."""
+        if self.observing:
+            self.observer.event(event, value, {"operation": operation, **labels}, {})
+
+    _ALSO: Final = {
+        Replay: "replays",
+        KeyReused: "mismatches",
+        InProgress: "in_progress",
+        KeyExpired: "expired",
+    }
+
+    def tell_verdict(self, claim: Claim, verdict: Verdict) -> None:
+        """What an attempt met; the log learns the caller and a prefix of the key's hash."""
+        if not self.observing:
+            return
+        operation = claim.scope.operation
+        detail = {"caller": claim.scope.caller, "key_hash": claim.key_hash.hex()[:8]}
+        self.observer.event("claims", 1, {"operation": operation, "verdict": type(verdict).__name__}, detail)
+        also = self._ALSO.get(type(verdict))
+        if also is not None:
+            self.observer.event(also, 1, {"operation": operation}, detail)
+        if isinstance(verdict, Proceed) and verdict.grant.lapses:
+            self.observer.event("lapsed", 1, {"operation": operation}, detail)
+
+    def tell_settled(self, permit: Permit, outcome: Outcome, reply: Settling) -> None:
+        """How a permit ended."""
+        if not self.observing:
+            return
+        operation = permit.command.scope.operation
+        name = type(outcome).__name__ if not isinstance(reply, Superseded) else "Superseded"
+        self.observer.event("settlements", 1, {"operation": operation, "outcome": name}, {})
+        doubt = getattr(outcome, "doubt", None)
+        if doubt is not None:
+            self.observer.event("unknown", 1, {"operation": operation, "doubt": str(doubt)}, {})
+        if isinstance(reply, Superseded):
+            self.observer.event("superseded", 1, {"operation": operation}, {})
+
+    def tell_store_call(self, verb: str, seconds: float) -> None:
+        """How long a store call took."""
+        if self.observing:
+            self.observer.event("store_call_seconds", seconds, {"verb": verb}, {})
+
+    def tell_store_error(self, verb: str, error: StoreError) -> None:
+        """A store call that failed."""
+        if self.observing:
+            self.observer.event("store_errors", 1, {"verb": verb, "error": type(error).__name__}, {})
+
+    # --- start-up ---------------------------------------------------------------------------
+
+    def first_identity(self) -> tuple[str, bytes]:
+        """What a store that is migrated for the first time is called, and the check of its id secret."""
+        return uuid_text(uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10))), secret_check(self.id_secret)
+
+    def check_identity(self, identity: Identity | None) -> None:
+        """Refuse a store that is not migrated, newer than this Semel, or made under another id secret."""
+        if identity is None:
+            raise SchemaError("the store has no Semel tables; run: semel migrate")
+        if identity.schema_version > SCHEMA_VERSION_MAX:
+            raise SchemaError(
+                f"the store's schema is version {identity.schema_version}, this Semel knows {SCHEMA_VERSION_MAX}; "
+                "upgrade Semel"
+            )
+        if identity.secret_check != secret_check(self.id_secret):
+            raise IdentityMismatch(
+                "the id secret is not the one this store was made with: every key would be forgotten; "
+                "restore the former secret (it never rotates)"
+            )
+
+
+def _met(other: Claim, claim: Claim) -> Verdict:
+    if other.recipe != claim.recipe:
+        return Unreadable(other.operation_id, "recipe", other.recipe)
+    if other.fingerprint != claim.fingerprint:
+        return KeyReused()
+    return InProgress(other.operation_id, other.terms.lease_us)
+
+
+def begun_result(verdict: Refusal) -> Result:
+    """The result of a command that somebody else ran: the replay, or the error its verdict is raised as."""
+    if isinstance(verdict, Replay):
+        return Result(verdict.answer, True, uuid_text(verdict.operation_id))
+    raise command_error(verdict)
+
+
+def ended_result(permit: Permit, answer: Answer, instead: Verdict | None) -> Result:
+    """The result of a command that ran here. What leaves is what the store holds: ``instead``, if that stands."""
+    if instead is None:
+        return Result(answer, False, permit.operation_id)
+    if isinstance(instead, Proceed):
+        raise SupersededError("this handler's outcome was refused: somebody else holds the record; ask again")
+    return begun_result(instead)
+
+
+def command_error(verdict: Refusal) -> CommandError:
+    """The error that a verdict other than Proceed and Replay is raised as."""
+    match verdict:
+        case KeyReused():
+            return KeyReusedError("this key belongs to another request; use a new key for a new intent")
+        case InProgress(operation_id, left):
+            return InProgressError(
+                "the command is still running; keep the key and ask again",
+                operation_id=uuid_text(operation_id),
+                retry_after_seconds=left / 1_000_000,
+            )
+        case OutcomeUnknown(operation_id, doubt):
+            return OutcomeUnknownError(
+                f"nobody can prove how the command ended ({doubt}); keep the key and query the operation",
+                operation_id=uuid_text(operation_id),
+            )
+        case KeyExpired(operation_id):
+            return KeyExpiredError(
+                "the answer is no longer kept; query by the business reference first",
+                operation_id=uuid_text(operation_id),
+            )
+        case NotReplayable(operation_id):
+            return NotReplayableError(
+                "the command was done, but its answer was not kept; query the operation",
+                operation_id=uuid_text(operation_id),
+            )
+        case Unreadable(operation_id, reason):
+            return RecordUnreadableError(
+                f"the stored record cannot be read ({reason}); it is never run again",
+                operation_id=uuid_text(operation_id),
+            )
+        case _:
+            raise AssertionError(f"{type(verdict).__name__} is no refusal")

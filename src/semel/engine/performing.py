@@ -1,0 +1,157 @@
+"""How the engine's asks are performed: once on an event loop, once in ordinary threads.
+
+These two and the two ``upkeep`` classes are all that exists twice below the shells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from semel.engine.backend import Backend
+from semel.engine.core import Core
+from semel.errors import StoreError
+from semel.flow import Flow, MakeFlow
+from semel.model import Verdict
+from semel.protocol.asks import Attempt, Begin, Commit, Elapsed, Jitter, Pause, Perform, Within
+
+T = TypeVar("T")
+
+
+class AsyncPerformer:
+    """Performs engine flows on an event loop."""
+
+    def __init__(self, core: Core, backend: Backend) -> None:
+        self._core = core
+        self._backend = backend
+        self._driver = backend.driver
+
+    async def store_call(self, verb: str, make: MakeFlow[T]) -> T:
+        """One store call: the door through which every one of them passes, and where it is observed."""
+        core = self._core
+        if not core.observing:
+            result: T = await self._driver.run_async(make)
+            return result
+        started = time.perf_counter()
+        try:
+            seen: T = await self._driver.run_async(make)
+            return seen
+        except StoreError as error:
+            core.tell_store_error(verb, error)
+            raise
+        finally:
+            core.tell_store_call(verb, time.perf_counter() - started)
+
+    async def drive(self, flow: Flow[T], attempt: Callable[[], Awaitable[Verdict]] | None = None) -> T:
+        """Perform a flow to its end; a store error is thrown into it, where it may be repeated."""
+        try:
+            needed = next(flow)
+            while True:
+                try:
+                    reply = await (attempt() if attempt and type(needed) is Attempt else self._answer(needed))
+                except StoreError as error:
+                    needed = flow.throw(error)
+                else:
+                    needed = flow.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    async def _answer(self, needed: Any) -> Any:
+        match needed:
+            case Perform():
+                return await self.store_call(needed.verb, needed.make)
+            case Within():
+                return needed.unit.run(needed.make)
+            case Commit():
+                return await needed.unit.commit_async()
+            case Begin():
+                return await self._backend.begin_async()
+            case Elapsed():
+                return time.monotonic()
+            case Jitter():
+                return self._core.jitter()
+            case Pause():
+                return await self._pause(needed.seconds, needed.id)
+            case _:
+                raise AssertionError(f"nobody performs {type(needed).__name__}")
+
+    async def _pause(self, seconds: float, id: bytes | None) -> None:
+        if id is None:
+            await asyncio.sleep(seconds)
+            return
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(lambda: None if woken.done() else woken.set_result(None))
+
+        with self._core.waking(id, wake):
+            await asyncio.wait((woken,), timeout=seconds)
+
+
+class SyncPerformer:
+    """Performs engine flows in the calling thread."""
+
+    def __init__(self, core: Core, backend: Backend) -> None:
+        self._core = core
+        self._backend = backend
+        self._driver = backend.driver
+
+    def store_call(self, verb: str, make: MakeFlow[T]) -> T:
+        """One store call: the door through which every one of them passes, and where it is observed."""
+        core = self._core
+        started = time.perf_counter()
+        try:
+            seen: T = self._driver.run(make)
+            return seen
+        except StoreError as error:
+            core.tell_store_error(verb, error)
+            raise
+        finally:
+            core.tell_store_call(verb, time.perf_counter() - started)
+
+    def drive(self, flow: Flow[T], attempt: Callable[[], Verdict] | None = None) -> T:
+        """Perform a flow to its end; a store error is thrown into it, where it may be repeated."""
+        try:
+            needed = next(flow)
+            while True:
+                try:
+                    reply = attempt() if attempt and type(needed) is Attempt else self._answer(needed)
+                except StoreError as error:
+                    needed = flow.throw(error)
+                else:
+                    needed = flow.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _answer(self, needed: Any) -> Any:
+        match needed:
+            case Perform():
+                return self.store_call(needed.verb, needed.make)
+            case Within():
+                return needed.unit.run(needed.make)
+            case Commit():
+                return needed.unit.commit()
+            case Begin():
+                return self._backend.begin()
+            case Elapsed():
+                return time.monotonic()
+            case Jitter():
+                return self._core.jitter()
+            case Pause():
+                return self._pause(needed.seconds, needed.id)
+            case _:
+                raise AssertionError(f"nobody performs {type(needed).__name__}")
+
+    def _pause(self, seconds: float, id: bytes | None) -> None:
+        woken = threading.Event()
+        if id is None:
+            woken.wait(seconds)
+            return
+        with self._core.waking(id, woken.set):
+            woken.wait(seconds)

@@ -1,0 +1,124 @@
+"""What a successful claim hands to the handler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from semel.errors import PolicyError
+from semel.model import Claim, Grant
+from semel.policy import Command
+from semel.rules.identity import derived_key, uuid_text
+
+
+class Permit:
+    """The right to run one command's handler, and what the handler may ask of Semel.
+
+    ``attempt`` counts the grants of this record, ``generation`` grows only when an execution was settled
+    as "did not happen", ``lost`` turns true when somebody else was granted the record.
+    """
+
+    __slots__ = (
+        "_on_lost",
+        "begun",
+        "claim",
+        "command",
+        "deadline_monotonic",
+        "effects",
+        "grant",
+        "kept",
+        "lost",
+        "renewed_monotonic",
+        "resource_id",
+        "resource_type",
+        "unit",
+    )
+
+    def __init__(self, command: Command, claim: Claim, grant: Grant, now_monotonic: float, unit: Any = None) -> None:
+        self.command = command
+        self.claim = claim
+        self.grant = grant
+        self.unit = unit
+        self.effects = claim.terms.effects
+        self.begun = not command.policy.marks_effects
+        self.kept = True
+        self.lost = False
+        self.renewed_monotonic = now_monotonic
+        self.deadline_monotonic = now_monotonic + claim.terms.deadline_us / 1_000_000
+        self.resource_type: str | None = None
+        self.resource_id: str | None = None
+        self._on_lost: Callable[[], object] | None = None
+
+    @property
+    def operation_id(self) -> str:
+        """The name of this execution, for people and URLs (a UUID)."""
+        return uuid_text(self.grant.operation_id)
+
+    @property
+    def attempt(self) -> int:
+        """Which grant of this record it is; 1 is the first."""
+        return self.grant.attempt
+
+    @property
+    def generation(self) -> int:
+        """Grows only when an execution was settled as "did not happen"."""
+        return self.grant.generation
+
+    def key_for(self, name: str, ordinal: int = 0) -> str:
+        """A key for one downstream call, stable over retries, takeovers and a lost claim.
+
+        Parameters: ``name`` of the call, such as "charge"; ``ordinal`` tells repeated calls apart.
+        """
+        if not name:
+            raise PolicyError("key_for needs a name, such as permit.key_for('charge')")
+        return derived_key(self.grant.id, self.grant.generation, name, ordinal)
+
+    def effect(self) -> _Effect:
+        """The point of no return: ``with permit.effect(): provider.charge(...)``.
+
+        Of an operation declared with ``marks_effects=True``, an exception before it releases the key.
+        """
+        return _Effect(self)
+
+    def result(self, resource_type: str, resource_id: str) -> None:
+        """Name the resource that this command made, for the operation's status."""
+        self.resource_type = resource_type
+        self.resource_id = resource_id
+
+    @property
+    def connection(self) -> Any:
+        """The connection of an ATOMIC command: what is written on it commits with the record, or not at all."""
+        if self.unit is None:
+            raise PolicyError("only operations with effects='atomic' have a connection; declare it, or use your own")
+        return self.unit.connection
+
+    def when_lost(self, act: Callable[[], object]) -> None:
+        """What to do when the record is granted to somebody else while this handler runs."""
+        self._on_lost = act
+
+    def lose(self) -> None:
+        """Somebody else was granted the record; from here on every write of this permit is refused."""
+        if not self.lost:
+            self.lost = True
+            if self._on_lost is not None:
+                self._on_lost()
+
+
+class _Effect:
+    __slots__ = ("_permit",)
+
+    def __init__(self, permit: Permit) -> None:
+        self._permit = permit
+
+    def __enter__(self) -> Permit:
+        self._permit.begun = True
+        return self._permit
+
+    def __exit__(self, *_: object) -> Literal[False]:
+        return False
+
+    async def __aenter__(self) -> Permit:
+        return self.__enter__()
+
+    async def __aexit__(self, *_: object) -> Literal[False]:
+        return False

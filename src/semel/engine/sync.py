@@ -1,0 +1,195 @@
+"""The sync engine: a thin shell that performs the flows of ``protocol`` in the calling thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
+
+from semel.engine.backend import Backend
+from semel.engine.connect import connect_backend
+from semel.engine.core import Core, Refusal, Result, begun_result, ended_result
+from semel.engine.performing import SyncPerformer
+from semel.engine.permit import Permit
+from semel.engine.upkeep import SyncUpkeep
+from semel.errors import StoreError, StoreTimeout
+from semel.flow import MakeFlow
+from semel.model import Answer, Claim, Effects, InProgress, Proceed, Settlement, Settling, Superseded, Verdict
+from semel.policy import Command
+from semel.protocol.atomic import claim_unit, settle_unit
+from semel.protocol.commands import await_verdict, claim_once, settle_until_confirmed
+from semel.rules.classify import Outcome, classify_answer, classify_exception
+from semel.telemetry import Observer
+
+T = TypeVar("T")
+
+
+class Engine:
+    """Makes commands happen once, from ordinary threads. Thread-safe.
+
+    Parameters: as :class:`~semel.engine.aio.AsyncEngine`.
+
+    >>> from semel import Answer, Command, Engine, Policy, Scope
+    >>> with Engine.connect("memory://") as engine:
+    ...     command = Command(Scope("acme", "alice", "greet"), "key-1", bytes(32), "demo", Policy())
+    ...     first = engine.run(command, lambda permit: Answer(200, (), b"hello"))
+    ...     again = engine.run(command, lambda permit: Answer(200, (), b"hello"))
+    >>> first.replayed, again.replayed, again.answer.body
+    (False, True, b'hello')
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        observer: Observer | None = None,
+        id_secret: bytes | None = None,
+        waiters_max: int = 1000,
+        waiters_per_caller_max: int = 100,
+        confirm_seconds: float = 5.0,
+    ) -> None:
+        self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max)
+        self.backend = backend
+        self.store = backend.store
+        self.confirm_seconds = confirm_seconds
+        self._performer = SyncPerformer(self.core, backend)
+        self._upkeep = SyncUpkeep(self.core, backend.store, self._performer)
+
+    @classmethod
+    def connect(cls, url: str, **options: Any) -> Self:
+        """An engine for a store URL, such as ``sqlite:///semel.db`` or ``memory://``; nothing is opened yet.
+
+        Raises UrlError, naming what is wrong with the URL.
+        """
+        return cls(connect_backend(url), **options)
+
+    def open(self) -> None:
+        """Check that the store is migrated and is the one on record. A memory store is made on the spot.
+
+        Raises SchemaError, IdentityMismatch, StoreUnavailable.
+        """
+        if not self.store.capabilities.shared_between_processes:
+            self.migrate()
+        self.core.check_identity(self.perform("identity", self.store.identity))
+
+    def migrate(self) -> list[str]:
+        """Bring the store's schema up to date; the names of the migrations that ran."""
+        return self.perform("migrate", lambda: self.store.migrate(*self.core.first_identity()))
+
+    def close(self) -> None:
+        """Wait for what is being settled or released, then close the store."""
+        self._upkeep.close()
+        self.backend.driver.close()
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def drain(self, seconds: float) -> bool:
+        """Grant nothing more and let live handlers end; True if all did within ``seconds``."""
+        return self._performer.drive(self.core.drain(seconds))
+
+    def perform(self, verb: str, make: MakeFlow[T]) -> T:
+        """Run one flow of the store, such as ``engine.perform("find", lambda: engine.store.find(query))``."""
+        return self._performer.store_call(verb, make)
+
+    def claim(self, command: Command, *, wait_seconds: float | None = None) -> Permit | Refusal:
+        """Reserve the command's key: a :class:`Permit`, or the verdict that stands in its way.
+
+        Parameters: ``wait_seconds`` how long to wait for a running duplicate (the policy's by default).
+
+        Raises StoreUnavailable or StoreTimeout: the handler must not run.
+        """
+        core = self.core
+        claim = core.attempt(command)
+        attempt = self._claim_atomic if claim.terms.effects is Effects.ATOMIC else self._claim
+        verdict = attempt(claim, command)
+        if type(verdict) is InProgress:
+            seconds = command.policy.wait_seconds if wait_seconds is None else wait_seconds
+            with core.waiter(claim, seconds) as may_wait:
+                if may_wait:
+                    flow = await_verdict(claim.id, verdict, seconds)
+                    verdict = self._performer.drive(flow, lambda: attempt(claim, command))
+        core.tell_verdict(claim, verdict)
+        if type(verdict) is not Proceed:
+            return verdict  # type: ignore[return-value]  # every other verdict is a Refusal
+        self._upkeep.granted()
+        return core.permit(command, claim, verdict.grant)
+
+    def _claim(self, claim: Claim, command: Command) -> Verdict:
+        try:
+            if command.under is not None:
+                return self._performer.drive(claim_once(self.store, claim, command.under))
+            return (self._performer.store_call("claim", lambda: self.store.claim((claim,))))[0]
+        except (StoreTimeout, KeyboardInterrupt):
+            # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
+            self._upkeep.abandon(claim)
+            raise
+
+    def _claim_atomic(self, claim: Claim, command: Command) -> Verdict:
+        with self.core.running_here(claim) as met:
+            if met is not None:
+                return met
+            verdict, unit = self._performer.drive(claim_unit(self.store, claim, command.under))
+            return self.core.unit_claimed(claim, verdict, unit)
+
+    def settle(self, permit: Permit, outcome: Outcome) -> Settling:
+        """The holder's last word. It is repeated while the store fails.
+
+        Returns Settled, AlreadyMine or Superseded (then :meth:`reread` tells what holds instead).
+
+        Raises StoreError: not confirmed within ``confirm_seconds``: the outcome is not known yet.
+        """
+        core = self.core
+        word = core.word(permit, outcome)
+        try:
+            if permit.unit is not None:
+                flow = settle_unit(self.store, permit.unit, permit.claim, permit.grant, outcome, word)
+                reply = self._performer.drive(flow)
+            else:
+                try:
+                    [reply] = self._performer.store_call("settle", lambda: self.store.settle((word,)))
+                except StoreError:
+                    reply = self._confirm(word)
+        finally:
+            core.conclude(permit)
+        core.tell_settled(permit, outcome, reply)
+        return reply
+
+    def _confirm(self, word: Settlement) -> Settling:
+        return self._performer.drive(settle_until_confirmed(self.store, word, self.confirm_seconds))
+
+    def reread(self, permit: Permit) -> Verdict:
+        """What the record says now: the verdict that a refused settlement must be answered with."""
+        [verdict] = self.perform("look", lambda: self.store.look((permit.claim,)))
+        return InProgress(permit.grant.operation_id, 0) if verdict is None else verdict
+
+    def mark_not_kept(self, permit: Permit) -> bool:
+        """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
+        permit.kept = False
+        return (self.perform("mark_not_kept", lambda: self.store.mark_not_kept(self.core.renewals([permit]))))[0]
+
+    def run(
+        self, command: Command, handler: Callable[[Permit], Answer], *, wait_seconds: float | None = None
+    ) -> Result:
+        """Run the handler once for this command; a duplicate gets the first answer.
+
+        Raises the handler's own exception, a CommandError for every verdict but Proceed and Replay, and
+        StoreError where the store cannot say that this process owns the command.
+        """
+        permit = self.claim(command, wait_seconds=wait_seconds)
+        if not isinstance(permit, Permit):
+            return begun_result(permit)
+        return self._finish(permit, handler)
+
+    def _finish(self, permit: Permit, handler: Callable[[Permit], Answer]) -> Result:
+        policy = permit.command.policy
+        try:
+            answer = handler(permit)
+        except BaseException as error:
+            self.settle(permit, classify_exception(error, policy, begun=permit.begun))
+            raise
+        reply = self.settle(permit, classify_answer(answer, policy, begun=permit.begun))
+        return ended_result(permit, answer, self.reread(permit) if isinstance(reply, Superseded) else None)

@@ -1,0 +1,197 @@
+"""What an engine does beside its commands: renewing live leases, and releasing claims nobody owns.
+
+A claim that was given up on (its reply was lost, its caller cancelled) is released by its nonce until
+that is seen, or its lease is over. Renewal is one call for all live permits, and ends at their deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from semel.engine.core import Core
+from semel.engine.performing import AsyncPerformer, SyncPerformer
+from semel.errors import StoreError
+from semel.model import Claim
+from semel.stores.base import Store
+
+ABANDON_EVERY_SECONDS: Final = 0.25
+ABANDON_MAX: Final = 200
+
+
+class Abandoned:
+    """Claims to be released, by record id and nonce, each until its lease would be over."""
+
+    def __init__(self) -> None:
+        self._until: dict[tuple[bytes, bytes], float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._until)
+
+    def add(self, claim: Claim) -> None:
+        """This claim was given up on."""
+        self._until[claim.id, claim.nonce] = time.monotonic() + claim.terms.lease_us / 1_000_000
+
+    def batch(self) -> tuple[tuple[bytes, bytes], ...]:
+        """The next ones to release, in the store's order."""
+        return tuple(sorted(self._until)[:ABANDON_MAX])
+
+    def released(self, nonces: tuple[tuple[bytes, bytes], ...], gone: list[bool]) -> None:
+        """Forget those that were seen to be released, and those whose lease is over."""
+        now = time.monotonic()
+        for nonce, seen in zip(nonces, gone, strict=True):
+            if seen or self._until[nonce] <= now:
+                del self._until[nonce]
+
+
+class AsyncUpkeep:
+    """Renews and releases on an event loop; holds the engine's background tasks."""
+
+    def __init__(self, core: Core, store: Store, performer: AsyncPerformer) -> None:
+        self._core = core
+        self._store = store
+        self._performer = performer
+        self._abandoned = Abandoned()
+        self._beat: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._release_task: asyncio.Task[Any] | None = None
+        self._renew_task: asyncio.Task[Any] | None = None
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task that ``close`` waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Wait for everything that was spawned."""
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def granted(self) -> None:
+        """A permit lives: see to it that it is renewed."""
+        if self._beat is None:
+            self._schedule()
+
+    def abandon(self, claim: Claim) -> None:
+        """Release this claim in the background."""
+        first = not self._abandoned
+        self._abandoned.add(claim)
+        if first:
+            self._release_task = self.spawn(self._release())
+
+    def _schedule(self) -> None:
+        seconds = self._core.beat_seconds()
+        self._beat = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._on_beat)
+
+    def _on_beat(self) -> None:
+        if self._core.due():
+            self._renew_task = self.spawn(self.renew())
+        self._schedule()
+
+    async def renew(self) -> None:
+        """Renew what is due, in one call."""
+        permits = self._core.due()
+        renewals = self._core.renewals(permits)
+        try:
+            held = await self._performer.store_call("renew", lambda: self._store.renew(renewals))
+        except StoreError:
+            return  # the next beat tries again; two renewals may fail before a lease is over
+        self._core.renewed(permits, held)
+
+    async def _release(self) -> None:
+        while self._abandoned:
+            nonces = self._abandoned.batch()
+            try:
+                gone = await self._performer.store_call("abandon", _abandoning(self._store, nonces))
+            except StoreError:
+                gone = [False] * len(nonces)
+            self._abandoned.released(nonces, gone)
+            if self._abandoned:
+                await asyncio.sleep(ABANDON_EVERY_SECONDS)
+
+
+class SyncUpkeep:
+    """Renews and releases in one lazily started thread."""
+
+    def __init__(self, core: Core, store: Store, performer: SyncPerformer) -> None:
+        self._core = core
+        self._store = store
+        self._performer = performer
+        self.begin_process()
+
+    def begin_process(self) -> None:
+        """Start without a thread: at construction, and in a forked child."""
+        self._abandoned = Abandoned()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def close(self) -> None:
+        """End the thread, after what it was doing."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        self.begin_process()
+
+    def granted(self) -> None:
+        """A permit lives: see to it that it is renewed."""
+        with self._changed:
+            if self._thread is None and not self._closing:
+                self._thread = threading.Thread(target=self._serve, name="semel-upkeep", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def abandon(self, claim: Claim) -> None:
+        """Release this claim in the background."""
+        with self._changed:
+            self._abandoned.add(claim)
+        self.granted()
+
+    def renew(self) -> None:
+        """Renew what is due, in one call."""
+        permits = self._core.due()
+        if not permits:
+            return
+        renewals = self._core.renewals(permits)
+        try:
+            held = self._performer.store_call("renew", lambda: self._store.renew(renewals))
+        except StoreError:
+            return  # the next beat tries again; two renewals may fail before a lease is over
+        self._core.renewed(permits, held)
+
+    def _release(self) -> None:
+        with self._changed:
+            nonces = self._abandoned.batch()
+        if not nonces:
+            return
+        try:
+            gone = self._performer.store_call("abandon", _abandoning(self._store, nonces))
+        except StoreError:
+            gone = [False] * len(nonces)
+        with self._changed:
+            self._abandoned.released(nonces, gone)
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                if self._closing:
+                    return
+                beat = self._core.beat_seconds()
+                self._changed.wait(ABANDON_EVERY_SECONDS if self._abandoned else beat)
+            self.renew()
+            self._release()
+
+
+def _abandoning(store: Store, nonces: tuple[tuple[bytes, bytes], ...]) -> Callable[[], Any]:
+    return lambda: store.abandon(nonces)

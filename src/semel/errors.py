@@ -1,0 +1,153 @@
+"""Every error Semel raises, drawn as one tree.
+
+The first split is whose fault it is, the second whether the same call may be repeated:
+
+    SemelError
+    ├── ConfigurationError        the developer's: refuses at construction or at start-up
+    │   ├── PolicyError           an impossible or unknown policy option
+    │   ├── UrlError              a store URL that cannot be used
+    │   ├── SchemaError           the store is not migrated, or by a newer Semel
+    │   └── IdentityMismatch      another store or another id secret than the one on record
+    ├── RequestError              the client's: the command was refused, nothing ran
+    │   ├── InvalidKey
+    │   ├── MissingKey
+    │   ├── InvalidBody
+    │   └── RequestTooLarge
+    ├── CommandError              the command's: a verdict, raised only by the engine's shells
+    │   ├── KeyReusedError
+    │   ├── InProgressError
+    │   ├── OutcomeUnknownError
+    │   ├── KeyExpiredError
+    │   ├── NotReplayableError
+    │   └── RecordUnreadableError
+    ├── StoreError                the store's: may be repeated with the same key
+    │   ├── StoreUnavailable      it did not answer; the handler did not run
+    │   └── StoreTimeout          it did not answer in time: not known yet
+    ├── SupersededError           another holder was granted the record; this one's writes are refused
+    ├── EarlyCommit               an ATOMIC handler's transaction was committed before its settle
+    ├── JoinRefused               the user's transaction cannot be joined safely
+    └── ResolveRefused            an operator's settlement that must not happen (yet)
+
+    NothingHappened               raised *by handlers*: proves that no effect happened
+
+No message carries a stored value, a body or a whole key.
+"""
+
+from __future__ import annotations
+
+
+class SemelError(Exception):
+    """The root of everything Semel raises."""
+
+
+class ConfigurationError(SemelError):
+    """The developer must change something; repeating the call does not help."""
+
+
+class PolicyError(ConfigurationError):
+    """A policy that cannot be kept, or an option that does not exist."""
+
+
+class UrlError(ConfigurationError):
+    """A store URL that cannot be understood or used."""
+
+
+class SchemaError(ConfigurationError):
+    """The store's schema is missing, incomplete or newer than this Semel."""
+
+
+class IdentityMismatch(ConfigurationError):
+    """The store is not the one that was recorded, or the id secret has changed."""
+
+
+class RequestError(SemelError):
+    """The client's request cannot become a command. Nothing ran, nothing was stored."""
+
+
+class InvalidKey(RequestError):
+    """The key breaks its grammar or the operation's key format."""
+
+
+class MissingKey(RequestError):
+    """The operation requires a key and the request carries none."""
+
+
+class InvalidBody(RequestError):
+    """The body contradicts itself, such as a digest field that is not the body's digest."""
+
+
+class RequestTooLarge(RequestError):
+    """The body is larger or nested deeper than the operation allows."""
+
+
+class CommandError(SemelError):
+    """A verdict other than Proceed or Replay, raised by the engine's shells."""
+
+    def __init__(
+        self, message: str, *, operation_id: str | None = None, retry_after_seconds: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.operation_id = operation_id
+        self.retry_after_seconds = retry_after_seconds
+
+
+class KeyReusedError(CommandError):
+    """The key belongs to another request. Use a new key for a new intent."""
+
+
+class InProgressError(CommandError):
+    """The command is still running. Keep the key and ask again."""
+
+
+class OutcomeUnknownError(CommandError):
+    """Nobody can prove how the command ended. Keep the key and query the operation."""
+
+
+class KeyExpiredError(CommandError):
+    """The answer is no longer kept, the fact that the key was used is."""
+
+
+class NotReplayableError(CommandError):
+    """The command was done, but its answer was not kept."""
+
+
+class RecordUnreadableError(CommandError):
+    """The stored record cannot be read by this process. It is never run again."""
+
+
+class StoreError(SemelError):
+    """The store failed; the same call with the same key may be repeated."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached, is read-only, full or locked. The handler did not run."""
+
+
+class StoreTimeout(StoreError):
+    """The store did not answer in time. Whether the call took effect is not known yet."""
+
+
+class SupersededError(SemelError):
+    """The record was granted or settled by somebody else; this holder's write was refused."""
+
+
+class EarlyCommit(SemelError):
+    """The handler's transaction was committed before Semel settled the record in it."""
+
+
+class JoinRefused(ConfigurationError):
+    """The transaction cannot be joined: autocommit, a savepoint, or statements already run in it."""
+
+
+class ResolveRefused(SemelError):
+    """An operator's settlement was refused: too early, or the record has moved on."""
+
+
+class NothingHappened(Exception):
+    """Raise it from a handler to prove that no effect happened; the key is released.
+
+    >>> raise NothingHappened("the provider refused the connection")
+    Traceback (most recent call last):
+        ...
+    semel.errors.NothingHappened: the provider refused the connection
+    """

@@ -1,0 +1,359 @@
+"""The words of Semel as values: what crosses from one layer to the next.
+
+Everything here is immutable. Values made once per request on the hot path are named tuples, because
+they are built several times faster than frozen dataclasses; the rest are frozen dataclasses.
+This file holds values only: what follows from them is decided in ``rules/``.
+Times are integers in microseconds since 1970 by the *store's* clock; spans are microseconds too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class State(IntEnum):
+    """Where a record stands (EXPIRED is derived from the clock and never written)."""
+
+    CLAIMED = 1
+    PROCESSING = 2
+    SUCCEEDED = 3
+    FAILED_REPLAYABLE = 4
+    FAILED_NOT_REPLAYABLE = 5
+    UNKNOWN = 6
+
+
+OPEN_STATES = (State.CLAIMED, State.PROCESSING)
+ANSWERED_STATES = (State.SUCCEEDED, State.FAILED_REPLAYABLE)
+
+
+class Effects(IntEnum):
+    """What a handler's side effects are; the one declaration an operation must get right."""
+
+    ATOMIC = 1
+    IDEMPOTENT = 2
+    EXTERNAL = 3
+
+
+class AnswerKind(IntEnum):
+    """What became of the answer."""
+
+    NONE = 0  # none yet
+    KEPT = 1
+    NOT_KEPT = 2  # it was too long, endless, or has been dropped
+    SEALED = 3
+    REBUILT = 4
+
+
+class AfterExpiry(IntEnum):
+    """What an attempt meets when the answer's retention is over and the tombstone's is not."""
+
+    REFUSE = 1
+    NEW = 2
+
+
+class Scope(NamedTuple):
+    """Where a key means something: tenant, caller and operation, each a non-empty text."""
+
+    tenant: str
+    caller: str
+    operation: str
+
+
+class Answer(NamedTuple):
+    """A response as it is stored and replayed.
+
+    ``headers`` are raw pairs in their order; ``status`` is None for answers that are not HTTP.
+    """
+
+    status: int | None
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+
+class Terms(NamedTuple):
+    """The part of a policy that is stored with the record: fixed at the claim, whatever changes later."""
+
+    effects: Effects
+    lease_us: int
+    deadline_us: int
+    dedup_us: int
+    attempts_max: int
+    answer_us: int
+    tombstone_us: int
+    after_expiry: AfterExpiry
+    starts: State  # PROCESSING, or CLAIMED where a durable write comes before the first effect
+
+
+class Claim(NamedTuple):
+    """One attempt to reserve a key. Repeating it with the same nonce is safe and reads back the first."""
+
+    id: bytes  # 16 bytes: digest of scope and key
+    nonce: bytes  # 16 random bytes
+    scope: Scope
+    key_hash: bytes  # 8 bytes, for operators; never the key
+    recipe: str
+    fingerprint: bytes  # 32 bytes
+    operation_id: bytes  # 16 bytes, UUIDv7
+    holder: str
+    terms: Terms
+
+
+class Grant(NamedTuple):
+    """The right to run a handler: what a successful claim wrote."""
+
+    id: bytes
+    nonce: bytes
+    fence: int
+    state: State
+    generation: int
+    attempt: int
+    lapses: int
+    operation_id: bytes
+    created_at: int
+    first_started_at: int
+    lease_until: int
+    deadline_at: int
+    dedup_until: int
+
+
+class Record(NamedTuple):
+    """The durable row for one scoped key, in the order of the store's columns."""
+
+    id: bytes
+    format: int
+    tenant: str
+    caller: str
+    operation: str
+    key_hash: bytes
+    recipe: str
+    fingerprint: bytes
+    state: int
+    effects: int
+    fence: int
+    nonce: bytes
+    holder: str
+    attempt: int
+    lapses: int
+    generation: int
+    operation_id: bytes
+    created_at: int
+    first_started_at: int
+    lease_until: int
+    deadline_at: int
+    dedup_until: int
+    lease_us: int
+    attempts_max: int
+    answer_us: int
+    tombstone_us: int
+    after_expiry: int
+    settled_at: int | None = None
+    answer_until: int | None = None
+    forget_after: int | None = None
+    doubt: str | None = None
+    business_ref: str | None = None
+    resource_type: str | None = None
+    resource_id: str | None = None
+    error_code: str | None = None
+    answer_kind: int = AnswerKind.NONE
+    answer_digest: bytes | None = None
+    sealing_key_id: str | None = None
+    status: int | None = None
+    headers: bytes | None = None
+    request: bytes | None = None
+    body: bytes | None = None
+
+
+RECORD_FORMAT = 1
+
+
+# --- verdicts: what the rules decide for an attempt -------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Run the handler under this grant."""
+
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Give the stored answer again."""
+
+    answer: Answer
+    operation_id: bytes
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class InProgress:
+    """Somebody runs it now; ``lease_left_us`` until the holder must have renewed."""
+
+    operation_id: bytes
+    lease_left_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReused:
+    """Another request holds this key. Says nothing else about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeUnknown:
+    """Nobody can prove the outcome; ``doubt`` says where it was lost."""
+
+    operation_id: bytes
+    doubt: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyExpired:
+    """The answer's retention is over; the fact remains until the tombstone's is."""
+
+    operation_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NotReplayable:
+    """It was done, and the answer could not be kept."""
+
+    operation_id: bytes
+    resource_type: str | None = None
+    resource_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The record cannot be read by this process (``recipe`` unknown, or ``corrupt``). Never run again."""
+
+    operation_id: bytes
+    reason: str
+    recipe: str | None = None
+
+
+Verdict = Proceed | Replay | InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | Unreadable
+
+
+# --- settlement ------------------------------------------------------------------------------
+
+
+class Settlement(NamedTuple):
+    """A holder's last word on its grant. ``state`` PROCESSING gives the lease back (relinquishes it)."""
+
+    id: bytes
+    fence: int
+    nonce: bytes
+    state: State
+    answer: Answer | None = None
+    answer_kind: AnswerKind = AnswerKind.NONE
+    doubt: str | None = None
+    error_code: str | None = None
+    business_ref: str | None = None
+    resource_type: str | None = None
+    resource_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The settlement stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyMine:
+    """The same holder had settled the same way before: a repeated call, not a loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """Another grant or settlement stands; nothing was written. ``state`` is the record's now (None: gone)."""
+
+    state: State | None
+
+
+Settling = Settled | AlreadyMine | Superseded
+
+
+class Renewal(NamedTuple):
+    """A living holder's request to be believed alive for another lease."""
+
+    id: bytes
+    fence: int
+    nonce: bytes
+
+
+class Resolution(NamedTuple):
+    """An operator's or reconciler's settlement of an UNKNOWN record: compare-and-set on ``fence``."""
+
+    id: bytes
+    fence: int
+    happened: bool
+    answer: Answer | None
+    actor: str
+    reason: str
+    forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The resolution stands; the former holder is superseded."""
+
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class TooEarly:
+    """The handler's deadline has not passed: it may still be running. ``wait_us`` until it has."""
+
+    wait_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class MovedOn:
+    """The record is no longer the one the operator saw (None: gone)."""
+
+    state: State | None
+
+
+Resolving = Resolved | TooEarly | MovedOn
+
+
+class Find(NamedTuple):
+    """A page of records for operators, newest first. ``before`` is the last page's cursor."""
+
+    states: tuple[State, ...] = ()
+    tenant: str | None = None
+    caller: str | None = None
+    operation: str | None = None
+    limit: int = 50
+    before: int | None = None
+    lapsed: bool = False
+
+
+class Found(NamedTuple):
+    """A page: records without bodies, the cursor of the next page, the store's time."""
+
+    records: tuple[Record, ...]
+    next_before: int | None
+    now: int
+
+
+class Purged(NamedTuple):
+    """What one chunk of a purge did, and where the next one begins (None: the end was reached)."""
+
+    scanned: int
+    answers_dropped: int
+    forgotten: int
+    next_after: int | None
+
+
+class Audit(NamedTuple):
+    """One line of the audit trail."""
+
+    at: int
+    record_id: bytes
+    actor: str
+    action: str
+    reason: str
+    fence: int

@@ -1,0 +1,280 @@
+"""What an operation promises: one frozen value, checked once, passed down.
+
+A policy that cannot be kept is refused when it is made, and an option that does not exist is
+refused with the name that was probably meant. Nothing here reads a clock or a request.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal
+
+from semel.errors import PolicyError
+from semel.model import AfterExpiry, Effects, Scope, State, Terms
+from semel.rules.fingerprint import Recipe
+from semel.rules.keys import KeyFormat
+
+SECOND_US: Final = 1_000_000
+LEASE_SECONDS_MIN: Final = 1.0  # renewed every third: below a second, scheduling noise would lapse living holders
+SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400.0  # clamps retention far below the range of int64 microseconds
+
+# What is replayed beside status and body (DESIGN §7). Everything else stays with the first answer.
+REPLAY_HEADERS: Final = frozenset(
+    name.encode()
+    for name in (
+        "content-type",
+        "content-language",
+        "content-disposition",
+        "content-location",
+        "location",
+        "etag",
+        "last-modified",
+        "link",
+        "retry-after",
+        "vary",
+    )
+)
+# Never stored, whatever a policy asks for: they belong to one connection, one session or one caller.
+NEVER_REPLAYED: Final = frozenset(
+    name.encode()
+    for name in (
+        "set-cookie",
+        "set-cookie2",
+        "authorization",
+        "proxy-authorization",
+        "authentication-info",
+        "proxy-authentication-info",
+        "www-authenticate",
+        "proxy-authenticate",
+        "x-csrf-token",
+        "x-xsrf-token",
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "content-length",
+        "upgrade",
+        "date",
+        "server",
+        "age",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How one operation's commands are protected.
+
+    Parameters (spans in seconds, sizes in bytes):
+        effects: what the handler's side effects are: ``"external"`` (default, effects that cannot be
+            proven), ``"idempotent"`` (the downstream deduplicates by a derived key) or ``"atomic"``
+            (all effects are writes in one transaction with the record).
+        key: ``"required"`` or ``"optional"``.
+        key_format: an optional :class:`~semel.rules.keys.KeyFormat`.
+        fingerprint: the :class:`~semel.rules.fingerprint.Recipe` under which requests are compared.
+        fingerprints_known: former recipes, still recognised on records that were made under them.
+        lease_seconds: how long a holder is believed alive without renewing; renewed every third of it.
+        deadline_seconds: how long a handler may run; renewal ends there.
+        wait_seconds: how long a duplicate waits for the running command before it is told so.
+        answer_seconds: how long the answer is replayed, counted from settlement.
+        tombstone_seconds: how long the fact is remembered, counted from settlement.
+        after_expiry: ``"refuse"`` or ``"new"``: what an attempt between those two meets.
+        dedup_for_seconds: how long the downstream deduplicates (idempotent effects only).
+        attempts_max: after this many lapsed leases an idempotent command is UNKNOWN.
+        on_error: for external effects, ``"unknown"`` or ``"replay"`` (store the error as the answer).
+        nothing_happened: exception types that prove that no effect happened.
+        marks_effects: the handler marks its point of no return with ``permit.effect()``.
+        replay: ``"definite"`` or ``"2xx"``: which answers are stored and replayed.
+        definite_5xx: 5xx statuses that are definite answers of this operation.
+        replay_headers: further response headers to store and replay, lower-case.
+        body_bytes_max: a larger request is refused with 413.
+        answer_bytes_max: a longer answer is streamed through and not kept.
+        on_unprotected: what becomes of an answer or a store that cannot protect: ``"refuse"`` or ``"mark"``.
+
+    Raises:
+        PolicyError: an impossible value; the message names the option and the remedy.
+
+    >>> Policy(effects="idempotent", lease_seconds=10).lease_seconds
+    10
+    >>> Policy(lease_seconds=0)
+    Traceback (most recent call last):
+        ...
+    semel.errors.PolicyError: lease_seconds must be at least 1 second, so that it can be renewed in time; it is 0
+    """
+
+    effects: Effects | Literal["atomic", "idempotent", "external"] = Effects.EXTERNAL
+    key: Literal["required", "optional"] = "required"
+    key_format: KeyFormat | None = None
+    fingerprint: Recipe = field(default_factory=Recipe)
+    fingerprints_known: tuple[Recipe, ...] = ()
+    lease_seconds: float = 30
+    deadline_seconds: float = 300
+    wait_seconds: float = 2
+    answer_seconds: float = 24 * 3600
+    tombstone_seconds: float = 30 * 86_400
+    after_expiry: Literal["refuse", "new"] = "refuse"
+    dedup_for_seconds: float = 23 * 3600  # providers prune after 24 h; an hour of margin for clocks and retries
+    attempts_max: int = 5
+    on_error: Literal["unknown", "replay"] = "unknown"
+    nothing_happened: tuple[type[BaseException], ...] = ()
+    marks_effects: bool = False
+    replay: Literal["definite", "2xx"] = "definite"
+    definite_5xx: frozenset[int] = frozenset()
+    replay_headers: frozenset[str] = frozenset()
+    body_bytes_max: int = 10 * 1024 * 1024
+    answer_bytes_max: int = 1024 * 1024
+    on_unprotected: Literal["refuse", "mark"] = "refuse"
+    terms: Terms = field(init=False, repr=False, compare=False)
+    allowed_headers: frozenset[bytes] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        effects = _effects(self.effects)
+        object.__setattr__(self, "effects", effects)
+        _check_spans(self)
+        _check_choices(self)
+        _check_meaning(self, effects)
+        object.__setattr__(self, "definite_5xx", frozenset(self.definite_5xx))
+        object.__setattr__(self, "terms", _terms(self, effects))
+        extra = frozenset(name.lower().encode("ascii") for name in self.replay_headers)
+        object.__setattr__(self, "allowed_headers", REPLAY_HEADERS | extra)
+
+    @classmethod
+    def of(cls, **options: Any) -> Policy:
+        """A policy from keyword options; an unknown one is refused with a suggestion.
+
+        >>> Policy.of(lease_second=5)
+        Traceback (most recent call last):
+            ...
+        semel.errors.PolicyError: unknown option 'lease_second'; did you mean 'lease_seconds'?
+        """
+        known = [f.name for f in fields(cls) if f.init]
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known options: {', '.join(known)}"
+                raise PolicyError(f"unknown option {name!r}{hint}")
+        return cls(**options)
+
+
+def _effects(given: object) -> Effects:
+    if isinstance(given, Effects):
+        return given
+    try:
+        return Effects[str(given).upper()]
+    except KeyError:
+        raise PolicyError(f"effects must be 'atomic', 'idempotent' or 'external'; it is {given!r}") from None
+
+
+def _check_spans(policy: Policy) -> None:
+    for name in (
+        "lease_seconds",
+        "deadline_seconds",
+        "wait_seconds",
+        "answer_seconds",
+        "tombstone_seconds",
+        "dedup_for_seconds",
+    ):
+        value = getattr(policy, name)
+        if value is None:
+            raise PolicyError(f"{name} is missing: there is no endless {name.removesuffix('_seconds')}; give seconds")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+            raise PolicyError(f"{name} must be a number of seconds; it is {value!r}")
+        if value > SPAN_SECONDS_MAX:
+            raise PolicyError(f"{name} must be at most ten years; it is {value:g} seconds")
+        if value < 0 or (value == 0 and name not in ("wait_seconds", "lease_seconds")):
+            raise PolicyError(f"{name} must be more than 0 seconds; it is {value:g}")
+    if policy.lease_seconds < LEASE_SECONDS_MIN:
+        raise PolicyError(
+            f"lease_seconds must be at least {LEASE_SECONDS_MIN:g} second, so that it can be renewed in time; "
+            f"it is {policy.lease_seconds:g}"
+        )
+    if policy.deadline_seconds < policy.lease_seconds:
+        raise PolicyError(
+            f"deadline_seconds ({policy.deadline_seconds:g}) must not be shorter than lease_seconds "
+            f"({policy.lease_seconds:g}); raise the deadline or shorten the lease"
+        )
+    if policy.tombstone_seconds < policy.answer_seconds:
+        raise PolicyError(
+            f"tombstone_seconds ({policy.tombstone_seconds:g}) must not be shorter than answer_seconds "
+            f"({policy.answer_seconds:g}): the fact outlives the answer"
+        )
+
+
+_CHOICES: Final = {
+    "key": ("required", "optional"),
+    "after_expiry": ("refuse", "new"),
+    "on_error": ("unknown", "replay"),
+    "replay": ("definite", "2xx"),
+    "on_unprotected": ("refuse", "mark"),
+}
+
+
+def _check_choices(policy: Policy) -> None:
+    for name, choices in _CHOICES.items():
+        if getattr(policy, name) not in choices:
+            allowed = " or ".join(repr(choice) for choice in choices)
+            raise PolicyError(f"{name} must be {allowed}; it is {getattr(policy, name)!r}")
+    for name in ("body_bytes_max", "answer_bytes_max", "attempts_max"):
+        value = getattr(policy, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise PolicyError(f"{name} must be a whole number of at least 1; it is {value!r}")
+    for status in policy.definite_5xx:
+        if not isinstance(status, int) or not 500 <= status <= 599:
+            raise PolicyError(f"definite_5xx takes statuses from 500 to 599; it has {status!r}")
+    for header in policy.replay_headers:
+        if not isinstance(header, str) or not header.isascii() or header.lower().encode() in NEVER_REPLAYED:
+            raise PolicyError(f"replay_headers must not name {header!r}: it is never stored")
+
+
+def _check_meaning(policy: Policy, effects: Effects) -> None:
+    for kind in policy.nothing_happened:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise PolicyError(f"nothing_happened takes exception types; it has {kind!r}")
+        if kind in (BaseException, Exception):
+            raise PolicyError(f"nothing_happened must not hold {kind.__name__}: it would prove nothing")
+    if policy.on_error == "replay" and effects is not Effects.EXTERNAL:
+        raise PolicyError(f"on_error='replay' is for effects='external'; {effects.name.lower()} errors run again")
+    if policy.marks_effects and effects is not Effects.EXTERNAL:
+        raise PolicyError(f"marks_effects is for effects='external'; it means nothing for {effects.name.lower()}")
+    if policy.on_unprotected == "mark" and effects is Effects.ATOMIC:
+        raise PolicyError("on_unprotected='mark' is impossible with effects='atomic': the record is in the transaction")
+
+
+def _terms(policy: Policy, effects: Effects) -> Terms:
+    return Terms(
+        effects=effects,
+        lease_us=int(policy.lease_seconds * SECOND_US),
+        deadline_us=int(policy.deadline_seconds * SECOND_US),
+        dedup_us=int(policy.dedup_for_seconds * SECOND_US),
+        attempts_max=policy.attempts_max,
+        answer_us=int(policy.answer_seconds * SECOND_US),
+        tombstone_us=int(policy.tombstone_seconds * SECOND_US),
+        after_expiry=AfterExpiry.NEW if policy.after_expiry == "new" else AfterExpiry.REFUSE,
+        starts=State.PROCESSING,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What somebody wants done once: a key in its scope, the request's fingerprint, and the policy.
+
+    Parameters: ``scope`` tenant, caller and operation; ``key`` the client's parsed key; ``fingerprint`` 32
+    bytes under ``recipe``; ``policy`` of the operation; ``under`` gives the same request's fingerprint
+    under another known recipe (by its id), or None.
+    """
+
+    scope: Scope
+    key: str
+    fingerprint: bytes
+    recipe: str
+    policy: Policy
+    under: Callable[[str], bytes | None] | None = None
+
+    def __post_init__(self) -> None:
+        for name, part in zip(("tenant", "caller", "operation"), self.scope, strict=True):
+            if not isinstance(part, str) or not part:
+                raise PolicyError(f"the scope's {name} must be a non-empty text; it is {part!r}")

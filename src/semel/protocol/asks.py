@@ -1,0 +1,97 @@
+"""The asks of the engine's own flows: what claiming, waiting and settling need from whoever performs them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+from semel.flow import Ask, MakeFlow
+from semel.model import Verdict
+
+T = TypeVar("T")
+
+
+class Unit(Protocol):
+    """A transaction that holds a record and the handler's own writes: Semel's own, or the user's, joined."""
+
+    @property
+    def connection(self) -> Any:
+        """What the handler writes on."""
+
+    def run(self, make: MakeFlow[T]) -> T:
+        """Run a store flow inside the transaction."""
+
+    def hand_out(self) -> Any:
+        """Give the connection to the handler: from here on only Semel ends the transaction."""
+
+    def commit(self) -> None:
+        """End it well. A joined unit leaves that to its owner."""
+
+    async def commit_async(self) -> None:
+        """As ``commit``, without blocking the loop."""
+
+    def rollback(self) -> None:
+        """Undo it. A joined unit leaves that to its owner."""
+
+
+class Perform(Ask[T]):
+    """Run a store's flow on the driver."""
+
+    __slots__ = ("make", "verb")
+
+    def __init__(self, verb: str, make: MakeFlow[T]) -> None:
+        self.verb = verb
+        self.make = make
+
+
+class Begin(Ask[Unit]):
+    """Open a unit: BEGIN IMMEDIATE by Semel, on its own connection or on the user's."""
+
+    __slots__ = ()
+
+
+class Within(Ask[T]):
+    """Run a store's flow inside a unit."""
+
+    __slots__ = ("make", "unit", "verb")
+
+    def __init__(self, unit: Unit, verb: str, make: MakeFlow[T]) -> None:
+        self.unit = unit
+        self.verb = verb
+        self.make = make
+
+
+class Commit(Ask[None]):
+    """Commit a unit."""
+
+    __slots__ = ("unit",)
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+
+
+class Attempt(Ask[Verdict]):
+    """The waiting caller's own claim, made once more."""
+
+    __slots__ = ()
+
+
+class Pause(Ask[None]):
+    """Wait so many seconds, or until this process has settled the record of this id."""
+
+    __slots__ = ("id", "seconds")
+
+    def __init__(self, seconds: float, id: bytes | None = None) -> None:
+        self.seconds = seconds
+        self.id = id
+
+
+class Elapsed(Ask[float]):
+    """A monotonic clock, in seconds."""
+
+    __slots__ = ()
+
+
+class Jitter(Ask[float]):
+    """A random number between 0 and 1."""
+
+    __slots__ = ()

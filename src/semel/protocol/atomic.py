@@ -1,0 +1,108 @@
+"""ATOMIC commands: the record and the handler's writes in one transaction (DESIGN §6).
+
+The order is what makes it true: look outside any transaction; begin; claim first; the handler's writes;
+a settle that must stand; commit. A crash anywhere leaves nothing. What is visible without an answer is
+proof that somebody committed early, and is never run again.
+"""
+
+from __future__ import annotations
+
+from semel.errors import EarlyCommit, StoreError, StoreTimeout, StoreUnavailable
+from semel.flow import Flow, ask
+from semel.model import Claim, Grant, Proceed, Record, Settled, Settlement, Settling, State, Superseded, Verdict
+from semel.protocol.asks import Begin, Commit, Perform, Unit, Within
+from semel.protocol.commands import Under, recast, settlement
+from semel.rules.classify import Outcome, Refused, Succeeded, Unprovable
+from semel.stores.base import Store
+
+COMMITTED_EARLY = "committed-early"
+
+
+def claim_unit(store: Store, claim: Claim, under: Under | None) -> Flow[tuple[Verdict, Unit | None]]:
+    """Claim in a transaction of its own, which stays open for the handler if the verdict is Proceed."""
+    [seen] = yield from ask(Perform("look", lambda: store.look((claim,))))
+    again = recast(claim, seen, under)
+    if again is not None:
+        claim = again
+        [seen] = yield from ask(Perform("look", lambda: store.look((claim,))))
+    if seen is not None:
+        return seen, None
+    unit = yield from ask(Begin())
+    try:
+        verdict = yield from ask(Within(unit, "claim", lambda: store.claim_here(claim)))
+    except StoreError:
+        unit.rollback()
+        raise
+    if not isinstance(verdict, Proceed):
+        unit.rollback()
+        return verdict, None
+    unit.hand_out()
+    return verdict, unit
+
+
+def settle_unit(
+    store: Store, unit: Unit, claim: Claim, grant: Grant, outcome: Outcome, word: Settlement
+) -> Flow[Settling]:
+    """End an ATOMIC command: settle and commit, or roll back; a definite refusal is stored on its own.
+
+    Raises:
+        EarlyCommit: the handler's transaction had been committed; the record reads UNKNOWN now.
+        StoreTimeout: the commit was not answered, and the record could not be read back.
+    """
+    if isinstance(outcome, Succeeded):
+        return (yield from _settle_and_commit(store, unit, grant, word))
+    unit.rollback()
+    if not isinstance(outcome, Refused):
+        return Settled()
+    reply = yield from ask(Perform("refuse", lambda: refuse(store, claim, outcome)))
+    return reply if isinstance(reply, Settled) else Superseded(None)
+
+
+def _settle_and_commit(store: Store, unit: Unit, grant: Grant, word: Settlement) -> Flow[Settling]:
+    try:
+        # Through a second connection: our record must still be invisible, or somebody has committed.
+        [visible] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
+        early = visible is not None and visible.nonce == grant.nonce
+        reply: Settling = Superseded(None)
+        if not early:
+            [reply] = yield from ask(Within(unit, "settle", lambda: store.settle((word,))))
+    except StoreError:
+        unit.rollback()
+        raise
+    if early:
+        unit.rollback()
+        doubtful = settlement(grant, Unprovable(COMMITTED_EARLY))
+        yield from ask(Perform("settle", lambda: store.settle((doubtful,))))
+        raise EarlyCommit(
+            "the transaction of an ATOMIC command was committed before Semel settled it; its outcome is UNKNOWN now. "
+            "Leave commit() to Semel, and write no COMMIT or DDL in the handler"
+        )
+    if not isinstance(reply, Settled):
+        unit.rollback()  # a settle that does not stand must never be followed by a commit
+        return reply
+    try:
+        yield from ask(Commit(unit))
+    except StoreTimeout:
+        # Not a failure: not known yet. The record itself is the evidence, seen from outside.
+        [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
+        if not _stands(row, grant):
+            raise StoreUnavailable("the transaction did not commit; nothing of it remains") from None
+    return reply
+
+
+def _stands(row: Record | None, grant: Grant) -> bool:
+    return row is not None and row.nonce == grant.nonce and row.state == State.SUCCEEDED
+
+
+def refuse(store: Store, claim: Claim, outcome: Refused) -> Flow[Verdict | Settled]:
+    """Store a definite refusal whose business writes were rolled back: claim and settle in one commit.
+
+    If another answer is there by then, that verdict is returned and nothing is written.
+    """
+    verdict = yield from store.claim_here(claim)
+    if not isinstance(verdict, Proceed):
+        return verdict
+    [reply] = yield from store.settle((settlement(verdict.grant, outcome),))
+    if not isinstance(reply, Settled):
+        raise StoreUnavailable("the refusal could not be stored beside its own claim")
+    return reply

@@ -1,0 +1,106 @@
+"""The life of one command as flows over the engine's asks: claim, wait, settle until confirmed.
+
+This is the engine's logic, written once. The sync and the async shell perform the same asks, each in
+its own way; nothing here knows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from semel.errors import StoreError
+from semel.flow import Flow, ask
+from semel.model import Answer, AnswerKind, Claim, Grant, InProgress, Settlement, Settling, State, Unreadable, Verdict
+from semel.protocol.asks import Attempt, Elapsed, Jitter, Pause, Perform
+from semel.rules.backoff import poll_seconds, retry_seconds
+from semel.rules.classify import Outcome, Refused, Released, Succeeded
+from semel.stores.base import Store
+
+Under = Callable[[str], bytes | None]
+LOOK_SECONDS_MIN = 0.001
+
+
+def claim_once(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]:
+    """One claim; if the record was made under another recipe that is known here, once more under that one."""
+    [verdict] = yield from ask(Perform("claim", lambda: store.claim((claim,))))
+    again = recast(claim, verdict, under)
+    if again is None:
+        return verdict
+    [verdict] = yield from ask(Perform("claim", lambda: store.claim((again,))))
+    return verdict
+
+
+def recast(claim: Claim, verdict: Verdict | None, under: Under | None) -> Claim | None:
+    """The same claim under the recipe of the record it met; None where there is no need or no way."""
+    if not isinstance(verdict, Unreadable) or verdict.recipe is None or under is None:
+        return None
+    fingerprint = under(verdict.recipe)
+    return None if fingerprint is None else claim._replace(recipe=verdict.recipe, fingerprint=fingerprint)
+
+
+def await_verdict(id: bytes, first: InProgress, seconds: float) -> Flow[Verdict]:
+    """Wait for a running command, within ``seconds``: woken at once in-process, otherwise polling with jitter.
+
+    Each look is a claim of its own, so a lapsed lease is noticed and taken over by whoever waits.
+    """
+    verdict: Verdict = first
+    ends = (yield from ask(Elapsed())) + seconds
+    asked = 0
+    while isinstance(verdict, InProgress):
+        left = ends - (yield from ask(Elapsed()))
+        if left <= 0:
+            return verdict
+        pause = poll_seconds(asked, (yield from ask(Jitter())))
+        lapse = verdict.lease_left_us / 1_000_000
+        yield from ask(Pause(max(LOOK_SECONDS_MIN, min(left, pause, lapse or pause)), id))
+        verdict = yield from ask(Attempt())
+        asked += 1
+    return verdict
+
+
+def settle_until_confirmed(store: Store, word: Settlement, seconds: float) -> Flow[Settling]:
+    """Settle; where the store fails, again with the same fence and nonce until it answers.
+
+    Raises:
+        StoreError: it did not answer within ``seconds``: not known yet.
+    """
+    ends = (yield from ask(Elapsed())) + seconds
+    tried = 0
+    while True:
+        try:
+            [reply] = yield from ask(Perform("settle", lambda: store.settle((word,))))
+            return reply
+        except StoreError:
+            if (yield from ask(Elapsed())) >= ends:
+                raise
+        yield from ask(Pause(retry_seconds(tried, (yield from ask(Jitter())))))
+        tried += 1
+
+
+def settlement(
+    grant: Grant, outcome: Outcome, *, kept: bool = True, resource: tuple[str | None, str | None] = (None, None)
+) -> Settlement:
+    """The holder's last word for an outcome. ``kept`` False: the answer went through and was not captured."""
+    doubt: str | None = None
+    stored: Answer | None = None
+    match outcome:
+        case Succeeded(answer):
+            state, stored = State.SUCCEEDED, answer
+        case Refused(answer):
+            state, stored = State.FAILED_REPLAYABLE, answer
+        case Released(reason, proven):
+            state, doubt = (State.FAILED_NOT_REPLAYABLE if proven else State.PROCESSING), reason
+        case _:
+            state, doubt = State.UNKNOWN, outcome.doubt
+    kind = AnswerKind.NONE if stored is None else AnswerKind.KEPT if kept else AnswerKind.NOT_KEPT
+    return Settlement(
+        grant.id,
+        grant.fence,
+        grant.nonce,
+        state,
+        stored,
+        kind,
+        doubt,
+        resource_type=resource[0],
+        resource_id=resource[1],
+    )

@@ -1,0 +1,274 @@
+"""The state machine: everything about what an attempt meets lives in this file.
+
+``situation`` names where an attempt stands; ``TABLE`` says, for each situation, the verdict and why.
+The guarantees page and the state diagram are generated from the same table. Pure: the caller brings
+the row, the attempt and the store's time, and writes what the verdict grants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final, NamedTuple
+
+from semel.model import (
+    AfterExpiry,
+    Answer,
+    AnswerKind,
+    Claim,
+    Effects,
+    Grant,
+    InProgress,
+    KeyExpired,
+    KeyReused,
+    NotReplayable,
+    OutcomeUnknown,
+    Proceed,
+    Record,
+    Replay,
+    State,
+    Unreadable,
+    Verdict,
+)
+from semel.rules.lease import lease_end, next_fence
+from semel.rules.stored import answer_of
+
+
+class Situation(Enum):
+    """Where an attempt stands with its record. Exactly one holds for every row, attempt and time."""
+
+    NEVER_SEEN = "never seen"
+    CORRUPT = "a record that cannot be decoded"
+    OTHER_RECIPE = "fingerprint under another recipe"
+    OTHER_REQUEST = "another fingerprint, in any state"
+    MINE = "open, and by this attempt's own nonce"
+    CLAIMED_LIVE = "CLAIMED, live lease"
+    CLAIMED_LAPSED = "CLAIMED, lapsed"
+    PROCESSING_LIVE = "PROCESSING, live lease"
+    ATOMIC_LAPSED = "PROCESSING, lapsed, ATOMIC"
+    IDEMPOTENT_LAPSED = "PROCESSING, lapsed, IDEMPOTENT"
+    IDEMPOTENT_DEDUP_OVER = "PROCESSING, lapsed, IDEMPOTENT, past dedup_for"
+    IDEMPOTENT_ATTEMPTS_OVER = "PROCESSING, lapsed, IDEMPOTENT, past attempts_max"
+    EXTERNAL_LAPSED = "PROCESSING, lapsed, EXTERNAL"
+    ANSWER_KEPT = "SUCCEEDED, answer kept"
+    ANSWER_NOT_KEPT = "SUCCEEDED, answer not kept"
+    REFUSAL_KEPT = "FAILED_REPLAYABLE, answer kept"
+    REFUSAL_NOT_KEPT = "FAILED_REPLAYABLE, answer not kept"
+    NOTHING_HAPPENED = "FAILED_NOT_REPLAYABLE"
+    UNKNOWN = "UNKNOWN"
+    EXPIRED = "EXPIRED, after_expiry='refuse'"
+    EXPIRED_NEW = "EXPIRED, after_expiry='new'"
+
+
+class Rule(NamedTuple):
+    """One line of the table: the verdict's type and the reason, as the guarantees page prints it."""
+
+    verdict: type
+    why: str
+
+
+TABLE: Final[Mapping[Situation, Rule]] = {
+    Situation.NEVER_SEEN: Rule(Proceed, "nobody has asked for this"),
+    Situation.CORRUPT: Rule(Unreadable, "what cannot be read is never run again"),
+    Situation.OTHER_RECIPE: Rule(Unreadable, "never taken for reuse, never run: another version may know it"),
+    Situation.OTHER_REQUEST: Rule(KeyReused, "checked before the state: one key, one request"),
+    Situation.MINE: Rule(Proceed, "the same claim read back: it had succeeded"),
+    Situation.CLAIMED_LIVE: Rule(InProgress, "reserved; its holder is believed alive"),
+    Situation.CLAIMED_LAPSED: Rule(Proceed, "nothing had started: a durable write comes before the first effect"),
+    Situation.PROCESSING_LIVE: Rule(InProgress, "its holder is believed alive"),
+    Situation.ATOMIC_LAPSED: Rule(OutcomeUnknown, "visible without an answer: somebody committed early"),
+    Situation.IDEMPOTENT_LAPSED: Rule(Proceed, "granted anew: the downstream deduplicates by the same derived keys"),
+    Situation.IDEMPOTENT_DEDUP_OVER: Rule(OutcomeUnknown, "the downstream may have forgotten the derived key"),
+    Situation.IDEMPOTENT_ATTEMPTS_OVER: Rule(OutcomeUnknown, "it keeps crashing its workers"),
+    Situation.EXTERNAL_LAPSED: Rule(OutcomeUnknown, "the effect may have happened, and nobody can prove it"),
+    Situation.ANSWER_KEPT: Rule(Replay, "the effect is committed and the answer stored"),
+    Situation.ANSWER_NOT_KEPT: Rule(NotReplayable, "it was done; its answer could not be kept"),
+    Situation.REFUSAL_KEPT: Rule(Replay, "a definite refusal is stable"),
+    Situation.REFUSAL_NOT_KEPT: Rule(NotReplayable, "a definite refusal whose answer could not be kept"),
+    Situation.NOTHING_HAPPENED: Rule(Proceed, "proven: no effect happened"),
+    Situation.UNKNOWN: Rule(OutcomeUnknown, "until the holder, a reconciler or an operator settles it"),
+    Situation.EXPIRED: Rule(KeyExpired, "the answer is forgotten, the fact is not"),
+    Situation.EXPIRED_NEW: Rule(Proceed, "the policy takes an expired key for a new command"),
+}
+
+
+def situation(row: Record | None, claim: Claim, now: int) -> Situation:
+    """Name the one situation that holds. The fingerprint is compared before the state is looked at."""
+    if row is None:
+        return Situation.NEVER_SEEN
+    if row.recipe != claim.recipe:
+        return Situation.OTHER_RECIPE
+    if row.fingerprint != claim.fingerprint:
+        return Situation.OTHER_REQUEST
+    match row.state:
+        case State.SUCCEEDED | State.FAILED_REPLAYABLE:
+            return _answered(row, claim, now)
+        case State.PROCESSING | State.CLAIMED:
+            return _open(row, claim, now)
+        case State.FAILED_NOT_REPLAYABLE:
+            return Situation.NOTHING_HAPPENED
+        case State.UNKNOWN:
+            return Situation.UNKNOWN
+        case _:
+            return Situation.CORRUPT
+
+
+def _answered(row: Record, claim: Claim, now: int) -> Situation:
+    if row.answer_until is not None and now >= row.answer_until:
+        return Situation.EXPIRED_NEW if row.after_expiry == AfterExpiry.NEW else Situation.EXPIRED
+    if row.answer_kind != AnswerKind.KEPT:
+        return Situation.ANSWER_NOT_KEPT if row.state == State.SUCCEEDED else Situation.REFUSAL_NOT_KEPT
+    return Situation.ANSWER_KEPT if row.state == State.SUCCEEDED else Situation.REFUSAL_KEPT
+
+
+def _open(row: Record, claim: Claim, now: int) -> Situation:
+    live = now < row.lease_until
+    if live and row.nonce == claim.nonce:
+        return Situation.MINE
+    if row.state == State.CLAIMED:
+        return Situation.CLAIMED_LIVE if live else Situation.CLAIMED_LAPSED
+    if live:
+        return Situation.PROCESSING_LIVE
+    return lapsed_situation(row, now)
+
+
+def lapsed_situation(row: Record, now: int) -> Situation:
+    """What a lapsed PROCESSING record is, by its own stored effects; the reaper asks the same question."""
+    match row.effects:
+        case Effects.IDEMPOTENT:
+            if now >= row.dedup_until:
+                return Situation.IDEMPOTENT_DEDUP_OVER
+            if row.lapses + crashed(row) >= row.attempts_max:
+                return Situation.IDEMPOTENT_ATTEMPTS_OVER
+            return Situation.IDEMPOTENT_LAPSED
+        case Effects.ATOMIC:
+            return Situation.ATOMIC_LAPSED
+        case _:
+            return Situation.EXTERNAL_LAPSED
+
+
+def crashed(row: Record) -> int:
+    """1 if the lease ran out under its holder, 0 if the holder gave it back (which writes lease_until 0)."""
+    return 1 if row.lease_until > 0 else 0
+
+
+DOUBTS: Final[Mapping[Situation, str]] = {
+    Situation.ATOMIC_LAPSED: "committed-early",
+    Situation.EXTERNAL_LAPSED: "lapsed",
+    Situation.IDEMPOTENT_DEDUP_OVER: "dedup-over",
+    Situation.IDEMPOTENT_ATTEMPTS_OVER: "attempts-over",
+}
+
+
+def decide(row: Record | None, claim: Claim, now: int) -> Verdict:
+    """What the attempt gets. ``Proceed`` carries the grant that the store must now write.
+
+    Parameters: ``row`` the record or None; ``claim`` the attempt; ``now`` store time in microseconds.
+    """
+    found = situation(row, claim, now)
+    if row is None:
+        return Proceed(first_grant(claim, now))
+    verdict = TABLE[found].verdict
+    if verdict is Replay:
+        answer = answer_of(row)
+        if answer is None:
+            return Unreadable(row.operation_id, "corrupt")
+        return Replay(answer, row.operation_id, State(row.state))
+    if verdict is Proceed:
+        return Proceed(grant_again(row, claim, now, found))
+    if verdict is InProgress:
+        return InProgress(row.operation_id, max(0, row.lease_until - now))
+    if verdict is KeyReused:
+        return KeyReused()
+    if verdict is OutcomeUnknown:
+        return OutcomeUnknown(row.operation_id, DOUBTS.get(found) or row.doubt or "unknown")
+    if verdict is KeyExpired:
+        return KeyExpired(row.operation_id)
+    if verdict is NotReplayable:
+        return NotReplayable(row.operation_id, row.resource_type, row.resource_id)
+    if found is Situation.OTHER_RECIPE:
+        return Unreadable(row.operation_id, "recipe", row.recipe)
+    return Unreadable(row.operation_id, "corrupt")
+
+
+def first_grant(claim: Claim, now: int) -> Grant:
+    """The grant of a key that was never seen."""
+    terms = claim.terms
+    deadline_at = now + terms.deadline_us
+    return Grant(
+        id=claim.id,
+        nonce=claim.nonce,
+        fence=now,
+        state=terms.starts,
+        generation=0,
+        attempt=1,
+        lapses=0,
+        operation_id=claim.operation_id,
+        created_at=now,
+        first_started_at=now,
+        lease_until=lease_end(now, terms.lease_us, deadline_at),
+        deadline_at=deadline_at,
+        dedup_until=now + terms.dedup_us,
+    )
+
+
+def grant_again(row: Record, claim: Claim, now: int, found: Situation) -> Grant:
+    """The grant of a record that exists: read back, taken over, reopened, or begun anew after expiry."""
+    if found is Situation.MINE:
+        return Grant(
+            id=row.id,
+            nonce=row.nonce,
+            fence=row.fence,
+            state=State(row.state),
+            generation=row.generation,
+            attempt=row.attempt,
+            lapses=row.lapses,
+            operation_id=row.operation_id,
+            created_at=row.created_at,
+            first_started_at=row.first_started_at,
+            lease_until=row.lease_until,
+            deadline_at=row.deadline_at,
+            dedup_until=row.dedup_until,
+        )
+    fresh = found is Situation.EXPIRED_NEW
+    # An IDEMPOTENT command counts from its *first* start, since the downstream's memory does.
+    restarted = fresh or found is Situation.NOTHING_HAPPENED
+    first_started_at = now if restarted else row.first_started_at
+    terms = claim.terms
+    deadline_at = now + terms.deadline_us
+    return Grant(
+        id=row.id,
+        nonce=claim.nonce,
+        fence=next_fence(row.fence, now),
+        state=terms.starts,
+        generation=row.generation + (1 if fresh else 0),
+        attempt=1 if fresh else row.attempt + 1,
+        lapses=0 if restarted else row.lapses + (crashed(row) if row.state == State.PROCESSING else 0),
+        operation_id=claim.operation_id if fresh else row.operation_id,
+        created_at=now if fresh else row.created_at,
+        first_started_at=first_started_at,
+        lease_until=lease_end(now, terms.lease_us, deadline_at),
+        deadline_at=deadline_at,
+        dedup_until=first_started_at + terms.dedup_us,
+    )
+
+
+def is_grant_new(row: Record | None, grant: Grant) -> bool:
+    """Whether the grant must be written: a read-back one stands already."""
+    return row is None or grant.fence != row.fence
+
+
+__all__ = [
+    "DOUBTS",
+    "TABLE",
+    "Answer",
+    "Rule",
+    "Situation",
+    "crashed",
+    "decide",
+    "first_grant",
+    "grant_again",
+    "is_grant_new",
+    "lapsed_situation",
+    "situation",
+]

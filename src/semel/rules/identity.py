@@ -1,0 +1,90 @@
+"""Names that are digests: a record's id, a key's hash, the keys derived for downstream calls.
+
+Every part is framed by its length, so that no two different scopes or names ever meet. Random bits
+and times are arguments: nothing here reads a clock or a source of randomness.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from semel.model import Scope
+
+ID_BYTES = 16
+KEY_HASH_BYTES = 8
+
+
+def frame(*parts: str | bytes) -> bytes:
+    """Parts framed by their length (netstrings): ``("ab", "c")`` and ``("a", "bc")`` differ.
+
+    >>> frame("ab", b"c")
+    b'2:ab,1:c,'
+    """
+    raw = [part.encode() if isinstance(part, str) else part for part in parts]
+    return b"".join([b"%d:%b," % (len(part), part) for part in raw])
+
+
+def record_id(scope: Scope, key: str, secret: bytes | None = None) -> bytes:
+    """The record's id: 16 bytes of SHA-256 (HMAC under the id secret, if there is one) over scope and key."""
+    framed = frame(b"semel.record.1", scope.tenant, scope.caller, scope.operation, key)
+    if secret is None:
+        return hashlib.sha256(framed).digest()[:ID_BYTES]
+    return hmac.digest(secret, framed, "sha256")[:ID_BYTES]
+
+
+def key_hash(key: str, secret: bytes | None = None) -> bytes:
+    """8 bytes that let an operator see that two records carry the same key, and nothing more."""
+    framed = b"semel.key.1" + key.encode()
+    digest = hashlib.sha256(framed).digest() if secret is None else hmac.digest(secret, framed, "sha256")
+    return digest[:KEY_HASH_BYTES]
+
+
+def secret_check(secret: bytes | None) -> bytes:
+    """What ``semel_meta`` keeps of the id secret: enough to refuse another one."""
+    return b"none" if secret is None else hmac.digest(secret, b"semel.id-secret.check", "sha256")[:16]
+
+
+def derived_key(record: bytes, generation: int, name: str, ordinal: int = 0) -> str:
+    """A key for a downstream call: stable over retries, takeovers and a lost claim.
+
+    It depends on the record's id and generation alone, never on a random operation id.
+
+    >>> derived_key(bytes(16), 0, "charge") == derived_key(bytes(16), 0, "charge")
+    True
+    >>> derived_key(bytes(16), 0, "charge") == derived_key(bytes(16), 1, "charge")
+    False
+    """
+    framed = frame(b"semel.derived.1", record, str(generation), name, str(ordinal))
+    digest = hashlib.sha256(framed).hexdigest()[:32]
+    return f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:]}"
+
+
+def uuid7_bytes(now_ms: int, random: bytes) -> bytes:
+    """A UUIDv7 (RFC 9562 §5.7) from a Unix time in milliseconds and 10 random bytes."""
+    return (
+        (now_ms & 0xFFFFFFFFFFFF).to_bytes(6, "big")
+        + bytes((0x70 | (random[0] & 0x0F), random[1], 0x80 | (random[2] & 0x3F)))
+        + random[3:10]
+    )
+
+
+def uuid_text(raw: bytes) -> str:
+    """A UUID's usual text.
+
+    >>> uuid_text(bytes(16))
+    '00000000-0000-0000-0000-000000000000'
+    """
+    h = raw.hex()
+    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+
+
+def uuid_bytes(text: str) -> bytes | None:
+    """The 16 bytes of a UUID's text, or None where it is no UUID."""
+    plain = text.replace("-", "")
+    if len(plain) != 32 or not plain.isascii():
+        return None
+    try:
+        return bytes.fromhex(plain)
+    except ValueError:
+        return None

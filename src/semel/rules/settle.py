@@ -1,0 +1,161 @@
+"""What becomes of a settlement, a renewal, an abandoned claim and a resolution: pure, over the whole row.
+
+The memory store runs these; a SQL store's guarded statements must agree with them, and random
+histories compare the two.
+"""
+
+from __future__ import annotations
+
+from semel.model import (
+    OPEN_STATES,
+    AlreadyMine,
+    AnswerKind,
+    MovedOn,
+    Record,
+    Renewal,
+    Resolution,
+    Resolved,
+    Settled,
+    Settlement,
+    Settling,
+    State,
+    Superseded,
+    TooEarly,
+)
+from semel.rules.decide import Situation, lapsed_situation
+from semel.rules.lease import lease_end, next_fence, retention
+from semel.rules.stored import answer_digest, pack_headers
+
+# A holder whose fence and nonce still stand may settle even after the record reads UNKNOWN.
+SETTLEABLE = (*OPEN_STATES, State.UNKNOWN)
+
+
+def holds(row: Record | None, fence: int, nonce: bytes) -> bool:
+    """Whether this holder's grant is still the record's."""
+    return row is not None and row.fence == fence and row.nonce == nonce
+
+
+def settled_row(row: Record | None, word: Settlement, now: int) -> tuple[Settling, Record | None]:
+    """The reply to a settlement, and the row to write (None: write nothing)."""
+    if row is None:
+        return Superseded(None), None
+    if not holds(row, word.fence, word.nonce):
+        return Superseded(State(row.state)), None
+    digest = digest_of(word)
+    if row.state not in SETTLEABLE or relinquished(row):
+        mine = row.state == word.state and row.answer_digest == digest
+        return (AlreadyMine() if mine else Superseded(State(row.state))), None
+    return Settled(), write_settlement(row, word, digest, now)
+
+
+def relinquished(row: Record) -> bool:
+    """Whether the holder has given its lease back (IDEMPOTENT, after an error)."""
+    return row.state == State.PROCESSING and row.lease_until == 0
+
+
+def digest_of(word: Settlement) -> bytes | None:
+    """The digest that lets a repeated settlement be recognised."""
+    if word.answer is None:
+        return None
+    return answer_digest(word.answer.status, pack_headers(word.answer.headers), word.answer.body)
+
+
+def write_settlement(row: Record, word: Settlement, digest: bytes | None, now: int) -> Record:
+    """The row after the settlement: retention starts here, and never for UNKNOWN or relinquished."""
+    ends = word.state not in (State.UNKNOWN, State.PROCESSING)
+    kept = retention(now, row.answer_us, row.tombstone_us)
+    answer = word.answer if word.answer_kind == AnswerKind.KEPT else None
+    return row._replace(
+        state=word.state,
+        lease_until=0 if word.state == State.PROCESSING else row.lease_until,
+        settled_at=now if ends else None,
+        answer_until=kept.answer_until if ends else None,
+        forget_after=kept.forget_after if ends else None,
+        doubt=word.doubt,
+        error_code=word.error_code,
+        business_ref=word.business_ref,
+        resource_type=word.resource_type,
+        resource_id=word.resource_id,
+        answer_kind=word.answer_kind,
+        answer_digest=digest,
+        status=word.answer.status if word.answer is not None else None,
+        headers=pack_headers(answer.headers) if answer is not None else None,
+        body=answer.body if answer is not None else None,
+        request=None,
+    )
+
+
+def renewed_row(row: Record | None, renewal: Renewal, now: int) -> Record | None:
+    """The row after a renewal, or None where this holder may not renew (any more)."""
+    if row is None or not holds(row, renewal.fence, renewal.nonce) or now >= row.deadline_at or relinquished(row):
+        return None
+    by_lapse = row.state == State.UNKNOWN and row.doubt == "lapsed"
+    if row.state not in OPEN_STATES and not by_lapse:
+        return None
+    state = State.PROCESSING if by_lapse else State(row.state)
+    doubt = None if by_lapse else row.doubt
+    return row._replace(state=state, doubt=doubt, lease_until=lease_end(now, row.lease_us, row.deadline_at))
+
+
+def abandoned_row(row: Record | None, nonce: bytes, now: int) -> Record | None:
+    """The row after a claim whose handler never ran was given up, or None where there is nothing to release."""
+    if row is None or row.nonce != nonce or row.state not in SETTLEABLE or relinquished(row):
+        return None
+    kept = retention(now, row.answer_us, row.tombstone_us)
+    return row._replace(
+        state=State.FAILED_NOT_REPLAYABLE,
+        settled_at=now,
+        answer_until=kept.answer_until,
+        forget_after=kept.forget_after,
+        doubt="abandoned",
+    )
+
+
+def lapsed_row(row: Record, now: int) -> Record | None:
+    """The row that the reaper writes: UNKNOWN where no attempt may proceed; None where one may, or it lives."""
+    if row.state != State.PROCESSING or now < row.lease_until:
+        return None
+    match lapsed_situation(row, now):
+        case Situation.IDEMPOTENT_LAPSED:
+            return None
+        case Situation.EXTERNAL_LAPSED:
+            doubt = "lapsed"
+        case Situation.ATOMIC_LAPSED:
+            doubt = "committed-early"
+        case Situation.IDEMPOTENT_DEDUP_OVER:
+            doubt = "dedup-over"
+        case _:
+            doubt = "attempts-over"
+    return row._replace(state=State.UNKNOWN, doubt=doubt)
+
+
+def resolved_row(row: Record | None, word: Resolution, now: int) -> tuple[Resolved | TooEarly | MovedOn, Record | None]:
+    """The reply to an operator's or reconciler's settlement, and the row to write."""
+    if row is None or row.fence != word.fence:
+        return MovedOn(None if row is None else State(row.state)), None
+    lapsed = row.state == State.PROCESSING and now >= row.lease_until
+    if row.state != State.UNKNOWN and not lapsed:
+        return MovedOn(State(row.state)), None
+    if now < row.deadline_at and not word.forced:
+        return TooEarly(row.deadline_at - now), None
+    state = State.SUCCEEDED if word.happened else State.FAILED_NOT_REPLAYABLE
+    kept = retention(now, row.answer_us, row.tombstone_us)
+    answer = word.answer if word.happened else None
+    block = None if answer is None else pack_headers(answer.headers)
+    digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
+    kind = AnswerKind.KEPT if answer is not None else AnswerKind.NOT_KEPT if word.happened else AnswerKind.NONE
+    return Resolved(state), row._replace(
+        state=state,
+        fence=next_fence(row.fence, now),
+        generation=row.generation + (0 if word.happened else 1),
+        settled_at=now,
+        answer_until=kept.answer_until,
+        forget_after=kept.forget_after,
+        doubt=None,
+        answer_kind=kind,
+        answer_digest=digest,
+        status=answer.status if answer is not None else None,
+        headers=block,
+        body=answer.body if answer is not None else None,
+        request=None,
+    )

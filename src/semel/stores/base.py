@@ -1,0 +1,105 @@
+"""What a store is: about ten verbs, each a flow over a sequence of requests.
+
+A store describes; a driver performs. Every write names fence and nonce; every list has a limit and an
+order. The conformance suite in ``semel.testing`` is the executable form of this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from semel.flow import Flow
+from semel.model import (
+    Audit,
+    Claim,
+    Find,
+    Found,
+    Purged,
+    Record,
+    Renewal,
+    Resolution,
+    Resolving,
+    Settlement,
+    Settling,
+    Verdict,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a store can hold, declared by the store and read by the suite: a difference is never a skip."""
+
+    survives_process_crash: bool
+    survives_server_crash: bool
+    shared_between_processes: bool
+    atomic_with_business_writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The row of ``semel_meta`` that says which store this is."""
+
+    store_id: str
+    schema_version: int
+    epoch: int
+    id_format: int
+    secret_check: bytes
+
+
+class Store(Protocol):
+    """The contract. All sequences are answered in their order; one request is a batch of one."""
+
+    capabilities: Capabilities
+
+    def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
+        """Decide each attempt and write what it grants, atomically per record."""
+
+    def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
+        """Decide without writing: the verdicts that need nothing written, None for the others."""
+
+    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+        """One claim in a transaction that is open already and will be committed with other writes."""
+
+    def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
+        """Write each holder's last word, if its fence and nonce still stand."""
+
+    def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
+        """Note on open records that their answer will not be kept, before its first byte leaves."""
+
+    def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
+        """Extend leases up to the deadline; False where the holder is superseded or settled."""
+
+    def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
+        """Release open claims (record id, nonce) whose handler never ran; False where none is there (yet)."""
+
+    def read(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
+        """The records of these ids."""
+
+    def read_operations(self, operation_ids: Sequence[bytes]) -> Flow[list[Record | None]]:
+        """The records of these operation ids."""
+
+    def find(self, query: Find) -> Flow[Found]:
+        """A page of records for operators, newest first, without bodies."""
+
+    def resolve(self, resolution: Resolution) -> Flow[Resolving]:
+        """Settle an UNKNOWN (or lapsed) record by compare-and-set, and write it to the audit trail."""
+
+    def lapse(self, limit: int) -> Flow[list[Record]]:
+        """Make lapsed records whose outcome is unknown visible as UNKNOWN; returns those it marked."""
+
+    def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
+        """Drop expired answers and forget expired tombstones in one chunk."""
+
+    def counts(self) -> Flow[dict[int, int]]:
+        """How many records stand in each state."""
+
+    def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
+        """The newest lines of the audit trail, of one record or of all."""
+
+    def identity(self) -> Flow[Identity | None]:
+        """Who this store is; None where it was never migrated."""
+
+    def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
+        """Bring the schema up to date; the names of the migrations that ran."""

@@ -1,0 +1,178 @@
+-- Every statement of the SQLite store, by name. Values are always parameters; every write of a
+-- holder names the version of the row that it saw, fence and nonce first; every list has a limit and an order.
+
+-- name: read_record
+-- The whole record of one id, columns in the order of model.Record.
+SELECT
+    id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce,
+    holder, attempt, lapses, generation, operation_id, created_at, first_started_at, lease_until,
+    deadline_at, dedup_until, lease_us, attempts_max, answer_us, tombstone_us, after_expiry, settled_at,
+    answer_until, forget_after, doubt, business_ref, resource_type, resource_id, error_code, answer_kind,
+    answer_digest, sealing_key_id, status, headers, request, body
+FROM semel_record
+WHERE id = :id;
+
+-- name: read_operation
+-- The whole record of one operation id.
+SELECT
+    id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce,
+    holder, attempt, lapses, generation, operation_id, created_at, first_started_at, lease_until,
+    deadline_at, dedup_until, lease_us, attempts_max, answer_us, tombstone_us, after_expiry, settled_at,
+    answer_until, forget_after, doubt, business_ref, resource_type, resource_id, error_code, answer_kind,
+    answer_digest, sealing_key_id, status, headers, request, body
+FROM semel_record
+WHERE operation_id = :operation_id
+ORDER BY seq DESC
+LIMIT 1;
+
+-- name: insert_claim
+-- Reserve a key that was never seen. Changes no row where the key is known: then read it and decide.
+INSERT INTO semel_record (
+    id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce,
+    holder, attempt, lapses, generation, operation_id, created_at, first_started_at, lease_until,
+    deadline_at, dedup_until, lease_us, attempts_max, answer_us, tombstone_us, after_expiry, answer_kind
+) VALUES (
+    :id, :format, :tenant, :caller, :operation, :key_hash, :recipe, :fingerprint, :state, :effects, :fence,
+    :nonce, :holder, :attempt, :lapses, :generation, :operation_id, :created_at, :first_started_at,
+    :lease_until, :deadline_at, :dedup_until, :lease_us, :attempts_max, :answer_us, :tombstone_us,
+    :after_expiry, :answer_kind
+)
+ON CONFLICT (id) DO NOTHING;
+
+-- name: settle
+-- The holder's last word on its open record. Changes no row for anybody whose fence or nonce is no longer
+-- the record's, or whose record is no longer open: then read it and decide.
+UPDATE semel_record SET
+    state = :state,
+    settled_at = :now,
+    answer_until = :now + answer_us,
+    forget_after = :now + max(answer_us, tombstone_us),
+    doubt = :doubt,
+    error_code = :error_code,
+    business_ref = :business_ref,
+    resource_type = :resource_type,
+    resource_id = :resource_id,
+    answer_kind = :answer_kind,
+    answer_digest = :answer_digest,
+    status = :status,
+    headers = :headers,
+    request = NULL,
+    body = :body
+WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2) AND lease_until > 0;
+
+-- name: write_record
+-- Replace everything that may change, by compare-and-set on the version that was read.
+UPDATE semel_record SET
+    recipe = :recipe, fingerprint = :fingerprint, state = :state, effects = :effects, fence = :fence,
+    nonce = :nonce, holder = :holder, attempt = :attempt, lapses = :lapses, generation = :generation,
+    operation_id = :operation_id, created_at = :created_at, first_started_at = :first_started_at,
+    lease_until = :lease_until, deadline_at = :deadline_at, dedup_until = :dedup_until, lease_us = :lease_us,
+    attempts_max = :attempts_max, answer_us = :answer_us, tombstone_us = :tombstone_us,
+    after_expiry = :after_expiry, settled_at = :settled_at, answer_until = :answer_until,
+    forget_after = :forget_after, doubt = :doubt, resource_type = :resource_type, resource_id = :resource_id,
+    error_code = :error_code, answer_kind = :answer_kind, answer_digest = :answer_digest,
+    sealing_key_id = :sealing_key_id, status = :status, headers = :headers, request = :request, body = :body,
+    business_ref = :business_ref
+WHERE id = :id AND fence = :seen_fence AND nonce = :seen_nonce AND state = :seen_state
+    AND lease_until = :seen_lease_until;
+
+-- name: find_records
+-- A page for operators, newest first, without headers and bodies; seq is the page's cursor.
+SELECT
+    seq,
+    id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce,
+    holder, attempt, lapses, generation, operation_id, created_at, first_started_at, lease_until,
+    deadline_at, dedup_until, lease_us, attempts_max, answer_us, tombstone_us, after_expiry, settled_at,
+    answer_until, forget_after, doubt, business_ref, resource_type, resource_id, error_code, answer_kind,
+    answer_digest, sealing_key_id, status
+FROM semel_record
+WHERE (:before IS NULL OR seq < :before)
+    AND (:states IS NULL OR instr(:states, ',' || state || ',') > 0)
+    AND (:tenant IS NULL OR tenant = :tenant)
+    AND (:caller IS NULL OR caller = :caller)
+    AND (:operation IS NULL OR operation = :operation)
+    AND (:lapsed = 0 OR (state IN (1, 2) AND lease_until <= :now))
+ORDER BY seq DESC
+LIMIT :limit;
+
+-- name: find_open
+-- The same over open and unknown records only, by their small index.
+SELECT
+    seq,
+    id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce,
+    holder, attempt, lapses, generation, operation_id, created_at, first_started_at, lease_until,
+    deadline_at, dedup_until, lease_us, attempts_max, answer_us, tombstone_us, after_expiry, settled_at,
+    answer_until, forget_after, doubt, business_ref, resource_type, resource_id, error_code, answer_kind,
+    answer_digest, sealing_key_id, status
+FROM semel_record
+WHERE state IN (1, 2, 6)
+    AND (:before IS NULL OR seq < :before)
+    AND instr(:states, ',' || state || ',') > 0
+    AND (:tenant IS NULL OR tenant = :tenant)
+    AND (:caller IS NULL OR caller = :caller)
+    AND (:operation IS NULL OR operation = :operation)
+    AND (:lapsed = 0 OR (state IN (1, 2) AND lease_until <= :now))
+ORDER BY seq DESC
+LIMIT :limit;
+
+-- name: find_lapsed
+-- Ids of PROCESSING records whose lease is over: the reaper's work, oldest lease first.
+SELECT id
+FROM semel_record
+WHERE state = 2 AND lease_until <= :now
+    AND (effects <> 2 OR dedup_until <= :now OR lapses + (lease_until > 0) >= attempts_max)
+ORDER BY lease_until
+LIMIT :limit;
+
+-- name: purge_window
+-- One chunk of the purge's walk in order of creation.
+SELECT seq, answer_until, forget_after, answer_kind
+FROM semel_record
+WHERE seq > :after
+ORDER BY seq
+LIMIT :chunk;
+
+-- name: drop_answer
+-- The answer's retention is over; the tombstone stays.
+UPDATE semel_record SET answer_kind = 2, headers = NULL, body = NULL
+WHERE seq = :seq AND answer_until = :answer_until AND answer_kind = 1;
+
+-- name: forget
+-- The tombstone's retention is over. Open and unknown records have no such end and are never met here.
+DELETE FROM semel_record
+WHERE seq = :seq AND forget_after = :forget_after;
+
+-- name: count_states
+-- How many records stand in each state.
+SELECT state, count(*) FROM semel_record GROUP BY state ORDER BY state;
+
+-- name: write_audit
+-- One line of the audit trail.
+INSERT INTO semel_audit (at, record_id, actor, action, reason, fence)
+VALUES (:at, :record_id, :actor, :action, :reason, :fence);
+
+-- name: read_audit
+-- The newest lines of the audit trail, of one record or of all.
+SELECT at, record_id, actor, action, reason, fence
+FROM semel_audit
+WHERE :record_id IS NULL OR record_id = :record_id
+ORDER BY seq DESC
+LIMIT :limit;
+
+-- name: has_meta
+-- Whether this database was ever migrated.
+SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'semel_meta';
+
+-- name: read_meta
+-- Who this store is.
+SELECT store_id, schema_version, epoch, id_format, secret_check FROM semel_meta;
+
+-- name: first_meta
+-- Written once, by the first migration.
+INSERT INTO semel_meta (one, store_id, schema_version, epoch, id_format, secret_check)
+VALUES (1, :store_id, :schema_version, 1, 1, :secret_check)
+ON CONFLICT (one) DO NOTHING;
+
+-- name: write_schema_version
+-- Raised by each later migration.
+UPDATE semel_meta SET schema_version = :schema_version WHERE schema_version < :schema_version;

@@ -1,0 +1,86 @@
+"""SQL as data: the asks of every SQL store, and the reader of ``.sql`` files with named statements.
+
+Only ``int | bytes | str | None`` cross a driver, positional rows come back. The text is written in one
+neutral style (``:name`` parameters); a driver whose client library wants another one compiles it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Final
+
+from semel.flow import Ask
+
+Value = int | bytes | str | None
+Row = tuple[Value, ...]
+Params = Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One named statement. ``writes`` tells a driver that it needs the write transaction."""
+
+    name: str
+    text: str
+    writes: bool
+
+
+class Now(Ask[int]):
+    """The store's time in microseconds. Databases inside this process have the host's clock."""
+
+    __slots__ = ()
+
+
+class Query(Ask[list[Row]]):
+    """Rows of one statement."""
+
+    __slots__ = ("params", "statement")
+
+    def __init__(self, statement: Statement, params: Params) -> None:
+        self.statement = statement
+        self.params = params
+
+
+class Execute(Ask[int]):
+    """A writing statement; the reply is the number of rows it changed."""
+
+    __slots__ = ("params", "statement")
+
+    def __init__(self, statement: Statement, params: Params) -> None:
+        self.statement = statement
+        self.params = params
+
+
+class Script(Ask[None]):
+    """A migration: several statements, inside the driver's transaction."""
+
+    __slots__ = ("statements",)
+
+    def __init__(self, statements: tuple[str, ...]) -> None:
+        self.statements = statements
+
+
+NOW: Final = Now()
+_HEAD = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_WRITING = ("INSERT", "UPDATE", "DELETE")
+
+
+@cache
+def statements(package: str, file: str) -> Mapping[str, Statement]:
+    """The named statements of a ``.sql`` file that lies in a package."""
+    parts = _HEAD.split(resources.files(package).joinpath(file).read_text("utf-8"))
+    found = {}
+    for name, block in zip(parts[1::2], parts[2::2], strict=True):
+        text = "\n".join(line for line in block.splitlines() if not line.startswith("--")).strip().rstrip(";")
+        found[name] = Statement(name, text, text.startswith(_WRITING))
+    return found
+
+
+def script(text: str) -> tuple[str, ...]:
+    """The single statements of a migration, comments dropped. Migrations hold no ``;`` inside literals."""
+    bare = "\n".join(line.split("--", 1)[0] for line in text.splitlines())
+    return tuple(part.strip() for part in bare.split(";") if part.strip())
