@@ -1,0 +1,396 @@
+"""The fingerprint: 32 bytes that say whether two requests under one key want the same thing.
+
+A `Recipe` says what counts and how; its id is stored beside every fingerprint, so that a later configuration is never
+taken for another request. A `Fingerprinter` applies it, to a whole body at once or while the body streams through
+bounded memory. The key never enters. The file deliberately does not read requests: `Facts` are handed in, from HTTP
+or anywhere else. What is hashed, in this order, each text framed by its length:
+
+    version, recipe id | facts | how the body was read (its tag) | the body's canonical bytes, to the end
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import hmac
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, Protocol
+
+from semel.errors import InvalidBody, PolicyError, RequestTooLarge
+from semel.rules.canonical import canonical_json, select_members
+from semel.rules.multipart import MultipartDigest, form_canonical, parse_media_type
+from semel.rules.recipe import DigestField, Members, Recipe, WholeBody
+
+__all__ = ["DigestField", "Facts", "Fingerprinter", "Hashing", "Members", "Recipe", "WholeBody"]
+
+_SECRET_BYTES_MIN = 16
+
+# One tag for every way to read a body. They are framed, and none of them is a fingerprint of another.
+_JSON = b"4:json"
+_JSON_RAW = b"8:json-raw"
+_JSON_LARGE = b"10:json-large"
+_MEMBERS = b"7:members"
+_FORM = b"4:form"
+_FORM_LARGE = b"10:form-large"
+_MULTIPART = b"9:multipart"
+_MULTIPART_RAW = b"13:multipart-raw"
+_RAW = b"3:raw"
+_DIGEST = b"6:digest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a request says besides its body.
+
+    Args:
+        operation: the operation's stable name, not the path.
+        method: the HTTP method, or "" outside HTTP.
+        path_params: names and values from the route; their order does not matter.
+        query: the raw query string; a retry repeats it byte by byte.
+        tenant: whose data it is.
+        caller: who asks; never a credential.
+        media_type: the raw Content-Type value, or "".
+        extra: names and values of declared extra header fields. Names are compared without case; the order matters
+            only among values of one name.
+        content_digest: the raw Content-Digest value, if any. It counts under `DigestField` alone.
+    """
+
+    operation: str
+    method: str
+    path_params: tuple[tuple[str, str], ...]
+    query: bytes
+    tenant: str
+    caller: str
+    media_type: str
+    extra: tuple[tuple[str, str], ...] = ()
+    content_digest: str | None = None
+
+
+class Hashing(Protocol):
+    """A fingerprint in the making. Feed the body in pieces of any size, then finish once."""
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the body.
+
+        Raises:
+            RequestTooLarge: under `Members`, a JSON body over `json_bytes_max`.
+        """
+
+    def finish(self) -> bytes:
+        """The fingerprint, 32 bytes.
+
+        Raises:
+            RequestTooLarge: JSON nested deeper than `json_depth_max`.
+            InvalidBody: under `DigestField`, a body whose digest is another.
+        """
+
+
+class Fingerprinter:
+    """Makes fingerprints under one recipe. It has no state that a request could change: share it between threads.
+
+    Args:
+        recipe: what counts, and how.
+        secret: the HMAC secret, at least 16 bytes; exactly where the recipe's algorithm is `hmac-sha256`.
+
+    Raises:
+        PolicyError: a secret that is missing, short, or without use.
+
+    >>> facts = Facts(
+    ...     operation="pay",
+    ...     method="POST",
+    ...     path_params=(),
+    ...     query=b"",
+    ...     tenant="demo",
+    ...     caller="alice",
+    ...     media_type="application/json",
+    ... )
+    >>> fingerprints = Fingerprinter(Recipe())
+    >>> one = fingerprints.digest(facts, b'{"amount": 5, "to": "bob"}')
+    >>> one == fingerprints.digest(facts, b'{"to":"bob","amount":5}')
+    True
+    >>> hashing = fingerprints.begin(facts)
+    >>> hashing.feed(b'{"to":"bob",')
+    >>> hashing.feed(b'"amount":6}')
+    >>> hashing.finish() == one
+    False
+    """
+
+    __slots__ = ("_base", "_json", "_json_tag", "recipe")
+
+    def __init__(self, recipe: Recipe, secret: bytes | None = None) -> None:
+        if recipe.algorithm == "sha256" and secret is not None:
+            raise PolicyError("A secret has no use with algorithm='sha256'; use 'hmac-sha256', or leave it out.")
+        if recipe.algorithm == "hmac-sha256" and secret is None:
+            raise PolicyError("algorithm='hmac-sha256' needs a secret.")
+        if secret is not None and len(secret) < _SECRET_BYTES_MIN:
+            raise PolicyError(f"The secret must have at least {_SECRET_BYTES_MIN} bytes.")
+        self.recipe = recipe
+        self._base: _Hash = hashlib.sha256() if secret is None else hmac.new(secret, digestmod=hashlib.sha256)
+        self._base.update(_frame("semel fingerprint", recipe.id))
+        self._json = _json_reader(recipe)
+        self._json_tag = _MEMBERS if isinstance(recipe.body, Members) else _JSON
+
+    def digest(self, facts: Facts, body: bytes) -> bytes:
+        """The fingerprint of a request whose body is at hand; the same as feeding the body to `begin(facts)`.
+
+        Args:
+            facts: what the request says besides its body.
+            body: the whole body.
+
+        Raises:
+            RequestTooLarge, InvalidBody: as `begin`, `Hashing.feed` and `Hashing.finish` do.
+        """
+        kind, media = _media(facts.media_type)
+        if kind != "json" or type(self.recipe.body) is DigestField or len(body) > self.recipe.json_bytes_max:
+            hashing = self.begin(facts)
+            hashing.feed(body)
+            return hashing.finish()
+        tag, content = self._read_json(body)
+        return _sealed(self._base.copy(), _facts_frame(facts, media) + tag, content)
+
+    def begin(self, facts: Facts) -> Hashing:
+        """Start the fingerprint of a request whose body is still to come.
+
+        Args:
+            facts: what the request says besides its body.
+
+        Raises:
+            InvalidBody: under `DigestField`, a Content-Digest that is missing, malformed or without sha-256 and
+                sha-512.
+        """
+        kind, media = _media(facts.media_type)
+        base = self._base.copy()
+        base.update(_facts_frame(facts, media))
+        if isinstance(self.recipe.body, DigestField):
+            return _Digested(base, facts.content_digest)
+        bytes_max = self.recipe.json_bytes_max
+        match kind:
+            case "json":
+                # A selection cannot be told from bytes that are not held.
+                large = None if isinstance(self.recipe.body, Members) else _JSON_LARGE
+                return _Held(base, self._read_json, bytes_max, large)
+            case "form":
+                return _Held(base, _read_form, bytes_max, _FORM_LARGE)
+            case "multipart":
+                return _Multipart(base, _boundary(facts.media_type))
+            case "raw":
+                return _Raw(base)
+
+    def _read_json(self, body: bytes) -> tuple[bytes, bytes]:
+        canonical = self._json(body)
+        return (_JSON_RAW, body) if canonical is None else (self._json_tag, canonical)
+
+
+class _Hash(Protocol):
+    """What hashlib's and hmac's objects have in common."""
+
+    def update(self, data: bytes, /) -> None: ...
+    def digest(self) -> bytes: ...
+    def copy(self) -> _Hash: ...
+
+
+class _Raw:
+    """The bytes as received."""
+
+    __slots__ = ("_hash",)
+
+    def __init__(self, base: _Hash) -> None:
+        self._hash = base
+        self._hash.update(_RAW)
+
+    def feed(self, chunk: bytes) -> None:
+        self._hash.update(chunk)
+
+    def finish(self) -> bytes:
+        return self._hash.digest()
+
+
+class _Held:
+    """A body that is read as a whole, and hashed as received once it is larger than may be held."""
+
+    __slots__ = ("_buffer", "_bytes_max", "_hash", "_large", "_overflown", "_read")
+
+    def __init__(
+        self, base: _Hash, read: Callable[[bytes], tuple[bytes, bytes]], bytes_max: int, large: bytes | None
+    ) -> None:
+        self._hash = base
+        self._read = read
+        self._bytes_max = bytes_max
+        self._large = large
+        # One growing buffer rather than a list: many tiny chunks would cost many times their own size.
+        self._buffer = bytearray()
+        self._overflown = False
+
+    def feed(self, chunk: bytes) -> None:
+        if self._overflown:
+            self._hash.update(chunk)
+        elif len(self._buffer) + len(chunk) <= self._bytes_max:
+            self._buffer += chunk
+        elif self._large is None:
+            self._buffer.clear()
+            raise RequestTooLarge(f"The JSON body is larger than {self._bytes_max} bytes; send a smaller one.")
+        else:
+            self._overflown = True
+            self._hash.update(self._large)
+            self._hash.update(bytes(self._buffer))
+            self._hash.update(chunk)
+            self._buffer.clear()
+
+    def finish(self) -> bytes:
+        if self._overflown:
+            return self._hash.digest()
+        tag, content = self._read(bytes(self._buffer))
+        return _sealed(self._hash, tag, content)
+
+
+class _Multipart:
+    """A form by its parts, or as received where the parts have no canonical form; both hashes run side by side."""
+
+    __slots__ = ("_hash", "_parts", "_raw")
+
+    def __init__(self, base: _Hash, boundary: bytes) -> None:
+        self._hash = base
+        self._raw = base.copy()
+        self._raw.update(_MULTIPART_RAW)
+        self._parts = MultipartDigest(boundary)
+
+    def feed(self, chunk: bytes) -> None:
+        self._raw.update(chunk)
+        self._parts.feed(chunk)
+
+    def finish(self) -> bytes:
+        parts = self._parts.finish()
+        return self._raw.digest() if parts is None else _sealed(self._hash, _MULTIPART, parts)
+
+
+class _Digested:
+    """The digest the client sent, verified over the bytes as received."""
+
+    __slots__ = ("_hash", "_running", "_sent")
+
+    def __init__(self, base: _Hash, content_digest: str | None) -> None:
+        self._hash = base
+        self._sent = _parse_content_digest(content_digest)
+        self._running = {name: _DIGEST_ALGORITHMS[name]() for name in self._sent}
+
+    def feed(self, chunk: bytes) -> None:
+        for running in self._running.values():
+            running.update(chunk)
+
+    def finish(self) -> bytes:
+        for name, running in self._running.items():
+            if running.digest() != self._sent[name]:
+                raise InvalidBody("The body is not what Content-Digest says; send the body and the digest anew.")
+        # The first is sha-256 wherever it was sent, so that adding sha-512 to a retry changes nothing.
+        name = min(self._sent)
+        return _sealed(self._hash, _DIGEST, _frame(name) + self._sent[name])
+
+
+_DIGEST_ALGORITHMS = {"sha-256": hashlib.sha256, "sha-512": hashlib.sha512}
+_DIGEST_MEMBER = re.compile(r"[ \t]*([a-z*][a-z0-9_.*-]*)=:([A-Za-z0-9+/]*={0,2}):[ \t]*").fullmatch
+
+
+def _parse_content_digest(value: str | None) -> dict[str, bytes]:
+    """The supported digests of a Content-Digest field by algorithm; at least one."""
+    if value is None:
+        raise InvalidBody("This operation needs a Content-Digest field; send one with sha-256 or sha-512 (RFC 9530).")
+    found: dict[str, str] = {}
+    for member in value.split(","):
+        match = _DIGEST_MEMBER(member)
+        # RFC 9651 lets the last of two equal names win; which one the client meant is not ours to guess.
+        if match is None or match[1] in found:
+            raise InvalidBody("Content-Digest is malformed; send it as in sha-256=:BASE64: (RFC 9530), each name once.")
+        found[match[1]] = match[2]
+    digests = {}
+    for name in _DIGEST_ALGORITHMS.keys() & found.keys():
+        try:
+            digests[name] = binascii.a2b_base64(found[name], strict_mode=True)
+        except binascii.Error as error:
+            raise InvalidBody("Content-Digest is not well-formed base64; send the digest anew.") from error
+    if not digests:
+        raise InvalidBody("Content-Digest has no algorithm that can be verified; send sha-256 or sha-512.")
+    return digests
+
+
+def _json_reader(recipe: Recipe) -> Callable[[bytes], bytes | None]:
+    depth_max = recipe.json_depth_max
+    if isinstance(recipe.body, Members):
+        names = recipe.body.names
+        return lambda body: select_members(body, names, depth_max=depth_max)
+    return lambda body: canonical_json(body, depth_max=depth_max)
+
+
+def _read_form(body: bytes) -> tuple[bytes, bytes]:
+    return _FORM, form_canonical(body)
+
+
+def _sealed(hashing: _Hash, tag: bytes, content: bytes) -> bytes:
+    hashing.update(tag)
+    hashing.update(content)
+    return hashing.digest()
+
+
+def _frame(*texts: str) -> bytes:
+    # Lengths in characters: the whole text can be taken apart again, and UTF-8 keeps different texts different.
+    # Surrogates pass, for text that was decoded leniently on its way in.
+    return "".join([f"{len(text)}:{text}" for text in texts]).encode("utf-8", "surrogatepass")
+
+
+def _facts_frame(facts: Facts, media: str) -> bytes:
+    """All facts as one text, spelled out rather than looped over: every request pays for it."""
+    operation, method, tenant, caller = facts.operation, facts.method, facts.tenant, facts.caller
+    query = facts.query.decode("latin-1")
+    text = (
+        f"{len(operation)}:{operation}{len(method)}:{method}{len(tenant)}:{tenant}{len(caller)}:{caller}"
+        f"{len(media)}:{media}{len(query)}:{query}"
+    )
+    if facts.path_params or facts.extra:
+        text += _pairs_text(facts.path_params)
+        text += _pairs_text(tuple((name.lower(), value) for name, value in facts.extra))
+    else:
+        text += "0;0;"
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _pairs_text(pairs: tuple[tuple[str, str], ...]) -> str:
+    ordered = sorted(pairs, key=lambda pair: pair[0])
+    return f"{len(ordered)};" + "".join([f"{len(name)}:{name}{len(text)}:{text}" for name, text in ordered])
+
+
+_Kind = Literal["json", "form", "multipart", "raw"]
+_UTF8 = frozenset({"", "utf-8", "utf8", "us-ascii"})
+_CACHED_LENGTH_MAX = 128
+
+
+def _media(value: str) -> tuple[_Kind, str]:
+    # Media types repeat; the bound on length keeps what a client may put into the cache small.
+    return _media_cached(value) if len(value) <= _CACHED_LENGTH_MAX else _media_of(value)
+
+
+def _media_of(value: str) -> tuple[_Kind, str]:
+    """How to read a body of this media type, and the media type's canonical text."""
+    media = parse_media_type(value)
+    if media is None:
+        return "raw", f"?{value}"
+    kind: _Kind = "raw"
+    essence = media.essence
+    if essence == "application/json" or (essence.startswith("application/") and essence.endswith("+json")):
+        # In another charset the same bytes would be another document.
+        kind = "json" if media.charset in _UTF8 else "raw"
+    elif essence == "application/x-www-form-urlencoded":
+        kind = "form"
+    elif essence == "multipart/form-data":
+        kind = "multipart"
+    return kind, f"{essence};{media.charset}"
+
+
+_media_cached = lru_cache(maxsize=256)(_media_of)
+
+
+def _boundary(value: str) -> bytes:
+    media = parse_media_type(value)
+    # Beyond ASCII it is no boundary, which the digest finds out.
+    return b"" if media is None else media.boundary.encode("utf-8", "surrogatepass")

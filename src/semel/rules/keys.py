@@ -1,0 +1,191 @@
+"""The key's grammar: what the field lines of `Idempotency-Key` say, as one canonical string.
+
+Both spellings of a key are one key: `"abc"` (a String of RFC 9651) and `abc` (what most clients send). The file
+also holds the format an operation may ask for, and names weak keys so that a caller can count them. It deliberately
+does not make keys, hash them, or know scopes; and no message it raises contains the key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from semel.errors import InvalidKey, MissingKey, PolicyError
+
+KEY_LENGTH_MAX = 255
+"""The longest key, in characters after parsing."""
+
+# Every escape doubles a character, and parameters are ignored: nothing honest is longer than this. The bound keeps
+# the patterns below on short input whatever the server's own header limit is.
+_LINE_BYTES_MAX = 4096
+
+# Bare: visible ASCII without the quote, the comma (a joined second line) and the semicolon (parameters).
+_BARE = re.compile(rb"[!#-+\--:<-~]{1,255}").fullmatch
+_QUOTED = re.compile(rb'"((?:[ !#-\[\]-~]|\\["\\])*+)"')
+_ESCAPED = re.compile(rb'\\(["\\])')
+
+# RFC 9651, 3.1.2: *( ";" *SP key [ "=" bare-item ] ). The values are ignored, so telling the kinds of a number or a
+# Date apart would buy nothing; the character sets do keep a second key or stray text from passing as a parameter.
+_PARAMETERS = re.compile(
+    rb"""(?: ; [ ]*+ [a-z*][a-z0-9_.*-]*+
+             (?: = (?: -?[0-9]++(?:\.[0-9]++)?+ | @-?[0-9]++ | \?[01] | :[A-Za-z0-9+/=]*+:
+                     | %?"(?:[ !#-\[\]-~]|\\["\\])*+" | [A-Za-z*][!\#$%&'*+.^_`|~0-9A-Za-z:/-]*+ ) )?+ )*+""",
+    re.VERBOSE,
+)
+_UUID = re.compile(r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}").fullmatch
+_UUID_LENGTH = 36
+
+_SHORT = 16
+_DISTINCT_MIN = 5
+
+
+def parse_key(lines: Sequence[bytes]) -> str:
+    r"""Read the one key a request carries.
+
+    Args:
+        lines: the values of all `Idempotency-Key` field lines, in the order received.
+
+    Returns:
+        The key, 1 to 255 visible ASCII characters, unquoted and unescaped. It is compared byte by byte: no case
+        folding, no percent-decoding.
+
+    Raises:
+        MissingKey: there is no field line.
+        InvalidKey: more than one line, or a line that is neither a String nor the bare form.
+
+    Source: RFC 9651, sections 3.3.3 (Strings) and 3.1.2 (Parameters).
+
+    >>> parse_key([b"8e03978e-40d5-43dd-bc93-6894a57f9324"])
+    '8e03978e-40d5-43dd-bc93-6894a57f9324'
+    >>> parse_key([b'"say \\"once\\"";v=1'.replace(b" ", b"-")])
+    'say-"once"'
+    """
+    if len(lines) == 1:
+        line = lines[0]
+        if _BARE(line):
+            return line.decode("ascii")
+        return _parse_uncommon(line)
+    if not lines:
+        raise MissingKey("The request has no Idempotency-Key; send one, unique to what you want done once.")
+    raise InvalidKey("The request has several Idempotency-Key fields; send exactly one.")
+
+
+def _parse_uncommon(line: bytes) -> str:
+    """Everything but a bare key without blanks around it."""
+    if len(line) > _LINE_BYTES_MAX:
+        raise InvalidKey(f"The Idempotency-Key field is too long; send a key of 1 to {KEY_LENGTH_MAX} characters.")
+    value = line.strip(b" \t")
+    if not value:
+        raise InvalidKey(f"The Idempotency-Key is empty; send a key of 1 to {KEY_LENGTH_MAX} characters.")
+    if _BARE(value):
+        return value.decode("ascii")
+    if not value.startswith(b'"'):
+        raise InvalidKey(_why_not_bare(value))
+    quoted = _QUOTED.match(value)
+    if quoted is None:
+        raise InvalidKey(
+            "The Idempotency-Key is not a well-formed quoted string; close the quote, use ASCII only, and write a "
+            'quote as \\" and a backslash as \\\\ (RFC 9651).'
+        )
+    if _PARAMETERS.fullmatch(value, quoted.end()) is None:
+        raise InvalidKey(
+            "The Idempotency-Key has text after its closing quote that is no parameter; send exactly one key."
+        )
+    return _checked(_ESCAPED.sub(rb"\1", quoted[1]))
+
+
+def _checked(raw: bytes) -> str:
+    """The text between the quotes, held to the same length and characters as the bare form."""
+    if not raw:
+        raise InvalidKey(f"The Idempotency-Key is empty; send a key of 1 to {KEY_LENGTH_MAX} characters.")
+    if len(raw) > KEY_LENGTH_MAX:
+        raise InvalidKey(f"The Idempotency-Key is too long; send at most {KEY_LENGTH_MAX} characters.")
+    if b" " in raw:
+        raise InvalidKey("The Idempotency-Key contains a space; send visible ASCII characters only, such as a UUID.")
+    return raw.decode("ascii")
+
+
+def _why_not_bare(value: bytes) -> str:
+    """The remedy for an unquoted value that is no key. It looks at characters, and repeats none of them."""
+    if b"," in value:
+        return "The Idempotency-Key contains a comma; send exactly one key, or quote it if the comma belongs to it."
+    if b";" in value or b'"' in value:
+        return "The Idempotency-Key contains a quote or a semicolon; send it as a quoted string (RFC 9651)."
+    if any(not 0x21 <= byte <= 0x7E for byte in value):
+        return "The Idempotency-Key contains a character that is not visible ASCII; send a UUID, for example."
+    return f"The Idempotency-Key is too long; send at most {KEY_LENGTH_MAX} characters."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFormat:
+    """What an operation asks of its keys beyond the grammar.
+
+    Args:
+        pattern: a regular expression the whole key must match. It runs on at most 255 characters, but a pattern
+            that backtracks without end is the developer's to avoid.
+        length_min: the shortest key, in characters, 1 to 255.
+        uuid: whether the key must be a UUID in its hyphenated text form, in either case. The two cases of one UUID
+            remain two keys.
+
+    Raises:
+        PolicyError: at construction, when the pattern does not compile or no key could satisfy the format.
+
+    >>> KeyFormat(uuid=True).check("8e03978e-40d5-43dd-bc93-6894a57f9324")
+    >>> KeyFormat(length_min=16).check("1")
+    Traceback (most recent call last):
+        ...
+    semel.errors.InvalidKey: This operation expects an Idempotency-Key of at least 16 characters; send such a key.
+    """
+
+    pattern: str | None = None
+    length_min: int = 1
+    uuid: bool = False
+    _compiled: re.Pattern[str] | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        length_max = _UUID_LENGTH if self.uuid else KEY_LENGTH_MAX
+        if not isinstance(self.length_min, int) or not 1 <= self.length_min <= length_max:
+            raise PolicyError(f"length_min must be between 1 and {length_max}, not {self.length_min}.")
+        if self.pattern is not None:
+            try:
+                compiled = re.compile(self.pattern)
+            except (re.error, TypeError, OverflowError, RecursionError) as error:
+                raise PolicyError(f"The key pattern is not a regular expression: {error}") from error
+            object.__setattr__(self, "_compiled", compiled)
+
+    def check(self, key: str) -> None:
+        """Accept `key`, or raise `InvalidKey` with the expected format, which is public; the key is not repeated."""
+        if len(key) < self.length_min:
+            raise InvalidKey(
+                f"This operation expects an Idempotency-Key of at least {self.length_min} characters; send such a key."
+            )
+        if self.uuid and _UUID(key) is None:
+            raise InvalidKey("This operation expects a UUID as Idempotency-Key; send one with its four hyphens.")
+        if self._compiled is not None and self._compiled.fullmatch(key) is None:
+            raise InvalidKey(f"This operation expects an Idempotency-Key that matches {self.pattern}; send such a key.")
+
+
+def weakness(key: str) -> Literal["short", "digits", "repeated"] | None:
+    """Name why a parsed key is likely to be used again by accident, or None for a good one.
+
+    Args:
+        key: a key from `parse_key`.
+
+    Returns:
+        "short" below 16 characters; "digits" for digits alone (a counter or a clock); "repeated" for at most four
+        distinct characters. Weak keys are counted, never refused: refusing is what `KeyFormat` is for.
+
+    >>> weakness("1"), weakness("20240229120000000"), weakness("00000000-0000-0000-0000-000000000000")
+    ('short', 'digits', 'repeated')
+    >>> weakness("8e03978e-40d5-43dd-bc93-6894a57f9324") is None
+    True
+    """
+    if len(key) < _SHORT:
+        return "short"
+    if key.isdigit():
+        return "digits"
+    if len(set(key)) < _DISTINCT_MIN:
+        return "repeated"
+    return None

@@ -1,0 +1,183 @@
+"""The key's grammar, formats and weaknesses, line by line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semel.errors import InvalidKey, MissingKey, PolicyError
+from semel.rules.keys import KeyFormat, parse_key, weakness
+
+UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
+VISIBLE = "".join(chr(code) for code in range(0x21, 0x7F))
+PLAIN = settings(derandomize=True, deadline=None, max_examples=300)
+
+ACCEPTED: list[tuple[bytes, str]] = [
+    (UUID.encode(), UUID),
+    (b'"' + UUID.encode() + b'"', UUID),
+    (b" \t" + UUID.encode() + b"\t ", UUID),
+    (b'  "abc" ', "abc"),
+    (b"a", "a"),
+    (b"a" * 255, "a" * 255),
+    (b'"' + b"a" * 255 + b'"', "a" * 255),
+    (b'"' + b'\\"' * 255 + b'"', '"' * 255),
+    (b"a\\b", "a\\b"),
+    (b'"a\\\\b"', "a\\b"),
+    (b'"a\\"b"', 'a"b'),
+    (b'"a,b;c=d"', "a,b;c=d"),
+    (b"a%20b", "a%20b"),
+    (b"A=b:c/d'e", "A=b:c/d'e"),
+    (b'"abc";v=1', "abc"),
+    (b'"abc";v', "abc"),
+    (b'"abc"; v="x;y\\"";  *w=?1;x=:YQ==:;y=-1.5;z=tok/en:x;d=@-12;e=%"%c3"', "abc"),
+]
+
+REFUSED: list[bytes] = [
+    b"",
+    b" \t ",
+    b'""',
+    b'"',
+    b'"abc',
+    b'abc"',
+    b'"abc\\"',
+    b'"a\\b"',
+    b'"a b"',
+    b"a b",
+    b"a,b",
+    b"a, b",
+    b'"a", "b"',
+    b'"a""b"',
+    b'"a"b',
+    b'"a" ;v=1',
+    b'"a";',
+    b'"a";V=1',
+    b'"a";v=',
+    b'"a";v=1,"b"',
+    b'"a";v="x',
+    b"a;v=1",
+    b"a\x00b",
+    b"a\r\nb",
+    b"abc\n",
+    b'"abc"\n',
+    b"a\x7fb",
+    b"\xc3\xa9",
+    b'"\xc3\xa9"',
+    b"a" * 256,
+    b'"' + b"a" * 256 + b'"',
+    b'"a"' + b";v=1" * 2000,
+]
+
+
+@pytest.mark.parametrize(("line", "key"), ACCEPTED)
+def test_a_key_is_read(line: bytes, key: str) -> None:
+    assert parse_key([line]) == key
+
+
+@pytest.mark.parametrize("line", REFUSED, ids=range(len(REFUSED)))
+def test_anything_else_is_refused_with_a_remedy(line: bytes) -> None:
+    with pytest.raises(InvalidKey, match=r"; (send|quote|close)"):
+        parse_key([line])
+
+
+def test_no_line_is_a_missing_key() -> None:
+    with pytest.raises(MissingKey, match="send one"):
+        parse_key([])
+
+
+def test_several_lines_are_refused_even_if_they_agree() -> None:
+    with pytest.raises(InvalidKey, match="exactly one"):
+        parse_key([b"abc", b"abc"])
+
+
+@pytest.mark.parametrize(
+    "line", [b"s3cret key", b"s3cret,key", b"s3cret;key", b'"s3cret', b"s3cret\x01", b'"s3cret" x']
+)
+def test_a_message_never_contains_the_key(line: bytes) -> None:
+    with pytest.raises(InvalidKey) as caught:
+        parse_key([line])
+    assert "s3cret" not in str(caught.value)
+
+
+@PLAIN
+@given(st.text(VISIBLE, min_size=1, max_size=255))
+def test_both_forms_of_a_value_are_one_key(key: str) -> None:
+    quoted = '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    assert parse_key([quoted.encode()]) == key
+    if not set(key) & set('",;'):
+        assert parse_key([key.encode()]) == key
+
+
+@PLAIN
+@given(st.binary(max_size=300))
+def test_whatever_comes_is_a_key_or_refused(line: bytes) -> None:
+    try:
+        key = parse_key([line])
+    except InvalidKey:
+        return
+    assert 1 <= len(key) <= 255
+    assert set(key) <= set(VISIBLE)
+
+
+def test_a_hostile_line_costs_no_more_than_its_length() -> None:
+    # Patterns that backtracked would not come back from these.
+    for line in (b'"' + b"\\" * 4000, b'"a"' + b";a" * 2000 + b"!", b'"a";v="' + b'\\"' * 2000):
+        with pytest.raises(InvalidKey):
+            parse_key([line])
+
+
+def test_a_format_accepts_what_it_asks_for() -> None:
+    KeyFormat().check("a")
+    KeyFormat(uuid=True).check(UUID)
+    KeyFormat(uuid=True, length_min=36).check(UUID.upper())
+    KeyFormat(pattern="order-[0-9]+").check("order-17")
+    KeyFormat(length_min=16).check("a" * 16)
+
+
+@pytest.mark.parametrize(
+    ("form", "key", "named"),
+    [
+        (KeyFormat(uuid=True), UUID.replace("-", ""), "UUID"),
+        (KeyFormat(uuid=True), UUID + "\n", "UUID"),
+        (KeyFormat(pattern="order-[0-9]+"), "order-17x", r"order-\[0-9\]\+"),
+        (KeyFormat(pattern="a|b"), "ab", r"a\|b"),
+        (KeyFormat(length_min=16), "k" * 15, "at least 16"),
+    ],
+)
+def test_a_format_refuses_by_naming_itself(form: KeyFormat, key: str, named: str) -> None:
+    with pytest.raises(InvalidKey, match=named) as caught:
+        form.check(key)
+    assert key not in str(caught.value)
+
+
+def test_an_impossible_format_is_refused_at_construction() -> None:
+    for length_min in (0, -1, 256):
+        with pytest.raises(PolicyError, match="length_min"):
+            KeyFormat(length_min=length_min)
+    with pytest.raises(PolicyError, match="length_min"):
+        KeyFormat(uuid=True, length_min=37)
+    with pytest.raises(PolicyError, match="regular expression"):
+        KeyFormat(pattern="(")
+
+
+def test_formats_are_values() -> None:
+    assert KeyFormat(pattern="a+") == KeyFormat(pattern="a+")
+    assert len({KeyFormat(pattern="a+"), KeyFormat(pattern="a+"), KeyFormat()}) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("1", "short"),
+        ("a" * 15, "short"),
+        ("1" * 16, "digits"),
+        ("1700000000000000", "digits"),
+        ("a" * 16, "repeated"),
+        ("abcdabcdabcdabcd", "repeated"),
+        ("00000000-0000-0000-0000-000000000000", "repeated"),
+        ("abcdeabcdeabcdea", None),
+        (UUID, None),
+    ],
+)
+def test_weak_keys_have_a_name(key: str, name: str | None) -> None:
+    assert weakness(key) == name
