@@ -35,7 +35,7 @@ UPWARD_ALLOWED = {
 }
 
 # The client library that a driver wraps: the only third-party code below ring 4.
-DRIVER_LIBRARIES = {"semel.drivers.sqlalchemy": "sqlalchemy"}
+DRIVER_LIBRARIES = {"semel.drivers.sqlalchemy": "sqlalchemy", "semel.drivers.sqlalchemy_async": "sqlalchemy"}
 ACCELERATORS = {"orjson"}
 
 DATABASE_CLIENTS = {

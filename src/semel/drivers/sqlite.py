@@ -21,11 +21,20 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from semel.drivers.clock import Clock, system_clock
-from semel.drivers.sqlite_connection import answering, is_busy, open_connection, store_error, writes
+from semel.drivers.sqlite_connection import (
+    BEGIN,
+    COMMIT,
+    Answer,
+    Answering,
+    answering,
+    is_busy,
+    open_connection,
+    store_error,
+    writes,
+)
 from semel.drivers.sqlite_job import Job, settle_jobs
 from semel.errors import StoreUnavailable
 from semel.flow import MakeFlow
@@ -45,7 +54,7 @@ class SqliteDriver:
     Parameters: ``path`` of the database file; ``synchronous`` "FULL" (default: a commit survives power
     loss) or "NORMAL" (the last commits may be lost with the power, never the file); ``busy_seconds`` how
     long a write may wait for the file before :class:`~semel.errors.StoreUnavailable`; ``clock`` in
-    microseconds.
+    microseconds; ``answering`` how asks are performed on a connection (tests stand in between).
     """
 
     def __init__(
@@ -56,10 +65,12 @@ class SqliteDriver:
         busy_seconds: float = 5.0,
         clock: Clock = system_clock,
         inline: bool = True,
+        answering: Answering = answering,
     ) -> None:
         self.path = path
         self.synchronous = synchronous
         self.clock = clock
+        self.answering = answering
         self.commits = 0  # counted: a promise of the documents, checked by tests
         self._busy_seconds = busy_seconds
         self._inline = inline
@@ -70,7 +81,7 @@ class SqliteDriver:
         self._pid = os.getpid()
         self._gate = threading.Lock()
         self._queue: deque[Job[Any]] = deque()
-        self._readers: deque[tuple[sqlite3.Connection, Callable[..., Any]]] = deque()
+        self._readers: deque[tuple[sqlite3.Connection, Answer]] = deque()
         self._writer: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
         self._work = threading.Condition()
@@ -152,7 +163,7 @@ class SqliteDriver:
             self._drop(reader)
         return finished
 
-    def _reader(self) -> tuple[sqlite3.Connection, Callable[..., Any]]:
+    def _reader(self) -> tuple[sqlite3.Connection, Answer]:
         try:
             return self._readers.pop()
         except IndexError:
@@ -162,7 +173,7 @@ class SqliteDriver:
             reader.execute("PRAGMA busy_timeout=100")  # a reader waits only while the WAL is being recovered
         except sqlite3.Error as error:
             raise store_error(error) from error
-        return reader, answering(reader, self.clock)
+        return reader, self.answering(reader, self.clock)
 
     @staticmethod
     def _drop(connection: sqlite3.Connection) -> None:
@@ -220,11 +231,11 @@ class SqliteDriver:
         writer = self._begin(jobs, wait=wait)
         if writer is None:
             return [job for job in jobs if not job.done]
-        answer = answering(writer, self.clock)
+        answer = self.answering(writer, self.clock)
         try:
             for job in jobs:
                 job.advance(answer)
-            self._commit(writer)
+            self._commit(answer)
         except Exception as error:  # noqa: BLE001 - handed to the callers whose flows these are
             self._rollback(writer)
             if len(jobs) == 1:
@@ -245,7 +256,7 @@ class SqliteDriver:
                 writer = self._writer
                 if writer is None:
                     writer = self._writer = open_connection(self.path, self.synchronous)
-                writer.execute("BEGIN IMMEDIATE")
+                self.answering(writer, self.clock)(BEGIN)
                 return writer
             except sqlite3.Error as error:
                 if is_busy(error) and not wait:
@@ -258,10 +269,10 @@ class SqliteDriver:
                     return None
                 time.sleep(BUSY_PAUSE_SECONDS)
 
-    def _commit(self, writer: sqlite3.Connection) -> None:
+    def _commit(self, answer: Answer) -> None:
         started = time.perf_counter()
         try:
-            writer.execute("COMMIT")
+            answer(COMMIT)
         except sqlite3.Error as error:
             raise store_error(error, committing=True) from error
         self.commits += 1

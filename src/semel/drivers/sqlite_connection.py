@@ -48,8 +48,24 @@ def open_connection(
     return connection
 
 
-def answering(connection: sqlite3.Connection, clock: Clock) -> Callable[[Ask[Any]], Any]:
-    """A function that performs asks on this connection."""
+class Transaction(Ask[None]):
+    """The driver's own asks: a transaction begins or is committed. No flow yields them."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+BEGIN: Final = Transaction("BEGIN IMMEDIATE")
+COMMIT: Final = Transaction("COMMIT")
+
+Answer = Callable[[Ask[Any]], Any]
+Answering = Callable[[sqlite3.Connection, Clock], Answer]
+
+
+def answering(connection: sqlite3.Connection, clock: Clock) -> Answer:
+    """A function that performs asks on this connection: all that a driver does to a database goes through one."""
     execute = connection.execute
 
     def answer(needed: Ask[Any]) -> Any:
@@ -60,6 +76,8 @@ def answering(connection: sqlite3.Connection, clock: Clock) -> Callable[[Ask[Any
             return execute(needed.statement.text, needed.params).rowcount  # type: ignore[attr-defined]
         if kind is Now:
             return clock()
+        if kind is Transaction:
+            return execute(needed.text)  # type: ignore[attr-defined]
         assert isinstance(needed, Script)
         for statement in needed.statements:
             execute(statement)

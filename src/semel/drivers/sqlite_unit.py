@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, TypeVar
 
 from semel.drivers.sqlite import SqliteDriver
-from semel.drivers.sqlite_connection import answering, is_busy, open_connection, store_error
+from semel.drivers.sqlite_connection import BEGIN, COMMIT, is_busy, open_connection, store_error
 from semel.drivers.sqlite_job import Job
 from semel.errors import EarlyCommit
 from semel.flow import MakeFlow, perform
@@ -72,7 +72,7 @@ class SqliteUnit:
 
     def __init__(self, driver: SqliteDriver, connection: UnitConnection) -> None:
         self._driver = driver
-        self._answer: Callable[[Any], Any] = answering(connection, driver.clock)
+        self._answer: Callable[[Any], Any] = driver.answering(connection, driver.clock)
         self.connection = connection
         self._ended = False
 
@@ -88,6 +88,14 @@ class SqliteUnit:
             if guarded:
                 self.connection.set_authorizer(_deny_transactions)
                 self.connection.semel_guarded = True
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        """As ``run``: nothing waits inside the lock."""
+        return self.run(make)
+
+    async def rollback_async(self) -> None:
+        """As ``rollback``: it is as quick."""
+        self.rollback()
 
     def hand_out(self) -> UnitConnection:
         """The connection, guarded: from here on the handler may write."""
@@ -105,7 +113,7 @@ class SqliteUnit:
         try:
             if not self.connection.in_transaction:
                 raise EarlyCommit("the transaction was over before Semel could commit it")
-            self.connection.execute("COMMIT")
+            self._answer(COMMIT)
             self._driver.commits += 1
         except sqlite3.Error as error:
             raise store_error(error, committing=True) from error
@@ -146,7 +154,7 @@ def _open(driver: SqliteDriver, deadline: float) -> SqliteUnit:
     assert isinstance(connection, UnitConnection)
     while True:
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            driver.answering(connection, driver.clock)(BEGIN)
             return SqliteUnit(driver, connection)
         except sqlite3.Error as error:
             if not is_busy(error) or time.monotonic() >= deadline:

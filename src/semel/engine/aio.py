@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 from semel.engine.backend import Backend
 from semel.engine.connect import connect_backend
 from semel.engine.core import Core, Refusal, Result, begun_result, ended_result
+from semel.engine.joining import AsyncAtomic
 from semel.engine.performing import AsyncPerformer
 from semel.engine.permit import Permit
 from semel.engine.upkeep import AsyncUpkeep
@@ -16,6 +17,7 @@ from semel.errors import StoreError, StoreTimeout
 from semel.flow import MakeFlow
 from semel.model import Answer, Claim, Effects, InProgress, Proceed, Settlement, Settling, Superseded, Verdict
 from semel.policy import Command
+from semel.protocol.asks import Begin
 from semel.protocol.atomic import claim_unit, settle_unit
 from semel.protocol.commands import await_verdict, claim_once, settle_until_confirmed
 from semel.rules.classify import Outcome, classify_answer, classify_exception
@@ -143,7 +145,7 @@ class AsyncEngine:
         with self.core.running_here(claim) as met:
             if met is not None:
                 return met
-            verdict, unit = await self._performer.drive(claim_unit(self.store, claim, command.under))
+            verdict, unit = await self._performer.drive(claim_unit(self.store, claim, command.under, Begin()))
             return self.core.unit_claimed(claim, verdict, unit)
 
     async def settle(self, permit: Permit, outcome: Outcome) -> Settling:
@@ -188,6 +190,10 @@ class AsyncEngine:
         """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
         permit.kept = False
         return (await self.perform("mark_not_kept", lambda: self.store.mark_not_kept(self.core.renewals([permit]))))[0]
+
+    def atomic(self, connection: Any, command: Command) -> AsyncAtomic:
+        """Join the user's own transaction: see :class:`~semel.engine.joining.AsyncAtomic`."""
+        return AsyncAtomic(self.core, self.backend, self._performer, connection, command)
 
     async def run(
         self, command: Command, handler: Callable[[Permit], Awaitable[Answer]], *, wait_seconds: float | None = None

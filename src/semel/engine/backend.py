@@ -25,6 +25,8 @@ class Backend:
     driver: Any
     unit: Callable[[], Unit] | None = None
     unit_async: Callable[[], Awaitable[Unit]] | None = None
+    joins: Callable[[Any], Unit] | None = None
+    joins_async: Callable[[Any], Awaitable[Unit]] | None = None
 
     def check_atomic(self) -> None:
         """Raise ConfigurationError where ATOMIC operations are impossible."""
@@ -42,3 +44,13 @@ class Backend:
         self.check_atomic()
         assert self.unit_async is not None
         return await self.unit_async()
+
+    def join(self, connection: Any) -> Unit:
+        """Join the user's next transaction."""
+        assert self.joins is not None
+        return self.joins(connection)
+
+    async def join_async(self, connection: Any) -> Unit:
+        """Join the user's next transaction without blocking the loop for longer than a short look."""
+        assert self.joins_async is not None
+        return await self.joins_async(connection)

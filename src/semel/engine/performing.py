@@ -16,7 +16,7 @@ from semel.engine.core import Core
 from semel.errors import StoreError
 from semel.flow import Flow, MakeFlow
 from semel.model import Verdict
-from semel.protocol.asks import Attempt, Begin, Commit, Elapsed, Jitter, Pause, Perform, Within
+from semel.protocol.asks import Attempt, Begin, Commit, Elapsed, Jitter, Pause, Perform, Rollback, Within
 
 T = TypeVar("T")
 
@@ -65,11 +65,13 @@ class AsyncPerformer:
             case Perform():
                 return await self.store_call(needed.verb, needed.make)
             case Within():
-                return needed.unit.run(needed.make)
+                return await needed.unit.run_async(needed.make)
             case Commit():
                 return await needed.unit.commit_async()
+            case Rollback():
+                return await needed.unit.rollback_async()
             case Begin():
-                return await self._backend.begin_async()
+                return await (needed.join() if needed.join is not None else self._backend.begin_async())
             case Elapsed():
                 return time.monotonic()
             case Jitter():
@@ -137,8 +139,10 @@ class SyncPerformer:
                 return needed.unit.run(needed.make)
             case Commit():
                 return needed.unit.commit()
+            case Rollback():
+                return needed.unit.rollback()
             case Begin():
-                return self._backend.begin()
+                return needed.join() if needed.join is not None else self._backend.begin()
             case Elapsed():
                 return time.monotonic()
             case Jitter():

@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 from semel.engine.backend import Backend
 from semel.engine.connect import connect_backend
 from semel.engine.core import Core, Refusal, Result, begun_result, ended_result
+from semel.engine.joining import Atomic
 from semel.engine.performing import SyncPerformer
 from semel.engine.permit import Permit
 from semel.engine.upkeep import SyncUpkeep
@@ -15,6 +16,7 @@ from semel.errors import StoreError, StoreTimeout
 from semel.flow import MakeFlow
 from semel.model import Answer, Claim, Effects, InProgress, Proceed, Settlement, Settling, Superseded, Verdict
 from semel.policy import Command
+from semel.protocol.asks import Begin
 from semel.protocol.atomic import claim_unit, settle_unit
 from semel.protocol.commands import await_verdict, claim_once, settle_until_confirmed
 from semel.rules.classify import Outcome, classify_answer, classify_exception
@@ -132,7 +134,7 @@ class Engine:
         with self.core.running_here(claim) as met:
             if met is not None:
                 return met
-            verdict, unit = self._performer.drive(claim_unit(self.store, claim, command.under))
+            verdict, unit = self._performer.drive(claim_unit(self.store, claim, command.under, Begin()))
             return self.core.unit_claimed(claim, verdict, unit)
 
     def settle(self, permit: Permit, outcome: Outcome) -> Settling:
@@ -170,6 +172,10 @@ class Engine:
         """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
         permit.kept = False
         return (self.perform("mark_not_kept", lambda: self.store.mark_not_kept(self.core.renewals([permit]))))[0]
+
+    def atomic(self, connection: Any, command: Command) -> Atomic:
+        """Join the user's own transaction: see :class:`~semel.engine.joining.Atomic`."""
+        return Atomic(self.core, self.backend, self._performer, connection, command)
 
     def run(
         self, command: Command, handler: Callable[[Permit], Answer], *, wait_seconds: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from semel.flow import Ask, MakeFlow
@@ -20,17 +21,23 @@ class Unit(Protocol):
     def run(self, make: MakeFlow[T]) -> T:
         """Run a store flow inside the transaction."""
 
+    def run_async(self, make: MakeFlow[T]) -> Awaitable[T]:
+        """As ``run``, without blocking the loop."""
+
     def hand_out(self) -> Any:
         """Give the connection to the handler: from here on only Semel ends the transaction."""
 
     def commit(self) -> None:
-        """End it well. A joined unit leaves that to its owner."""
+        """End it well."""
 
-    async def commit_async(self) -> None:
+    def commit_async(self) -> Awaitable[None]:
         """As ``commit``, without blocking the loop."""
 
     def rollback(self) -> None:
-        """Undo it. A joined unit leaves that to its owner."""
+        """Undo it."""
+
+    def rollback_async(self) -> Awaitable[None]:
+        """As ``rollback``, without blocking the loop."""
 
 
 class Perform(Ask[T]):
@@ -44,9 +51,12 @@ class Perform(Ask[T]):
 
 
 class Begin(Ask[Unit]):
-    """Open a unit: BEGIN IMMEDIATE by Semel, on its own connection or on the user's."""
+    """Open a unit: BEGIN IMMEDIATE by Semel, on a connection of its own, or as ``join`` does it on the user's."""
 
-    __slots__ = ()
+    __slots__ = ("join",)
+
+    def __init__(self, join: Callable[[], Any] | None = None) -> None:
+        self.join = join
 
 
 class Within(Ask[T]):
@@ -62,6 +72,15 @@ class Within(Ask[T]):
 
 class Commit(Ask[None]):
     """Commit a unit."""
+
+    __slots__ = ("unit",)
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+
+
+class Rollback(Ask[None]):
+    """Undo a unit."""
 
     __slots__ = ("unit",)
 

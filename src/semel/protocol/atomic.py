@@ -10,7 +10,7 @@ from __future__ import annotations
 from semel.errors import EarlyCommit, StoreError, StoreTimeout, StoreUnavailable
 from semel.flow import Flow, ask
 from semel.model import Claim, Grant, Proceed, Record, Settled, Settlement, Settling, State, Superseded, Verdict
-from semel.protocol.asks import Begin, Commit, Perform, Unit, Within
+from semel.protocol.asks import Begin, Commit, Perform, Rollback, Unit, Within
 from semel.protocol.commands import Under, recast, settlement
 from semel.rules.classify import Outcome, Refused, Succeeded, Unprovable
 from semel.stores.base import Store
@@ -18,7 +18,7 @@ from semel.stores.base import Store
 COMMITTED_EARLY = "committed-early"
 
 
-def claim_unit(store: Store, claim: Claim, under: Under | None) -> Flow[tuple[Verdict, Unit | None]]:
+def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) -> Flow[tuple[Verdict, Unit | None]]:
     """Claim in a transaction of its own, which stays open for the handler if the verdict is Proceed."""
     [seen] = yield from ask(Perform("look", lambda: store.look((claim,))))
     again = recast(claim, seen, under)
@@ -27,14 +27,14 @@ def claim_unit(store: Store, claim: Claim, under: Under | None) -> Flow[tuple[Ve
         [seen] = yield from ask(Perform("look", lambda: store.look((claim,))))
     if seen is not None:
         return seen, None
-    unit = yield from ask(Begin())
+    unit = yield from ask(begin)
     try:
         verdict = yield from ask(Within(unit, "claim", lambda: store.claim_here(claim)))
     except StoreError:
-        unit.rollback()
+        yield from ask(Rollback(unit))
         raise
     if not isinstance(verdict, Proceed):
-        unit.rollback()
+        yield from ask(Rollback(unit))
         return verdict, None
     unit.hand_out()
     return verdict, unit
@@ -51,7 +51,7 @@ def settle_unit(
     """
     if isinstance(outcome, Succeeded):
         return (yield from _settle_and_commit(store, unit, grant, word))
-    unit.rollback()
+    yield from ask(Rollback(unit))
     if not isinstance(outcome, Refused):
         return Settled()
     reply = yield from ask(Perform("refuse", lambda: refuse(store, claim, outcome)))
@@ -60,25 +60,15 @@ def settle_unit(
 
 def _settle_and_commit(store: Store, unit: Unit, grant: Grant, word: Settlement) -> Flow[Settling]:
     try:
-        # Through a second connection: our record must still be invisible, or somebody has committed.
-        [visible] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
-        early = visible is not None and visible.nonce == grant.nonce
-        reply: Settling = Superseded(None)
-        if not early:
-            [reply] = yield from ask(Within(unit, "settle", lambda: store.settle((word,))))
+        reply = yield from settle_inside(store, unit, grant, word)
     except StoreError:
-        unit.rollback()
+        yield from ask(Rollback(unit))
         raise
-    if early:
-        unit.rollback()
-        doubtful = settlement(grant, Unprovable(COMMITTED_EARLY))
-        yield from ask(Perform("settle", lambda: store.settle((doubtful,))))
-        raise EarlyCommit(
-            "the transaction of an ATOMIC command was committed before Semel settled it; its outcome is UNKNOWN now. "
-            "Leave commit() to Semel, and write no COMMIT or DDL in the handler"
-        )
+    if reply is None:
+        yield from ask(Rollback(unit))
+        raise (yield from note_early_commit(store, grant))
     if not isinstance(reply, Settled):
-        unit.rollback()  # a settle that does not stand must never be followed by a commit
+        yield from ask(Rollback(unit))  # a settle that does not stand must never be followed by a commit
         return reply
     try:
         yield from ask(Commit(unit))
@@ -88,6 +78,25 @@ def _settle_and_commit(store: Store, unit: Unit, grant: Grant, word: Settlement)
         if not _stands(row, grant):
             raise StoreUnavailable("the transaction did not commit; nothing of it remains") from None
     return reply
+
+
+def settle_inside(store: Store, unit: Unit, grant: Grant, word: Settlement) -> Flow[Settling | None]:
+    """Settle in the unit's transaction; None where the record is visible from outside: it was committed early."""
+    [visible] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
+    if visible is not None and visible.nonce == grant.nonce:
+        return None
+    [reply] = yield from ask(Within(unit, "settle", lambda: store.settle((word,))))
+    return reply
+
+
+def note_early_commit(store: Store, grant: Grant) -> Flow[EarlyCommit]:
+    """Make a record that was committed without its answer UNKNOWN; returns the error to raise."""
+    doubtful = settlement(grant, Unprovable(COMMITTED_EARLY))
+    yield from ask(Perform("settle", lambda: store.settle((doubtful,))))
+    return EarlyCommit(
+        "the transaction of an ATOMIC command was committed before Semel settled it; its outcome is UNKNOWN now. "
+        "Leave the commit to the end, and write no COMMIT or DDL in the handler"
+    )
 
 
 def _stands(row: Record | None, grant: Grant) -> bool:

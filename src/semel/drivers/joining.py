@@ -1,0 +1,52 @@
+"""Which way a user's connection is joined, by what it is. SQLAlchemy is loaded only if its user has loaded it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+import time
+from typing import Any
+
+from semel.drivers.clock import Clock
+from semel.drivers.sqlite_join import BUSY_PAUSE_SECONDS, JoinedUnit, join_sqlite
+from semel.errors import JoinRefused, StoreUnavailable
+
+
+def join(connection: Any, clock: Clock, busy_seconds: float) -> JoinedUnit:
+    """Join the next transaction of a sqlite3 connection, a SQLAlchemy Session or Connection.
+
+    Raises JoinRefused and StoreUnavailable.
+    """
+    if isinstance(connection, sqlite3.Connection):
+        return join_sqlite(connection, clock, busy_seconds)
+    if "sqlalchemy" in sys.modules:
+        from semel.drivers import sqlalchemy as alchemy
+
+        if isinstance(connection, (alchemy.Session, alchemy.Connection)):
+            return alchemy.join_sqlalchemy(connection, clock, busy_seconds)
+    raise JoinRefused(_unknown(connection))
+
+
+async def join_async(connection: Any, clock: Clock, busy_seconds: float) -> JoinedUnit:
+    """As ``join``, also for AsyncSession and AsyncConnection; a busy file is awaited without blocking the loop."""
+    if "sqlalchemy.ext.asyncio" in sys.modules:
+        from semel.drivers import sqlalchemy_async as alchemy
+
+        if isinstance(connection, (alchemy.AsyncSession, alchemy.AsyncConnection)):
+            return await alchemy.join_sqlalchemy_async(connection, clock, busy_seconds)
+    ends = time.monotonic() + busy_seconds
+    while True:
+        try:
+            return join(connection, clock, 0)
+        except StoreUnavailable:
+            if time.monotonic() >= ends:
+                raise
+        await asyncio.sleep(BUSY_PAUSE_SECONDS)
+
+
+def _unknown(connection: Any) -> str:
+    return (
+        f"a {type(connection).__module__}.{type(connection).__qualname__} cannot be joined; pass a sqlite3.Connection, "
+        "a SQLAlchemy Session or Connection, or with AsyncEngine an AsyncSession or AsyncConnection"
+    )

@@ -1,0 +1,69 @@
+"""SQLAlchemy over SQLite: sessions for ATOMIC handlers, and joining a user's Session or Connection.
+
+SQLAlchemy was chosen because it is what most Python services already write with. This one synchronous
+driver serves both worlds: ``sqlalchemy_async`` reaches it through ``run_sync``.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from sqlalchemy import create_engine
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
+
+from semel.drivers.clock import Clock
+from semel.drivers.sqlite_join import BEGUN, JoinedUnit, begin_immediate, check_joinable
+from semel.errors import JoinRefused
+
+__all__ = ["Connection", "Session", "join_sqlalchemy", "session_on"]
+
+
+def session_on(connection: sqlite3.Connection) -> Session:
+    """A Session on an ATOMIC unit's connection. The handler's ``commit()`` ends a savepoint, never the unit.
+
+    Parameters: ``connection`` is ``permit.connection``.
+    """
+    engine = create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
+    return Session(bind=engine, join_transaction_mode="create_savepoint")
+
+
+def join_sqlalchemy(target: Session | Connection, clock: Clock, busy_seconds: float) -> JoinedUnit:
+    """Join the next transaction of a Session or Connection whose dialect is SQLite.
+
+    Raises:
+        JoinRefused: another database, autocommit, a savepoint, or statements already run.
+        StoreUnavailable: the file's write lock was not to be had within ``busy_seconds``.
+    """
+    if target.in_nested_transaction():
+        raise JoinRefused(BEGUN)
+    connection = target.connection() if isinstance(target, Session) else target
+    if connection.dialect.name != "sqlite":
+        raise JoinRefused(f"this store is SQLite, the transaction is on {connection.dialect.name}: two databases")
+    raw = connection.connection.dbapi_connection
+    driver = connection.connection.driver_connection
+    check_joinable(driver if isinstance(driver, sqlite3.Connection) else _Joinable(raw, driver))
+
+    def execute(text: str, params: Any) -> tuple[list[Any], int]:
+        try:
+            result = connection.exec_driver_sql(text, dict(params))
+        except DBAPIError as error:
+            if isinstance(error.orig, sqlite3.Error):
+                raise error.orig from error
+            raise
+        rows = [tuple(row) for row in result.fetchall()] if result.returns_rows else []
+        return rows, result.rowcount
+
+    begin_immediate(lambda: execute("BEGIN IMMEDIATE", {}), busy_seconds)
+    return JoinedUnit(target, execute, clock)
+
+
+class _Joinable:
+    """The two facts about a wrapped connection that ``check_joinable`` asks for."""
+
+    def __init__(self, raw: Any, driver: Any) -> None:
+        self.isolation_level = getattr(raw, "isolation_level", getattr(driver, "isolation_level", ""))
+        self.in_transaction = bool(getattr(driver, "in_transaction", False))

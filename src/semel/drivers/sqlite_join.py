@@ -1,0 +1,123 @@
+"""Joining the user's own transaction on SQLite: the record commits with their writes, and they commit.
+
+Semel issues ``BEGIN IMMEDIATE`` itself, because a transaction that has read cannot be made a writing one
+without a failure that no time-out helps against. So a join comes before the first statement; an
+autocommit connection, a begun transaction and a savepoint are refused.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from semel.drivers.clock import Clock
+from semel.drivers.sqlite_connection import is_busy, store_error
+from semel.errors import JoinRefused
+from semel.flow import Ask, MakeFlow, perform
+from semel.stores.statements import Execute, Now, Query
+
+T = TypeVar("T")
+
+BUSY_PAUSE_SECONDS: Final = 0.005
+AUTOCOMMIT: Final = (
+    "this connection is in autocommit mode, so nothing would be committed together; open it with "
+    "sqlite3.connect(path) (isolation_level 'DEFERRED', not None), or without isolation_level='AUTOCOMMIT'"
+)
+BEGUN: Final = (
+    "a transaction has already begun on this connection (or a savepoint in one); join before its first "
+    "statement: Semel begins the transaction itself, and you commit it"
+)
+
+
+class JoinedUnit:
+    """The user's transaction with the record in it. Its owner commits or rolls back, never Semel."""
+
+    def __init__(self, connection: Any, execute: Callable[[str, Any], tuple[list[Any], int]], clock: Clock) -> None:
+        self.connection = connection
+        self.execute = execute
+        self.clock = clock
+
+    def run(self, make: MakeFlow[T]) -> T:
+        """Run a store flow inside the transaction."""
+        try:
+            return perform(make(), self._answer)
+        except sqlite3.Error as error:
+            raise store_error(error) from error
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        """As ``run``: the file's lock is held already, so nothing waits."""
+        return self.run(make)
+
+    def _answer(self, needed: Ask[Any]) -> Any:
+        if isinstance(needed, Now):
+            return self.clock()
+        assert isinstance(needed, (Query, Execute))
+        rows, changed = self.execute(needed.statement.text, needed.params)
+        return changed if isinstance(needed, Execute) else rows
+
+    def hand_out(self) -> Any:
+        """The user has the connection already."""
+        return self.connection
+
+    def commit(self) -> None:
+        """The owner's to do."""
+
+    async def commit_async(self) -> None:
+        """The owner's to do."""
+
+    def rollback(self) -> None:
+        """End the transaction that Semel began and in which nothing was written: the claim met a verdict."""
+        self.execute("ROLLBACK", {})
+
+    async def rollback_async(self) -> None:
+        """As ``rollback``."""
+        self.rollback()
+
+
+def join_sqlite(connection: sqlite3.Connection, clock: Clock, busy_seconds: float) -> JoinedUnit:
+    """Join a ``sqlite3`` connection's next transaction.
+
+    Raises:
+        JoinRefused: autocommit, or a transaction that has begun; the message says what to do.
+        StoreUnavailable: the file's write lock was not to be had within ``busy_seconds``.
+    """
+    check_joinable(connection)
+
+    def execute(text: str, params: Any) -> tuple[list[Any], int]:
+        # Rows as they are: the user's row and text factories are theirs, not ours.
+        cursor = connection.cursor()
+        cursor.row_factory = None
+        factory = connection.text_factory
+        connection.text_factory = str
+        try:
+            cursor.execute(text, params)
+            return cursor.fetchall(), cursor.rowcount
+        finally:
+            connection.text_factory = factory
+            cursor.close()
+
+    begin_immediate(lambda: execute("BEGIN IMMEDIATE", {}), busy_seconds)
+    return JoinedUnit(connection, execute, clock)
+
+
+def check_joinable(connection: Any) -> None:
+    """Refuse a connection whose transaction cannot hold the record safely."""
+    if connection.isolation_level is None or getattr(connection, "autocommit", None) is True:
+        raise JoinRefused(AUTOCOMMIT)
+    if connection.in_transaction:
+        raise JoinRefused(BEGUN)
+
+
+def begin_immediate(begin: Callable[[], object], busy_seconds: float) -> None:
+    """Take the file's write lock, waiting at most so many seconds."""
+    ends = time.monotonic() + busy_seconds
+    while True:
+        try:
+            begin()
+            return
+        except sqlite3.Error as error:
+            if not is_busy(error) or time.monotonic() >= ends:
+                raise store_error(error) from error
+        time.sleep(BUSY_PAUSE_SECONDS)

@@ -1,0 +1,130 @@
+"""Joining the user's own transaction: the record is written in it, and the user commits.
+
+The block claims when it is entered and settles when it is left; the commit that follows is the user's,
+and makes both final. An exception inside the block settles nothing: roll back, and the key is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Literal, TypeVar
+
+from semel.engine.backend import Backend
+from semel.engine.core import Core, begun_result
+from semel.engine.performing import AsyncPerformer, SyncPerformer
+from semel.engine.permit import Permit
+from semel.errors import SupersededError
+from semel.flow import Flow
+from semel.model import Answer, Proceed, Settled
+from semel.policy import Command
+from semel.protocol.asks import Begin
+from semel.protocol.atomic import claim_unit, note_early_commit, settle_inside
+from semel.rules.classify import Succeeded
+from semel.rules.identity import uuid_text
+
+P = TypeVar("P", SyncPerformer, AsyncPerformer)
+
+
+class _Block(Generic[P]):
+    """What both forms share. ``replayed`` says whether ``answer`` is the first one, to be given again.
+
+    Where it is not, the handler's writes go on the joined connection, and ``answer`` is set to what
+    shall be replayed (an empty answer if it never is).
+    """
+
+    _performer: P
+
+    def __init__(self, core: Core, backend: Backend, performer: P, connection: Any, command: Command) -> None:
+        self._core = core
+        self._backend = backend
+        self._performer = performer
+        self._connection = connection
+        self._command = command
+        self.permit: Permit | None = None
+        self.replayed = False
+        self.answer = Answer(None, (), b"")
+        self.operation_id = ""
+
+    def _enter(self, join: Callable[[], Any]) -> Flow[None]:
+        self._backend.check_atomic()
+        claim = self._core.attempt(self._command)
+        verdict, unit = yield from claim_unit(self._backend.store, claim, self._command.under, Begin(join))
+        self._core.tell_verdict(claim, verdict)
+        if not isinstance(verdict, Proceed):
+            result = begun_result(verdict)
+            self.replayed, self.answer, self.operation_id = True, result.answer, result.operation_id
+            return
+        assert unit is not None
+        self._core.units[claim.nonce] = unit
+        self.permit = self._core.permit(self._command, claim, verdict.grant)
+        self.operation_id = uuid_text(verdict.grant.operation_id)
+
+    def _exit(self, *, failed: bool) -> Flow[None]:
+        permit = self.permit
+        if permit is None:
+            return
+        try:
+            if failed:
+                return
+            store, grant = self._backend.store, permit.grant
+            outcome = Succeeded(self.answer)
+            reply = yield from settle_inside(store, permit.unit, grant, self._core.word(permit, outcome))
+            if reply is None:
+                raise (yield from note_early_commit(store, grant))
+            self._core.tell_settled(permit, outcome, reply)
+            if not isinstance(reply, Settled):
+                raise SupersededError("the record is not this transaction's any more; roll it back, do not commit")
+        finally:
+            self._core.conclude(permit)
+
+
+class Atomic(_Block[SyncPerformer]):
+    """``with engine.atomic(connection, command) as once:`` for a ``sqlite3`` connection, a SQLAlchemy
+    ``Session`` or ``Connection``. The join comes before the transaction's first statement.
+
+    >>> import sqlite3, tempfile
+    >>> from semel import Answer, Command, Engine, Policy, Scope
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> engine = Engine.connect(f"sqlite:///{folder.name}/app.db")
+    >>> _ = engine.migrate()
+    >>> db = sqlite3.connect(f"{folder.name}/app.db")
+    >>> _ = db.execute("CREATE TABLE orders (sku TEXT)")
+    >>> command = Command(Scope("acme", "alice", "order"), "key-1", bytes(32), "demo", Policy(effects="atomic"))
+    >>> for _ in range(2):
+    ...     with engine.atomic(db, command) as once:
+    ...         if not once.replayed:
+    ...             _ = db.execute("INSERT INTO orders VALUES ('A-1')")
+    ...             once.answer = Answer(201, (), b"ordered")
+    ...     db.commit()
+    ...     print(once.replayed, once.answer.body, db.execute("SELECT count(*) FROM orders").fetchone())
+    False b'ordered' (1,)
+    True b'ordered' (1,)
+    >>> db.close()
+    >>> engine.close()
+    >>> folder.cleanup()
+
+    Raises on entry JoinRefused, StoreUnavailable, and a CommandError for every verdict but Proceed and
+    Replay; on exit EarlyCommit and SupersededError: then roll back, do not commit.
+    """
+
+    def __enter__(self) -> Atomic:
+        self._performer.drive(self._enter(lambda: self._backend.join(self._connection)))
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> Literal[False]:
+        self._performer.drive(self._exit(failed=kind is not None))
+        return False
+
+
+class AsyncAtomic(_Block[AsyncPerformer]):
+    """``async with engine.atomic(session, command) as once:``, as :class:`Atomic`, also for SQLAlchemy's
+    ``AsyncSession`` and ``AsyncConnection``.
+    """
+
+    async def __aenter__(self) -> AsyncAtomic:
+        await self._performer.drive(self._enter(lambda: self._backend.join_async(self._connection)))
+        return self
+
+    async def __aexit__(self, kind: object, *_: object) -> Literal[False]:
+        await self._performer.drive(self._exit(failed=kind is not None))
+        return False
