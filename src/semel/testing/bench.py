@@ -1,0 +1,163 @@
+"""What a conformance case works on: one store with its driver, a settable clock, and a way to perform flows.
+
+The same cases run through ``run`` and through ``run_async``; a race is one of threads there and one of
+tasks here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from semel.engine.backend import Backend
+from semel.flow import MakeFlow
+from semel.model import Answer, Claim, Grant, Proceed, Record, Resolution, Resolving, Settling, State, Verdict
+from semel.testing.attempts import OK, attempt, renewal, word
+from semel.testing.clock import SettableClock
+
+T = TypeVar("T")
+Mode = Literal["sync", "async"]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A store under test, new and empty, and two ways around it.
+
+    ``corrupt`` writes a record past all rules, as a bit flip or a restore would; ``elsewhere`` opens the
+    same store as another process would.
+    """
+
+    backend: Backend
+    corrupt: Callable[[Record], None]
+    elsewhere: Callable[[], Backend]
+
+
+MakeSubject = Callable[[SettableClock], Subject]
+
+
+class Bench:
+    """One migrated, empty store."""
+
+    def __init__(self, subject: Subject, clock: SettableClock, runner: asyncio.Runner | None) -> None:
+        self.subject = subject
+        self.backend = subject.backend
+        self.store = subject.backend.store
+        self.corrupt = subject.corrupt
+        self.clock = clock
+        self._runner = runner
+
+    def do(self, make: MakeFlow[T]) -> T:
+        """Perform one flow."""
+        driver: Any = self.backend.driver
+        if self._runner is None:
+            reply: T = driver.run(make)
+            return reply
+        seen: T = self._runner.run(driver.run_async(make))
+        return seen
+
+    def race(self, makes: Sequence[MakeFlow[T]]) -> list[T]:
+        """Perform flows at once: each in a thread of its own, or each in a task of its own."""
+        driver: Any = self.backend.driver
+        if self._runner is not None:
+
+            async def all_at_once() -> list[T]:
+                replies: list[T] = await asyncio.gather(*(driver.run_async(make) for make in makes))
+                return replies
+
+            return self._runner.run(all_at_once())
+        latch = threading.Barrier(len(makes))
+
+        def one(make: MakeFlow[T]) -> T:
+            latch.wait()
+            reply: T = driver.run(make)
+            return reply
+
+        with ThreadPoolExecutor(len(makes)) as threads:
+            return list(threads.map(one, makes))
+
+    def close(self) -> None:
+        """Close the store, as a process that ends does."""
+        if self._runner is None:
+            self.backend.driver.close()
+        else:
+            self._runner.run(self.backend.driver.close_async())
+
+    # --- one verb, one request ----------------------------------------------------------------
+
+    def claim(self, claim: Claim) -> Verdict:
+        """One claim."""
+        return self.do(lambda: self.store.claim((claim,)))[0]
+
+    def grant(self, claim: Claim | None = None) -> Grant:
+        """A claim that must be granted."""
+        verdict = self.claim(attempt() if claim is None else claim)
+        assert isinstance(verdict, Proceed), verdict
+        return verdict.grant
+
+    def settle(
+        self, grant: Grant, state: State = State.SUCCEEDED, answer: Answer = OK, *, kept: bool = True, doubt: str = ""
+    ) -> Settling:
+        """One settlement."""
+        last = word(grant, state, answer, kept=kept, doubt=doubt)
+        return self.do(lambda: self.store.settle((last,)))[0]
+
+    def renew(self, grant: Grant) -> bool:
+        """One renewal."""
+        return self.do(lambda: self.store.renew((renewal(grant),)))[0]
+
+    def abandon(self, claim: Claim) -> bool:
+        """Give one claim up."""
+        return self.do(lambda: self.store.abandon(((claim.id, claim.nonce),)))[0]
+
+    def mark_not_kept(self, grant: Grant) -> bool:
+        """Note that one answer will not be kept."""
+        return self.do(lambda: self.store.mark_not_kept((renewal(grant),)))[0]
+
+    def row(self, id: bytes | None = None) -> Record:
+        """One record that must be there."""
+        [row] = self.do(lambda: self.store.read((attempt().id if id is None else id,)))
+        assert row is not None
+        return row
+
+    def resolve(
+        self, grant: Grant, *, happened: bool = True, answer: Answer | None = None, forced: bool = False
+    ) -> Resolving:
+        """An operator's settlement of the record as this grant left it."""
+        resolution = Resolution(grant.id, grant.fence, happened, answer, "olga", "asked the provider", forced)
+        return self.do(lambda: self.store.resolve(resolution))
+
+    def lapse(self, limit: int = 100) -> list[Record]:
+        """One round of the reaper."""
+        return self.do(lambda: self.store.lapse(limit))
+
+    def purge(self) -> tuple[int, int]:
+        """A whole purge in chunks of two: how many answers were dropped, how many records forgotten."""
+        dropped = forgotten = 0
+        after: int | None = None
+        while True:
+            done = self.do(partial(self.store.purge, after, 2))
+            dropped, forgotten = dropped + done.answers_dropped, forgotten + done.forgotten
+            if done.next_after is None:
+                return dropped, forgotten
+            after = done.next_after
+
+
+@contextmanager
+def bench(make: MakeSubject, mode: Mode) -> Iterator[Bench]:
+    """A bench over a new, empty store; closed at the end."""
+    clock = SettableClock()
+    runner = asyncio.Runner() if mode == "async" else None
+    ready = Bench(make(clock), clock, runner)
+    try:
+        ready.do(lambda: ready.store.migrate("conformance", b"none"))
+        yield ready
+    finally:
+        ready.close()
+        if runner is not None:
+            runner.close()

@@ -1,0 +1,313 @@
+"""Claiming: what an attempt is granted or told, what a grant writes, and how it is read back or given up."""
+
+from __future__ import annotations
+
+from semel.model import (
+    AfterExpiry,
+    AnswerKind,
+    InProgress,
+    KeyExpired,
+    KeyReused,
+    OutcomeUnknown,
+    Proceed,
+    Replay,
+    State,
+    Unreadable,
+)
+from semel.policy import Policy
+from semel.testing.attempts import IDEMPOTENT, OK, attempt, scope
+from semel.testing.bench import Bench
+
+LEASE_US = 30_000_000
+DAY_US = 86_400_000_000
+
+
+def a_new_key_is_granted_and_written_whole(bench: Bench) -> None:
+    """The record holds the whole attempt: identity, terms, and the times by the store's clock."""
+    claim, now = attempt(), bench.clock()
+    grant = bench.grant(claim)
+    row = bench.row()
+    assert (grant.fence, grant.attempt, grant.lapses, grant.generation) == (now, 1, 0, 0)
+    assert (grant.created_at, grant.first_started_at) == (now, now)
+    assert (grant.lease_until, grant.deadline_at) == (now + LEASE_US, now + 10 * LEASE_US)
+    assert (row.tenant, row.caller, row.operation) == claim.scope
+    assert (row.recipe, row.fingerprint, row.key_hash) == (claim.recipe, claim.fingerprint, claim.key_hash)
+    assert (row.nonce, row.fence, row.holder) == (claim.nonce, grant.fence, claim.holder)
+    assert (row.state, row.operation_id) == (State.PROCESSING, claim.operation_id)
+    assert (row.answer_us, row.tombstone_us) == (DAY_US, 30 * DAY_US)
+    assert (row.settled_at, row.answer_until, row.forget_after) == (None, None, None)
+    assert row.answer_kind == AnswerKind.NONE
+
+
+def a_running_key_is_in_progress_for_everybody_else(bench: Bench) -> None:
+    """The duplicate learns the operation's id and how long the holder is still believed alive."""
+    bench.grant(attempt(nonce=1))
+    bench.clock.advance(seconds=10)
+    assert bench.claim(attempt(nonce=2)) == InProgress(attempt(nonce=1).operation_id, LEASE_US - 10_000_000)
+
+
+def the_same_nonce_reads_its_own_claim_back(bench: Bench) -> None:
+    """A claim whose reply was lost is repeated: the same grant, nothing written, and a copy changes nothing."""
+    grant = bench.grant(attempt())
+    before = bench.row()
+    bench.clock.advance(seconds=5)
+    assert bench.claim(attempt()) == Proceed(grant)
+    assert bench.row() == before
+
+
+def another_request_is_refused_in_every_state(bench: Bench) -> None:
+    """One key, one request: checked before the state, whatever that is."""
+    other = attempt(nonce=9, request=1)
+
+    def refused() -> None:
+        row = bench.row()
+        assert bench.claim(other) == KeyReused()
+        assert bench.row() == row
+
+    grant = bench.grant(attempt(nonce=1, policy=IDEMPOTENT, starts=State.CLAIMED))
+    refused()  # CLAIMED, live
+    bench.clock.advance(LEASE_US)
+    refused()  # CLAIMED, lapsed: not granted to another request either
+    grant = bench.grant(attempt(nonce=2, policy=IDEMPOTENT))
+    refused()  # PROCESSING, live
+    bench.clock.advance(LEASE_US)
+    refused()  # PROCESSING, lapsed
+    bench.settle(grant, State.UNKNOWN, doubt="error")
+    refused()  # UNKNOWN
+    bench.settle(grant, State.FAILED_NOT_REPLAYABLE)
+    refused()  # FAILED_NOT_REPLAYABLE
+    grant = bench.grant(attempt(nonce=3))
+    bench.settle(grant)
+    refused()  # SUCCEEDED
+    bench.clock.advance(DAY_US)
+    refused()  # EXPIRED
+    bench.clock.advance(DAY_US)
+    bench.purge()
+    refused()  # a tombstone without its answer
+
+
+def another_request_is_refused_on_a_definite_refusal_too(bench: Bench) -> None:
+    """FAILED_REPLAYABLE does not leak its answer to another request."""
+    bench.settle(bench.grant(), State.FAILED_REPLAYABLE)
+    assert bench.claim(attempt(nonce=2, request=1)) == KeyReused()
+
+
+def another_request_is_refused_even_under_the_same_nonce(bench: Bench) -> None:
+    """A nonce reads back its own request only."""
+    bench.grant(attempt())
+    assert bench.claim(attempt(request=1)) == KeyReused()
+
+
+def another_recipe_is_neither_reuse_nor_run(bench: Bench) -> None:
+    """Another configuration cannot judge this fingerprint: it is told the recipe, in every state."""
+    grant = bench.grant()
+    told = Unreadable(attempt().operation_id, "recipe", attempt().recipe)
+    assert bench.claim(attempt(nonce=2, recipe="2.newer")) == told
+    bench.settle(grant, State.FAILED_NOT_REPLAYABLE)
+    assert bench.claim(attempt(nonce=2, recipe="2.newer")) == told
+
+
+def keys_of_different_scopes_never_meet(bench: Bench) -> None:
+    """The same key of another tenant, caller or operation is another record."""
+    odd = ["alice", "Alice", "älice", "alice\x00", " alice", "\U0001f600", "a" * 2000]
+    scopes = [scope(caller=name) for name in odd]
+    scopes += [scope(tenant="emca"), scope("refund"), scope("pay", tenant="alice", caller="acme")]
+    for number, place in enumerate(scopes):
+        grant = bench.grant(attempt("k", nonce=number, within=place))
+        row = bench.row(grant.id)
+        assert (row.tenant, row.caller, row.operation) == place
+    assert bench.do(bench.store.counts) == {int(State.PROCESSING): len(scopes)}
+
+
+def a_batch_is_answered_in_its_order(bench: Bench) -> None:
+    """New, known, and new again; two claims on one key in one batch are one grant."""
+    bench.settle(bench.grant(attempt("b")))
+    claims = [attempt("c"), attempt("b", nonce=2), attempt("a"), attempt("a", nonce=2)]
+    verdicts = bench.do(lambda: bench.store.claim(claims))
+    assert [type(verdict) for verdict in verdicts] == [Proceed, Replay, Proceed, InProgress]
+    assert bench.do(lambda: bench.store.claim(())) == []
+
+
+def look_tells_without_writing(bench: Bench) -> None:
+    """What would need a write is None; everything else is the verdict a claim would get."""
+    looks = (attempt("b", nonce=2), attempt("new"))
+    bench.grant(attempt("b"))
+    waiting, unseen = bench.do(lambda: bench.store.look(looks))
+    assert isinstance(waiting, InProgress)
+    assert unseen is None
+    assert bench.do(lambda: bench.store.read((looks[1].id,))) == [None]
+
+
+def claim_here_is_a_claim(bench: Bench) -> None:
+    """The form for a transaction that is open already decides alike."""
+    verdict = bench.do(lambda: bench.store.claim_here(attempt()))
+    assert isinstance(verdict, Proceed)
+    assert isinstance(bench.do(lambda: bench.store.claim_here(attempt(nonce=2))), InProgress)
+
+
+def the_fence_grows_over_every_grant_and_over_oblivion(bench: Bench) -> None:
+    """Release and regrant, takeover, resolution, purge and claim anew: never the same or a smaller fence."""
+    fences = []
+    grant = bench.grant(attempt(nonce=1, policy=IDEMPOTENT))
+    fences.append(grant.fence)
+    bench.settle(grant, State.FAILED_NOT_REPLAYABLE)
+    grant = bench.grant(attempt(nonce=2, policy=IDEMPOTENT))  # at the same microsecond
+    fences.append(grant.fence)
+    bench.clock.advance(LEASE_US)
+    grant = bench.grant(attempt(nonce=3, policy=IDEMPOTENT))
+    fences.append(grant.fence)
+    bench.settle(grant, State.UNKNOWN)
+    bench.resolve(grant, happened=False, forced=True)
+    fences.append(bench.row().fence)
+    grant = bench.grant(attempt(nonce=4, policy=IDEMPOTENT))
+    fences.append(grant.fence)
+    bench.settle(grant)
+    bench.clock.advance(31 * DAY_US)
+    assert bench.purge() == (0, 1)
+    fences.append(bench.grant(attempt(nonce=5)).fence)
+    assert fences == sorted(set(fences))
+
+
+def the_fence_grows_even_if_the_clock_is_set_back(bench: Bench) -> None:
+    """Time helps the fence over a deletion; within a record it is not needed."""
+    grant = bench.grant()
+    bench.settle(grant, State.FAILED_NOT_REPLAYABLE)
+    bench.clock.advance(seconds=-3600)
+    assert bench.grant(attempt(nonce=2)).fence == grant.fence + 1
+
+
+def a_lapsed_reservation_is_granted_anew(bench: Bench) -> None:
+    """CLAIMED and lapsed: nothing had started. The operation keeps its id, its start and its generation."""
+    first = bench.grant(attempt(nonce=1, starts=State.CLAIMED))
+    bench.clock.advance(LEASE_US - 1)
+    assert bench.claim(attempt(nonce=2)) == InProgress(first.operation_id, 1)
+    bench.clock.advance(1)
+    second = bench.grant(attempt(nonce=2))
+    assert (second.attempt, second.lapses, second.generation) == (2, 0, 0)
+    assert (second.operation_id, second.created_at) == (first.operation_id, first.created_at)
+    assert second.fence > first.fence
+
+
+def a_lapsed_external_command_is_never_run_again(bench: Bench) -> None:
+    """The retry is told so, and nothing is written: the holder's fence still stands."""
+    bench.grant(attempt())
+    row = bench.row()
+    bench.clock.advance(LEASE_US)
+    assert bench.claim(attempt(nonce=2)) == OutcomeUnknown(row.operation_id, "lapsed")
+    assert bench.claim(attempt()) == OutcomeUnknown(row.operation_id, "lapsed")  # its own nonce proves no more
+    assert bench.row() == row
+
+
+def an_idempotent_command_is_granted_anew_until_its_cap(bench: Bench) -> None:
+    """Three crashes are allowed (attempts_max=3), the fourth attempt is UNKNOWN: a poison command ends."""
+    started = bench.clock()
+    for crashes in range(3):
+        grant = bench.grant(attempt(nonce=crashes, policy=IDEMPOTENT))
+        assert (grant.attempt, grant.lapses, grant.first_started_at) == (crashes + 1, crashes, started)
+        assert grant.operation_id == attempt(nonce=0).operation_id
+        bench.clock.advance(LEASE_US)
+    told = OutcomeUnknown(attempt(nonce=0).operation_id, "attempts-over")
+    assert bench.claim(attempt(nonce=3, policy=IDEMPOTENT)) == told
+
+
+def an_idempotent_command_is_not_repeated_after_the_downstream_forgot(bench: Bench) -> None:
+    """dedup_for counts from the *first* start, over all takeovers."""
+    policy = Policy(effects="idempotent", dedup_for_seconds=60)
+    bench.grant(attempt(nonce=1, policy=policy))
+    bench.clock.advance(LEASE_US)
+    bench.grant(attempt(nonce=2, policy=policy))
+    bench.clock.advance(LEASE_US)
+    told = OutcomeUnknown(attempt(nonce=1).operation_id, "dedup-over")
+    assert bench.claim(attempt(nonce=3, policy=policy)) == told
+
+
+def a_visible_atomic_record_without_an_answer_is_unknown(bench: Bench) -> None:
+    """Whoever can see it, lapsed, sees the proof that somebody committed early."""
+    bench.grant(attempt(policy=Policy(effects="atomic")))
+    bench.clock.advance(LEASE_US)
+    told = OutcomeUnknown(attempt().operation_id, "committed-early")
+    assert bench.claim(attempt(nonce=2, policy=Policy(effects="atomic"))) == told
+
+
+def after_expiry_new_is_a_new_execution(bench: Bench) -> None:
+    """A new operation id and a new generation: the downstream must not answer with the old result."""
+    policy = Policy(after_expiry="new")
+    first = bench.grant(attempt(nonce=1, policy=policy))
+    bench.settle(first)
+    bench.clock.advance(DAY_US - 1)
+    assert isinstance(bench.claim(attempt(nonce=2, policy=policy)), Replay)
+    bench.clock.advance(1)
+    again = bench.grant(attempt(nonce=2, policy=policy))
+    assert again.operation_id == attempt(nonce=2).operation_id != first.operation_id
+    assert (again.generation, again.attempt, again.created_at) == (1, 1, bench.clock())
+    row = bench.row()
+    assert (row.answer_kind, row.body, row.settled_at, row.forget_after) == (AnswerKind.NONE, None, None, None)
+    old, new = bench.do(lambda: bench.store.read_operations((first.operation_id, again.operation_id)))
+    assert old is None
+    assert new == row
+
+
+def after_expiry_is_fixed_at_the_claim(bench: Bench) -> None:
+    """A configuration that changed since does not change this record."""
+    bench.settle(bench.grant())
+    bench.clock.advance(DAY_US)
+    assert bench.claim(attempt(nonce=2, policy=Policy(after_expiry="new"))) == KeyExpired(attempt().operation_id)
+    assert bench.row().after_expiry == AfterExpiry.REFUSE
+
+
+def an_abandoned_claim_is_free_again(bench: Bench) -> None:
+    """Its handler never ran: the key is released at once, with the record's history kept."""
+    grant = bench.grant()
+    assert bench.abandon(attempt())
+    row = bench.row()
+    assert (row.state, row.doubt, row.fence) == (State.FAILED_NOT_REPLAYABLE, "abandoned", grant.fence)
+    assert bench.grant(attempt(nonce=2)).attempt == 2
+
+
+def a_claim_abandoned_before_it_landed_is_released_when_it_has(bench: Bench) -> None:
+    """Not seen: False, so that it is repeated. Seen later, even as UNKNOWN: released."""
+    assert not bench.abandon(attempt())
+    bench.grant()
+    bench.clock.advance(LEASE_US)
+    assert len(bench.lapse()) == 1
+    assert bench.abandon(attempt())
+    assert not bench.abandon(attempt())
+    assert bench.row().state == State.FAILED_NOT_REPLAYABLE
+
+
+def abandoning_touches_no_other_claim(bench: Bench) -> None:
+    """Neither somebody else's, nor one that was settled or given back."""
+    grant = bench.grant(attempt(nonce=1, policy=IDEMPOTENT))
+    assert not bench.abandon(attempt(nonce=2))
+    bench.settle(grant, State.PROCESSING)
+    assert not bench.abandon(attempt(nonce=1))
+    bench.settle(bench.grant(attempt(nonce=3)))
+    assert not bench.abandon(attempt(nonce=3))
+    assert bench.claim(attempt(nonce=4)) == Replay(OK, attempt(nonce=1).operation_id, State.SUCCEEDED)
+
+
+ALL = (
+    a_new_key_is_granted_and_written_whole,
+    a_running_key_is_in_progress_for_everybody_else,
+    the_same_nonce_reads_its_own_claim_back,
+    another_request_is_refused_in_every_state,
+    another_request_is_refused_on_a_definite_refusal_too,
+    another_request_is_refused_even_under_the_same_nonce,
+    another_recipe_is_neither_reuse_nor_run,
+    keys_of_different_scopes_never_meet,
+    a_batch_is_answered_in_its_order,
+    look_tells_without_writing,
+    claim_here_is_a_claim,
+    the_fence_grows_over_every_grant_and_over_oblivion,
+    the_fence_grows_even_if_the_clock_is_set_back,
+    a_lapsed_reservation_is_granted_anew,
+    a_lapsed_external_command_is_never_run_again,
+    an_idempotent_command_is_granted_anew_until_its_cap,
+    an_idempotent_command_is_not_repeated_after_the_downstream_forgot,
+    a_visible_atomic_record_without_an_answer_is_unknown,
+    after_expiry_new_is_a_new_execution,
+    after_expiry_is_fixed_at_the_claim,
+    an_abandoned_claim_is_free_again,
+    a_claim_abandoned_before_it_landed_is_released_when_it_has,
+    abandoning_touches_no_other_claim,
+)

@@ -1,0 +1,304 @@
+"""Settling: the holder's last word, repeated, late, superseded; renewals; and operators' resolutions."""
+
+from __future__ import annotations
+
+from semel.model import (
+    AlreadyMine,
+    Answer,
+    AnswerKind,
+    MovedOn,
+    NotReplayable,
+    OutcomeUnknown,
+    Replay,
+    Resolved,
+    Settled,
+    State,
+    Superseded,
+    TooEarly,
+    Unreadable,
+)
+from semel.policy import Policy
+from semel.testing.attempts import IDEMPOTENT, OK, attempt, word
+from semel.testing.bench import Bench
+from semel.testing.cases.claims import DAY_US, LEASE_US
+
+OTHER = Answer(409, (), b"out of stock")
+FINAL = (State.SUCCEEDED, State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE)
+
+
+def an_answer_is_replayed_as_it_was(bench: Bench) -> None:
+    """Status, header pairs in their order, body bytes; of successes and of definite refusals."""
+    odd = Answer(
+        299,
+        ((b"link", b"</a>, </b>"), (b"LINK", b""), (b"", b"\x00\xff"), (b"x" * 300, b"y" * 70_000)),
+        bytes(range(256)) * 2,
+    )
+    silent = Answer(None, (), b"")
+    large = Answer(200, (), b"\x00m" * (1 << 19))
+    for number, answer in enumerate((OK, odd, silent, large)):
+        for state in (State.SUCCEEDED, State.FAILED_REPLAYABLE):
+            key = f"{number}-{state.name}"
+            grant = bench.grant(attempt(key))
+            assert bench.settle(grant, state, answer) == Settled()
+            assert bench.claim(attempt(key, nonce=2)) == Replay(answer, grant.operation_id, state)
+            assert bench.claim(attempt(key)) == Replay(answer, grant.operation_id, state)  # its own nonce too
+
+
+def a_command_without_a_kept_answer_is_done_all_the_same(bench: Bench) -> None:
+    """NotReplayable, with the resource, and never run again."""
+    for state in (State.SUCCEEDED, State.FAILED_REPLAYABLE):
+        grant = bench.grant(attempt(state.name))
+        last = word(grant, state, kept=False)._replace(resource_type="payment", resource_id="7")
+        assert bench.do(lambda last=last: bench.store.settle((last,))) == [Settled()]  # type: ignore[misc]
+        assert bench.claim(attempt(state.name, nonce=2)) == NotReplayable(grant.operation_id, "payment", "7")
+        assert (bench.row(grant.id).body, bench.row(grant.id).headers) == (None, None)
+
+
+def a_settlement_is_written_whole(bench: Bench) -> None:
+    """Everything the word carries, and the three times."""
+    grant, now = bench.grant(), bench.clock.advance(seconds=3)
+    last = word(grant)._replace(
+        error_code="E1", business_ref="INV-7", resource_type="payment", resource_id="\U0001f600"
+    )
+    assert bench.do(lambda: bench.store.settle((last,))) == [Settled()]
+    row = bench.row()
+    assert (row.error_code, row.business_ref) == ("E1", "INV-7")
+    assert (row.resource_type, row.resource_id) == ("payment", "\U0001f600")
+    assert (row.settled_at, row.answer_until, row.forget_after) == (now, now + DAY_US, now + 30 * DAY_US)
+    assert (row.status, row.body, row.answer_kind) == (201, b"made", AnswerKind.KEPT)
+
+
+def a_repeated_settlement_is_recognised(bench: Bench) -> None:
+    """Already mine, in every final state; nothing is written again, not even the time."""
+    for state in FINAL:
+        grant = bench.grant(attempt(state.name))
+        assert bench.settle(grant, state) == Settled()
+        row = bench.row(grant.id)
+        bench.clock.advance(seconds=1)
+        assert bench.settle(grant, state) == AlreadyMine()
+        assert bench.row(grant.id) == row
+
+
+def a_holder_cannot_change_its_mind(bench: Bench) -> None:
+    """A second, different settlement is refused, whether by answer or by state."""
+    grant = bench.grant()
+    bench.settle(grant)
+    assert bench.settle(grant, answer=OTHER) == Superseded(State.SUCCEEDED)
+    assert bench.settle(grant, State.FAILED_REPLAYABLE) == Superseded(State.SUCCEEDED)
+    assert bench.settle(grant, State.UNKNOWN) == Superseded(State.SUCCEEDED)
+    assert bench.claim(attempt(nonce=2)) == Replay(OK, grant.operation_id, State.SUCCEEDED)
+
+
+def a_superseded_holder_writes_nothing(bench: Bench) -> None:
+    """After a takeover: no settlement, renewal, mark or abandonment of the old holder takes effect."""
+    old = bench.grant(attempt(nonce=1, policy=IDEMPOTENT))
+    bench.clock.advance(LEASE_US)
+    bench.grant(attempt(nonce=2, policy=IDEMPOTENT))
+    row = bench.row()
+    for state in (*FINAL, State.UNKNOWN, State.PROCESSING):
+        assert bench.settle(old, state) == Superseded(State.PROCESSING)
+    assert not bench.renew(old)
+    assert not bench.mark_not_kept(old)
+    assert not bench.abandon(attempt(nonce=1))
+    assert bench.row() == row
+
+
+def a_guess_at_fence_or_nonce_is_not_enough(bench: Bench) -> None:
+    """Every write names both; either alone is nobody's."""
+    grant = bench.grant()
+    row = bench.row()
+    for guess in (grant._replace(fence=grant.fence + 1), grant._replace(nonce=bytes(16))):
+        assert bench.settle(guess) == Superseded(State.PROCESSING)
+        assert not bench.renew(guess)
+        assert not bench.mark_not_kept(guess)
+    assert bench.row() == row
+
+
+def what_was_never_claimed_cannot_be_settled(bench: Bench) -> None:
+    """Gone, or never there."""
+    grant = bench.grant(attempt("a"))._replace(id=attempt("b").id)
+    assert bench.settle(grant) == Superseded(None)
+    assert not bench.renew(grant)
+    assert bench.resolve(grant) == MovedOn(None)
+
+
+def a_late_holder_may_still_tell_the_truth(bench: Bench) -> None:
+    """A lapse destroys nothing: who was not superseded may settle, before and after the reaper came."""
+    for seen in (False, True):
+        grant = bench.grant(attempt(str(seen)))
+        bench.clock.advance(10 * LEASE_US)
+        assert len(bench.lapse() if seen else []) == seen
+        assert bench.settle(grant) == Settled()
+        assert bench.claim(attempt(str(seen), nonce=2)) == Replay(OK, grant.operation_id, State.SUCCEEDED)
+        assert bench.row(grant.id).settled_at == bench.clock()
+
+
+def a_late_holder_may_renew_from_unknown_by_lapse(bench: Bench) -> None:
+    """It reads PROCESSING again; at the deadline that ends."""
+    grant = bench.grant()
+    bench.clock.advance(LEASE_US)
+    assert [row.doubt for row in bench.lapse()] == ["lapsed"]
+    assert bench.renew(grant)
+    row = bench.row()
+    assert (row.state, row.doubt, row.lease_until) == (State.PROCESSING, None, bench.clock() + LEASE_US)
+    bench.clock.set(grant.deadline_at - 1)
+    assert bench.renew(grant)
+    assert bench.row().lease_until == grant.deadline_at
+    bench.clock.advance(1)
+    assert not bench.renew(grant)
+    assert bench.claim(attempt(nonce=2)) == OutcomeUnknown(grant.operation_id, "lapsed")
+
+
+def only_a_living_open_holder_renews(bench: Bench) -> None:
+    """Not who settled, gave back, or left the outcome unknown itself."""
+    for state in (*FINAL, State.UNKNOWN, State.PROCESSING):
+        grant = bench.grant(attempt(state.name, policy=IDEMPOTENT))
+        bench.settle(grant, state, doubt="error")
+        assert not bench.renew(grant)
+
+
+def an_unknown_word_keeps_its_doubt(bench: Bench) -> None:
+    """The handler said that it cannot know: every attempt is told why, until somebody settles."""
+    grant = bench.grant()
+    assert bench.settle(grant, State.UNKNOWN, doubt="error:TimeoutError") == Settled()
+    assert bench.claim(attempt(nonce=2)) == OutcomeUnknown(grant.operation_id, "error:TimeoutError")
+    row = bench.row()
+    assert (row.settled_at, row.answer_until, row.forget_after) == (None, None, None)
+    assert bench.settle(grant) == Settled()
+
+
+def a_lease_given_back_is_free_at_once(bench: Bench) -> None:
+    """An IDEMPOTENT handler that raised: run again, same operation, no crash counted, and its word was its last."""
+    for tries in range(5):  # more than attempts_max: these were no crashes
+        grant = bench.grant(attempt(nonce=tries, policy=IDEMPOTENT))
+        assert (grant.attempt, grant.lapses) == (tries + 1, 0)
+        assert bench.settle(grant, State.PROCESSING, doubt="error") == Settled()
+        assert bench.settle(grant, State.PROCESSING, doubt="error") == AlreadyMine()
+        assert bench.settle(grant) == Superseded(State.PROCESSING)
+        assert not bench.mark_not_kept(grant)
+
+
+def a_mark_says_that_no_answer_will_be_kept(bench: Bench) -> None:
+    """On an open record, before the first byte leaves; it stays open."""
+    grant = bench.grant()
+    assert bench.mark_not_kept(grant)
+    assert (bench.row().state, bench.row().answer_kind) == (State.PROCESSING, AnswerKind.NOT_KEPT)
+    assert bench.renew(grant)
+    assert bench.row().answer_kind == AnswerKind.NOT_KEPT
+    bench.settle(grant, kept=False)
+    assert isinstance(bench.claim(attempt(nonce=2)), NotReplayable)
+
+
+def a_mark_takes_no_answer_away(bench: Bench) -> None:
+    """An answer that may have reached a client stays: the mark is for open records."""
+    grant = bench.grant()
+    bench.settle(grant)
+    assert not bench.mark_not_kept(grant)
+    assert bench.claim(attempt(nonce=2)) == Replay(OK, grant.operation_id, State.SUCCEEDED)
+
+
+def a_corrupt_answer_is_refused_and_never_run(bench: Bench) -> None:
+    """A flipped bit, however it came there, is seen by the digest; the key stays blocked."""
+    grant = bench.grant()
+    bench.settle(grant)
+    row = bench.row()
+    assert row.body is not None
+    bench.corrupt(row._replace(body=b"M" + row.body[1:]))
+    assert bench.claim(attempt(nonce=2)) == Unreadable(grant.operation_id, "corrupt")
+    assert bench.claim(attempt()) == Unreadable(grant.operation_id, "corrupt")
+
+
+def an_unknown_state_is_refused_and_never_run(bench: Bench) -> None:
+    """A state of a newer Semel, or a bit flipped there."""
+    grant = bench.grant()
+    bench.corrupt(bench.row()._replace(state=77))
+    assert bench.claim(attempt(nonce=2)) == Unreadable(grant.operation_id, "corrupt")
+
+
+def an_operator_settles_an_unknown_record(bench: Bench) -> None:
+    """With the answer that was found, without one, or as "did not happen"; the former holder is superseded."""
+    for name, happened, answer in (("found", True, OTHER), ("done", True, None), ("not", False, None)):
+        grant = bench.grant(attempt(name))
+        bench.clock.advance(10 * LEASE_US)
+        reply = bench.resolve(grant, happened=happened, answer=answer)
+        state = State.SUCCEEDED if happened else State.FAILED_NOT_REPLAYABLE
+        assert reply == Resolved(state)
+        row = bench.row(grant.id)
+        assert (row.state, row.doubt, row.settled_at) == (state, None, bench.clock())
+        assert row.fence > grant.fence
+        assert row.generation == (0 if happened else 1)
+        assert bench.settle(grant) == Superseded(state)
+        assert not bench.renew(grant)
+        assert not bench.mark_not_kept(grant)
+    assert bench.claim(attempt("found", nonce=2)) == Replay(OTHER, attempt("found").operation_id, State.SUCCEEDED)
+    assert isinstance(bench.claim(attempt("done", nonce=2)), NotReplayable)
+    assert bench.grant(attempt("not", nonce=2)).generation == 1
+
+
+def an_operator_must_wait_for_the_deadline_or_force(bench: Bench) -> None:
+    """The handler may still be running: refused with the time left, unless forced."""
+    grant = bench.grant()
+    bench.clock.advance(LEASE_US)
+    assert bench.resolve(grant, happened=False) == TooEarly(9 * LEASE_US)
+    assert bench.resolve(grant, happened=False, forced=True) == Resolved(State.FAILED_NOT_REPLAYABLE)
+
+
+def an_operator_settles_only_what_was_seen(bench: Bench) -> None:
+    """Compare-and-set on the fence; never a living holder's record, never a settled one."""
+    grant = bench.grant(attempt(nonce=1, policy=IDEMPOTENT))
+    assert bench.resolve(grant, forced=True) == MovedOn(State.PROCESSING)  # it lives
+    bench.clock.advance(LEASE_US)
+    later = bench.grant(attempt(nonce=2, policy=IDEMPOTENT))
+    bench.clock.advance(LEASE_US)
+    assert bench.resolve(grant, forced=True) == MovedOn(State.PROCESSING)  # not the one that was seen
+    bench.settle(later)
+    assert bench.resolve(later, forced=True) == MovedOn(State.SUCCEEDED)
+    assert bench.do(lambda: bench.store.audit(None, 10)) == []
+
+
+def every_resolution_is_audited(bench: Bench) -> None:
+    """Who, what, why, under which fence; newest first, of one record or of all."""
+    for key in ("a", "b"):
+        grant = bench.grant(attempt(key))
+        bench.clock.advance(10 * LEASE_US)
+        bench.resolve(grant, happened=key == "a", answer=OK if key == "a" else None)
+    lines = bench.do(lambda: bench.store.audit(None, 10))
+    assert [line.action for line in lines] == ["resolve:did-not-happen", "resolve:succeeded"]
+    assert {(line.actor, line.reason) for line in lines} == {("olga", "asked the provider")}
+    assert [line.fence for line in lines] == [bench.row(attempt(key).id).fence for key in ("b", "a")]
+    assert bench.do(lambda: bench.store.audit(attempt("a").id, 10)) == lines[1:]
+    assert bench.do(lambda: bench.store.audit(None, 1)) == lines[:1]
+
+
+def a_policy_that_changed_does_not_change_a_record(bench: Bench) -> None:
+    """The terms of the claim rule until the next grant."""
+    grant = bench.grant(attempt(policy=Policy(answer_seconds=60, tombstone_seconds=120)))
+    bench.settle(grant)
+    assert bench.row().answer_until == bench.clock() + 60_000_000
+    assert bench.row().forget_after == bench.clock() + 120_000_000
+
+
+ALL = (
+    an_answer_is_replayed_as_it_was,
+    a_command_without_a_kept_answer_is_done_all_the_same,
+    a_settlement_is_written_whole,
+    a_repeated_settlement_is_recognised,
+    a_holder_cannot_change_its_mind,
+    a_superseded_holder_writes_nothing,
+    a_guess_at_fence_or_nonce_is_not_enough,
+    what_was_never_claimed_cannot_be_settled,
+    a_late_holder_may_still_tell_the_truth,
+    a_late_holder_may_renew_from_unknown_by_lapse,
+    only_a_living_open_holder_renews,
+    an_unknown_word_keeps_its_doubt,
+    a_lease_given_back_is_free_at_once,
+    a_mark_says_that_no_answer_will_be_kept,
+    a_mark_takes_no_answer_away,
+    a_corrupt_answer_is_refused_and_never_run,
+    an_unknown_state_is_refused_and_never_run,
+    an_operator_settles_an_unknown_record,
+    an_operator_must_wait_for_the_deadline_or_force,
+    an_operator_settles_only_what_was_seen,
+    every_resolution_is_audited,
+    a_policy_that_changed_does_not_change_a_record,
+)

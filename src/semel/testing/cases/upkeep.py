@@ -1,0 +1,226 @@
+"""What happens to records beside their commands: lapses, retention, the purge, pages for operators."""
+
+from __future__ import annotations
+
+from semel.model import AnswerKind, Find, KeyExpired, OutcomeUnknown, Proceed, Purged, Record, State
+from semel.policy import Policy
+from semel.rules.lease import PURGE_GRACE_US
+from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, scope
+from semel.testing.bench import Bench
+from semel.testing.cases.claims import DAY_US, LEASE_US
+
+
+def a_lapse_makes_the_unknown_visible(bench: Bench) -> None:
+    """EXTERNAL and ATOMIC at the lease's end, not a microsecond before; the fence stays the holder's."""
+    external = bench.grant(attempt("e"))
+    bench.grant(attempt("a", policy=Policy(effects="atomic")))
+    bench.grant(attempt("i", policy=IDEMPOTENT))
+    bench.grant(attempt("c", starts=State.CLAIMED))
+    bench.clock.advance(LEASE_US - 1)
+    assert bench.lapse() == []
+    bench.clock.advance(1)
+    marked = bench.lapse()
+    assert {row.id: row.doubt for row in marked} == {attempt("e").id: "lapsed", attempt("a").id: "committed-early"}
+    assert bench.lapse() == []
+    assert (bench.row(external.id).fence, bench.row(external.id).state) == (external.fence, State.UNKNOWN)
+    assert bench.claim(attempt("e", nonce=2)) == OutcomeUnknown(external.operation_id, "lapsed")
+    assert isinstance(bench.claim(attempt("i", nonce=2, policy=IDEMPOTENT)), Proceed)
+    assert isinstance(bench.claim(attempt("c", nonce=2)), Proceed)
+
+
+def a_lapse_marks_idempotent_commands_only_past_their_bounds(bench: Bench) -> None:
+    """Past dedup_for or attempts_max: as an attempt would be told. A lease given back counts as no crash."""
+    short = Policy(effects="idempotent", dedup_for_seconds=40)
+    once = Policy(effects="idempotent", attempts_max=1)
+    bench.grant(attempt("dedup", policy=short))
+    bench.grant(attempt("poison", policy=once))
+    bench.settle(bench.grant(attempt("given back", policy=once)), State.PROCESSING)
+    assert bench.lapse() == []
+    bench.clock.advance(LEASE_US)
+    assert [(row.id, row.doubt) for row in bench.lapse()] == [(attempt("poison").id, "attempts-over")]
+    bench.clock.advance(LEASE_US)
+    assert [(row.id, row.doubt) for row in bench.lapse()] == [(attempt("dedup").id, "dedup-over")]
+
+
+def a_lapse_takes_the_oldest_leases_first(bench: Bench) -> None:
+    """In rounds of a limit, oldest lease first."""
+    ids = []
+    for number in range(5):
+        ids.append(bench.grant(attempt(str(number))).id)
+        bench.clock.advance(1)
+    bench.clock.advance(LEASE_US)
+    assert [[row.id for row in bench.lapse(2)] for _ in range(4)] == [ids[:2], ids[2:4], ids[4:], []]
+
+
+def retention_starts_at_settlement(bench: Bench) -> None:
+    """However long the command ran, the answer lives its whole time."""
+    grant = bench.grant()
+    bench.clock.advance(3 * DAY_US)
+    bench.settle(grant)
+    bench.clock.advance(DAY_US - 1)
+    assert bench.purge() == (0, 0)
+    assert not isinstance(bench.claim(attempt(nonce=2)), KeyExpired)
+    bench.clock.advance(1)
+    assert bench.claim(attempt(nonce=2)) == KeyExpired(grant.operation_id)
+
+
+def an_answer_goes_before_its_tombstone(bench: Bench) -> None:
+    """Both ten minutes after their time: a clock that steps back must not meet a record already gone."""
+    grant = bench.grant()
+    bench.settle(grant)
+    settled = bench.clock()
+    bench.clock.set(settled + DAY_US + PURGE_GRACE_US - 1)
+    assert bench.purge() == (0, 0)
+    bench.clock.advance(1)
+    assert bench.purge() == (1, 0)
+    assert bench.purge() == (0, 0)
+    row = bench.row()
+    assert (row.body, row.headers, row.answer_kind) == (None, None, AnswerKind.NOT_KEPT)
+    assert (row.state, row.fingerprint, row.status) == (State.SUCCEEDED, attempt().fingerprint, 201)
+    assert bench.claim(attempt(nonce=2)) == KeyExpired(grant.operation_id)
+    bench.clock.set(settled + 30 * DAY_US + PURGE_GRACE_US - 1)
+    assert bench.purge() == (0, 0)
+    bench.clock.advance(1)
+    assert bench.purge() == (0, 1)
+    assert bench.do(lambda: bench.store.read((grant.id,))) == [None]
+    assert bench.do(lambda: bench.store.read_operations((grant.operation_id,))) == [None]
+    assert isinstance(bench.claim(attempt(nonce=2)), Proceed)
+
+
+def what_is_open_or_unknown_is_never_forgotten(bench: Bench) -> None:
+    """Not CLAIMED, PROCESSING, UNKNOWN, nor a lease given back: however old."""
+    bench.grant(attempt("claimed", starts=State.CLAIMED))
+    bench.grant(attempt("processing"))
+    bench.settle(bench.grant(attempt("unknown")), State.UNKNOWN)
+    bench.settle(bench.grant(attempt("given back", policy=IDEMPOTENT)), State.PROCESSING)
+    bench.clock.advance(4000 * DAY_US)
+    assert bench.purge() == (0, 0)
+    assert sum(bench.do(bench.store.counts).values()) == 4
+
+
+def a_key_reopened_is_not_forgotten_by_its_old_clock(bench: Bench) -> None:
+    """A released record that is granted again is open: its former end no longer counts."""
+    bench.settle(bench.grant(), State.FAILED_NOT_REPLAYABLE)
+    bench.clock.advance(29 * DAY_US)
+    bench.grant(attempt(nonce=2))
+    bench.clock.advance(DAY_US + PURGE_GRACE_US)
+    assert bench.purge() == (0, 0)
+    assert bench.row().state == State.PROCESSING
+
+
+def a_purge_walks_in_chunks(bench: Bench) -> None:
+    """Each chunk says how far it came; the last one says that it was the last."""
+    for number in range(5):
+        bench.settle(bench.grant(attempt(str(number))))
+    bench.clock.advance(31 * DAY_US)
+    first = bench.do(lambda: bench.store.purge(None, 2))
+    assert (first.scanned, first.answers_dropped, first.forgotten) == (2, 0, 2)
+    second = bench.do(lambda: bench.store.purge(first.next_after, 2))
+    assert second.forgotten == 2
+    assert bench.do(lambda: bench.store.purge(second.next_after, 2)) == Purged(1, 0, 1, None)
+    assert bench.do(bench.store.counts) == {}
+
+
+def pages_are_found_newest_first(bench: Bench) -> None:
+    """Page after page, no record twice, none missed, bodies left out."""
+    for number in range(5):
+        bench.settle(bench.grant(attempt(str(number))))
+        bench.clock.advance(1)
+    pages: list[list[bytes]] = []
+    before: int | None = None
+    while True:
+        query = Find(limit=2, before=before)
+        found = bench.do(lambda query=query: bench.store.find(query))  # type: ignore[misc]
+        assert all((row.body, row.headers, row.request) == (None, None, None) for row in found.records)
+        assert found.now == bench.clock()
+        pages.append([row.id for row in found.records])
+        before = found.next_before
+        if before is None:
+            break
+    ids = [attempt(str(number)).id for number in (4, 3, 2, 1, 0)]
+    assert pages == [ids[:2], ids[2:4], ids[4:]]
+
+
+def pages_are_found_by_what_is_asked(bench: Bench) -> None:
+    """States, tenant, caller, operation, lapsed leases; alone and together; a page that ends exactly says so."""
+    bench.grant(attempt("1", within=scope(tenant="a")))
+    bench.settle(bench.grant(attempt("2", within=scope(tenant="a", caller="bob"))))
+    bench.settle(bench.grant(attempt("3", within=scope("refund", tenant="b"))), State.UNKNOWN)
+    bench.grant(attempt("4", within=scope("refund", tenant="b"), policy=Policy(lease_seconds=60)))
+    bench.clock.advance(LEASE_US)
+    names = {attempt(n, within=w).id: n for n in "1234" for w in (scope(tenant="a"), scope(tenant="a", caller="bob"))}
+    names |= {attempt(n, within=scope("refund", tenant="b")).id: n for n in "34"}
+
+    def found(**asked: object) -> str:
+        page = bench.do(lambda: bench.store.find(Find(**asked)))  # type: ignore[arg-type]
+        assert page.next_before is None
+        return "".join(names[row.id] for row in page.records)
+
+    assert found() == "4321"
+    assert found(limit=4) == "4321"
+    assert found(states=(State.PROCESSING,)) == "41"
+    assert found(states=(State.SUCCEEDED,)) == "2"
+    assert found(states=(State.SUCCEEDED, State.UNKNOWN)) == "32"
+    assert found(states=(State.FAILED_REPLAYABLE,)) == ""
+    assert found(tenant="a") == "21"
+    assert found(tenant="a", caller="alice") == "1"
+    assert found(operation="refund") == "43"
+    assert found(operation="refund", states=(State.UNKNOWN,)) == "3"
+    assert found(lapsed=True) == "1"
+    assert found(lapsed=True, states=(State.PROCESSING, State.UNKNOWN)) == "1"
+    assert found(tenant="nobody") == ""
+
+
+def records_are_read_in_the_order_asked(bench: Bench) -> None:
+    """By id and by operation id; None for those that are not there; the same id twice is answered twice."""
+    a, b = bench.grant(attempt("a")), bench.grant(attempt("b"))
+    rows = bench.do(lambda: bench.store.read((b.id, bytes(16), a.id, b.id)))
+    assert [None if row is None else row.id for row in rows] == [b.id, None, a.id, b.id]
+    operations = bench.do(lambda: bench.store.read_operations((b.operation_id, bytes(16), a.operation_id)))
+    assert operations == [rows[0], None, rows[2]]
+
+
+def states_are_counted(bench: Bench) -> None:
+    """One number a state; none for states without records."""
+    assert bench.do(bench.store.counts) == {}
+    for number, state in enumerate((State.SUCCEEDED, State.SUCCEEDED, State.UNKNOWN)):
+        bench.settle(bench.grant(attempt(str(number))), state)
+    assert bench.do(bench.store.counts) == {int(State.SUCCEEDED): 2, int(State.UNKNOWN): 1}
+
+
+def a_store_knows_who_it_is(bench: Bench) -> None:
+    """Its first migration names it; a second one changes nothing."""
+    first = bench.do(bench.store.identity)
+    assert first is not None
+    assert (first.store_id, first.secret_check, first.epoch, first.id_format) == ("conformance", b"none", 1, 1)
+    assert bench.do(lambda: bench.store.migrate("somebody else", b"other")) == []
+    assert bench.do(bench.store.identity) == first
+
+
+def every_field_of_a_record_has_its_own_place(bench: Bench) -> None:
+    """No column is crossed with another: what was written is what every way of reading gives."""
+    bench.settle(bench.grant(attempt(policy=EXTERNAL)))
+    row = bench.row()
+    [operation] = bench.do(lambda: bench.store.read_operations((row.operation_id,)))
+    [listed] = bench.do(lambda: bench.store.find(Find())).records
+    assert operation == row
+    assert listed == row._replace(headers=None, body=None)
+    assert len(row) == len(Record._fields)
+
+
+ALL = (
+    a_lapse_makes_the_unknown_visible,
+    a_lapse_marks_idempotent_commands_only_past_their_bounds,
+    a_lapse_takes_the_oldest_leases_first,
+    retention_starts_at_settlement,
+    an_answer_goes_before_its_tombstone,
+    what_is_open_or_unknown_is_never_forgotten,
+    a_key_reopened_is_not_forgotten_by_its_old_clock,
+    a_purge_walks_in_chunks,
+    pages_are_found_newest_first,
+    pages_are_found_by_what_is_asked,
+    records_are_read_in_the_order_asked,
+    states_are_counted,
+    a_store_knows_who_it_is,
+    every_field_of_a_record_has_its_own_place,
+)

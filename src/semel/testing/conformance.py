@@ -1,0 +1,72 @@
+"""The store conformance suite: the executable definition of a store (``stores/base.py`` is its signature).
+
+``CASES`` are functions of a :class:`~semel.testing.bench.Bench`; the suite takes a maker of subjects and
+nothing else. What a store cannot do it declares in its ``capabilities``, which a case reads and checks;
+no case is ever skipped. For a store of your own, with pytest:
+
+    @pytest.mark.parametrize("mode", ["sync", "async"])
+    @pytest.mark.parametrize("name", conformance.CASES)
+    def test_conformance(name, mode, tmp_path):
+        conformance.run(name, lambda clock: my_subject(tmp_path, clock), mode)
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import Final
+
+from semel.drivers.local import LocalDriver
+from semel.drivers.sqlite import SqliteDriver
+from semel.engine.backend import Backend
+from semel.engine.connect import sqlite_backend
+from semel.model import Record
+from semel.stores.memory import MemoryStore
+from semel.testing.bench import Bench, MakeSubject, Mode, Subject, bench
+from semel.testing.cases import claims, races, settlements, upkeep
+from semel.testing.clock import SettableClock
+
+Case = Callable[[Bench], None]
+
+CASES: Final[Mapping[str, Case]] = {
+    case.__name__: case for case in (*claims.ALL, *settlements.ALL, *upkeep.ALL, *races.ALL)
+}
+"""Every case by its name, which says what must hold."""
+
+
+def run(name: str, make: MakeSubject, mode: Mode) -> None:
+    """Run one case on a new store; an AssertionError says what does not hold.
+
+    Parameters: ``name`` of the case; ``make`` makes a new, empty subject on the given clock; ``mode`` sync
+    or async: which half of the driver performs.
+    """
+    if not __debug__:
+        raise RuntimeError("the suite is made of assertions: run it without -O")
+    with bench(make, mode) as ready:
+        CASES[name](ready)
+
+
+def memory_subject(clock: SettableClock) -> Subject:
+    """The memory store."""
+    driver = LocalDriver(clock=clock)
+
+    def corrupt(row: Record) -> None:
+        driver._table.records[row.id] = row
+
+    return Subject(Backend("memory", MemoryStore(), driver), corrupt, lambda: memory_subject(clock).backend)
+
+
+def sqlite_subject(path: str, clock: SettableClock, *, synchronous: str = "OFF") -> Subject:
+    """The SQLite store on a new file. By default no commit waits for the disk: the suite ends no machines."""
+
+    def opened() -> Backend:
+        return sqlite_backend(SqliteDriver(path, synchronous=synchronous, clock=clock))
+
+    def corrupt(row: Record) -> None:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(
+                "UPDATE semel_record SET state = ?, body = ? WHERE id = ?", (row.state, row.body, row.id)
+            )
+
+    return Subject(opened(), corrupt, opened)

@@ -1,0 +1,309 @@
+"""The fault driver: a real driver that fails or dies before or after the n-th thing it does to its store.
+
+Everything a driver does is an *ask*, BEGIN and COMMIT included, so that one number names every place where
+a store can fail or a process can end. Faults are what the driver's own library would raise, so that its
+translation of errors is under test too. After a :class:`Crash` the driver is dead: nothing it is asked to
+do happens any more, and what was not committed is gone. ``bury`` then closes what a dead process leaves
+to the operating system.
+
+    for fault in every_fault():
+        faults = Faults(fault)
+        ...run the flow on ``faulty_backend(faults, path, clock)``...
+        if faults.clean: break
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final, NamedTuple, TypeVar
+
+from semel.drivers.clock import Clock
+from semel.drivers.local import LocalDriver
+from semel.drivers.sqlite import SqliteDriver
+from semel.drivers.sqlite_connection import BEGIN, COMMIT, Answer, Transaction, answering
+from semel.engine.backend import Backend
+from semel.engine.connect import sqlite_backend
+from semel.errors import StoreError, StoreTimeout, StoreUnavailable
+from semel.flow import Ask, MakeFlow
+from semel.stores.memory import Call, MemoryStore
+from semel.stores.statements import Execute, Now, Query
+
+T = TypeVar("T")
+FAULTS_MAX: Final = 500  # a loop over every n that is still not clean by then never will be
+
+
+class Kind(Enum):
+    """What happens at the chosen ask."""
+
+    FAIL = "fail"  # the store refuses; nothing was written
+    TIMEOUT = "time out"  # no reply: at a commit, whether it took effect is not known yet
+    CRASH = "crash"  # the process is gone
+
+
+class When(Enum):
+    """Whether the ask is still performed."""
+
+    BEFORE = "before"
+    AFTER = "after"
+
+
+class Fault(NamedTuple):
+    """``kind`` happens ``when`` the ``n``-th ask (from 1) is performed, ``once`` or from then on."""
+
+    kind: Kind
+    when: When
+    n: int
+    once: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.when.value} ask {self.n}{'' if self.once else ' and from then on'}"
+
+
+class Crash(BaseException):
+    """The process is dead. Nothing may catch this but the test that killed it."""
+
+
+class _Died(sqlite3.OperationalError):
+    """How a death unwinds the driver from inside: by an error that its library could raise."""
+
+
+class Faults:
+    """Counts asks and makes one fault of them come true. Thread-safe; not armed without a fault."""
+
+    def __init__(self, fault: Fault | None = None) -> None:
+        self.fault = fault
+        self.asks: list[str] = []
+        self.struck = False
+        self.dead = False
+        self._lock = threading.Lock()
+        self._counting = True
+
+    @property
+    def clean(self) -> bool:
+        """Whether the run never came as far as its fault."""
+        return not self.struck
+
+    def rest(self) -> None:
+        """Stop counting and failing, for the parts of a test that are not under test."""
+        self._counting = False
+
+    def resume(self) -> None:
+        """Count and fail again."""
+        self._counting = True
+
+    def around(self, needed: Ask[Any], answer: Answer) -> Any:
+        """Perform one ask, or not."""
+        hit = self._hits(needed)
+        if hit is When.BEFORE:
+            self._strike(needed)
+        reply = answer(needed)
+        if hit is When.AFTER:
+            self._strike(needed)
+        return reply
+
+    def _hits(self, needed: Ask[Any]) -> When | None:
+        with self._lock:
+            if self.dead:
+                raise _Died("the process is dead")
+            if not self._counting:
+                return None
+            self.asks.append(name_of(needed))
+            fault, n = self.fault, len(self.asks)
+            if fault is None or n < fault.n or (fault.once and n > fault.n):
+                return None
+            return fault.when
+
+    def _strike(self, needed: Ask[Any]) -> None:
+        assert self.fault is not None
+        self.struck = True
+        match self.fault.kind:
+            case Kind.CRASH:
+                self.dead = True
+                raise _Died("the process died")
+            case Kind.TIMEOUT:
+                raise _error_for(needed, timed_out=True)
+            case Kind.FAIL:
+                raise _error_for(needed, timed_out=False)
+
+
+def _error_for(needed: Ask[Any], *, timed_out: bool) -> Exception:
+    """What the client library raises; the driver makes of it what it makes of the real one."""
+    if isinstance(needed, Call):
+        text = f"injected at {needed.verb}"
+        return StoreTimeout(text) if timed_out else StoreUnavailable(text)
+    error = sqlite3.OperationalError("injected")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR if timed_out else sqlite3.SQLITE_FULL
+    return error
+
+
+def name_of(needed: Ask[Any]) -> str:
+    """The name under which an ask is counted: its statement, its verb, or its kind."""
+    if isinstance(needed, (Query, Execute)):
+        return needed.statement.name
+    if isinstance(needed, Call):
+        return needed.verb
+    if isinstance(needed, Transaction):
+        return "BEGIN" if needed is BEGIN else "COMMIT" if needed is COMMIT else needed.text
+    return "now" if isinstance(needed, Now) else type(needed).__name__
+
+
+def every_fault(kind: Kind, when: When, *, once: bool = True) -> Iterator[Fault]:
+    """The same fault at ask 1, 2, 3, …: the loop ends itself at the first clean run."""
+    for n in range(1, FAULTS_MAX + 1):
+        yield Fault(kind, when, n, once)
+    raise AssertionError(f"still not clean after {FAULTS_MAX} faults")
+
+
+KINDS: Final = tuple(
+    (kind, when, once)
+    for kind in Kind
+    for when in When
+    for once in (True, False)
+    # A store that has written must not say that it has not; and nobody dies more than once.
+    if not (kind is Kind.FAIL and when is When.AFTER) and not (kind is Kind.CRASH and not once)
+)
+"""Every kind of fault there is: (kind, when, once)."""
+
+
+class FaultyDriver:
+    """A driver whose callers learn of its death by :class:`Crash`. Everything else is the inner driver's."""
+
+    def __init__(self, inner: Any, faults: Faults) -> None:
+        self.inner = inner
+        self.faults = faults
+
+    def run(self, make: MakeFlow[T]) -> T:
+        """As the inner driver's."""
+        act: Callable[[], T] = lambda: self.inner.run(make)  # noqa: E731 - typed: the inner driver is not
+        return self._alive(act)
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        """As the inner driver's."""
+        reply: Awaitable[T] = self.inner.run_async(make)
+        return await self._alive_async(reply)
+
+    def _alive(self, act: Callable[[], T]) -> T:
+        try:
+            reply = act()
+        except (StoreError, sqlite3.Error):
+            self._check()
+            raise
+        self._check()  # the reply of a dead process reaches nobody
+        return reply
+
+    async def _alive_async(self, act: Awaitable[T]) -> T:
+        try:
+            reply = await act
+        except (StoreError, sqlite3.Error):
+            self._check()
+            raise
+        self._check()
+        return reply
+
+    def _check(self) -> None:
+        if self.faults.dead:
+            raise Crash(str(self.faults.fault)) from None
+
+    def close(self) -> None:
+        """As the inner driver's."""
+        self.inner.close()
+
+    async def close_async(self) -> None:
+        """As the inner driver's."""
+        await self.inner.close_async()
+
+
+class _FaultyUnit:
+    """An ATOMIC unit on a faulty driver."""
+
+    def __init__(self, inner: Any, driver: FaultyDriver) -> None:
+        self.inner = inner
+        self._driver = driver
+
+    @property
+    def connection(self) -> Any:
+        return self.inner.connection
+
+    def run(self, make: MakeFlow[T]) -> T:
+        act: Callable[[], T] = lambda: self.inner.run(make)  # noqa: E731 - typed: the inner unit is not
+        return self._driver._alive(act)
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        reply: Awaitable[T] = self.inner.run_async(make)
+        return await self._driver._alive_async(reply)
+
+    def hand_out(self) -> Any:
+        return self.inner.hand_out()
+
+    def commit(self) -> None:
+        self._driver._alive(self.inner.commit)
+
+    async def commit_async(self) -> None:
+        await self._driver._alive_async(self.inner.commit_async())
+
+    def rollback(self) -> None:
+        self.inner.rollback()
+
+    async def rollback_async(self) -> None:
+        await self.inner.rollback_async()
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyBackend:
+    """A backend under faults, and what is left to clear away after a death."""
+
+    backend: Backend
+    faults: Faults
+    units: list[_FaultyUnit]
+
+    def bury(self) -> None:
+        """What the operating system does after a death: open transactions end, files are closed."""
+        self.faults.rest()
+        for unit in self.units:
+            unit.rollback()
+        self.backend.driver.close()
+
+
+def faulty_sqlite(path: str, clock: Clock, faults: Faults, *, busy_seconds: float = 5.0) -> FaultyBackend:
+    """The SQLite backend under faults: every statement, BEGIN and COMMIT is one ask.
+
+    A commit is not waited for (``synchronous=OFF``): these tests end processes, not machines.
+    """
+
+    def performing(connection: sqlite3.Connection, now: Clock) -> Answer:
+        answer = answering(connection, now)
+        return lambda needed: faults.around(needed, answer)
+
+    inner = SqliteDriver(path, synchronous="OFF", busy_seconds=busy_seconds, clock=clock, answering=performing)
+    real = sqlite_backend(inner, busy_seconds)
+    driver = FaultyDriver(inner, faults)
+    units: list[_FaultyUnit] = []
+
+    def kept(unit: Any) -> _FaultyUnit:
+        units.append(_FaultyUnit(unit, driver))
+        return units[-1]
+
+    async def begin_async() -> Any:
+        assert real.unit_async is not None
+        return kept(await driver._alive_async(real.unit_async()))
+
+    def begin() -> Any:
+        assert real.unit is not None
+        return kept(driver._alive(real.unit))
+
+    return FaultyBackend(replace(real, driver=driver, unit=begin, unit_async=begin_async), faults, units)
+
+
+def faulty_memory(clock: Clock, faults: Faults) -> FaultyBackend:
+    """The memory backend under faults: every verb is one ask, written as soon as it is performed."""
+
+    class Local(LocalDriver):
+        def _answer(self, needed: Ask[Any]) -> Any:
+            return faults.around(needed, super()._answer)
+
+    driver = FaultyDriver(Local(clock=clock), faults)
+    return FaultyBackend(Backend("memory", MemoryStore(), driver), faults, [])

@@ -1,0 +1,207 @@
+"""Every interleaving of a few short programs against one store, from the same start each time.
+
+A *program* is a flow over ``Perform`` (a store call, as the engine's flows make them) and ``Act`` (a step of
+the test's own, such as moving the clock). A step is what nobody can get in between of:
+
+- memory: one verb;
+- SQLite: one read outside the writer's lock, or everything from a flow's first write to its commit, which
+  is how the driver performs it.
+
+    for run in interleavings(SqliteWorld, [claim, late_settle]):
+        assert ..., (run.results, run.schedule)
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Protocol, TypeVar
+
+from semel.drivers.sqlite_connection import Answer, answering, writes
+from semel.flow import Ask, Flow, MakeFlow, perform
+from semel.protocol.asks import Perform
+from semel.stores.base import Store
+from semel.stores.memory import Call, MemoryStore, Table
+from semel.stores.sqlite import SqliteStore
+from semel.stores.statements import Now
+from semel.testing.clock import SettableClock
+
+T = TypeVar("T")
+INTERLEAVINGS_MAX: Final = 200_000  # more than that is no enumeration any more: make the programs shorter
+
+
+class World(Protocol):
+    """A store that advances flows step by step."""
+
+    store: Store
+    clock: SettableClock
+
+    def do(self, make: MakeFlow[T]) -> T:
+        """Perform a whole flow at once: for what comes before and after the programs."""
+
+    def step(self, flow: Flow[Any], needed: Ask[Any]) -> Ask[Any]:
+        """One step of a flow that stands at ``needed``; returns where it stands then, or raises StopIteration."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+Program = Callable[[World], Flow[Any]]
+
+
+class Act(Ask[T]):
+    """A step of the test's own."""
+
+    __slots__ = ("act",)
+
+    def __init__(self, act: Callable[[], T]) -> None:
+        self.act = act
+
+
+class MemoryWorld:
+    """The memory store: every verb is one step."""
+
+    def __init__(self) -> None:
+        self.store: Store = MemoryStore()
+        self.clock = SettableClock()
+        self._table = Table()
+
+    def _answer(self, needed: Ask[Any]) -> Any:
+        assert isinstance(needed, Call)
+        return needed.act(self._table, self.clock())
+
+    def do(self, make: MakeFlow[T]) -> T:
+        return perform(make(), self._answer)
+
+    def step(self, flow: Flow[Any], needed: Ask[Any]) -> Ask[Any]:
+        return flow.send(self._answer(needed))
+
+    def close(self) -> None:
+        return None
+
+
+class SqliteWorld:
+    """The SQLite store: every read is one step, and so is everything from the first write to the commit.
+
+    Asking for the time belongs to the step that follows, or (``fine``) is a step of its own, after which
+    the time may be an old one. That multiplies the interleavings.
+    """
+
+    def __init__(self, *, fine: bool = False) -> None:
+        self._fine = fine
+        self.store: Store = SqliteStore()
+        self.clock = SettableClock()
+        self._connection = sqlite3.connect(":memory:", isolation_level=None)
+        self._connection.deserialize(_migrated())
+        self._answer: Answer = answering(self._connection, self.clock)
+
+    def do(self, make: MakeFlow[T]) -> T:
+        with self._connection:
+            self._connection.execute("BEGIN")
+            return perform(make(), self._answer)
+
+    def step(self, flow: Flow[Any], needed: Ask[Any]) -> Ask[Any]:
+        if isinstance(needed, Now):
+            needed = flow.send(self._answer(needed))
+            if self._fine:
+                return needed
+        if not writes(needed):
+            return flow.send(self._answer(needed))
+        with self._connection:  # commits, or rolls back what raises; a flow's end is no failure
+            self._connection.execute("BEGIN")
+            try:
+                while True:
+                    needed = flow.send(self._answer(needed))
+            except StopIteration as stop:
+                end = stop
+        raise end
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@cache
+def _migrated() -> bytes:
+    """An empty store, as the bytes of its file: made once, since every run begins with one."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        perform(SqliteStore().migrate("interleave", b"none"), answering(connection, SettableClock()))
+        return connection.serialize()
+
+
+class _Actor:
+    """One program on its way."""
+
+    def __init__(self, world: World, program: Program) -> None:
+        self._world = world
+        self._program = program(world)
+        self._inner: Flow[Any] | None = None
+        self._at: Ask[Any] | None = None
+        self.done = False
+        self.result: Any = None
+        self._continue(None, first=True)
+
+    def _continue(self, reply: Any, *, first: bool = False) -> None:
+        """Bring the program to its next step, which is not taken yet."""
+        try:
+            needed = next(self._program) if first else self._program.send(reply)
+        except StopIteration as stop:
+            self.done, self.result = True, stop.value
+            return
+        self._inner = None
+        self._at = needed
+        if isinstance(needed, Perform):
+            self._inner = needed.make()
+            self._at = next(self._inner)
+
+    def step(self) -> None:
+        assert self._at is not None
+        if self._inner is None:
+            assert isinstance(self._at, Act)
+            self._continue(self._at.act())
+            return
+        try:
+            self._at = self._world.step(self._inner, self._at)
+        except StopIteration as stop:
+            self._continue(stop.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One interleaving: who moved when, what each program returned, and the world afterwards."""
+
+    schedule: tuple[int, ...]
+    results: tuple[Any, ...]
+    world: World
+
+
+def interleavings(make: Callable[[], World], programs: Sequence[Program]) -> Iterator[Run]:
+    """Run the programs in every order that their steps can take, each time in a new world.
+
+    The world of a run is closed when the next one begins.
+    """
+    schedule: list[int] = []
+    for _ in range(INTERLEAVINGS_MAX):
+        world = make()
+        try:
+            actors = [_Actor(world, program) for program in programs]
+            ready: list[list[int]] = []  # who could have moved at each place
+            while could := [n for n, actor in enumerate(actors) if not actor.done]:
+                at = len(ready)
+                ready.append(could)
+                if at == len(schedule):
+                    schedule.append(could[0])
+                actors[schedule[at]].step()
+            yield Run(tuple(schedule), tuple(actor.result for actor in actors), world)
+        finally:
+            world.close()
+        # The next schedule in order: the last place where a later program could have moved, moves it.
+        while schedule and schedule[-1] == ready[len(schedule) - 1][-1]:
+            schedule.pop()
+        if not schedule:
+            return
+        could = ready[len(schedule) - 1]
+        schedule[-1] = could[could.index(schedule[-1]) + 1]
+    raise AssertionError(f"more than {INTERLEAVINGS_MAX} interleavings: make the programs shorter")
