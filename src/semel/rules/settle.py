@@ -97,6 +97,13 @@ def renewed_row(row: Record | None, renewal: Renewal, now: int) -> Record | None
     return row._replace(state=state, doubt=doubt, lease_until=lease_end(now, row.lease_us, row.deadline_at))
 
 
+def marked_row(row: Record | None, renewal: Renewal) -> Record | None:
+    """The row after its holder said that no answer will be kept, or None: an answer that is stored stays."""
+    if row is None or not holds(row, renewal.fence, renewal.nonce) or relinquished(row):
+        return None
+    return row._replace(answer_kind=AnswerKind.NOT_KEPT) if row.state in SETTLEABLE else None
+
+
 def abandoned_row(row: Record | None, nonce: bytes, now: int) -> Record | None:
     """The row after a claim whose handler never ran was given up, or None where there is nothing to release."""
     if row is None or row.nonce != nonce or row.state not in SETTLEABLE or relinquished(row):

@@ -34,9 +34,8 @@ from semel.rules.decide import decide, is_grant_new
 from semel.rules.lease import may_drop_answer, may_forget
 from semel.rules.settle import (
     abandoned_row,
-    holds,
     lapsed_row,
-    relinquished,
+    marked_row,
     renewed_row,
     resolved_row,
     settled_row,
@@ -64,8 +63,9 @@ class Table:
         if known is None:
             self.seqs[row.id] = self.next_seq
             self.next_seq += 1
-        if known is None or known.operation_id != row.operation_id:
-            self.by_operation[row.operation_id] = row.id
+        elif known.operation_id != row.operation_id:
+            del self.by_operation[known.operation_id]
+        self.by_operation[row.operation_id] = row.id
         self.records[row.id] = row
 
     def drop(self, row: Record) -> None:
@@ -172,14 +172,11 @@ class MemoryStore:
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
-            done = []
-            for renewal in renewals:
-                row = table.records.get(renewal.id)
-                mine = row is not None and holds(row, renewal.fence, renewal.nonce) and not relinquished(row)
-                if row is not None and mine:
-                    table.put(row._replace(answer_kind=AnswerKind.NOT_KEPT))
-                done.append(mine)
-            return done
+            rows = [marked_row(table.records.get(renewal.id), renewal) for renewal in renewals]
+            for row in rows:
+                if row is not None:
+                    table.put(row)
+            return [row is not None for row in rows]
 
         return ask(Call("mark_not_kept", act))
 

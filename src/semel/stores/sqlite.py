@@ -8,7 +8,8 @@ who runs the flow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import resources
 from typing import Final, cast
 
@@ -36,9 +37,8 @@ from semel.rules.decide import decide, first_grant, is_grant_new
 from semel.rules.lease import may_drop_answer, may_forget
 from semel.rules.settle import (
     abandoned_row,
-    holds,
     lapsed_row,
-    relinquished,
+    marked_row,
     renewed_row,
     resolved_row,
     settled_row,
@@ -102,29 +102,21 @@ class SqliteStore:
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         done = []
         for renewal in renewals:
-            row = yield from _read(renewal.id)
-            mine = row is not None and holds(row, renewal.fence, renewal.nonce) and not relinquished(row)
-            if row is not None and mine:
-                mine = yield from _replace(row, row._replace(answer_kind=AnswerKind.NOT_KEPT))
-            done.append(mine)
+            done.append((yield from _rewrite(renewal.id, partial(marked_row, renewal=renewal))))
         return done
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         done = []
         now = yield from ask(NOW)
         for renewal in renewals:
-            row = yield from _read(renewal.id)
-            renewed = renewed_row(row, renewal, now)
-            done.append(row is not None and renewed is not None and (yield from _replace(row, renewed)))
+            done.append((yield from _rewrite(renewal.id, partial(renewed_row, renewal=renewal, now=now))))
         return done
 
     def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
         done = []
         now = yield from ask(NOW)
         for id, nonce in nonces:
-            row = yield from _read(id)
-            released = abandoned_row(row, nonce, now)
-            done.append(row is not None and released is not None and (yield from _replace(row, released)))
+            done.append((yield from _rewrite(id, partial(abandoned_row, nonce=nonce, now=now))))
         return done
 
     def read(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
@@ -276,7 +268,23 @@ def _replace(seen: Record, written: Record) -> Flow[bool]:
     params["seen_nonce"] = seen.nonce
     params["seen_state"] = seen.state
     params["seen_lease_until"] = seen.lease_until
+    params["seen_answer_kind"] = seen.answer_kind
     return (yield from ask(Execute(_WRITE, params))) == 1
+
+
+def _rewrite(id: bytes, rule: Callable[[Record | None], Record | None]) -> Flow[bool]:
+    """Write what the rule makes of the record; False where it makes nothing of it.
+
+    Where somebody wrote between the read and the write, the rule is asked again, now inside the writer's
+    lock: a holder that only met another write of its own must not be told that it lost the record.
+    """
+    row = yield from _read(id)
+    written = rule(row)
+    if row is None or written is None:
+        return False
+    if not (yield from _replace(row, written)):
+        return (yield from _rewrite(id, rule))
+    return True
 
 
 def _settlement(word: Settlement, now: int) -> Params:
