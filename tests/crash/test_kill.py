@@ -52,6 +52,9 @@ def test_kills_at_every_statement(
 def check(folder: Folder, effects: str, keys: list[str], last_kill: float) -> None:
     """Every promise, over everything that the killed processes left behind."""
     pause(last_kill + LEASE_SECONDS - time.time())
+    # Half of what was interrupted is met by a retry first, the other half by the reaper.
+    interrupted = [key for key, state in folder.states(keys).items() if state == State.PROCESSING]
+    ask_again(folder, effects, interrupted[::2])
     with folder.engine() as engine:
         while engine.perform("lapse", lambda: engine.store.lapse(100)):
             pass
