@@ -1,0 +1,43 @@
+"""The purge's walk over a whole store, chunk by chunk, written once for the reaper and the command line.
+
+Each chunk is one short store call of its own, so the walk is safe beside live traffic and may stop
+anywhere: what it has not met, the next one meets. When a record may go is decided in ``rules/lease``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from semel.flow import Flow, ask
+from semel.model import Purged
+from semel.protocol.asks import Perform
+from semel.stores.base import Store
+
+PURGE_CHUNK: Final = 500
+
+
+def _unobserved(so_far: Purged) -> None:
+    return None
+
+
+def purge_walk(
+    store: Store, chunk: int = PURGE_CHUNK, progress: Callable[[Purged], None] = _unobserved
+) -> Flow[Purged]:
+    """Drop every expired answer and forget every expired tombstone; the sums of all chunks.
+
+    Parameters: ``chunk`` how many records one store call looks at; ``progress`` is told the sums after each.
+    """
+    scanned = dropped = forgotten = 0
+    after: int | None = None
+    while True:
+        done = yield from ask(Perform("purge", partial(store.purge, after, chunk)))
+        scanned += done.scanned
+        dropped += done.answers_dropped
+        forgotten += done.forgotten
+        total = Purged(scanned, dropped, forgotten, done.next_after)
+        progress(total)
+        if done.next_after is None:
+            return total
+        after = done.next_after

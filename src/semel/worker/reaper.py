@@ -1,0 +1,105 @@
+"""The reaper: what nobody holds any more becomes visible, and what is over is forgotten.
+
+A lapsed EXTERNAL command reads UNKNOWN within its lease and one second, whether or not anybody retries;
+expired answers and tombstones go hourly. Several reapers on one store are safe: every write they make is
+a compare-and-set. The reaper never decides an outcome; that is an operator's or a reconciler's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Any, Final
+
+from semel.engine.aio import AsyncEngine
+from semel.errors import PolicyError, SchemaError, StoreError
+from semel.flow import Flow
+from semel.model import Purged, Record
+from semel.protocol.upkeep import PURGE_CHUNK, purge_walk
+
+LAPSE_CHUNK: Final = 100
+EVERY_SECONDS_MAX: Final = 0.75  # lease + 1 s is a promise; the rest of the second is for the call itself
+
+
+class Reaper:
+    """Looks at an engine's store for lapsed and expired records.
+
+    Parameters: ``every_seconds`` between two looks for lapsed leases (at most 0.75); ``purge_every_seconds``
+    between two purges.
+
+    >>> import asyncio
+    >>> from semel import AsyncEngine
+    >>> async def main() -> int:
+    ...     async with AsyncEngine.connect("memory://") as engine:
+    ...         return await Reaper(engine).run_once()
+    >>> asyncio.run(main())
+    0
+    """
+
+    def __init__(self, engine: AsyncEngine, every_seconds: float = 0.5, purge_every_seconds: float = 3600) -> None:
+        if not 0 < every_seconds <= EVERY_SECONDS_MAX:
+            raise PolicyError(
+                f"every_seconds must be more than 0 and at most {EVERY_SECONDS_MAX}, so that UNKNOWN is visible "
+                f"within a second of the lapse; it is {every_seconds!r}"
+            )
+        if not purge_every_seconds > 0:
+            raise PolicyError(f"purge_every_seconds must be more than 0; it is {purge_every_seconds!r}")
+        self._engine = engine
+        self._every_seconds = every_seconds
+        self._purge_every_seconds = purge_every_seconds
+        self._random = random.SystemRandom()
+
+    async def run_once(self) -> int:
+        """Make all lapsed records of unknown outcome visible; how many there were.
+
+        Raises StoreError: the rest is met by the next call.
+        """
+        engine = self._engine
+        marked = 0
+        while True:
+            lapsed = await engine.perform("lapse", lambda: engine.store.lapse(LAPSE_CHUNK))
+            for record in lapsed:
+                self._tell(record)
+            marked += len(lapsed)
+            if len(lapsed) < LAPSE_CHUNK:
+                return marked
+
+    async def purge(self, chunk: int = PURGE_CHUNK) -> Purged:
+        """Walk the whole store once; the sums of what was dropped and forgotten. Raises StoreError."""
+        total = await self._drive(purge_walk(self._engine.store, chunk))
+        observer = self._engine.core.observer
+        observer.event("purged", total.answers_dropped, {"kind": "answers"}, {})
+        observer.event("purged", total.forgotten, {"kind": "records"}, {})
+        return total
+
+    async def run(self) -> None:
+        """Reap until cancelled. What the store refuses is observed, and tried again at the next look."""
+        purge_at = self._purge_time()
+        while True:
+            try:
+                await self.run_once()
+                if time.monotonic() >= purge_at:
+                    purge_at = self._purge_time()
+                    await self.purge()
+            except (StoreError, SchemaError):
+                pass  # the engine's observer was told; a store that comes back must find its reaper alive
+            await asyncio.sleep(self._every_seconds * (1 - self._random.random() / 4))
+
+    def _purge_time(self) -> float:
+        # Spread over the second half of the interval: the processes of one service do not purge together.
+        return time.monotonic() + self._purge_every_seconds * (1 - self._random.random() / 2)
+
+    def _tell(self, record: Record) -> None:
+        tell = self._engine.core.tell
+        tell("lapsed", record.operation)
+        tell("unknown", record.operation, doubt=record.doubt or "lapsed")
+
+    async def _drive(self, flow: Flow[Purged]) -> Purged:
+        needed: Any = next(flow)
+        try:
+            while True:
+                needed = flow.send(await self._engine.perform(needed.verb, needed.make))
+        except StopIteration as stop:
+            total: Purged = stop.value
+            return total
