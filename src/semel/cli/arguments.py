@@ -1,0 +1,100 @@
+"""The grammar of the command line: a parser that names the argument, says the remedy and suggests a spelling."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+from semel.cli.exits import EXIT_CODES_TEXT, UsageFailed
+
+GLOBALS: Final = ("--url", "--json")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises instead of exiting, and shows its examples as they were written."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("allow_abbrev", False)  # an abbreviation would change its meaning with every new option
+        super().__init__(*args, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageFailed with the message and where to read on."""
+        raise UsageFailed(f"{message} (see {self.prog} --help)")
+
+    def spellings(self) -> list[str]:
+        """Every option this parser knows."""
+        return list(self._option_string_actions)
+
+
+Commands = argparse._SubParsersAction  # the only name argparse has for it
+
+
+def add_command(commands: Commands[Parser], name: str, summary: str, examples: str, description: str = "") -> Parser:
+    """A command with the global options, its help and its examples."""
+    lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.{' ' + description if description else ''}",
+        epilog=f"examples:\n{lines}\n\n{EXIT_CODES_TEXT}",
+    )
+    add_globals(parser)
+    return parser
+
+
+def add_globals(parser: argparse.ArgumentParser) -> None:
+    """``--url`` and ``--json``, which are understood before and after the command."""
+    parser.add_argument(
+        "--url",
+        default=argparse.SUPPRESS,
+        help="the store, such as sqlite:///semel.db (default: $SEMEL_URL, or else sqlite:///semel.db)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON document instead of text"
+    )
+
+
+def parse(parser: Parser, commands: Commands[Parser], arguments: Sequence[str]) -> argparse.Namespace:
+    """The parsed arguments. Raises UsageFailed, with the spelling that was probably meant."""
+    name = _command_word(arguments)
+    if name is not None and name not in commands.choices:
+        raise UsageFailed(f"unknown command {name!r}{near(name, list(commands.choices))} (see semel --help)")
+    options, extra = parser.parse_known_args(arguments)
+    if extra:
+        own = commands.choices[name] if name is not None else parser
+        if extra[0].startswith("-"):
+            own.error(f"unknown option {extra[0]!r}{near(extra[0], own.spellings())}")
+        own.error(f"one argument too many: {extra[0]!r}")
+    return options
+
+
+def near(word: str, known: Sequence[str]) -> str:
+    """`; did you mean …?`, or what there is to choose from."""
+    found = difflib.get_close_matches(word.split("=", 1)[0], known, n=1)
+    if found:
+        return f"; did you mean {found[0]!r}?"
+    return "" if word.startswith("-") else f"; known are {', '.join(known)}"
+
+
+def _command_word(arguments: Sequence[str]) -> str | None:
+    words = iter(arguments)
+    for word in words:
+        if word == "--url":
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
+def whole_number(low: int, high: int) -> Any:
+    """An argument type: a whole number within limits."""
+
+    def convert(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not low <= int(text[:12]) <= high:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {low} to {high}, not {text!r}")
+        return int(text)
+
+    return convert

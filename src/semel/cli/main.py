@@ -1,0 +1,84 @@
+"""The entry of the `semel` command: parse, run one command, and turn every failure into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from semel import __version__
+from semel.cli import demo, doctor, purge, records, schema, serving, settling
+from semel.cli.arguments import Commands, Parser, add_globals, parse
+from semel.cli.exits import EXIT_CODES_TEXT, CommandFailed, Exit
+from semel.cli.terminal import Output
+from semel.errors import ConfigurationError, IdentityMismatch, SchemaError, SemelError, StoreError
+
+_EXAMPLES: Final = """\
+examples:
+  semel demo                               the whole story, for real, in under a minute
+  semel serve                              the reference service on 127.0.0.1:8080
+  semel list --state unknown               what waits for an operator
+  semel doctor --url sqlite:///semel.db    is the store sound, is anything stuck
+
+"""
+
+
+def grammar() -> tuple[Parser, Commands[Parser]]:
+    """The parser and its commands."""
+    parser = Parser(
+        prog="semel",
+        description="Semel makes a side-effecting command happen once, however often it is asked for.",
+        epilog=_EXAMPLES + EXIT_CODES_TEXT,
+    )
+    parser.add_argument("--version", action="version", version=f"semel {__version__}")
+    add_globals(parser)
+    commands: Commands[Parser] = parser.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)
+    for group in (schema, serving, demo, records, settling, purge, doctor):
+        group.add(commands)
+    return parser, commands
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code.
+
+    >>> main(["--url", "sqlit:///x.db", "list"])
+    2
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    out = Output(machine="--json" in arguments)
+    try:
+        parser, commands = grammar()
+        options = parse(parser, commands, arguments)
+        if "run" not in options:
+            parser.error("a command is missing")
+        code: int = options.run(options, out)
+        return code
+    except SystemExit as end:  # --help and --version
+        return int(end.code or 0)
+    except (CommandFailed, SemelError) as error:
+        return _failed(out, str(error), _code(error))
+    except KeyboardInterrupt:
+        return _failed(out, "interrupted", Exit.INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read us has gone (`semel list | head`): end quietly, and keep the interpreter from flushing again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.OK
+
+
+def _code(error: CommandFailed | SemelError) -> Exit:
+    if isinstance(error, CommandFailed):
+        return error.code
+    if isinstance(error, (StoreError, SchemaError, IdentityMismatch)):
+        return Exit.STORE
+    return Exit.REFUSED if not isinstance(error, (ConfigurationError, ValueError)) else Exit.USAGE
+
+
+def _failed(out: Output, message: str, code: Exit) -> int:
+    out.document({"error": message, "exitCode": int(code)})
+    out.note(f"semel: {message}")
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

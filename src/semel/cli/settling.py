@@ -1,0 +1,142 @@
+"""`semel settle`: an operator's word on a command whose outcome nobody could prove.
+
+It is a compare-and-set on the record that was read, it needs a reason, it is written to the audit trail,
+and it waits for the handler's deadline: until then the handler might still be running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from semel.cli.arguments import Commands, Parser, add_command, whole_number
+from semel.cli.exits import CommandFailed, Exit, UsageFailed
+from semel.cli.records import find_operation, operation_id_of
+from semel.cli.store import opened
+from semel.cli.terminal import Output, span_text
+from semel.model import Answer, MovedOn, Resolution, Resolved, TooEarly
+from semel.policy import NEVER_REPLAYED
+from semel.rules.identity import uuid_text
+
+BODY_BYTES_MAX: Final = 1024 * 1024
+REASON_LENGTH_MAX: Final = 1000
+_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
+_VALUE: Final = re.compile(r"[\x20-\x7e\x80-\xff]*").fullmatch
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "settle",
+        "settle a command whose outcome is UNKNOWN, after you found out what really happened",
+        "semel settle 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55 --did-not-happen --reason 'no charge at the provider'\n"
+        "semel settle 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55 --succeeded --status 201 --body-file answer.json \\\n"
+        "    --header 'Content-Type: application/json' --reason 'charged: ch_81 at the provider'",
+        "Retries then get the answer, or run the command anew. It is refused before the handler's deadline has passed.",
+    )
+    parser.add_argument("operation_id", metavar="OPERATION_ID", help="the operation's id, as `semel list` shows it")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--succeeded", action="store_true", help="the effect happened: retries never run it again")
+    what.add_argument("--did-not-happen", action="store_true", help="no effect happened: a retry may run it")
+    parser.add_argument("--reason", required=True, help="how you know; kept in the audit trail")
+    parser.add_argument("--actor", help="who settles it (default: the user name)")
+    parser.add_argument("--force", action="store_true", help="before the deadline: you know the handler is gone")
+    parser.add_argument("--status", type=whole_number(200, 599), help="with --succeeded: the answer's HTTP status")
+    parser.add_argument("--body-file", metavar="FILE", help="with --status: the answer's body")
+    parser.add_argument(
+        "--header", action="append", default=[], metavar="'NAME: VALUE'", help="with --status: one of its headers"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Settle one record."""
+    operation_id = operation_id_of(options.operation_id)
+    reason = _text("--reason", options.reason)
+    actor = _text("--actor", options.actor if options.actor is not None else _user())
+    answer = _answer(options)
+    with opened(options) as engine:
+        record = find_operation(engine, operation_id)
+        word = Resolution(record.id, record.fence, options.succeeded, answer, actor, reason, options.force)
+        reply = engine.perform("resolve", lambda: engine.store.resolve(word))
+    match reply:
+        case Resolved(state):
+            out.document({"operationId": uuid_text(operation_id), "state": state.name, "answer": answer is not None})
+            retry = "a retry gets it" if answer is not None else "a retry is told so"
+            then = f"it succeeded; {retry}" if options.succeeded else "it did not happen; a retry runs it"
+            out.say(f"settled: {then}")
+            return Exit.OK
+        case TooEarly(wait_us):
+            raise CommandFailed(
+                f"refused: the handler's deadline has not passed, it may still be running; wait {span_text(wait_us)}, "
+                "or give --force if you know that it is gone"
+            )
+        case MovedOn(None):
+            raise CommandFailed("refused: the record is gone; see: semel list")
+        case MovedOn(state):
+            raise CommandFailed(
+                f"refused: only UNKNOWN (or lapsed) commands are settled by hand, this one is {state and state.name} "
+                f"now; see: semel show {uuid_text(operation_id)}"
+            )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid {os.getuid()}"
+
+
+def _text(name: str, given: str) -> str:
+    text = given.strip()
+    if not text or len(text) > REASON_LENGTH_MAX:
+        raise UsageFailed(f"{name} must be a text of 1 to {REASON_LENGTH_MAX} characters")
+    if any(0xD800 <= ord(char) < 0xE000 for char in text):
+        raise UsageFailed(f"{name} must be valid text in the terminal's encoding")
+    return text
+
+
+def _answer(options: argparse.Namespace) -> Answer | None:
+    """The answer that retries will get. Raises UsageFailed."""
+    if options.did_not_happen:
+        for name, given in (
+            ("--status", options.status),
+            ("--body-file", options.body_file),
+            ("--header", options.header),
+        ):
+            if given:
+                raise UsageFailed(f"{name} belongs to --succeeded: what did not happen has no answer")
+        return None
+    if options.status is None:
+        if options.body_file or options.header:
+            raise UsageFailed("--status is missing: an answer has a status, such as --status 201")
+        return None
+    return Answer(options.status, tuple(_header(line) for line in options.header), _body(options.body_file))
+
+
+def _header(line: str) -> tuple[bytes, bytes]:
+    name, colon, value = line.partition(":")
+    if not colon or not _NAME(name) or not _VALUE(value):
+        raise UsageFailed(f"--header must have the form 'Name: value', not {line!r}")
+    raw = name.lower().encode("ascii")
+    if raw in NEVER_REPLAYED:
+        raise UsageFailed(f"--header {name}: this header is never stored and never replayed")
+    return raw, value.strip().encode("latin-1")
+
+
+def _body(path: str | None) -> bytes:
+    if path is None:
+        return b""
+    try:
+        with Path(path).open("rb") as file:
+            body = file.read(BODY_BYTES_MAX + 1)
+    except OSError as error:
+        raise UsageFailed(f"--body-file {path}: {error.strerror}") from error
+    if len(body) > BODY_BYTES_MAX:
+        raise UsageFailed(f"--body-file {path} is larger than {BODY_BYTES_MAX} bytes: settle it without an answer")
+    return body

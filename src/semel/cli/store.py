@@ -1,0 +1,36 @@
+"""How a command reaches the store it was told about."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from semel.cli.exits import UsageFailed
+from semel.engine.sync import Engine
+from semel.service.settings import id_secret, store_url
+
+
+def connect(options: argparse.Namespace) -> Engine:
+    """An engine for ``--url``; nothing is opened yet. Raises UrlError and UsageFailed."""
+    engine = Engine.connect(url_of(options), id_secret=id_secret())
+    if not engine.store.capabilities.shared_between_processes:
+        raise UsageFailed("--url: memory:// lives and dies with its process; name a store that others can see")
+    return engine
+
+
+def url_of(options: argparse.Namespace) -> str:
+    """``--url``, or else what the environment says."""
+    url: str = getattr(options, "url", None) or store_url()
+    return url
+
+
+@contextmanager
+def opened(options: argparse.Namespace) -> Iterator[Engine]:
+    """The engine, its store checked to be migrated and the one on record; closed at the end."""
+    engine = connect(options)
+    try:
+        engine.open()
+        yield engine
+    finally:
+        engine.close()

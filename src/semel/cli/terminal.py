@@ -1,0 +1,93 @@
+"""What leaves a command: text for people, one JSON document for machines, and nothing that harms a terminal.
+
+Stored text comes from clients. It is shown with every control character, escape sequence and invisible or
+direction-changing character spelled out, so that a name can neither move the cursor nor hide what it says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TextIO
+
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+
+# Controls, formats (bidi overrides, zero-width), surrogates, private use, unassigned; line and paragraph separators.
+_ESCAPED_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_STYLES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+def safe(text: str) -> str:
+    r"""Text that a terminal shows and does not obey.
+
+    >>> safe("caf\u00e9 \x1b[31mred\u202e")
+    'café \\x1b[31mred\\u202e'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escaped(char) if unicodedata.category(char) in _ESCAPED_CATEGORIES else char for char in text)
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+class Output:
+    """Where a command writes. In JSON mode stdout gets exactly one document, also where the command fails.
+
+    `serve` is the exception: it prints one line for each event.
+    """
+
+    def __init__(self, *, machine: bool, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
+        self.machine = machine
+        self._stdout = stdout if stdout is not None else sys.stdout
+        self._stderr = stderr if stderr is not None else sys.stderr
+        self._coloured = not machine and self._stdout.isatty() and not os.environ.get("NO_COLOR")
+
+    def say(self, *lines: str) -> None:
+        """Lines for people, each made safe; silent in JSON mode."""
+        if not self.machine:
+            for line in lines:
+                print(safe(line), file=self._stdout, flush=True)
+
+    def say_styled(self, style: str, line: str) -> None:
+        """As ``say``, in a colour where a terminal shows one."""
+        if not self.machine:
+            shown = safe(line)
+            text = f"\x1b[{_STYLES[style]}m{shown}\x1b[0m" if self._coloured else shown
+            print(text, file=self._stdout, flush=True)
+
+    def note(self, line: str) -> None:
+        """A remark beside the result (progress, warnings, errors): always on stderr."""
+        print(safe(line), file=self._stderr, flush=True)
+
+    def document(self, value: Json) -> None:
+        """The result for machines; silent in text mode."""
+        if self.machine:
+            print(json.dumps(value), file=self._stdout, flush=True)
+
+    def table(self, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Left-aligned columns, as wide as their content."""
+        cells = [[safe(cell) for cell in row] for row in (heads, *rows)]
+        widths = [max(len(row[place]) for row in cells) for place in range(len(heads))]
+        for row in cells:
+            self.say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def span_text(microseconds: int) -> str:
+    """A span as people say it.
+
+    >>> span_text(90_000_000), span_text(-1), span_text(200_000)
+    ('90 s', '0 s', '0.2 s')
+    """
+    seconds = max(microseconds, 0) / 1_000_000
+    if 0.05 <= seconds < 1:
+        return f"{seconds:.1f} s"
+    for size, name in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,97 @@
+"""An append-only ledger: a file of JSON lines that several processes may write, each line flushed to the disk.
+
+What is returned as written survives a crash of the process and of the host. A line torn by a crash is
+skipped: it was never acknowledged. Nothing is ever changed or removed. For POSIX systems (``flock``).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypedDict, TypeVar
+
+T = TypeVar("T")
+
+ENTRY_BYTES_MAX: Final = 64 * 1024
+_CREATED_MODE: Final = 0o600
+
+
+class Entry(TypedDict):
+    """One line: the derived key it was asked for with, its own id, the caller, and what it says."""
+
+    key: str
+    id: str
+    caller: str
+    detail: dict[str, str]
+
+
+class Ledger:
+    """One file of entries. Thread-safe; nothing is opened before the first use."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()  # flock does not tell the threads of one process apart
+        self._entries: list[Entry] = []
+        self._by_key: dict[str, Entry] = {}
+        self._read_bytes = 0
+
+    def append(self, entry: Entry, *, once: bool) -> Entry:
+        """Write an entry durably; with ``once``, the first entry under the same key stands instead."""
+        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        if len(line) > ENTRY_BYTES_MAX:
+            raise ValueError(f"a ledger entry is at most {ENTRY_BYTES_MAX} bytes; this one has {len(line)}")
+        return self._locked(lambda file: self._append(file, entry, line, once))
+
+    def entries(self) -> list[Entry]:
+        """All entries of all processes so far, in their order."""
+        if not self._path.exists():
+            return []
+        return self._locked(self._all)
+
+    def _append(self, file: int, entry: Entry, line: bytes, once: bool) -> Entry:
+        self._catch_up(file)
+        known = self._by_key.get(entry["key"])
+        if once and known is not None:
+            return known
+        # A torn line of somebody who died must not swallow this one: it begins on a line of its own.
+        os.write(file, b"\n" + line if self._torn(file) else line)
+        os.fsync(file)
+        return entry
+
+    def _all(self, file: int) -> list[Entry]:
+        self._catch_up(file)
+        return list(self._entries)
+
+    def _locked(self, act: Callable[[int], T]) -> T:
+        with self._lock:
+            file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _CREATED_MODE)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                return act(file)
+            finally:
+                os.close(file)  # which gives the lock back
+
+    def _catch_up(self, file: int) -> None:
+        """Read what was written since, up to the last whole line."""
+        size = os.fstat(file).st_size
+        if size <= self._read_bytes:
+            return
+        chunk = os.pread(file, size - self._read_bytes, self._read_bytes)
+        whole = chunk.rfind(b"\n") + 1
+        self._read_bytes += whole
+        for line in chunk[:whole].splitlines():
+            try:
+                entry: Entry = json.loads(line)
+                self._by_key.setdefault(entry["key"], entry)
+                self._entries.append(entry)
+            except (ValueError, KeyError, TypeError):
+                continue  # torn by a crash, never acknowledged
+
+    @staticmethod
+    def _torn(file: int) -> bool:
+        size = os.fstat(file).st_size
+        return size > 0 and os.pread(file, 1, size - 1) != b"\n"

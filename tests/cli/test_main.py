@@ -1,0 +1,223 @@
+"""The command line itself: its grammar, exit codes and errors, and the commands `migrate`, `purge` and `doctor`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from semel import Engine, __version__
+from semel.cli.main import grammar, main
+from tests.cli.conftest import HOUR_US, Ran, Shelf
+
+Run = Callable[..., Ran]
+COMMANDS = sorted(grammar()[1].choices)
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"semel {__version__}\n"
+
+
+def test_there_are_these_commands() -> None:
+    assert COMMANDS == ["demo", "doctor", "list", "migrate", "purge", "serve", "settle", "show"]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
+def test_help_has_examples_and_exit_codes(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "examples:\n  semel " in text
+    assert "exit codes:" in text
+
+
+WRONG = {
+    "no command": ([], "a command is missing"),
+    "unknown command": (["lst"], "did you mean 'list'"),
+    "far off": (["frobnicate"], "known are"),
+    "unknown option": (["list", "--operaton", "x"], "did you mean '--operation'"),
+    "abbreviated option": (["list", "--oper", "x"], "unknown option '--oper'"),
+    "one too many": (["list", "extra"], "'extra'"),
+    "url without value": (["list", "--url"], "--url"),
+    "url without scheme": (["list", "--url", "semel.db"], "scheme"),
+    "url scheme": (["--url", "sqlit:///x.db", "list"], "did you mean 'sqlite'"),
+    "url two slashes": (["--url", "sqlite://x.db", "list"], "three slashes"),
+    "url option": (["--url", "sqlite:///x.db?sync=FULL", "list"], "'sync'"),
+    "memory": (["--url", "memory://", "list"], "memory://"),
+    "state": (["list", "--state", "unkown"], "did you mean 'unknown'"),
+    "limit zero": (["list", "--limit", "0"], "--limit"),
+    "limit large": (["list", "--limit", "1001"], "--limit"),
+    "limit text": (["list", "--limit", "ten"], "--limit"),
+    "limit digits": (["list", "--limit", "\u0661"], "--limit"),
+    "before": (["list", "--before", "-1"], "--before"),
+    "show nothing": (["show"], "OPERATION_ID"),
+    "show both": (["show", "0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55", "--key", "x"], "not both"),
+    "show key alone": (["show", "--key", "x"], "--tenant"),
+    "show no uuid": (["show", "zz"], "OPERATION_ID"),
+    "show bad key": (["show", "--key", "a b", "--tenant", "t", "--caller", "c", "--operation", "o"], "--key"),
+    "chunk": (["purge", "--chunk", "0"], "--chunk"),
+    "port": (["serve", "--port", "65536"], "--port"),
+    "workers": (["serve", "--workers", "0"], "--workers"),
+}
+
+
+@pytest.mark.parametrize("machine", [False, True], ids=["text", "json"])
+@pytest.mark.parametrize(("arguments", "named"), WRONG.values(), ids=WRONG)
+def test_wrong_arguments_get_one_line_and_code_2(
+    arguments: list[str],
+    named: str,
+    machine: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    shelf: Shelf,
+) -> None:
+    monkeypatch.setenv("SEMEL_URL", shelf.url)
+    assert main([*arguments, "--json"] if machine and arguments[-1:] != ["--url"] else arguments) == 2
+    said = capsys.readouterr()
+    assert named in said.err
+    assert len(said.err.splitlines()) == 1
+    if said.out:
+        assert json.loads(said.out)["exitCode"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "named"),
+    [
+        ("PORT", "http", "PORT"),
+        ("SEMEL_WORKERS", "many", "SEMEL_WORKERS"),
+        ("SEMEL_DEMO", "maybe", "SEMEL_DEMO"),
+        ("SEMEL_URL", "postgres", "scheme"),
+        ("SEMEL_URL", "memory://", "sqlite:///"),
+        ("SEMEL_ID_SECRET_FILE", "/no/such/file", "SEMEL_ID_SECRET_FILE"),
+        ("HOST", "256.256.256.256", "HOST"),
+    ],
+)
+def test_a_wrong_variable_is_named(
+    name: str, value: str, named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, shelf: Shelf
+) -> None:
+    monkeypatch.setenv("SEMEL_URL", shelf.url)
+    monkeypatch.setenv(name, value)
+    assert main(["serve"]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_migrating_twice_is_safe(semel: Run, shelf: Shelf) -> None:
+    shelf.path.unlink()
+    assert semel("migrate", "--json").document == {"migrations": ["0001_first"]}
+    assert semel("migrate").out == "the store is up to date: nothing to do\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list"], ["doctor"], ["purge"], ["show", "0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55"]]
+)
+def test_a_store_that_cannot_be_used_is_code_3_with_the_remedy(
+    arguments: list[str], semel: Run, shelf: Shelf, tmp_path: Path
+) -> None:
+    shelf.path.unlink()
+    missing = semel(*arguments)
+    assert missing.code == 3
+    assert "semel migrate" in missing.err + missing.out
+    shelf.path.write_bytes(b"this is no database, whatever its name says" * 50)
+    damaged = semel(*arguments)
+    assert damaged.code == 3
+    assert "not a SQLite database" in damaged.err + damaged.out
+
+
+def test_another_id_secret_is_refused(semel: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(os.urandom(32))
+    monkeypatch.setenv("SEMEL_ID_SECRET_FILE", str(secret))
+    ran = semel("list")
+    assert ran.code == 3
+    assert "id secret" in ran.err
+
+
+def test_the_right_id_secret_finds_keys(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_bytes(bytes(range(32)))
+    monkeypatch.setenv("SEMEL_ID_SECRET_FILE", str(tmp_path / "secret"))
+    monkeypatch.setenv("SEMEL_URL", f"sqlite:///{tmp_path / 'secret.db'}")
+    assert main(["migrate"]) == 0
+    assert main(["doctor"]) == 0
+
+
+def test_purging_drops_what_is_over_and_says_so(semel: Run, shelf: Shelf) -> None:
+    shelf.succeeded("kept")
+    shelf.succeeded("dropped", ago_us=HOUR_US, answer_seconds=60)
+    shelf.succeeded("forgotten", ago_us=HOUR_US, answer_seconds=60, tombstone_seconds=120)
+    shelf.unknown("never", ago_us=1000 * HOUR_US, answer_seconds=60, tombstone_seconds=120)
+    ran = semel("purge", "--json", "--chunk", "2")
+    assert ran.document == {"scanned": 4, "answersDropped": 1, "recordsForgotten": 1}
+    assert len(ran.err.splitlines()) == 3  # two chunks and the look that finds the end
+    assert "0 answers dropped, 0 records forgotten" in semel("purge").out
+
+
+def findings(ran: Ran) -> dict[str, str]:
+    return {found["check"]: found["level"] for found in ran.document["findings"]}
+
+
+def test_a_healthy_store(semel: Run, shelf: Shelf) -> None:
+    shelf.succeeded("one")
+    ran = semel("doctor", "--json")
+    assert ran.code == 0
+    assert ran.document["healthy"] is True
+    assert set(findings(ran)) >= {
+        *("store", "identity", "journal", "synchronous", "integrity", "disk", "clock", "records", "unknown", "lapsed")
+    }
+    assert "healthy" in semel("doctor").out
+
+
+def test_everything_found_has_a_remedy(semel: Run, shelf: Shelf) -> None:
+    shelf.unknown("lost", ago_us=HOUR_US)
+    shelf.abandoned("stuck", ago_us=HOUR_US)
+    shelf.abandoned("running", effects="idempotent", ago_us=HOUR_US)
+    shelf.succeeded("ahead", ago_us=-HOUR_US)
+    ran = semel("doctor", "--json")
+    assert ran.code == 1
+    bad = [found for found in ran.document["findings"] if found["level"] in ("warning", "problem")]
+    assert {found["check"] for found in bad} == {"unknown", "lapsed", "clock"}
+    assert all(found["remedy"] for found in bad)
+    text = semel("doctor").out
+    assert "WARNING  unknown" in text
+    assert "semel settle" in text
+
+
+def test_a_weaker_promise_and_a_full_disk_are_found(
+    shelf: Shelf, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(shelf.path.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1024))
+    assert main(["doctor", "--json", "--url", f"{shelf.url}?synchronous=NORMAL"]) == 1
+    found = findings(Ran(1, capsys.readouterr().out, ""))
+    assert (found["synchronous"], found["disk"]) == ("warning", "problem")
+
+
+def test_a_clock_that_was_never_set_is_found(semel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: 1_000_000_000)
+    assert findings(semel("doctor", "--json"))["clock"] == "problem"
+
+
+def test_a_closed_pipe_ends_quietly(shelf: Shelf) -> None:
+    with Engine.connect(shelf.url):
+        pass
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "semel.cli", "list", "--url", shelf.url],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            timeout=30,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")

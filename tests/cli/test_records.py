@@ -1,0 +1,133 @@
+"""`semel list` and `semel show`: what an operator sees, and that a terminal is never harmed by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from semel.cli.terminal import safe, span_text
+from tests.cli.conftest import HOUR_US, Ran, Shelf
+
+Run = Callable[..., Ran]
+
+
+def test_the_list_has_the_promised_columns_newest_first(semel: Run, shelf: Shelf) -> None:
+    older = shelf.succeeded("one", ago_us=HOUR_US)
+    newer = shelf.unknown("two", caller="bob", operation="ship")
+    ran = semel("list")
+    lines = ran.out.splitlines()
+    assert ran.code == 0
+    assert lines[0].split() == ["STATE", "OPERATION", "CALLER", "AGE", "ATTEMPT", "OPERATION", "ID"]
+    assert lines[1].split() == ["UNKNOWN", "ship", "demo/bob", *lines[1].split()[3:-2], "1", newer]
+    assert lines[2].split() == ["SUCCEEDED", "pay", "demo/alice", "60", "min", "1", older]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keys"),
+    [
+        (["--state", "unknown"], {"lost"}),
+        (["--state", "UNKNOWN", "--state", "succeeded"], {"lost", "paid", "old"}),
+        (["--operation", "ship"], {"held"}),
+        (["--caller", "bob"], {"old"}),
+        (["--tenant", "other"], set()),
+        (["--lapsed"], {"held"}),
+        (["--limit", "1"], {"held"}),
+    ],
+)
+def test_the_list_is_filtered(semel: Run, shelf: Shelf, arguments: list[str], keys: set[str]) -> None:
+    ids = {
+        shelf.succeeded("old", caller="bob", ago_us=HOUR_US): "old",
+        shelf.succeeded("paid"): "paid",
+        shelf.unknown("lost"): "lost",
+        shelf.abandoned("held", operation="ship", ago_us=HOUR_US): "held",
+    }
+    records = semel("list", "--json", *arguments).document["records"]
+    assert {ids[record["operationId"]] for record in records} == keys
+
+
+def test_a_long_list_goes_on_where_the_page_ended(semel: Run, shelf: Shelf) -> None:
+    wanted = [shelf.succeeded(f"key-{number}") for number in range(5)][::-1]
+    seen: list[str] = []
+    cursor: list[str] = []
+    while True:
+        page = semel("list", "--json", "--limit", "2", *cursor).document
+        seen += [record["operationId"] for record in page["records"]]
+        if page["nextBefore"] is None:
+            break
+        cursor = ["--before", str(page["nextBefore"])]
+    assert seen == wanted
+    assert f"--before {cursor[1]}" in semel("list", "--limit", "4").out or seen
+
+
+def test_a_record_is_shown_by_its_id_and_by_its_key(semel: Run, shelf: Shelf) -> None:
+    operation_id = shelf.unknown("key-1")
+    by_id = semel("show", operation_id, "--json").document
+    by_key = semel(
+        "show", "--json", "--key", "key-1", "--tenant", "demo", "--caller", "alice", "--operation", "pay"
+    ).document
+    for document in (by_id, by_key):
+        document.pop("ageSeconds")
+    assert by_id == by_key
+    assert by_id["state"] == "UNKNOWN"
+    assert by_id["doubt"]
+    assert "semel settle" in by_id["nextAttempt"]
+    text = semel("show", operation_id).out
+    assert operation_id in text
+    assert "key-1" not in text
+
+
+def test_a_derived_key_is_shown_to_ask_the_provider_about(semel: Run, shelf: Shelf) -> None:
+    with shelf.engine() as engine:
+        permit = engine.claim(shelf.command("key-1"))
+        derived = permit.key_for("charge")  # type: ignore[union-attr]
+    shown = semel("show", "--json", permit.operation_id, "--derived", "charge").document  # type: ignore[union-attr]
+    assert shown["derivedKeys"] == {"charge": derived}
+    assert derived in semel("show", permit.operation_id, "--derived", "charge").out  # type: ignore[union-attr]
+
+
+def test_an_expired_answer_reads_expired(semel: Run, shelf: Shelf) -> None:
+    operation_id = shelf.succeeded("key-1", ago_us=HOUR_US, answer_seconds=60)
+    assert semel("show", operation_id, "--json").document["state"] == "EXPIRED"
+
+
+def test_what_is_not_there_is_not_found(semel: Run) -> None:
+    ran = semel("show", "0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55")
+    assert (ran.code, ran.out) == (4, "")
+    assert "semel list" in ran.err
+    scope = ["--tenant", "demo", "--caller", "alice", "--operation", "pay"]
+    assert semel("show", "--key", "nobody", *scope).code == 4
+
+
+HOSTILE = "x\x1b[2J\u202egnp\u2028\x9b31m\x07\r\n\t\u200b"
+
+
+def test_stored_text_does_not_reach_the_terminal_as_it_is(semel: Run, shelf: Shelf) -> None:
+    operation_id = shelf.unknown("key-1", caller=HOSTILE, operation=HOSTILE)
+    for ran in (semel("list"), semel("show", operation_id)):
+        assert ran.code == 0
+        assert all(char.isprintable() for char in ran.out.replace("\n", ""))
+        assert "\\x1b[2J\\u202egnp" in ran.out
+    assert semel("list", "--json").document["records"][0]["caller"] == HOSTILE
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("Zoë 東京", "Zoë 東京"),
+        ("\x00\x1b\x7f\x9b", "\\x00\\x1b\\x7f\\x9b"),
+        ("\u202e\u2066\ufeff\u2029", "\\u202e\\u2066\\ufeff\\u2029"),
+        ("\U000e0041", "\\U000e0041"),
+        ("\ud800", "\\ud800"),
+    ],
+)
+def test_text_is_made_safe(text: str, shown: str) -> None:
+    assert safe(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("span", "text"), [(0, "0 s"), (500_000, "0.5 s"), (119_000_000, "119 s"), (7_200_000_000, "2 h"), (10**12, "12 d")]
+)
+def test_spans_are_said_as_people_say_them(span: int, text: str) -> None:
+    assert span_text(span) == text

@@ -1,0 +1,123 @@
+"""`semel settle`: an operator's word, its rules and its refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from semel.errors import NotReplayableError
+from semel.model import Answer
+from semel.policy import Policy
+from tests.cli.conftest import HOUR_US, Ran, Shelf
+
+Run = Callable[..., Ran]
+NEVER_RUN = "the handler must not run"
+
+
+def replayed(shelf: Shelf, key: str) -> Answer:
+    def handler(permit: object) -> Answer:
+        raise AssertionError(NEVER_RUN)
+
+    with shelf.engine() as engine:
+        return engine.run(shelf.command(key), handler).answer
+
+
+def test_it_succeeded_with_an_answer_that_retries_get(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
+    operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
+    body = tmp_path / "answer.json"
+    body.write_bytes(b'{"paymentId":"pay_1"}')
+    answer = ["--status", "201", "--body-file", str(body), "--header", "Content-Type: application/json"]
+    ran = semel("settle", operation_id, "--succeeded", *answer, "--reason", "seen at the provider", "--actor", "ops")
+    assert (ran.code, ran.err) == (0, "")
+    assert replayed(shelf, "key-1") == Answer(201, ((b"content-type", b"application/json"),), b'{"paymentId":"pay_1"}')
+    [line] = semel("show", operation_id, "--json").document["audit"]
+    assert (line["actor"], line["action"], line["reason"]) == ("ops", "resolve:succeeded", "seen at the provider")
+    assert "by ops: seen at the provider" in semel("show", operation_id).out
+
+
+def test_it_succeeded_without_an_answer(semel: Run, shelf: Shelf) -> None:
+    operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
+    assert semel("settle", operation_id, "--succeeded", "--reason", "seen").code == 0
+    with pytest.raises(NotReplayableError):
+        replayed(shelf, "key-1")
+
+
+def test_it_did_not_happen_and_a_retry_runs_it(semel: Run, shelf: Shelf) -> None:
+    operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
+    ran = semel("settle", operation_id, "--did-not-happen", "--reason", "no charge", "--json")
+    assert ran.document["state"] == "FAILED_NOT_REPLAYABLE"
+    with shelf.engine() as engine:
+        result = engine.run(shelf.command("key-1"), lambda permit: Answer(201, (), b"now"))
+    assert (result.replayed, result.answer.body) == (False, b"now")
+
+
+def test_a_lapsed_command_is_settled_too(semel: Run, shelf: Shelf) -> None:
+    operation_id = shelf.abandoned("key-1", ago_us=HOUR_US)
+    assert semel("settle", operation_id, "--did-not-happen", "--reason", "the host is gone").code == 0
+
+
+def test_it_waits_for_the_deadline_unless_forced(semel: Run, shelf: Shelf) -> None:
+    operation_id = shelf.unknown("key-1")
+    refused = semel("settle", operation_id, "--did-not-happen", "--reason", "no charge")
+    assert refused.code == 1
+    assert "--force" in refused.err
+    assert "deadline" in refused.err
+    assert Policy().deadline_seconds == 300
+    assert semel("show", operation_id, "--json").document["audit"] == []
+    assert semel("settle", operation_id, "--did-not-happen", "--reason", "no charge", "--force").code == 0
+
+
+def test_what_is_known_is_not_settled_by_hand(semel: Run, shelf: Shelf) -> None:
+    for operation_id, state in (
+        (shelf.succeeded("a", ago_us=HOUR_US), "SUCCEEDED"),
+        (shelf.abandoned("b"), "PROCESSING"),
+    ):
+        ran = semel("settle", operation_id, "--did-not-happen", "--reason", "x", "--force", "--json")
+        assert ran.code == 1
+        assert state in ran.document["error"]
+
+
+def test_it_is_settled_once(semel: Run, shelf: Shelf) -> None:
+    operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
+    assert semel("settle", operation_id, "--succeeded", "--reason", "first").code == 0
+    assert semel("settle", operation_id, "--did-not-happen", "--reason", "second").code == 1
+    assert len(semel("show", operation_id, "--json").document["audit"]) == 1
+
+
+ID = "0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55"
+WRONG = {
+    "no word": ([ID, "--reason", "x"], "--succeeded --did-not-happen"),
+    "two words": ([ID, "--succeeded", "--did-not-happen", "--reason", "x"], "--did-not-happen"),
+    "no reason": ([ID, "--succeeded"], "--reason"),
+    "blank reason": ([ID, "--succeeded", "--reason", "  "], "--reason"),
+    "endless reason": ([ID, "--succeeded", "--reason", "x" * 1001], "--reason"),
+    "blank actor": ([ID, "--succeeded", "--reason", "x", "--actor", ""], "--actor"),
+    "no uuid": (["17", "--succeeded", "--reason", "x"], "OPERATION_ID"),
+    "status 99": ([ID, "--succeeded", "--reason", "x", "--status", "99"], "--status"),
+    "status text": ([ID, "--succeeded", "--reason", "x", "--status", "ok"], "--status"),
+    "body without status": ([ID, "--succeeded", "--reason", "x", "--body-file", "f"], "--status"),
+    "header without status": ([ID, "--succeeded", "--reason", "x", "--header", "A: b"], "--status"),
+    "no such file": ([ID, "--succeeded", "--reason", "x", "--status", "201", "--body-file", "/no/file"], "--body-file"),
+    "no colon": ([ID, "--succeeded", "--reason", "x", "--status", "201", "--header", "A"], "--header"),
+    "split header": ([ID, "--succeeded", "--reason", "x", "--status", "201", "--header", "A: b\r\nC: d"], "--header"),
+    "cookie": ([ID, "--succeeded", "--reason", "x", "--status", "201", "--header", "Set-Cookie: a=b"], "Set-Cookie"),
+    "answer to nothing": ([ID, "--did-not-happen", "--reason", "x", "--status", "201"], "--status"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "named"), WRONG.values(), ids=WRONG)
+def test_wrong_arguments_are_named(semel: Run, arguments: list[str], named: str) -> None:
+    ran = semel("settle", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert named in ran.err
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_a_body_that_is_too_large_is_refused(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
+    body = tmp_path / "large"
+    body.write_bytes(bytes(1024 * 1024 + 1))
+    ran = semel("settle", ID, "--succeeded", "--reason", "x", "--status", "200", "--body-file", str(body))
+    assert ran.code == 2
+    assert "larger" in ran.err
