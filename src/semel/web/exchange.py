@@ -1,0 +1,303 @@
+"""One command over HTTP, without IO: every decision that the ASGI and the WSGI adapter have in common.
+
+The order of checks is the design's: the caller, then the key's syntax, then the fingerprint, then the state.
+From a request's head comes an :class:`Exchange`, or the reason why there is none; from its body a command; from
+a verdict, or from the end of the application's call, the answer that leaves. Adapters translate and do not decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from semel.engine.core import Refusal
+from semel.engine.permit import Permit
+from semel.errors import (
+    ConfigurationError,
+    InvalidBody,
+    RequestError,
+    RequestTooLarge,
+    SemelError,
+    StoreError,
+    StoreUnavailable,
+)
+from semel.model import Answer, NotReplayable, Proceed, Replay, Scope, Verdict
+from semel.policy import Command
+from semel.rules.classify import Outcome, Refused, Released, Succeeded, Unprovable, classify_answer, classify_exception
+from semel.rules.fingerprint import Facts, Hashing
+from semel.rules.keys import parse_key
+from semel.web.caller import Caller
+from semel.web.capture import BODYLESS_STATUSES, Capture
+from semel.web.prefer import preferred_wait
+from semel.web.routing import UNSAFE_METHODS, Params, Route
+from semel.web.spool import Spool
+from semel.web.surface import Surface
+
+UNPROTECTED_HEADER: Final = b"semel-unprotected"
+_NO_STORE: Final = (b"cache-control", b"no-store")
+_READ: Final = frozenset({b"content-type", b"content-length", b"content-digest", b"prefer", b"early-data"})
+
+
+class Unprotected(NamedTuple):
+    """The request goes through without protection, which has been counted; ``mark`` goes into its answer."""
+
+    reason: str
+    mark: tuple[bytes, bytes] | None = None
+
+
+class IncompleteAnswer(SemelError):
+    """The application returned without completing its response. Whether it took effect is not known."""
+
+
+class AnswerTooLarge(SemelError):
+    """An ATOMIC command's answer is longer than may be kept: the command is rolled back."""
+
+
+_PASS: Final = Unprotected("no-key")
+
+
+def note_uncovered(surface: Surface, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Count a keyed request to which no operation applies: its client believes that it is protected."""
+    if method in UNSAFE_METHODS and any(name == surface.key_name for name, _ in headers):
+        surface.tell_unprotected(f"{method} *", "no-operation")
+
+
+def open_exchange(
+    surface: Surface,
+    route: Route,
+    params: Params,
+    method: str,
+    query: bytes,
+    headers: Iterable[tuple[bytes, bytes]],
+    request: Mapping[str, Any],
+) -> Exchange | Answer | Unprotected:
+    """What becomes of a request to an operation, judged by its head.
+
+    Parameters: ``route`` and ``params`` as :meth:`Routes.find` gave them; ``headers`` with lower-case names;
+    ``request`` what the surface's ``caller`` function reads.
+    """
+    keys, read = _read_head(surface.key_name, headers)
+    if not keys and not route.required:
+        surface.tell_unprotected(route.name, "no-key")
+        return _PASS
+    if b"early-data" in read and b"1" in read[b"early-data"]:
+        return surface.problems.too_early()
+    assert surface.caller is not None
+    caller = surface.caller(request)
+    if caller is None:
+        if not route.marks:
+            return surface.problems.caller_unknown()
+        return _marked(surface, route, "no-caller")
+    if type(caller) is not Caller:
+        raise ConfigurationError(f"caller= returned a {type(caller).__name__}; it must return a Caller or None")
+    try:
+        key = parse_key(keys)
+        if route.policy.key_format is not None:
+            route.policy.key_format.check(key)
+        length = read.get(b"content-length", b"")
+        if length.isdigit() and (len(length) > 18 or int(length) > route.policy.body_bytes_max):
+            raise _too_large(route)
+    except RequestError as error:
+        return surface.problems.of_error(error)
+    digest = read.get(b"content-digest")
+    facts = Facts(
+        operation=route.name,
+        method=method,
+        path_params=params,
+        query=query,
+        tenant=caller.tenant,
+        caller=caller.id,
+        media_type=read[b"content-type"].decode("latin-1") if b"content-type" in read else "",
+        content_digest=None if digest is None else digest.decode("latin-1"),
+    )
+    wait: float | None = None
+    if b"prefer" in read:
+        wait = preferred_wait((read[b"prefer"],))
+        if wait is not None:
+            wait = min(wait, surface.wait_seconds_max)
+    return Exchange(surface, route, facts, key, wait)
+
+
+def _read_head(key_name: bytes, headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """The lines of the key, and the other fields that matter, several lines of one joined."""
+    keys: list[bytes] = []
+    read: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name == key_name:
+            keys.append(value)
+        elif name in _READ:
+            read[name] = value if name not in read else read[name] + b", " + value
+    return keys, read
+
+
+def _too_large(route: Route) -> RequestTooLarge:
+    return RequestTooLarge(f"The body is larger than {route.policy.body_bytes_max} bytes; send a smaller one.")
+
+
+def _marked(surface: Surface, route: Route, reason: str) -> Unprotected:
+    surface.tell_unprotected(route.name, reason)
+    return Unprotected(reason, (UNPROTECTED_HEADER, reason.encode()))
+
+
+class Exchange:
+    """A command in the making, and then its answers. ``wait_seconds`` is what the client prefers, if it said."""
+
+    __slots__ = ("_body", "_facts", "_hashing", "_key", "_size", "_spool", "_surface", "route", "wait_seconds")
+
+    def __init__(self, surface: Surface, route: Route, facts: Facts, key: str, wait_seconds: float | None) -> None:
+        self._surface = surface
+        self._facts = facts
+        self._key = key
+        self._size = 0
+        self._hashing: Hashing | None = None
+        self._body = b""
+        self._spool: Spool | None = None
+        self.route = route
+        self.wait_seconds = wait_seconds
+
+    # --- the body ---------------------------------------------------------------------------
+
+    def command(self, body: bytes) -> Command | Answer:
+        """The command of a request whose body came in one piece; or the answer that refuses it."""
+        route = self.route
+        if len(body) > route.policy.body_bytes_max:
+            return self._surface.problems.of_error(_too_large(route))
+        try:
+            fingerprint = route.fingerprinter.digest(self._facts, body)
+        except RequestError as error:
+            return self._surface.problems.of_error(error)
+        self._body = body
+        return self._command(fingerprint)
+
+    def feed(self, chunk: bytes) -> Answer | None:
+        """Take a piece of the body; an answer refuses it, and the rest need not be read."""
+        self._size += len(chunk)
+        try:
+            if self._size > self.route.policy.body_bytes_max:
+                raise _too_large(self.route)
+            if self._hashing is None:
+                self._hashing = self.route.fingerprinter.begin(self._facts)
+            self._hashing.feed(chunk)
+        except RequestError as error:
+            return self._surface.problems.of_error(error)
+        return None
+
+    def finish(self, spool: Spool) -> Command | Answer:
+        """The command of a request whose body was fed, and is held in ``spool``; or the answer that refuses it."""
+        if self._hashing is None:
+            return self.command(b"")
+        try:
+            fingerprint = self._hashing.finish()
+        except RequestError as error:
+            return self._surface.problems.of_error(error)
+        self._hashing = None
+        self._spool = spool
+        return self._command(fingerprint)
+
+    def cut_short(self) -> Answer:
+        """The answer to a request whose body ended before its announced length."""
+        return self._surface.problems.of_error(
+            InvalidBody("The body is shorter than its Content-Length; send it again.")
+        )
+
+    def _command(self, fingerprint: bytes) -> Command:
+        facts, route = self._facts, self.route
+        scope = Scope(facts.tenant, facts.caller, facts.operation)
+        under = self.under if route.known else None
+        return Command(scope, self._key, fingerprint, route.recipe, route.policy, under)
+
+    def under(self, recipe_id: str) -> bytes | None:
+        """The same request's fingerprint under another recipe that the policy knows."""
+        maker = self.route.known.get(recipe_id)
+        if maker is None:
+            return None
+        try:
+            if self._spool is None:
+                return maker.digest(self._facts, self._body)
+            hashing = maker.begin(self._facts)
+            for chunk in self._spool.chunks():
+                hashing.feed(chunk)
+            return hashing.finish()
+        except RequestError:
+            return None  # what the former recipe refuses was never recorded under it
+
+    # --- before the application ---------------------------------------------------------------
+
+    def present(self, verdict: Refusal | Verdict) -> Answer:
+        """The answer to an attempt that may not proceed."""
+        problems = self._surface.problems
+        if isinstance(verdict, Replay):
+            return self._replay(verdict.answer)
+        if isinstance(verdict, Proceed):
+            # Read again after a refused settlement, and yet still ours: nobody can say what that means.
+            return problems.unknown(verdict.grant.operation_id)
+        return problems.of_verdict(verdict)
+
+    def _replay(self, answer: Answer) -> Answer:
+        status = 200 if answer.status is None else answer.status
+        headers = [*answer.headers, self._surface.replayed]
+        if _NO_STORE[0] not in self.route.keeping.headers or all(name != _NO_STORE[0] for name, _ in answer.headers):
+            headers.append(_NO_STORE)
+        if status not in BODYLESS_STATUSES:
+            headers.append((b"content-length", b"%d" % len(answer.body)))
+        return Answer(status, tuple(headers), answer.body)
+
+    def unclaimed(self, error: StoreError) -> Answer | Unprotected:
+        """What becomes of a command that the store could not take: refused, or run unprotected where declared so."""
+        if self.route.marks:
+            return _marked(self._surface, self.route, "store-unavailable")
+        return self._surface.problems.of_error(error)
+
+    # --- after the application ----------------------------------------------------------------
+
+    def outcome(self, permit: Permit, capture: Capture, error: BaseException | None) -> Outcome:
+        """What the end of the application's call means for the store."""
+        policy = self.route.policy
+        if self.route.atomic and not permit.kept:
+            return Released("answer-too-large", proven=True)
+        if error is None:
+            return classify_answer(capture.stored(), policy, begun=permit.begun)
+        # Only an error answer is what the framework made of the exception; any other is not true any more.
+        answer = capture.stored() if capture.complete and capture.status >= 500 else None
+        return classify_exception(error, policy, begun=permit.begun, answer=answer)
+
+    def last_answer(
+        self,
+        permit: Permit,
+        capture: Capture,
+        outcome: Outcome,
+        error: BaseException | None,
+        verdict: Verdict | None = None,
+        unconfirmed: SemelError | None = None,
+    ) -> Answer | None:
+        """The answer that leaves once the outcome is settled; None where the exception speaks for itself.
+
+        Parameters: ``error`` the application ended with; ``verdict`` that holds instead of a refused settlement;
+        ``unconfirmed`` why the settlement could not be confirmed.
+        """
+        problems = self._surface.problems
+        operation_id = permit.grant.operation_id
+        if verdict is not None:
+            return self.present(verdict)
+        if self.route.atomic and not permit.kept:
+            return problems.answer_too_large()
+        promised = isinstance(outcome, (Succeeded, Refused))
+        if unconfirmed is not None and (promised or (error is None and capture.status < 500)):
+            if self.route.atomic and isinstance(unconfirmed, StoreUnavailable):
+                return problems.of_error(unconfirmed)  # it did not commit: nothing of it remains
+            return problems.unknown(operation_id)
+        if error is not None and (capture.status < 500 or not capture.complete):
+            return None
+        if not permit.kept:
+            # It was to be streamed, and could not be: the mark did not reach the store in time.
+            if promised:
+                return problems.of_verdict(NotReplayable(operation_id, permit.resource_type, permit.resource_id))
+            if isinstance(outcome, Released):
+                return problems.of_error(StoreUnavailable())
+            return problems.unknown(operation_id)
+        answer = capture.first()
+        if isinstance(outcome, Unprovable):
+            link = problems.operation_link(operation_id)
+            if link is not None:
+                return answer._replace(headers=(*answer.headers, link))
+        return answer

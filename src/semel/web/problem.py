@@ -1,0 +1,241 @@
+"""Problem documents (RFC 9457): every refusal as an answer that people and programs can act upon.
+
+The code is repeated in the ``Semel-Code`` header, for clients that drop bodies; ``Retry-After`` is there only
+where a retry helps. No document contains a stored value or a key, and this file decides none of the verdicts.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+from urllib.parse import quote
+
+from semel.errors import (
+    ConfigurationError,
+    InvalidBody,
+    InvalidKey,
+    MissingKey,
+    RequestError,
+    RequestTooLarge,
+    StoreError,
+)
+from semel.model import (
+    Answer,
+    InProgress,
+    KeyExpired,
+    KeyReused,
+    NotReplayable,
+    OutcomeUnknown,
+    Unreadable,
+)
+from semel.rules.identity import uuid_text
+
+KeyAction = Literal["keep", "new", "query"]
+Refusal = InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | Unreadable
+
+
+class Kind(NamedTuple):
+    """One kind of problem: what never changes from one occurrence to the next."""
+
+    code: str
+    status: int
+    title: str
+    key_action: KeyAction
+    retryable: bool = False
+
+
+MISSING_KEY: Final = Kind("MISSING_IDEMPOTENCY_KEY", 400, "An Idempotency-Key is required", "new")
+INVALID_KEY: Final = Kind("INVALID_IDEMPOTENCY_KEY", 400, "The Idempotency-Key is malformed", "new")
+KEY_REUSED: Final = Kind(
+    "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST", 422, "The key belongs to another request", "new"
+)
+IN_PROGRESS: Final = Kind(
+    "IDEMPOTENCY_REQUEST_IN_PROGRESS", 409, "The command is still running", "keep", retryable=True
+)
+OUTCOME_UNKNOWN: Final = Kind("IDEMPOTENCY_OUTCOME_UNKNOWN", 409, "The outcome is not known", "keep")
+RECORD_EXPIRED: Final = Kind("IDEMPOTENCY_RECORD_EXPIRED", 409, "The answer is no longer kept", "query")
+NOT_REPLAYABLE: Final = Kind(
+    "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE", 409, "It was done; its answer was not kept", "query"
+)
+TOO_LARGE: Final = Kind("IDEMPOTENCY_REQUEST_TOO_LARGE", 413, "The request is too large", "keep")
+RECORD_UNREADABLE: Final = Kind("IDEMPOTENCY_RECORD_UNREADABLE", 500, "The record cannot be read", "keep")
+STORE_UNAVAILABLE: Final = Kind(
+    "IDEMPOTENCY_STORE_UNAVAILABLE", 503, "The command store is unavailable", "keep", retryable=True
+)
+# Beyond the design's table: four situations that it implies and does not name.
+INVALID_BODY: Final = Kind("IDEMPOTENCY_REQUEST_INVALID", 400, "The request contradicts itself", "keep")
+TOO_EARLY: Final = Kind("IDEMPOTENCY_TOO_EARLY", 425, "Commands are not taken as early data", "keep", retryable=True)
+CALLER_UNKNOWN: Final = Kind("IDEMPOTENCY_CALLER_UNKNOWN", 401, "The caller is not known", "keep")
+ANSWER_TOO_LARGE: Final = Kind("IDEMPOTENCY_ANSWER_TOO_LARGE", 500, "The answer is too large to be kept", "keep")
+
+KINDS: Final = (
+    MISSING_KEY,
+    INVALID_KEY,
+    KEY_REUSED,
+    IN_PROGRESS,
+    OUTCOME_UNKNOWN,
+    RECORD_EXPIRED,
+    NOT_REPLAYABLE,
+    TOO_LARGE,
+    RECORD_UNREADABLE,
+    STORE_UNAVAILABLE,
+    INVALID_BODY,
+    TOO_EARLY,
+    CALLER_UNKNOWN,
+    ANSWER_TOO_LARGE,
+)
+
+STORE_RETRY_SECONDS: Final = 5  # clients that were refused together come back spread over this many seconds
+OPERATION_RELATION: Final = "status"  # RFC 8631: a resource that tells the context's status
+_ID: Final = "{id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problems:
+    """How one surface writes its problem documents.
+
+    Parameters: ``type_base`` of the ``type`` member, which the code in lower case with hyphens is appended to;
+    ``operations_path`` where the status of operations is served, with ``{id}`` (None: nowhere, so no links);
+    ``resource_paths`` where the resources that handlers name with ``permit.result(type, id)`` are served, by
+    type, each with ``{id}``; ``challenge`` the WWW-Authenticate value where the caller is not known.
+
+    >>> Problems(type_base="https://api.example/problems/").of_verdict(KeyReused()).status
+    422
+    """
+
+    type_base: str = "urn:semel:problem:"
+    operations_path: str | None = "/operations/{id}"
+    resource_paths: Mapping[str, str] = field(default_factory=dict)
+    challenge: str = "Bearer"
+
+    def __post_init__(self) -> None:
+        for name, text in (("type_base", self.type_base), ("challenge", self.challenge)):
+            _check_field(name, text)
+        paths = {f"resource_paths[{kind!r}]": path for kind, path in self.resource_paths.items()}
+        if self.operations_path is not None:
+            paths["operations_path"] = self.operations_path
+        for name, path in paths.items():
+            _check_field(name, path)
+            if path.count(_ID) != 1 or "<" in path or ">" in path:
+                raise ConfigurationError(f"{name} must contain {_ID} once, as in /operations/{_ID}; it is {path!r}")
+
+    def of_verdict(self, verdict: Refusal) -> Answer:
+        """The answer to an attempt that may not proceed and has nothing to replay."""
+        match verdict:
+            case KeyReused():
+                return self.answer(KEY_REUSED, "Use a new key for a new request; nothing was done for this one.")
+            case InProgress(operation_id, left):
+                after = max(1, -(-left // 1_000_000))
+                text = "Keep the key and ask again, or query the operation."
+                return self.answer(IN_PROGRESS, text, operation_id=operation_id, retry_after=after)
+            case OutcomeUnknown(operation_id):
+                return self.unknown(operation_id)
+            case KeyExpired(operation_id):
+                text = "This key was used, and its answer is forgotten. Query by your business reference first."
+                return self.answer(RECORD_EXPIRED, text, operation_id=operation_id)
+            case NotReplayable(operation_id, kind, id):
+                text = "The command was done. Query the operation or its resource; do not send it again."
+                return self.answer(NOT_REPLAYABLE, text, operation_id=operation_id, resource=self._resource(kind, id))
+            case Unreadable(operation_id):
+                text = "The stored record cannot be read by this server. The command is not run again; keep the key."
+                return self.answer(RECORD_UNREADABLE, text, operation_id=operation_id)
+
+    def of_error(self, error: RequestError | StoreError) -> Answer:
+        """The answer to a request that is no command, or to a command that the store could not take."""
+        match error:
+            case MissingKey():
+                return self.answer(MISSING_KEY, str(error))
+            case InvalidKey():
+                return self.answer(INVALID_KEY, str(error))
+            case RequestTooLarge():
+                return self.answer(TOO_LARGE, str(error))
+            case InvalidBody() | RequestError():
+                return self.answer(INVALID_BODY, str(error))
+            case _:
+                # The error's own text may name hosts and files; it is for the log.
+                text = "Nothing was done. Retry with the same key."
+                return self.answer(STORE_UNAVAILABLE, text, retry_after=1 + secrets.randbelow(STORE_RETRY_SECONDS))
+
+    def unknown(self, operation_id: bytes) -> Answer:
+        """The answer where nobody can say how the command ended."""
+        text = "Nobody can prove how this command ended. Keep the key, query the operation, do not retry blindly."
+        return self.answer(OUTCOME_UNKNOWN, text, operation_id=operation_id)
+
+    def too_early(self) -> Answer:
+        """The answer to a command in TLS early data, which anybody may replay (RFC 8470)."""
+        return self.answer(TOO_EARLY, "Send the command again once the handshake is complete.")
+
+    def caller_unknown(self) -> Answer:
+        """The answer to a command of nobody: a key means something only for its caller."""
+        text = "A key means something only for its caller. Authenticate and send the command again."
+        extra = ((b"www-authenticate", self.challenge.encode()),)
+        return self.answer(CALLER_UNKNOWN, text, extra=extra)
+
+    def answer_too_large(self) -> Answer:
+        """The answer where an ATOMIC handler's answer could not be kept and everything was rolled back."""
+        text = "The answer is larger than the server keeps, so everything was rolled back: nothing happened."
+        return self.answer(ANSWER_TOO_LARGE, text)
+
+    def operation_link(self, operation_id: bytes) -> tuple[bytes, bytes] | None:
+        """The ``Link`` header to the operation, or None where operations are not served."""
+        if self.operations_path is None:
+            return None
+        return b"link", _link(self.operations_path.replace(_ID, uuid_text(operation_id)), OPERATION_RELATION)
+
+    def answer(
+        self,
+        kind: Kind,
+        detail: str,
+        *,
+        operation_id: bytes | None = None,
+        retry_after: int | None = None,
+        resource: str | None = None,
+        extra: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> Answer:
+        """One occurrence of a kind of problem."""
+        document: dict[str, str | int | bool] = {
+            "type": self.type_base + kind.code.lower().replace("_", "-"),
+            "title": kind.title,
+            "status": kind.status,
+            "detail": detail,
+            "code": kind.code,
+            "retryable": kind.retryable,
+            "keyAction": kind.key_action,
+        }
+        headers = [
+            (b"content-type", b"application/problem+json"),
+            (b"cache-control", b"no-store"),
+            (b"semel-code", kind.code.encode()),
+            *extra,
+        ]
+        if retry_after is not None:
+            document["retryAfter"] = retry_after
+            headers.append((b"retry-after", b"%d" % retry_after))
+        if operation_id is not None:
+            document["operationId"] = uuid_text(operation_id)
+            link = self.operation_link(operation_id)
+            if link is not None and self.operations_path is not None:
+                document["operation"] = self.operations_path.replace(_ID, uuid_text(operation_id))
+                headers.append(link)
+        if resource is not None:
+            document["resource"] = resource
+            headers.append((b"link", _link(resource, "related")))
+        body = json.dumps(document, separators=(",", ":")).encode()
+        headers.append((b"content-length", b"%d" % len(body)))
+        return Answer(kind.status, tuple(headers), body)
+
+    def _resource(self, kind: str | None, id: str | None) -> str | None:
+        path = self.resource_paths.get(kind or "")
+        return None if path is None or id is None else path.replace(_ID, quote(id, safe=""))
+
+
+def _link(path: str, relation: str) -> bytes:
+    return f'<{path}>; rel="{relation}"'.encode()
+
+
+def _check_field(name: str, text: object) -> None:
+    if not isinstance(text, str) or not text.isascii() or not text.isprintable():
+        raise ConfigurationError(f"{name} must be a text of visible ASCII characters; it is {text!r}")
