@@ -1,0 +1,155 @@
+"""The ASGI middleware: pure ASGI on asyncio, without a framework. What one request goes through is in ``asgi_call``.
+
+It finds the operation, hands the request over, and keeps the handlers alive whose clients have gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import CodeType
+from typing import Any, Final
+
+from semel.engine.aio import AsyncEngine
+from semel.errors import ConfigurationError
+from semel.web.asgi_call import App, DeclaredCall, Message, Receive, Scope, Send, marked, send_answer
+from semel.web.caller import FromUser
+from semel.web.exchange import Exchange, Unprotected, note_uncovered, open_exchange
+from semel.web.surface import Surface
+
+_UVICORN_CALL: Final = "RequestResponseCycle.run_asgi"
+
+
+class SemelMiddleware:
+    """Protects the commands of an ASGI application.
+
+    Parameters: ``app`` and ``engine``; ``caller``, ``operations``, ``default`` and the other settings of
+    :class:`~semel.web.surface.Surface`; ``manage_engine`` opens and closes the engine with the application.
+    The handler finds its permit in ``request.state.semel_permit`` and in ``scope["semel.permit"]``.
+
+    Raises ConfigurationError: as Surface does, and where it can be seen that ``caller`` reads what only a
+    middleware further inside verifies.
+    """
+
+    def __init__(self, app: App, engine: AsyncEngine, *, manage_engine: bool = False, **settings: Any) -> None:
+        self.app = app
+        self.engine = engine
+        self.surface = Surface.of(engine, settings)
+        self._manage_engine = manage_engine
+        self._find = self.surface.routes.find
+        self._kept_alive: set[asyncio.Task[None]] = set()
+        self._uvicorn_code: CodeType | None = None
+        _check_order(app, self.surface.caller)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, as ASGI says."""
+        kind = scope["type"]
+        if kind == "http":
+            path = route_path(scope)
+            found = self._find(scope["method"], path)
+            if found is not None:
+                query = scope.get("query_string", b"")
+                opened = open_exchange(self.surface, *found, scope["method"], query, scope["headers"], scope)
+                if isinstance(opened, Exchange):
+                    keep_alive = None if self._is_cancelled_by_nobody() else self._keep_alive
+                    await DeclaredCall(self.app, self.engine, opened, scope, receive, send).run(keep_alive)
+                elif isinstance(opened, Unprotected):
+                    await self.app(scope, receive, send if opened.mark is None else marked(send, opened.mark))
+                else:
+                    await send_answer(send, opened)
+                return
+            note_uncovered(self.surface, scope["method"], scope["headers"])
+        elif kind == "lifespan" and self._manage_engine:
+            await self._lifespan(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    async def _keep_alive(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what must not end with its client, in a task of its own."""
+        task = asyncio.create_task(work)
+        self._kept_alive.add(task)
+        task.add_done_callback(self._kept_alive.discard)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # The shield would drop what the handler still raises, and nobody else is listening.
+            task.add_done_callback(_report)
+            raise
+
+    def _is_cancelled_by_nobody(self) -> bool:
+        """Whether this is uvicorn's own call of the application, which a disconnect does not cancel."""
+        task = asyncio.current_task()
+        code = None if task is None else getattr(task.get_coro(), "cr_code", None)
+        if code is None:
+            return False
+        if code is self._uvicorn_code:
+            return True
+        if code.co_qualname == _UVICORN_CALL and "uvicorn" in code.co_filename:
+            self._uvicorn_code = code
+            return True
+        return False
+
+    async def close(self) -> None:
+        """Wait for the handlers whose clients have gone."""
+        while self._kept_alive:
+            await asyncio.wait(set(self._kept_alive))
+
+    # --- lifespan -----------------------------------------------------------------------------
+
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Open the engine before the application starts, close it once the application has stopped."""
+        begun = False
+
+        async def receive_and_open() -> Message:
+            nonlocal begun
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                begun = True
+                await self.engine.open()
+            return message
+
+        async def close_and_send(message: Message) -> None:
+            if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
+                await self._close_all()
+            await send(message)
+
+        try:
+            await self.app(scope, receive_and_open, close_and_send)
+        except Exception:
+            if begun:
+                raise
+            # An application without lifespan raises at once; we answer in its place.
+            await receive_and_open()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await close_and_send({"type": "lifespan.shutdown.complete"})
+
+    async def _close_all(self) -> None:
+        await self.close()
+        await self.engine.close()
+
+
+def route_path(scope: Scope) -> str:
+    """The path below the place where the application is mounted."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        what = {"message": "a handler failed after its client had gone", "exception": error, "task": task}
+        task.get_loop().call_exception_handler(what)
+
+
+def _check_order(app: object, caller: object) -> None:
+    """Starlette builds from the inside out, so that what is inside can be seen here."""
+    inner: object = app
+    while isinstance(caller, FromUser) and inner is not None:
+        if type(inner).__name__ == "AuthenticationMiddleware":
+            raise ConfigurationError(
+                "SemelMiddleware is outside AuthenticationMiddleware, so scope['user'] is not known when it asks; "
+                "call app.add_middleware(SemelMiddleware, ...) first: what is added last is outermost"
+            )
+        inner = getattr(inner, "app", None)

@@ -1,0 +1,384 @@
+"""One command's way through the ASGI middleware. It translates messages; the exchange decides.
+
+The application's answer is held until its call has *returned*, because frameworks commit after the last chunk;
+then the outcome is settled, and only then does the answer leave. An answer that cannot be held is marked in the
+store before its first byte leaves. A client that goes away changes nothing: the application is not told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from enum import Enum
+from typing import Any, Final
+
+from semel.engine.aio import AsyncEngine
+from semel.engine.permit import Permit
+from semel.errors import SemelError, StoreError
+from semel.model import Answer, Effects, Superseded, Verdict
+from semel.policy import Command
+from semel.rules.classify import Outcome
+from semel.web.capture import Capture
+from semel.web.exchange import AnswerTooLarge, Exchange, IncompleteAnswer, Unprotected
+from semel.web.spool import Spool
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+KeepAlive = Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
+
+# Ways to answer that leave no bytes to capture; the application is shown a server without them.
+_UNCAPTURED: Final = frozenset(
+    f"http.response.{name}" for name in ("pathsend", "zerocopysend", "trailers", "push", "early_hint")
+)
+
+
+class _Mode(Enum):
+    HOLD = 1  # the answer is kept here until the outcome is settled
+    THROUGH = 2  # it is marked as not kept, and flows to the client
+    DROP = 3  # it may not leave any more; the handler finishes
+
+
+class Call:
+    """The receive and send that the application gets, and what they add up to once a permit was granted.
+
+    :meth:`_begin` starts a protected call; :meth:`_conclude` settles it when the application has returned.
+    """
+
+    __slots__ = (
+        "_app",
+        "_capture",
+        "_deadline",
+        "_ended",
+        "_engine",
+        "_exchange",
+        "_gone",
+        "_lost",
+        "_message",
+        "_mode",
+        "_permit",
+        "_read_at",
+        "_receive",
+        "_scope",
+        "_send",
+        "_spool",
+        "_start",
+        "_task",
+    )
+
+    def _prepare(self, app: App, engine: AsyncEngine, scope: Scope, receive: Receive, send: Send) -> None:
+        self._app = app
+        self._engine = engine
+        self._scope = _captured(scope)
+        self._receive = receive
+        self._send = send
+        self._mode = _Mode.HOLD
+        self._message: Message | None = None
+        self._spool: Spool | None = None
+        self._read_at = 0
+        self._permit: Permit | None = None
+        self._start: Message | None = None
+        self._ended: asyncio.Event | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._gone = False
+        self._lost = False
+
+    def _begin(self, exchange: Exchange, permit: Permit) -> None:
+        """From here on the answer is held, for this permit."""
+        self._exchange = exchange
+        self._permit = permit
+        self._capture = Capture(exchange.route.keeping)
+        self._deadline = permit.deadline_monotonic
+        scope = self._scope
+        state = scope.get("state")
+        if state is None:
+            scope["state"] = {"semel_permit": permit}
+        else:
+            state["semel_permit"] = permit
+        scope["semel.permit"] = permit
+        if permit.effects is Effects.IDEMPOTENT:
+            self._task = asyncio.current_task()
+            permit.when_lost(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._lost = True
+            self._task.cancel()
+
+    def _outcome(self, permit: Permit, error: BaseException | None) -> Outcome:
+        return self._exchange.outcome(permit, self._capture, error)
+
+    async def _conclude(self, permit: Permit, error: BaseException | None) -> None:
+        """The application has returned, or raised ``error``: settle, send what may leave, and raise it again."""
+        if self._task is not None:
+            permit.when_lost(_nothing)
+            if self._lost:
+                self._task.uncancel()
+        capture = self._capture
+        if error is None and not capture.complete and (self._mode is _Mode.HOLD or not capture.started):
+            error = IncompleteAnswer("the application returned without completing its response")
+        try:
+            answer = await self._settle(permit, error)
+            if answer is not None and self._mode is not _Mode.THROUGH:
+                with contextlib.suppress(OSError):  # the client is gone; its retry will be given this answer
+                    await send_answer(self._send, answer)
+            if error is not None and not (self._lost and isinstance(error, asyncio.CancelledError)):
+                raise error
+        finally:
+            error = None  # it holds this frame
+
+    async def _settle(self, permit: Permit, error: BaseException | None) -> Answer | None:
+        capture = self._capture
+        outcome = self._outcome(permit, error)
+        verdict: Verdict | None = None
+        unconfirmed: SemelError | None = None
+        try:
+            reply = await self._engine.settle(permit, outcome)
+            if type(reply) is Superseded:
+                verdict = await self._engine.reread(permit)
+        except SemelError as failed:
+            unconfirmed = failed
+        return self._exchange.last_answer(permit, capture, outcome, error, verdict, unconfirmed)
+
+    # --- what the application gets ------------------------------------------------------------
+
+    async def receive(self) -> Message:
+        """The body once more, and what comes after it."""
+        message = self._message
+        if message is not None:
+            self._message = None
+            return message
+        piece = await self._next_piece()
+        return piece if piece is not None else await self._after_body()
+
+    async def _after_body(self) -> Message:
+        """Nothing until the answer is complete: a handler is not told that its client has gone."""
+        capture = self._capture
+        if not capture.complete and not capture.endless:
+            if self._ended is None:
+                self._ended = asyncio.Event()
+            try:
+                async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
+                    await self._ended.wait()
+            except TimeoutError:
+                pass  # past its deadline nobody waits for the handler: it may know
+        return {"type": "http.disconnect"} if capture.complete else await self._receive()
+
+    async def send(self, message: Message) -> None:
+        """Take a part of the answer."""
+        kind = message["type"]
+        if kind == "http.response.start":
+            if self._capture.started:
+                raise RuntimeError("the application started its response twice")
+            self._start = message
+            fits = self._capture.start(int(message["status"]), message.get("headers", ()))
+        elif kind == "http.response.body":
+            if not self._capture.started:
+                raise RuntimeError("the application sent a body before it started its response")
+            if self._capture.complete:
+                return
+            if self._mode is not _Mode.HOLD:
+                await self._continue(message)
+                return
+            fits = self._capture.add(message.get("body", b""))
+            if not message.get("more_body", False):
+                self._end()
+        else:
+            if kind == "http.response.debug" or self._mode is _Mode.THROUGH:
+                await self._send(message)
+            return
+        if not fits:
+            await self._let_go(more=not self._capture.complete)
+
+    def _end(self) -> None:
+        self._capture.end()
+        if self._ended is not None:
+            self._ended.set()
+
+    async def _let_go(self, *, more: bool) -> None:
+        """The answer cannot be held: mark that first, then let it flow; never of an ATOMIC command."""
+        permit, capture = self._permit, self._capture
+        assert permit is not None
+        if self._exchange.route.atomic:
+            permit.kept = False
+            self._mode = _Mode.DROP
+            raise AnswerTooLarge("the answer of an ATOMIC command is longer than answer_bytes_max; it is rolled back")
+        if capture.endless and self._ended is not None:
+            self._ended.set()
+        try:
+            marked_so = await self._engine.mark_not_kept(permit)
+        except StoreError:
+            marked_so = False
+        chunks = capture.release()
+        if not marked_so:
+            self._mode = _Mode.DROP
+            return
+        self._mode = _Mode.THROUGH
+        assert self._start is not None
+        await self._forward({**self._start, "headers": capture.headers})
+        if chunks or not more:
+            await self._forward({"type": "http.response.body", "body": b"".join(chunks), "more_body": more})
+
+    async def _continue(self, message: Message) -> None:
+        if not message.get("more_body", False):
+            self._end()
+        if self._mode is _Mode.THROUGH:
+            await self._forward(message)
+
+    async def _forward(self, message: Message) -> None:
+        if self._gone and time.monotonic() < self._deadline:
+            return
+        try:
+            await self._send(message)
+        except OSError:
+            # A stream without an end would never learn that nobody listens.
+            if self._capture.endless or time.monotonic() >= self._deadline:
+                raise
+            self._gone = True
+
+    # --- the body -----------------------------------------------------------------------------
+
+    async def _next_piece(self) -> Message | None:
+        spool = self._spool
+        if spool is None or self._read_at < 0:
+            return None
+        chunk = (await asyncio.to_thread(spool.read, self._read_at)) if spool.on_disk else spool.read(self._read_at)
+        self._read_at += len(chunk)
+        more = self._read_at < spool.size
+        if not more:
+            self._read_at = -1
+        return {"type": "http.request", "body": chunk, "more_body": more}
+
+    def _close_spool(self) -> None:
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
+
+
+class DeclaredCall(Call):
+    """One request of a declared operation: read its body, claim, and only then call the application."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, app: App, engine: AsyncEngine, exchange: Exchange, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self._prepare(app, engine, scope, receive, send)
+        self._exchange = exchange
+
+    async def run(self, keep_alive: KeepAlive | None) -> None:
+        """The whole way, from reading the body to the last byte of the answer.
+
+        Parameters: ``keep_alive`` runs to its end what must not end with its client; None where nobody cancels.
+        """
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            self._message = message
+            command: Command | Answer | None = self._exchange.command(message.get("body", b""))
+        else:
+            command = await self._read(message)
+        if isinstance(command, Command):
+            await self._attempt(command, keep_alive)
+            return
+        self._close_spool()
+        if command is not None:
+            await send_answer(self._send, command)
+
+    async def _attempt(self, command: Command, keep_alive: KeepAlive | None) -> None:
+        try:
+            permit = await self._engine.claim(command, wait_seconds=self._exchange.wait_seconds)
+        except StoreError as error:
+            refused = self._exchange.unclaimed(error)
+            if isinstance(refused, Unprotected):
+                assert refused.mark is not None
+                await self._app(self._scope, self._receive_unprotected, marked(self._send, refused.mark))
+            else:
+                await send_answer(self._send, refused)
+            self._close_spool()
+            return
+        if not isinstance(permit, Permit):
+            self._close_spool()
+            await send_answer(self._send, self._exchange.present(permit))
+        elif keep_alive is None:
+            await self._proceed(permit)
+        else:
+            await keep_alive(self._proceed(permit))
+
+    async def _proceed(self, permit: Permit) -> None:
+        """Run the application under the permit."""
+        error: BaseException | None = None
+        try:
+            self._begin(self._exchange, permit)
+            if permit.effects is Effects.ATOMIC:
+                async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
+                    await self._app(self._scope, self.receive, self.send)
+            else:
+                await self._app(self._scope, self.receive, self.send)
+        except GeneratorExit:
+            raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
+        except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again
+            error = raised
+        finally:
+            self._close_spool()
+        try:
+            await self._conclude(permit, error)
+        finally:
+            error = None  # it holds this frame
+
+    async def _read(self, message: Message) -> Command | Answer | None:
+        """Read a body of several pieces; None where the client went away before its end."""
+        spool = self._spool = Spool()
+        while message["type"] == "http.request":
+            chunk = message.get("body", b"")
+            refusal = self._exchange.feed(chunk)
+            if refusal is not None:
+                return refusal
+            if spool.on_disk:
+                await asyncio.to_thread(spool.write, chunk)
+            else:
+                spool.write(chunk)
+            if not message.get("more_body", False):
+                return self._exchange.finish(spool)
+            message = await self._receive()
+        return None
+
+    async def _receive_unprotected(self) -> Message:
+        message = self._message
+        if message is None:
+            piece = await self._next_piece()
+            return piece if piece is not None else await self._receive()
+        self._message = None
+        return message
+
+
+def _captured(scope: Scope) -> Scope:
+    """The scope without ways to answer that leave no bytes to capture."""
+    extensions = scope.get("extensions")
+    if not extensions or _UNCAPTURED.isdisjoint(extensions):
+        return scope
+    return {**scope, "extensions": {name: value for name, value in extensions.items() if name not in _UNCAPTURED}}
+
+
+async def send_answer(send: Send, answer: Answer) -> None:
+    """Send an answer in two messages."""
+    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+def marked(send: Send, mark: tuple[bytes, bytes]) -> Send:
+    """A send that adds one header to the answer."""
+
+    async def send_marked(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), mark]}
+        await send(message)
+
+    return send_marked
+
+
+def _nothing() -> None:
+    """What happens when a permit is lost whose handler has already ended."""

@@ -1,0 +1,171 @@
+"""Every malformed request gets its documented answer, nothing runs, nothing is stored. On ASGI and WSGI alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semel.policy import Policy
+from semel.rules.fingerprint import DigestField, Members, Recipe
+from semel.rules.keys import KeyFormat
+from semel.web.routing import Operation
+from tests.web.conftest import MakeWeb
+from tests.web.driving import ALICE, KEY, Reply, Web
+
+MISSING, INVALID = "MISSING_IDEMPOTENCY_KEY", "INVALID_IDEMPOTENCY_KEY"
+TOO_LARGE, CONTRADICTS = "IDEMPOTENCY_REQUEST_TOO_LARGE", "IDEMPOTENCY_REQUEST_INVALID"
+
+
+def refused(web: Web, status: int, code: str, **request: Any) -> dict[str, Any]:
+    answer = web.call(**request)
+    assert (answer.status, answer.code) == (status, code)
+    assert web.seen == []
+    assert web.records() == []
+    key = request.get("key", KEY)
+    assert key is None or len(key) < 6 or key.encode("latin-1") not in answer.body
+    return answer.problem
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "   ",
+        '""',
+        "a b",
+        '"a b"',
+        '"open',
+        '"a" b',
+        'a"b"c',
+        "a,b,c,d,e,f",
+        "caf\xe9-caf\xe9",
+        "nul\x00nul",
+        "tab\tbed-tab",
+        "del\x7fdel",
+        "semi;colon",
+        "k" * 256,
+        '"' + "k" * 256 + '"',
+        '"' + "k" * 9000 + '"',
+        '"bad\\escape"',
+    ],
+)
+def test_a_malformed_key(web: Web, key: str) -> None:
+    problem = refused(web, 400, INVALID, key=key)
+    assert (problem["retryable"], problem["keyAction"]) == (False, "new")
+
+
+def test_no_key(web: Web) -> None:
+    problem = refused(web, 400, MISSING, key=None)
+    assert problem["keyAction"] == "new"
+
+
+def test_several_keys_even_if_they_are_the_same(web: Web) -> None:
+    refused(web, 400, INVALID, headers=[("Idempotency-Key", KEY)])
+
+
+@pytest.mark.parametrize("key", ["1", "no-uuid-but-long-enough-to-be-one-000"])
+def test_a_key_of_another_format(make_web: MakeWeb, key: str) -> None:
+    refused(make_web(policy=Policy(key_format=KeyFormat(uuid=True))), 400, INVALID, key=key)
+
+
+def test_both_spellings_of_a_key_are_one_key(web: Web) -> None:
+    assert not web.call(key="one-and-the-same").replayed
+    assert web.call(key='"one-and-the-same"').replayed
+    assert web.call(key='"one-and-the-same";v=1').replayed
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b"x" * 101, []),
+        ([b"x" * 60, b"x" * 60], []),
+        (b"", [("Content-Length", "101")]),
+        (b"", [("Content-Length", "9" * 40)]),
+    ],
+)
+def test_a_body_that_is_too_large(make_web: MakeWeb, body: Any, headers: Any) -> None:
+    web = make_web(policy=Policy(body_bytes_max=100))
+    assert refused(web, 413, TOO_LARGE, body=body, headers=headers)["keyAction"] == "keep"
+
+
+def test_a_body_as_large_as_allowed(make_web: MakeWeb) -> None:
+    web = make_web(policy=Policy(body_bytes_max=100))
+    assert web.call(body=[b"x" * 60, b"x" * 40]).status == 201
+    assert web.seen[0].body == b"x" * 100
+
+
+def test_json_nested_too_deep(web: Web) -> None:
+    refused(web, 413, TOO_LARGE, body=b"[" * 5000 + b"]" * 5000)
+    refused(web, 413, TOO_LARGE, body=[b"[" * 5000, b"]" * 5000])
+
+
+@pytest.mark.parametrize(
+    "digest", [[], ["sha-256=:AAAA:"], ["nonsense"], ["md5=:AAAA:"], ["sha-256=:AAAA:", "sha-256=:BBBB:"]]
+)
+@pytest.mark.parametrize("body", [b"{}", [b"{", b"}"]])
+def test_a_digest_that_is_not_the_bodys(make_web: MakeWeb, digest: list[str], body: Any) -> None:
+    web = make_web(policy=Policy(fingerprint=Recipe(body=DigestField())))
+    headers = [("Content-Digest", value) for value in digest]
+    assert refused(web, 400, CONTRADICTS, headers=headers, body=body)["keyAction"] == "keep"
+
+
+def test_a_selection_from_json_that_cannot_be_held(make_web: MakeWeb) -> None:
+    recipe = Recipe(body=Members(("amount",)), json_bytes_max=50)
+    refused(make_web(policy=Policy(fingerprint=recipe)), 413, TOO_LARGE, body=[b"[" + b" " * 60, b"]"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"\xff\xfe", b'{"a":1,"a":2}', b'"\\ud800"', b"NaN", b"1e999999", b"\x00"],
+)
+@pytest.mark.parametrize(
+    "media", ["application/json", "application/json; charset=utf-16", "", "nonsense", "a/b;;=\xe9"]
+)
+def test_what_only_the_application_can_judge_reaches_it(web: Web, body: bytes, media: str) -> None:
+    headers = [("Content-Type", media)]
+    assert web.call(body=body, headers=headers).status == 201
+    assert web.call(body=body, headers=headers).replayed
+    assert [seen.body for seen in web.seen] == [body]
+
+
+@pytest.mark.parametrize(
+    "prefer",
+    ["", "wait", "wait=", "wait=soon", "wait=-1", "wait=1.5", "wait=" + "9" * 50, "=;,", '"', "w" * 5000, "\xff"],
+)
+def test_a_preference_that_is_none_is_ignored(web: Web, prefer: str) -> None:
+    assert web.call(headers=[("Prefer", prefer)]).status == 201
+
+
+def test_early_data_is_no_command(web: Web) -> None:
+    problem = refused(web, 425, "IDEMPOTENCY_TOO_EARLY", headers=[("Early-Data", "1")])
+    assert (problem["retryable"], problem["keyAction"]) == (True, "keep")
+
+
+def test_a_command_of_nobody(web: Web) -> None:
+    refused(web, 401, "IDEMPOTENCY_CALLER_UNKNOWN", caller=None)
+    assert web.call(caller=None).header("www-authenticate") == "Bearer"
+
+
+def test_who_asks_is_checked_before_the_key(web: Web) -> None:
+    refused(web, 401, "IDEMPOTENCY_CALLER_UNKNOWN", caller=None, key="a,b")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "BREW", "PUT"])
+def test_a_method_that_is_not_covered_goes_through(web: Web, method: str) -> None:
+    assert web.call(method=method, key="a,b").status == 201
+    assert web.seen[0].permit is None
+    assert web.records() == []
+
+
+def test_a_path_that_is_not_utf8_is_no_other_path(make_web: MakeWeb) -> None:
+    web = make_web(operations=[Operation("/files/{name}")])
+    assert web.call(path="/files/\u20ac").status == 201
+    assert web.call(path="/files/\u00e9").code == "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST"
+
+
+def test_an_application_that_gives_no_answer(make_web: MakeWeb) -> None:
+    web = make_web(lambda seen: Reply(status=0))
+    with pytest.raises(Exception, match="the application returned without"):
+        web.call(caller=ALICE)
+    assert web.call().code == "IDEMPOTENCY_OUTCOME_UNKNOWN"
