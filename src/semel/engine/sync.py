@@ -117,8 +117,9 @@ class Engine:
         core.tell_verdict(claim, verdict)
         if type(verdict) is not Proceed:
             return verdict  # type: ignore[return-value]  # every other verdict is a Refusal
-        self._upkeep.granted()
-        return core.permit(command, claim, verdict.grant)
+        permit = core.permit(command, claim, verdict.grant)
+        self._upkeep.granted()  # only now: it looks at the live permits
+        return permit
 
     def _claim(self, claim: Claim, command: Command) -> Verdict:
         try:
