@@ -16,13 +16,14 @@ The loop therefore never waits for a lock, and never for a commit that was slow 
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 import sqlite3
 import threading
 import time
 from collections import deque
 from typing import Any, Final, TypeVar
 
+from semel.drivers import sqlite_fork
 from semel.drivers.clock import Clock, system_clock
 from semel.drivers.sqlite_connection import (
     BEGIN,
@@ -76,9 +77,9 @@ class SqliteDriver:
         self._inline = inline
         self._inherited: list[object] = []  # connections of a parent process: never used, never closed
         self._reset()
+        sqlite_fork.watch(self)
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
         self._gate = threading.Lock()
         self._queue: deque[Job[Any]] = deque()
         self._readers: deque[tuple[sqlite3.Connection, Answer]] = deque()
@@ -89,13 +90,22 @@ class SqliteDriver:
         self._commit_seconds = 0.0
         self._uncheckpointed = 0
         self._ticking = False
-        self.spare_unit: object | None = None
 
-    def _check_fork(self) -> None:
-        if os.getpid() != self._pid:
-            # A connection must not cross a fork, not even to be closed (sqlite.org/howtocorrupt.html §2.6).
-            self._inherited += [self._readers, self._writer, self._queue, self.spare_unit]
-            self._reset()
+    def before_fork(self) -> bool:
+        """Close what is idle and keep the gate; False where somebody holds it (see ``sqlite_fork``)."""
+        if not self._gate.acquire(timeout=sqlite_fork.GATE_SECONDS):
+            return False
+        self._close_connections()
+        return True
+
+    def after_fork(self) -> None:
+        """In the parent: go on."""
+        self.release_gate()
+
+    def begin_process(self) -> None:
+        """In a forked child: a connection must not cross, not even to be closed (sqlite.org/howtocorrupt.html §2.6)."""
+        self._inherited += [self._readers, self._writer, self._queue]
+        self._reset()
 
     # --- callers ----------------------------------------------------------------------------
 
@@ -106,7 +116,6 @@ class SqliteDriver:
             StoreUnavailable: the file is locked, read-only, full or missing; nothing was written.
             StoreTimeout: the commit itself failed; whether it took effect is not known yet.
         """
-        self._check_fork()
         job = Job(make, time.monotonic() + self._busy_seconds)
         if self._read_part(job):
             return job.result()
@@ -123,7 +132,6 @@ class SqliteDriver:
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a flow from an event loop. Cancelling the caller does not stop the write. Raises as ``run``."""
-        self._check_fork()
         job = Job(make, time.monotonic() + self._busy_seconds)
         if self._read_part(job):
             return job.result()
@@ -140,7 +148,6 @@ class SqliteDriver:
 
     def submit(self, job: Job[Any]) -> None:
         """Queue a job for the writer thread (ATOMIC units wait for the gate this way)."""
-        self._check_fork()
         self._queue.append(job)
         self._wake()
 
@@ -258,13 +265,14 @@ class SqliteDriver:
                     writer = self._writer = open_connection(self.path, self.synchronous)
                 self.answering(writer, self.clock)(BEGIN)
                 return writer
-            except sqlite3.Error as error:
-                if is_busy(error) and not wait:
+            except (sqlite3.Error, StoreUnavailable) as error:
+                busy = isinstance(error, sqlite3.Error) and is_busy(error)
+                if busy and not wait:
                     return None
-                if not is_busy(error) or time.monotonic() >= min(job.deadline for job in jobs):
+                if not busy or time.monotonic() >= min(job.deadline for job in jobs):
                     self._forget_writer()
                     for job in jobs:
-                        job.fail(store_error(error))
+                        job.fail(store_error(error) if isinstance(error, sqlite3.Error) else error)
                     settle_jobs(jobs)
                     return None
                 time.sleep(BUSY_PAUSE_SECONDS)
@@ -360,21 +368,20 @@ class SqliteDriver:
 
     def close(self) -> None:
         """Finish what is queued, then close every connection. The driver may be used again afterwards."""
-        if os.getpid() != self._pid:
-            return
         with self._work:
             self._stopping = True
             self._work.notify_all()
         if self._thread is not None:
             self._thread.join()
         with self._gate:
-            while self._readers:
-                self._readers.pop()[0].close()
-            self._forget_writer()
-            spare = self.spare_unit
-            if isinstance(spare, sqlite3.Connection):
-                spare.close()
+            self._close_connections()
         self._reset()
+
+    def _close_connections(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._readers.pop()[0].close()
+        self._forget_writer()
 
     async def close_async(self) -> None:
         """As ``close``, without blocking the loop."""

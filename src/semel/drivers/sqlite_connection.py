@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from semel.drivers.clock import Clock
+from semel.drivers.sqlite_fork import refuse_inherited
 from semel.errors import SchemaError, StoreError, StoreTimeout, StoreUnavailable
 from semel.flow import Ask
 from semel.stores.statements import Execute, Now, Query, Script
@@ -21,8 +22,10 @@ def open_connection(
 ) -> sqlite3.Connection:
     """A connection in explicit-transaction mode; any thread may use it, one at a time.
 
-    Raises sqlite3.Error where the file cannot be opened, SchemaError where there is none to read.
+    Raises sqlite3.Error where the file cannot be opened, SchemaError where there is none to read,
+    StoreUnavailable in a forked process that must not open it.
     """
+    refuse_inherited(path)
     if reading and not Path(path).exists():
         raise SchemaError(f"the database file {path!r} does not exist; run: semel migrate")
     connection = sqlite3.connect(

@@ -7,6 +7,7 @@ that is seen, or its lease is over. Renewal is one call for all live permits, an
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -54,14 +55,29 @@ class AsyncUpkeep:
         self._core = core
         self._store = store
         self._performer = performer
+        self._pid = os.getpid()
         self._abandoned = Abandoned()
+        self._begin_loop(None)
+
+    def _begin_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._loop = loop
         self._beat: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._release_task: asyncio.Task[Any] | None = None
         self._renew_task: asyncio.Task[Any] | None = None
 
+    def _check_loop(self) -> None:
+        """Timers and tasks of another loop, or of a parent process, are nobody's here."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._begin_loop(loop)
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._abandoned = Abandoned()
+
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """A task that ``close`` waits for."""
+        self._check_loop()
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -69,6 +85,7 @@ class AsyncUpkeep:
 
     async def close(self) -> None:
         """Wait for everything that was spawned."""
+        self._check_loop()
         if self._beat is not None:
             self._beat.cancel()
             self._beat = None
@@ -77,14 +94,15 @@ class AsyncUpkeep:
 
     def granted(self) -> None:
         """A permit lives: see to it that it is renewed."""
+        self._check_loop()
         if self._beat is None:
             self._schedule()
 
     def abandon(self, claim: Claim) -> None:
         """Release this claim in the background."""
-        first = not self._abandoned
+        self._check_loop()
         self._abandoned.add(claim)
-        if first:
+        if self._release_task is None or self._release_task.done():
             self._release_task = self.spawn(self._release())
 
     def _schedule(self) -> None:
@@ -129,13 +147,19 @@ class SyncUpkeep:
 
     def begin_process(self) -> None:
         """Start without a thread: at construction, and in a forked child."""
+        self._pid = os.getpid()
         self._abandoned = Abandoned()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
 
+    def _check_fork(self) -> None:
+        if self._pid != os.getpid():
+            self.begin_process()
+
     def close(self) -> None:
         """End the thread, after what it was doing."""
+        self._check_fork()
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -146,6 +170,7 @@ class SyncUpkeep:
 
     def granted(self) -> None:
         """A permit lives: see to it that it is renewed."""
+        self._check_fork()
         with self._changed:
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._serve, name="semel-upkeep", daemon=True)
@@ -154,6 +179,7 @@ class SyncUpkeep:
 
     def abandon(self, claim: Claim) -> None:
         """Release this claim in the background."""
+        self._check_fork()
         with self._changed:
             self._abandoned.add(claim)
         self.granted()
