@@ -25,6 +25,7 @@ REPLAY_HEADERS: Final = frozenset(
     name.encode()
     for name in (
         "content-type",
+        "content-encoding",  # the kept bytes mean nothing without it (decision 0005)
         "content-language",
         "content-disposition",
         "content-location",

@@ -315,6 +315,10 @@ class Core:
         if self.observing:
             self.observer.event("store_errors", 1, {"verb": verb, "error": type(error).__name__}, {})
 
+    def store_time(self) -> int:
+        """About what the store's clock says, in microseconds: good enough to show to people, never to decide by."""
+        return time.time_ns() // 1000
+
     # --- start-up ---------------------------------------------------------------------------
 
     def first_identity(self) -> tuple[str, bytes]:

@@ -5,19 +5,15 @@ It finds the operation, hands the request over, and keeps the handlers alive who
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from types import CodeType
-from typing import Any, Final
+from typing import Any
 
 from semel.engine.aio import AsyncEngine
 from semel.errors import ConfigurationError
 from semel.web.asgi_call import App, DeclaredCall, Message, Receive, Scope, Send, marked, send_answer
+from semel.web.asgi_tasks import KeptAlive
 from semel.web.caller import FromUser
 from semel.web.exchange import Exchange, Unprotected, note_uncovered, open_exchange
 from semel.web.surface import Surface
-
-_UVICORN_CALL: Final = "RequestResponseCycle.run_asgi"
 
 
 class SemelMiddleware:
@@ -37,8 +33,7 @@ class SemelMiddleware:
         self.surface = Surface.of(engine, settings)
         self._manage_engine = manage_engine
         self._find = self.surface.routes.find
-        self._kept_alive: set[asyncio.Task[None]] = set()
-        self._uvicorn_code: CodeType | None = None
+        self._kept_alive = KeptAlive()
         _check_order(app, self.surface.caller)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +46,7 @@ class SemelMiddleware:
                 query = scope.get("query_string", b"")
                 opened = open_exchange(self.surface, *found, scope["method"], query, scope["headers"], scope)
                 if isinstance(opened, Exchange):
-                    keep_alive = None if self._is_cancelled_by_nobody() else self._keep_alive
+                    keep_alive = None if self._kept_alive.is_needless() else self._kept_alive.shield
                     await DeclaredCall(self.app, self.engine, opened, scope, receive, send).run(keep_alive)
                 elif isinstance(opened, Unprotected):
                     await self.app(scope, receive, send if opened.mark is None else marked(send, opened.mark))
@@ -64,35 +59,9 @@ class SemelMiddleware:
             return
         await self.app(scope, receive, send)
 
-    async def _keep_alive(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what must not end with its client, in a task of its own."""
-        task = asyncio.create_task(work)
-        self._kept_alive.add(task)
-        task.add_done_callback(self._kept_alive.discard)
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            # The shield would drop what the handler still raises, and nobody else is listening.
-            task.add_done_callback(_report)
-            raise
-
-    def _is_cancelled_by_nobody(self) -> bool:
-        """Whether this is uvicorn's own call of the application, which a disconnect does not cancel."""
-        task = asyncio.current_task()
-        code = None if task is None else getattr(task.get_coro(), "cr_code", None)
-        if code is None:
-            return False
-        if code is self._uvicorn_code:
-            return True
-        if code.co_qualname == _UVICORN_CALL and "uvicorn" in code.co_filename:
-            self._uvicorn_code = code
-            return True
-        return False
-
     async def close(self) -> None:
         """Wait for the handlers whose clients have gone."""
-        while self._kept_alive:
-            await asyncio.wait(set(self._kept_alive))
+        await self._kept_alive.close()
 
     # --- lifespan -----------------------------------------------------------------------------
 
@@ -134,13 +103,6 @@ def route_path(scope: Scope) -> str:
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        what = {"message": "a handler failed after its client had gone", "exception": error, "task": task}
-        task.get_loop().call_exception_handler(what)
 
 
 def _check_order(app: object, caller: object) -> None:

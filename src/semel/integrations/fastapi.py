@@ -1,0 +1,143 @@
+"""FastAPI, the first way in: the operation is declared on the path operation, claimed after its dependencies
+and validation, captured around the application, and described in the OpenAPI document.
+
+    semel = Semel(AsyncEngine.connect("sqlite:///app.db"), caller=from_state("caller"))
+
+    @app.post("/payments", status_code=201)
+    @semel.command("payments.create", effects="external")
+    async def create_payment(payment: Payment, permit: Permit = semel.permit) -> Receipt: ...
+
+    semel.install(app, dependencies=[Depends(authenticate)])
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+
+from semel.errors import ConfigurationError
+from semel.integrations.starlette import DECLARED, Declared, permit_parameters, response_of
+from semel.integrations.starlette import Semel as StarletteSemel
+from semel.policy import Policy
+from semel.web.openapi import describe_operation
+
+_REQUEST: Final = "semel_request"
+
+
+class Semel(StarletteSemel):
+    """Protects the commands of a FastAPI application, path operation by path operation.
+
+    Parameters: as :class:`semel.integrations.starlette.Semel`.
+    """
+
+    def _wrap(self, endpoint: Callable[..., Any], declared: Declared) -> Callable[..., Any]:
+        permits = permit_parameters(endpoint)
+
+        @functools.wraps(endpoint)
+        async def claimed(**kwargs: Any) -> Any:
+            request = kwargs.pop(_REQUEST)
+            return await self.serve(endpoint, declared, request, (), kwargs, permits)
+
+        claimed.__signature__ = _signature(endpoint, permits)  # type: ignore[attr-defined]
+        setattr(claimed, DECLARED, declared)
+        return claimed
+
+    def install(
+        self,
+        app: Starlette,
+        *,
+        operations_path: str | None = "/operations",
+        dependencies: Sequence[Any] = (),
+    ) -> None:
+        """Capture answers, open and close the engine with the application, serve the operations' status, and
+        complete the OpenAPI document.
+
+        Parameters: ``operations_path`` where the status resource is served (None: nowhere); ``dependencies``
+        of that resource, such as the one that authenticates: ``[Depends(authenticate)]``.
+        """
+        if not isinstance(app, FastAPI):
+            raise ConfigurationError(f"install takes a FastAPI application, not a {type(app).__name__}")
+        super().install(app, operations_path=None)
+        if operations_path is not None:
+            settings: dict[str, Any] = {"methods": ["GET"], "dependencies": list(dependencies), "tags": ["operations"]}
+            app.add_api_route(
+                operations_path, self._find_operation, summary="Where the command with a key stands", **settings
+            )
+            app.add_api_route(
+                f"{operations_path}/{{operation_id}}",
+                self._read_operation,
+                summary="Where an operation stands",
+                **settings,
+            )
+        _complete_openapi(app)
+
+    async def _find_operation(self, request: Request, key: str, operation: str | None = None) -> Response:
+        """The status of the caller's own command with this key; `operation` where the key was used with several."""
+        return response_of(await self.operations.by_key(request.scope.get("query_string", b""), request))
+
+    async def _read_operation(self, request: Request, operation_id: str) -> Response:
+        """The status of one of the caller's own operations."""
+        return response_of(await self.operations.by_id(operation_id, request))
+
+
+def _signature(endpoint: Callable[..., Any], permits: tuple[str, ...]) -> inspect.Signature:
+    """What FastAPI shall see: without the permit, with the request."""
+    hints = typing.get_type_hints(endpoint, include_extras=True)
+    signature = inspect.signature(endpoint)
+    if any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in signature.parameters.values()):
+        raise ConfigurationError(f"{endpoint.__qualname__} has positional-only parameters, which FastAPI cannot fill")
+    kept = [
+        parameter.replace(annotation=hints.get(parameter.name, parameter.annotation))
+        for parameter in signature.parameters.values()
+        if parameter.name not in permits
+    ]
+    request = inspect.Parameter(_REQUEST, inspect.Parameter.KEYWORD_ONLY, annotation=Request)
+    variadic = [parameter for parameter in kept if parameter.kind is parameter.VAR_KEYWORD]
+    kept = [parameter for parameter in kept if parameter.kind is not parameter.VAR_KEYWORD]
+    returns = hints.get("return", signature.return_annotation)
+    return signature.replace(parameters=[*kept, request, *variadic], return_annotation=returns)
+
+
+def _complete_openapi(app: FastAPI) -> None:
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = plain()
+        if "x-semel" not in document:
+            for path, method, declared in _declared(app):
+                operation = document.get("paths", {}).get(path, {}).get(method)
+                if operation is not None:
+                    describe_operation(operation, declared.name, declared.policy)
+            document["x-semel"] = {"documentation": "Commands are safe to retry with the same Idempotency-Key."}
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _declared(app: FastAPI) -> Iterator[tuple[str, str, Declared]]:
+    for path, methods, endpoint in _endpoints(app.routes, ""):
+        declared = getattr(endpoint, DECLARED, None)
+        if isinstance(declared, Declared):
+            for method in methods:
+                yield path, method.lower(), declared
+
+
+def _endpoints(routes: Any, prefix: str) -> Iterator[tuple[str, set[str], Any]]:
+    for route in routes:
+        if isinstance(route, APIRoute):
+            yield prefix + route.path_format, route.methods or set(), route.endpoint
+        elif hasattr(route, "original_router"):  # FastAPI keeps included routers whole since 0.13x
+            inner = route.original_router
+            yield from _endpoints(inner.routes, prefix + getattr(route.include_context, "prefix", ""))
+
+
+__all__ = ["Policy", "Semel"]

@@ -1,0 +1,215 @@
+"""Starlette: the operation is declared on the endpoint, claimed inside it, and captured outside.
+
+So what authentication and validation refuse is never recorded, and nothing is replayed to anybody whom the
+application would not have let in. ``integrations.fastapi`` builds on this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, cast
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
+
+from semel.engine.aio import AsyncEngine
+from semel.engine.permit import Permit
+from semel.errors import ConfigurationError, PolicyError
+from semel.model import Answer, Effects
+from semel.policy import Policy
+from semel.web.asgi_route import CALL_KEY, CaptureMiddleware, RouteCall
+from semel.web.asgi_tasks import KeptAlive
+from semel.web.operations import Operations
+from semel.web.routing import Route
+from semel.web.surface import Surface
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DECLARED: Final = "__semel__"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What ``@semel.command`` left on an endpoint."""
+
+    name: str
+    policy: Policy
+    route: Route
+
+
+class _PermitHere:
+    """The default value of an endpoint's parameter that takes the permit."""
+
+    def __repr__(self) -> str:
+        return "semel.permit"
+
+
+class Semel:
+    """Protects the commands of a Starlette application, endpoint by endpoint.
+
+    Parameters: ``engine``; ``caller``, a function of the request that returns a
+    :class:`~semel.web.caller.Caller`, asked when authentication is over; further settings as
+    :class:`~semel.web.surface.Surface`.
+
+    >>> from semel import AsyncEngine
+    >>> from semel.web.caller import single_caller
+    >>> semel = Semel(AsyncEngine.connect("memory://"), caller=single_caller)
+    >>> @semel.command("notes.create", effects="idempotent")
+    ... async def create_note(request: Request, permit: Permit = semel.permit) -> Response:
+    ...     return Response(status_code=201)
+    """
+
+    permit: Any = _PermitHere()
+
+    def __init__(self, engine: AsyncEngine, *, caller: Any = None, **settings: Any) -> None:
+        self.engine = engine
+        self.surface = Surface.of(engine, {"caller": caller, **settings})
+        self.declared: dict[str, Declared] = {}
+        self.operations = Operations(self.surface, engine, lambda: self.declared)
+        self._kept_alive = KeptAlive()
+
+    # --- declaring ------------------------------------------------------------------------------
+
+    def command(self, name: str, policy: Policy | None = None, **options: Any) -> Callable[[F], F]:
+        """Declare an endpoint as an operation; ``options`` are those of :class:`~semel.policy.Policy`.
+
+        Parameters: ``name`` of the operation, stable when paths and functions are renamed; ``policy``, or its
+        options. Write it *below* the framework's own decorator.
+
+        Raises PolicyError and ConfigurationError, when the application is built.
+        """
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError("a command needs a name: @semel.command('payments.create', effects='external')")
+        if policy is not None and options:
+            raise PolicyError("give either a policy or its options, not both")
+        chosen = policy if policy is not None else Policy.of(**options)
+        if name in self.declared:
+            raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
+        if chosen.terms.effects is Effects.ATOMIC:
+            self.engine.backend.check_atomic()
+        declared = self.declared[name] = Declared(name, chosen, self.surface.route(name, chosen))
+
+        def declare(endpoint: F) -> F:
+            return cast(F, self._wrap(endpoint, declared))
+
+        return declare
+
+    def _wrap(self, endpoint: Callable[..., Any], declared: Declared) -> Callable[..., Any]:
+        permits = permit_parameters(endpoint)
+
+        @functools.wraps(endpoint)
+        async def claimed(request: Request) -> Any:
+            return await self.serve(endpoint, declared, request, (request,), {}, permits)
+
+        setattr(claimed, DECLARED, declared)
+        return claimed
+
+    # --- serving --------------------------------------------------------------------------------
+
+    async def serve(
+        self,
+        endpoint: Callable[..., Any],
+        declared: Declared,
+        request: Request,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        permits: tuple[str, ...],
+    ) -> Any:
+        """Claim, then call the endpoint; or return the answer that stands in its way."""
+        call = request.scope.get(CALL_KEY)
+        if not isinstance(call, RouteCall):
+            raise ConfigurationError(
+                f"the operation {declared.name!r} is called without its capture; call semel.install(app) once"
+            )
+        params = tuple(sorted((name, str(value)) for name, value in request.path_params.items()))
+        claimed = await call.claim(self.surface, declared.route, params, request)
+        if isinstance(claimed, Answer):
+            return response_of(claimed)
+        kwargs = {**kwargs, **dict.fromkeys(permits, claimed)}
+        try:
+            if claimed is None:
+                return await _call(endpoint, args, kwargs)
+            return await self._run(endpoint, claimed, args, kwargs)
+        except BaseException as error:
+            call.failed(error)
+            raise
+
+    async def _run(
+        self, endpoint: Callable[..., Any], permit: Permit, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if permit.effects is Effects.ATOMIC:
+            async with asyncio.timeout(max(0.0, permit.deadline_monotonic - time.monotonic())):
+                return await _call(endpoint, args, kwargs)
+        return await _call(endpoint, args, kwargs)
+
+    # --- installing -----------------------------------------------------------------------------
+
+    def install(self, app: Starlette, *, operations_path: str | None = "/operations") -> None:
+        """Capture the application's answers, open and close the engine with it, and serve the operations' status.
+
+        Parameters: ``operations_path`` where the status resource is served (None: nowhere). The caller function
+        must know the caller there too: an authentication *middleware* has run, a dependency has not.
+        """
+        app.add_middleware(CaptureMiddleware, engine=self.engine, declared=_is_declared, kept_alive=self._kept_alive)
+        _manage(app, self.engine, self._kept_alive)
+        if operations_path is not None:
+            one = f"{operations_path}/{{operation_id}}"
+            app.router.routes.append(StarletteRoute(operations_path, self._by_key, methods=["GET"]))
+            app.router.routes.append(StarletteRoute(one, self._by_id, methods=["GET"]))
+
+    async def _by_key(self, request: Request) -> Response:
+        return response_of(await self.operations.by_key(request.scope.get("query_string", b""), request))
+
+    async def _by_id(self, request: Request) -> Response:
+        return response_of(await self.operations.by_id(request.path_params["operation_id"], request))
+
+
+def _is_declared(endpoint: object) -> bool:
+    return hasattr(endpoint, DECLARED)
+
+
+def _manage(app: Starlette, engine: AsyncEngine, kept_alive: KeptAlive) -> None:
+    inner = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(scope: Any) -> AsyncIterator[Any]:
+        await engine.open()
+        try:
+            async with inner(scope) as state:
+                yield state
+        finally:
+            await kept_alive.close()
+            await engine.close()
+
+    app.router.lifespan_context = lifespan
+
+
+async def _call(endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if inspect.iscoroutinefunction(endpoint):
+        return await cast("Awaitable[Any]", endpoint(*args, **kwargs))
+    return await run_in_threadpool(endpoint, *args, **kwargs)
+
+
+def permit_parameters(endpoint: Callable[..., Any]) -> tuple[str, ...]:
+    """The parameters of an endpoint that take the permit, by their default ``semel.permit``."""
+    parameters = inspect.signature(endpoint).parameters.values()
+    return tuple(parameter.name for parameter in parameters if isinstance(parameter.default, _PermitHere))
+
+
+def response_of(answer: Answer) -> Response:
+    """An answer as a Starlette response, with exactly its own headers."""
+    response = Response(answer.body, status_code=200 if answer.status is None else answer.status)
+    if any(name == b"content-length" for name, _ in answer.headers) or not answer.body:
+        response.raw_headers = list(answer.headers)
+    else:
+        response.raw_headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
+    return response

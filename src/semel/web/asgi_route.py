@@ -1,0 +1,176 @@
+"""Claiming *inside* an endpoint, after authentication and validation, while the answer is captured outside.
+
+The capture stands around the whole application and does nothing until an endpoint claims. From then on it
+is the same call as in ``asgi_call``: the answer is held until the application has returned, settled, sent.
+What the application refuses before the claim is never recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from semel.engine.aio import AsyncEngine
+from semel.engine.permit import Permit
+from semel.errors import NothingHappened, RequestTooLarge, StoreError
+from semel.model import Answer
+from semel.policy import Command
+from semel.rules.classify import Outcome, classify_exception
+from semel.web.asgi_call import App, Call, Message, Receive, Scope, Send
+from semel.web.asgi_tasks import KeptAlive
+from semel.web.exchange import Exchange, Unprotected, open_exchange
+from semel.web.routing import UNSAFE_METHODS, Params, Route
+from semel.web.spool import Spool
+from semel.web.surface import Surface
+
+CALL_KEY: Final = "semel.call"
+
+
+class RouteCall(Call):
+    """One request of an application whose endpoints claim for themselves."""
+
+    __slots__ = ("_declared", "_failure", "_mark", "_whole")
+
+    def __init__(
+        self, app: App, engine: AsyncEngine, scope: Scope, receive: Receive, send: Send, declared: Callable[..., Any]
+    ) -> None:
+        self._prepare(app, engine, scope, receive, send)
+        self._declared = declared
+        self._failure: BaseException | None = None
+        self._mark: tuple[bytes, bytes] | None = None
+        self._whole = False
+
+    async def run_app(self) -> None:
+        """Call the application; settle and answer if an endpoint was granted a permit on the way."""
+        self._scope[CALL_KEY] = self
+        error: BaseException | None = None
+        try:
+            await self._app(self._scope, self.receive, self.send)
+        except GeneratorExit:
+            raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
+        except BaseException as raised:
+            if self._permit is None:
+                raise
+            error = raised
+        finally:
+            self._close_spool()
+        if self._permit is not None:
+            await self._conclude(self._permit, error)
+
+    # --- for the endpoint's wrapper -------------------------------------------------------------
+
+    async def claim(
+        self, surface: Surface, route: Route, params: Params, request: Mapping[str, Any]
+    ) -> Permit | Answer | None:
+        """Claim for the endpoint: its permit, the answer to give instead, or None to run unprotected."""
+        scope = self._scope
+        query = scope.get("query_string", b"")
+        opened = open_exchange(surface, route, params, scope["method"], query, scope["headers"], request)
+        if isinstance(opened, Answer):
+            return opened
+        if isinstance(opened, Unprotected):
+            self._mark = opened.mark
+            return None
+        command = await self._command(surface, opened)
+        if isinstance(command, Answer):
+            return command
+        try:
+            permit = await self._engine.claim(command, wait_seconds=opened.wait_seconds)
+        except StoreError as error:
+            refused = opened.unclaimed(error)
+            if isinstance(refused, Answer):
+                return refused
+            self._mark = refused.mark
+            return None
+        if not isinstance(permit, Permit):
+            return opened.present(permit)
+        self._begin(opened, permit)
+        return permit
+
+    def failed(self, error: BaseException) -> None:
+        """The endpoint raised this, whatever the framework makes of it further outside."""
+        self._failure = error
+
+    # --- what the application gets --------------------------------------------------------------
+
+    async def receive(self) -> Message:
+        """The body, kept for the fingerprint if the endpoint is a declared one; then as ``Call`` does."""
+        spool = self._spool
+        if spool is None:
+            if not self._declared(self._scope.get("endpoint")):
+                return await self._receive()
+            spool = self._spool = Spool()
+        if self._read_at < spool.size:
+            chunk = spool.read(self._read_at)
+            self._read_at += len(chunk)
+            more = not self._whole or self._read_at < spool.size
+            return {"type": "http.request", "body": chunk, "more_body": more}
+        if not self._whole:
+            message = await self._pull(spool)
+            self._read_at = spool.size
+            return message
+        return await (self._after_body() if self._permit is not None else self._receive())
+
+    async def send(self, message: Message) -> None:
+        """Hold the answer of a granted command; let every other one through."""
+        if self._permit is not None:
+            await super().send(message)
+            return
+        if self._mark is not None and message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), self._mark]}
+        await self._send(message)
+
+    async def _pull(self, spool: Spool) -> Message:
+        """The next piece from the client, into the spool."""
+        message = await self._receive()
+        if message["type"] == "http.request":
+            spool.write(message.get("body", b""))
+            self._whole = not message.get("more_body", False)
+        else:
+            self._whole = True  # the client went away; what came is what it sent
+        return message
+
+    async def _command(self, surface: Surface, exchange: Exchange) -> Command | Answer:
+        """Read what the application has left unread, and fingerprint the whole."""
+        limit = exchange.route.policy.body_bytes_max
+        spool = self._spool
+        if spool is None:
+            spool = self._spool = Spool()
+        while not self._whole and spool.size <= limit:
+            await self._pull(spool)
+        if spool.size > limit:
+            text = f"The body is larger than {limit} bytes; send a smaller one."
+            return surface.problems.of_error(RequestTooLarge(text))
+        if not spool.on_disk:
+            return exchange.command(spool.open().read())
+        for chunk in spool.chunks():
+            refusal = exchange.feed(chunk)
+            if refusal is not None:
+                return refusal
+        return exchange.finish(spool)
+
+    def _outcome(self, permit: Permit, error: BaseException | None) -> Outcome:
+        failure = self._failure
+        policy = permit.command.policy
+        if failure is not None and isinstance(failure, (NothingHappened, *policy.nothing_happened)):
+            # The framework may have made an answer of it; what it proves is stronger than its status.
+            return classify_exception(failure, policy, begun=permit.begun)
+        return super()._outcome(permit, error)
+
+
+class CaptureMiddleware:
+    """Stands around an application whose endpoints claim for themselves. Pure ASGI."""
+
+    def __init__(self, app: App, engine: AsyncEngine, declared: Callable[..., Any], kept_alive: KeptAlive) -> None:
+        self.app = app
+        self._engine = engine
+        self._declared = declared
+        self._kept_alive = kept_alive
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, as ASGI says."""
+        if scope["type"] == "http" and scope["method"] in UNSAFE_METHODS and CALL_KEY not in scope:
+            call = RouteCall(self.app, self._engine, scope, receive, send, self._declared)
+            await self._kept_alive.run(call.run_app())
+        else:
+            await self.app(scope, receive, send)

@@ -1,0 +1,61 @@
+"""Keeping handlers alive whose clients have gone: each in a task of its own, unless nobody would cancel it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import CodeType
+from typing import Any, Final
+
+_UVICORN_CALL: Final = "RequestResponseCycle.run_asgi"
+
+
+class KeptAlive:
+    """The tasks of one application that must come to their end."""
+
+    __slots__ = ("_tasks", "_uvicorn_code")
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._uvicorn_code: CodeType | None = None
+
+    async def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what must not end with its client, in a task of its own where that is needed."""
+        await (work if self.is_needless() else self.shield(work))
+
+    async def shield(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what must not end with its client, in a task of its own."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # The shield would drop what the handler still raises, and nobody else is listening.
+            task.add_done_callback(_report)
+            raise
+
+    def is_needless(self) -> bool:
+        """Whether this is uvicorn's own call of the application, which a disconnect does not cancel."""
+        task = asyncio.current_task()
+        code = None if task is None else getattr(task.get_coro(), "cr_code", None)
+        if code is None:
+            return False
+        if code is self._uvicorn_code:
+            return True
+        if code.co_qualname == _UVICORN_CALL and "uvicorn" in code.co_filename:
+            self._uvicorn_code = code
+            return True
+        return False
+
+    async def close(self) -> None:
+        """Wait for the handlers whose clients have gone."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        what = {"message": "a handler failed after its client had gone", "exception": error, "task": task}
+        task.get_loop().call_exception_handler(what)
