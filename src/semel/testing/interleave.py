@@ -64,9 +64,9 @@ class Act(Ask[T]):
 class MemoryWorld:
     """The memory store: every verb is one step."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: SettableClock | None = None) -> None:
         self.store: Store = MemoryStore()
-        self.clock = SettableClock()
+        self.clock = clock or SettableClock()
         self._table = Table()
 
     def _answer(self, needed: Ask[Any]) -> Any:
@@ -90,10 +90,10 @@ class SqliteWorld:
     the time may be an old one. That multiplies the interleavings.
     """
 
-    def __init__(self, *, fine: bool = False) -> None:
+    def __init__(self, *, fine: bool = False, clock: SettableClock | None = None) -> None:
         self._fine = fine
         self.store: Store = SqliteStore()
-        self.clock = SettableClock()
+        self.clock = clock or SettableClock()
         self._connection = sqlite3.connect(":memory:", isolation_level=None)
         self._connection.deserialize(_migrated())
         self._answer: Answer = answering(self._connection, self.clock)

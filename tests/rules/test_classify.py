@@ -1,0 +1,109 @@
+"""What every end of a handler means, for every status and every declaration (DESIGN §5)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from semel.errors import NothingHappened
+from semel.model import Answer
+from semel.policy import Policy
+from semel.rules.classify import (
+    Outcome,
+    Refused,
+    Released,
+    Succeeded,
+    Unprovable,
+    classify_answer,
+    classify_exception,
+)
+
+EXTERNAL, IDEMPOTENT, ATOMIC = Policy(), Policy(effects="idempotent"), Policy(effects="atomic")
+FIVE = (401, 403, 408, 425, 429)
+
+
+def of(status: int | None, policy: Policy, *, begun: bool = True) -> Outcome:
+    return classify_answer(Answer(status, (), b""), policy, begun=begun)
+
+
+@pytest.mark.parametrize("policy", [EXTERNAL, IDEMPOTENT, ATOMIC], ids=["external", "idempotent", "atomic"])
+@pytest.mark.parametrize("begun", [True, False])
+def test_every_status_is_classified_as_designed(policy: Policy, begun: bool) -> None:
+    for status in range(100, 600):
+        outcome = of(status, policy, begun=begun)
+        if status in FIVE:
+            wanted: Outcome = Released(f"http-{status}", proven=policy is not IDEMPOTENT)
+        elif 200 <= status < 400 or status < 200:
+            wanted = Succeeded(Answer(status, (), b""))
+        elif status < 500:
+            wanted = Refused(Answer(status, (), b""))
+        elif not begun:
+            wanted = Released(f"http-{status}", proven=True)
+        elif policy is EXTERNAL:
+            wanted = Unprovable(f"http-{status}")
+        else:
+            wanted = Released(f"http-{status}", proven=policy is ATOMIC)
+        assert outcome == wanted, status
+
+
+def test_an_answer_that_is_no_http_is_a_success() -> None:
+    assert of(None, EXTERNAL) == Succeeded(Answer(None, (), b""))
+
+
+def test_only_2xx_is_kept_where_the_policy_says_so() -> None:
+    narrow = Policy(replay="2xx")
+    assert isinstance(of(204, narrow), Succeeded)
+    assert isinstance(of(303, narrow), Succeeded)
+    assert of(422, narrow) == Released("http-422", proven=True)
+    assert of(500, narrow) == Unprovable("http-500")
+    assert of(422, Policy(replay="2xx", effects="idempotent")) == Released("http-422", proven=False)
+
+
+def test_a_declared_5xx_is_definite() -> None:
+    policy = Policy(definite_5xx=frozenset({501}))
+    assert isinstance(of(501, policy), Refused)
+    assert isinstance(of(502, policy), Unprovable)
+
+
+def test_an_error_is_the_answer_where_the_policy_says_so() -> None:
+    policy = Policy(on_error="replay")
+    answer = Answer(500, (), b"oops")
+    assert classify_answer(answer, policy, begun=True) == Refused(answer)
+    assert classify_exception(ValueError(), policy, begun=True, answer=answer) == Refused(answer)
+    assert classify_exception(ValueError(), policy, begun=True) == Unprovable("error:ValueError")  # none was made
+
+
+class Declined(Exception):
+    """The provider's clear no."""
+
+
+class DeclinedHard(Declined):
+    """A kind of it."""
+
+
+@pytest.mark.parametrize("error", [NothingHappened("no"), Declined(), DeclinedHard()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("effects", ["external", "idempotent", "atomic"])
+def test_what_proves_that_nothing_happened_releases_the_key(error: Exception, effects: str) -> None:
+    policy = Policy.of(effects=effects, nothing_happened=(Declined,))
+    assert classify_exception(error, policy, begun=True) == Released(type(error).__name__, proven=True)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), TimeoutError(), asyncio.CancelledError(), SystemExit(1)])
+def test_any_other_exception_by_effects(error: BaseException) -> None:
+    name = f"error:{type(error).__name__}"
+    assert classify_exception(error, EXTERNAL, begun=True) == Unprovable(name)
+    assert classify_exception(error, IDEMPOTENT, begun=True) == Released(name, proven=False)
+    assert classify_exception(error, ATOMIC, begun=True) == Released(name, proven=True)
+
+
+def test_before_the_point_of_no_return_nothing_has_happened() -> None:
+    policy = Policy(marks_effects=True)
+    assert classify_exception(KeyError("x"), policy, begun=False) == Released("KeyError", proven=True)
+    assert of(500, policy, begun=False) == Released("http-500", proven=True)
+    assert isinstance(of(500, policy, begun=True), Unprovable)
+
+
+def test_no_reason_carries_a_message() -> None:
+    outcome = classify_exception(ValueError("card 4111"), EXTERNAL, begun=True)
+    assert "4111" not in repr(outcome)

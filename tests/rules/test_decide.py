@@ -1,0 +1,319 @@
+"""Every state × input of the decision table, against an expectation written from DESIGN §4 and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from semel.model import (
+    AfterExpiry,
+    Answer,
+    AnswerKind,
+    Claim,
+    Effects,
+    Grant,
+    InProgress,
+    KeyExpired,
+    KeyReused,
+    NotReplayable,
+    OutcomeUnknown,
+    Proceed,
+    Record,
+    Replay,
+    State,
+    Unreadable,
+    Verdict,
+)
+from semel.policy import Policy
+from semel.rules.decide import DOUBTS, TABLE, Situation, decide, is_grant_new, situation
+from semel.rules.stored import answer_digest, pack_headers
+from semel.stores.memory import granted_row
+from semel.testing.attempts import EXTERNAL, OK, attempt, bits
+
+NOW = 1_700_000_000_000_000
+MINE, OTHERS = attempt(nonce=1), attempt(nonce=2)
+NEWER_STATE = 77
+
+
+class Case(NamedTuple):
+    """One point of the space, in the words of DESIGN."""
+
+    state: int | None
+    effects: Effects
+    lease: str  # live, lapsed, given back
+    nonce: str  # mine, other
+    request: str  # same, other
+    recipe: str  # same, other
+    retention: str  # lasts, over
+    answer: str  # none, kept, not kept, sealed, rebuilt, damaged, half
+    dedup: str  # lasts, over
+    lapses: int  # of two that are allowed
+    after_expiry: AfterExpiry
+
+
+AXES: tuple[tuple[object, ...], ...] = (
+    (None, *State, NEWER_STATE),
+    tuple(Effects),
+    ("live", "lapsed", "given back"),
+    ("mine", "other"),
+    ("same", "other"),
+    ("same", "other"),
+    ("lasts", "over"),
+    ("none", "kept", "not kept", "sealed", "rebuilt", "damaged", "half"),
+    ("lasts", "over"),
+    (0, 1, 2),
+    tuple(AfterExpiry),
+)
+ATTEMPTS_MAX = 2
+DOUBT = "error:TimeoutError"
+
+
+def cases() -> Iterator[Case]:
+    for point in itertools.product(*AXES):
+        yield Case(*point)  # type: ignore[arg-type]  # the axes are in the order of the fields
+
+
+def expected(case: Case) -> str:
+    """DESIGN §4 and §5 in plain words; written without looking at rules/decide.py."""
+    if case.state is None:
+        return "proceed: first"
+    if case.recipe == "other":
+        return "unreadable: recipe"  # "refused, never taken for reuse, never run"
+    if case.request == "other":
+        return "reused"  # "checked before the state"
+    match case.state:
+        case State.SUCCEEDED | State.FAILED_REPLAYABLE:
+            return expected_of_an_answer(case)
+        case State.FAILED_NOT_REPLAYABLE:
+            return "proceed: again"
+        case State.UNKNOWN:
+            return f"unknown: {DOUBT}"
+        case State.CLAIMED | State.PROCESSING:
+            if case.lease == "live":
+                return "proceed: read back" if case.nonce == "mine" else "in progress"
+            return "proceed: again" if case.state == State.CLAIMED else expected_of_a_lapse(case)
+        case _:
+            return "unreadable: corrupt"
+
+
+def expected_of_an_answer(case: Case) -> str:
+    if case.retention == "over":
+        return "proceed: new" if case.after_expiry is AfterExpiry.NEW else "expired"
+    if case.answer in ("damaged", "half"):
+        return "unreadable: corrupt"
+    return "replay" if case.answer == "kept" else "not replayable"
+
+
+def expected_of_a_lapse(case: Case) -> str:
+    if case.effects is Effects.EXTERNAL:
+        return "unknown: lapsed"
+    if case.effects is Effects.ATOMIC:
+        return "unknown: committed-early"
+    if case.dedup == "over":
+        return "unknown: dedup-over"
+    crashes = case.lapses + (1 if case.lease == "lapsed" else 0)  # giving back is no crash
+    return "unknown: attempts-over" if crashes >= ATTEMPTS_MAX else "proceed: again"
+
+
+def row_of(case: Case) -> Record | None:
+    if case.state is None:
+        return None
+    first = decide(None, MINE, NOW - 1000)
+    assert isinstance(first, Proceed)
+    row = granted_row(None, MINE, first.grant)
+    kinds = {"none": 0, "kept": 1, "not kept": 2, "sealed": 3, "rebuilt": 4, "damaged": 1, "half": 1}
+    block = pack_headers(OK.headers)
+    held = case.answer in ("kept", "damaged")
+    return row._replace(
+        state=case.state,
+        effects=case.effects,
+        recipe=row.recipe if case.recipe == "same" else "2.other",
+        fingerprint=row.fingerprint if case.request == "same" else bits("another", size=32),
+        nonce=MINE.nonce if case.nonce == "mine" else OTHERS.nonce,
+        lease_until={"live": NOW + 1, "lapsed": NOW, "given back": 0}[case.lease],
+        answer_until=NOW + 1 if case.retention == "lasts" else NOW,
+        after_expiry=case.after_expiry,
+        dedup_until=NOW + 1 if case.dedup == "lasts" else NOW,
+        lapses=case.lapses,
+        attempts_max=ATTEMPTS_MAX,
+        doubt=DOUBT,
+        answer_kind=kinds[case.answer],
+        status=OK.status,
+        headers=block if held else None,
+        body=(b"mad!" if case.answer == "damaged" else OK.body) if held else None,
+        answer_digest=answer_digest(OK.status, block, OK.body),
+    )
+
+
+def named(row: Record | None, verdict: Verdict) -> str:
+    """A verdict in the expectation's words."""
+    match verdict:
+        case Proceed(grant):
+            return f"proceed: {grant_name(row, grant)}"
+        case Replay(answer):
+            return "replay" if answer == OK else f"replay of {answer!r}"
+        case OutcomeUnknown(_, doubt):
+            return f"unknown: {doubt}"
+        case Unreadable(_, reason):
+            return f"unreadable: {reason}"
+        case InProgress(_, left):
+            return "in progress" if left == 1 else f"in progress for {left}"
+        case KeyReused():
+            return "reused"
+        case KeyExpired():
+            return "expired"
+        case NotReplayable():
+            return "not replayable"
+
+
+def grant_name(row: Record | None, grant: Grant) -> str:
+    if row is None:
+        return "first"
+    if not is_grant_new(row, grant):
+        return "read back"
+    return "new" if grant.generation > row.generation else "again"
+
+
+def test_every_state_and_input_is_decided_as_designed() -> None:
+    seen: set[Situation] = set()
+    count = 0
+    for case in cases():
+        row = row_of(case)
+        seen.add(situation(row, MINE, NOW))
+        assert named(row, decide(row, MINE, NOW)) == expected(case), case
+        count += 1
+    assert count == 96_768
+    assert seen == set(Situation)  # every situation was reached, and the table has no line that never is
+
+
+def test_the_table_has_a_line_for_every_situation() -> None:
+    assert set(TABLE) == set(Situation)
+    verdicts = {Proceed, Replay, InProgress, KeyReused, OutcomeUnknown, KeyExpired, NotReplayable, Unreadable}
+    assert {rule.verdict for rule in TABLE.values()} == verdicts
+    assert all(rule.why for rule in TABLE.values())
+    assert all(TABLE[found].verdict is OutcomeUnknown for found in DOUBTS)
+    assert len({place.value for place in Situation}) == len(Situation)
+
+
+def test_every_verdict_but_a_damaged_answer_is_the_tables() -> None:
+    for case in cases():
+        row = row_of(case)
+        verdict, line = decide(row, MINE, NOW), TABLE[situation(row, MINE, NOW)]
+        damaged = line.verdict is Replay and case.answer in ("damaged", "half")
+        assert type(verdict) is (Unreadable if damaged else line.verdict), case
+
+
+def grant_for(row: Record | None, claim: Claim = OTHERS, now: int = NOW) -> Grant:
+    verdict = decide(row, claim, now)
+    assert isinstance(verdict, Proceed)
+    return verdict.grant
+
+
+def record(state: State, *, policy: Policy = EXTERNAL, at: int = NOW) -> Record:
+    claim = attempt(nonce=1, policy=policy)
+    return granted_row(None, claim, grant_for(None, claim, at))._replace(state=state)
+
+
+def test_a_first_grant_takes_everything_from_the_claim_and_the_clock() -> None:
+    grant = grant_for(None, MINE)
+    assert grant == Grant(
+        id=MINE.id,
+        nonce=MINE.nonce,
+        fence=NOW,
+        state=State.PROCESSING,
+        generation=0,
+        attempt=1,
+        lapses=0,
+        operation_id=MINE.operation_id,
+        created_at=NOW,
+        first_started_at=NOW,
+        lease_until=NOW + 30_000_000,
+        deadline_at=NOW + 300_000_000,
+        dedup_until=NOW + 23 * 3_600_000_000,
+    )
+
+
+def test_a_claim_that_starts_later_is_reserved_only() -> None:
+    assert grant_for(None, attempt(starts=State.CLAIMED)).state is State.CLAIMED
+
+
+def test_a_takeover_keeps_the_operation_and_counts_the_crash() -> None:
+    idempotent = Policy(effects="idempotent", dedup_for_seconds=3600)
+    row = record(State.PROCESSING, policy=idempotent)
+    later = row.lease_until + 5
+    grant = grant_for(row, attempt(nonce=2, policy=idempotent), later)
+    assert (grant.attempt, grant.lapses, grant.generation) == (2, 1, 0)
+    assert (grant.operation_id, grant.created_at, grant.first_started_at) == (row.operation_id, NOW, NOW)
+    assert (grant.nonce, grant.fence) == (OTHERS.nonce, later)
+    assert grant.dedup_until == row.dedup_until  # from the first start, not from this one
+    assert grant.deadline_at == later + 300_000_000
+
+
+def test_a_lease_given_back_counts_no_crash() -> None:
+    row = record(State.PROCESSING, policy=Policy(effects="idempotent"))._replace(lease_until=0, lapses=1)
+    assert grant_for(row).lapses == 1
+
+
+def test_a_reservation_that_lapsed_counts_no_crash() -> None:
+    row = record(State.CLAIMED)
+    assert grant_for(row, OTHERS, row.lease_until).lapses == 0
+
+
+def test_what_did_not_happen_starts_its_counts_anew() -> None:
+    row = record(State.FAILED_NOT_REPLAYABLE)._replace(lapses=4, generation=3)
+    grant = grant_for(row, OTHERS, NOW + 7)
+    assert (grant.lapses, grant.attempt, grant.generation) == (0, 2, 3)
+    assert (grant.first_started_at, grant.created_at, grant.operation_id) == (NOW + 7, NOW, row.operation_id)
+
+
+def test_an_expired_key_taken_anew_is_another_execution() -> None:
+    row = record(State.SUCCEEDED, policy=Policy(after_expiry="new"))._replace(answer_until=NOW + 1, attempt=4, lapses=2)
+    grant = grant_for(row, OTHERS, NOW + 1)
+    assert (grant.attempt, grant.lapses, grant.generation) == (1, 0, 1)
+    assert (grant.operation_id, grant.created_at, grant.first_started_at) == (OTHERS.operation_id, NOW + 1, NOW + 1)
+
+
+@pytest.mark.parametrize("back", [0, 1, 10**15])
+def test_the_fence_grows_though_the_clock_does_not(back: int) -> None:
+    row = record(State.FAILED_NOT_REPLAYABLE)
+    assert grant_for(row, OTHERS, NOW - back).fence == row.fence + 1
+
+
+def test_a_read_back_changes_nothing() -> None:
+    row = record(State.PROCESSING)._replace(lease_until=NOW + 9, attempt=3, lapses=2, generation=1)
+    grant = grant_for(row, MINE, NOW + 5)
+    assert granted_row(row, MINE, grant) == row
+    assert not is_grant_new(row, grant)
+
+
+def test_a_lease_ends_no_later_than_the_deadline() -> None:
+    short = Policy(lease_seconds=30, deadline_seconds=30)
+    assert grant_for(None, attempt(policy=short)).lease_until == NOW + 30_000_000
+
+
+def test_an_unknown_record_without_a_doubt_is_unknown_all_the_same() -> None:
+    row = record(State.UNKNOWN)._replace(doubt=None)
+    assert decide(row, OTHERS, NOW) == OutcomeUnknown(row.operation_id, "unknown")
+
+
+def test_in_progress_never_promises_a_time_that_is_past() -> None:
+    row = record(State.CLAIMED)
+    assert decide(row, OTHERS, NOW + 29_999_999) == InProgress(row.operation_id, 1)
+
+
+def test_an_answer_whose_headers_are_no_pairs_is_corrupt() -> None:
+    block = b"\x00\x05ab"
+    row = record(State.SUCCEEDED)._replace(
+        answer_kind=AnswerKind.KEPT, headers=block, body=b"", status=200, answer_digest=answer_digest(200, block, b"")
+    )
+    assert decide(row, OTHERS, NOW) == Unreadable(row.operation_id, "corrupt")
+
+
+def test_an_answer_that_is_no_http_is_replayed() -> None:
+    row = record(State.SUCCEEDED)._replace(
+        answer_kind=AnswerKind.KEPT, headers=b"", body=b"x", status=None, answer_digest=answer_digest(None, b"", b"x")
+    )
+    assert decide(row, OTHERS, NOW) == Replay(Answer(None, (), b"x"), row.operation_id, State.SUCCEEDED)

@@ -1,0 +1,102 @@
+"""Names that are digests: no two scopes, keys or calls ever share one, and none of them changes by itself."""
+
+from __future__ import annotations
+
+import uuid
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semel.model import Scope
+from semel.rules.identity import (
+    derived_key,
+    frame,
+    key_hash,
+    record_id,
+    secret_check,
+    uuid7_bytes,
+    uuid_bytes,
+    uuid_text,
+)
+
+PLAIN = settings(derandomize=True, deadline=None, max_examples=300)
+TEXTS = st.text(max_size=4).filter(lambda text: not any("\ud800" <= letter <= "\udfff" for letter in text))
+SCOPE = Scope("acme", "alice", "pay")
+
+
+@PLAIN
+@given(one=st.lists(TEXTS, max_size=4), two=st.lists(TEXTS, max_size=4))
+def test_different_parts_are_never_framed_alike(one: list[str], two: list[str]) -> None:
+    assert (frame(*one) == frame(*two)) == (one == two)
+
+
+def test_a_record_is_named_by_every_part_of_its_scope_and_its_key() -> None:
+    names = [
+        record_id(SCOPE, "k"),
+        record_id(SCOPE, "K"),
+        record_id(SCOPE._replace(tenant="acmea", caller="lice"), "k"),
+        record_id(SCOPE._replace(caller="alicep", operation="ay"), "k"),
+        record_id(SCOPE._replace(operation="payk"), ""),
+        record_id(Scope("alice", "acme", "pay"), "k"),
+        record_id(SCOPE, "k", b"a secret of the id"),
+        record_id(SCOPE, "k", b"another secret, id"),
+    ]
+    assert all(len(name) == 16 for name in names)
+    assert all(one != two for one, two in combinations(names, 2))
+
+
+def test_names_are_the_same_in_every_version() -> None:
+    """They are stored: another digest would forget every key there is."""
+    assert record_id(SCOPE, "k").hex() == "be094efb1a0672cf17b5218c9a12ecbd"
+    assert record_id(SCOPE, "k", b"0123456789abcdef").hex() == "acd54ef7e41c13bbe9d7444b84c96b0d"
+    assert key_hash("k").hex() == "b90b54f126638740"
+    assert derived_key(bytes(16), 0, "charge") == "f4e08125-7f1d-fd3e-d457-d5fc70320d68"
+    assert secret_check(b"0123456789abcdef").hex() == "4053d4ce239ffcc179c62de661865ae2"
+
+
+def test_a_key_hash_tells_equal_keys_only() -> None:
+    assert key_hash("k") == key_hash("k")
+    assert len({key_hash("k"), key_hash("l"), key_hash("k", b"s" * 16)}) == 3
+    assert len(key_hash("k" * 255)) == 8
+
+
+def test_a_secret_is_recognised_and_never_kept() -> None:
+    assert secret_check(None) == b"none"
+    assert secret_check(b"a" * 16) != secret_check(b"b" * 16)
+    assert b"aaaa" not in secret_check(b"a" * 16)
+
+
+def test_a_derived_key_is_of_its_record_generation_name_and_ordinal() -> None:
+    keys = [
+        derived_key(bytes(16), 0, "charge"),
+        derived_key(bytes(15) + b"\x01", 0, "charge"),
+        derived_key(bytes(16), 1, "charge"),
+        derived_key(bytes(16), 0, "charge", 1),
+        derived_key(bytes(16), 0, "charge1"),
+        derived_key(bytes(16), 11, "", 1),
+        derived_key(bytes(16), 1, "1", 1),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert all(uuid_bytes(key) is not None for key in keys)
+
+
+@PLAIN
+@given(now_ms=st.integers(0, 2**48 - 1), random=st.binary(min_size=10, max_size=10))
+def test_an_operation_id_is_a_uuid7(now_ms: int, random: bytes) -> None:
+    raw = uuid7_bytes(now_ms, random)
+    read = uuid.UUID(bytes=raw)
+    assert (read.version, read.variant) == (7, uuid.RFC_4122)
+    assert read.int >> 80 == now_ms
+    assert uuid_text(raw) == str(read)
+    assert uuid_bytes(str(read)) == raw
+
+
+@pytest.mark.parametrize("text", ["", "x", "0" * 31, "0" * 33, "g" * 32, "0" * 31 + "٣", "0" * 30 + " 0", "é" * 32])
+def test_what_is_no_uuid_is_none(text: str) -> None:
+    assert uuid_bytes(text) is None
+
+
+def test_a_uuid_without_dashes_is_read() -> None:
+    assert uuid_bytes("0" * 32) == bytes(16)

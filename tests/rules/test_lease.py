@@ -1,0 +1,71 @@
+"""The arithmetic of fences, leases and the two retentions, at their edges."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semel.rules.backoff import poll_seconds, retry_after_seconds, retry_seconds
+from semel.rules.lease import (
+    PURGE_GRACE_US,
+    lease_end,
+    may_drop_answer,
+    may_forget,
+    next_fence,
+    renew_every_us,
+    retention,
+)
+
+PLAIN = settings(derandomize=True, deadline=None, max_examples=200)
+TIMES = st.integers(0, 2**62)
+
+
+@PLAIN
+@given(fence=TIMES, now=TIMES)
+def test_a_fence_grows_and_keeps_up_with_the_clock(fence: int, now: int) -> None:
+    assert next_fence(fence, now) > fence
+    assert next_fence(fence, now) >= now
+
+
+@PLAIN
+@given(now=TIMES, lease=TIMES, deadline=TIMES)
+def test_a_lease_never_outlives_the_deadline(now: int, lease: int, deadline: int) -> None:
+    assert lease_end(now, lease, deadline) <= deadline
+    assert lease_end(now, lease, deadline) in (now + lease, deadline)
+
+
+def test_a_lease_is_renewed_every_third_of_it() -> None:
+    assert renew_every_us(30_000_000) == 10_000_000
+
+
+@PLAIN
+@given(now=TIMES, answer=TIMES, tombstone=TIMES)
+def test_the_fact_outlives_the_answer(now: int, answer: int, tombstone: int) -> None:
+    kept = retention(now, answer, tombstone)
+    assert kept.answer_until == now + answer
+    assert kept.forget_after == now + max(answer, tombstone)
+
+
+def test_a_purge_waits_for_its_grace() -> None:
+    for may in (may_forget, may_drop_answer):
+        assert not may(1000, 1000 + PURGE_GRACE_US - 1)
+        assert may(1000, 1000 + PURGE_GRACE_US)
+        assert not may(None, 2**62)  # what is open or unknown has no end
+        assert not may(1000, 0)  # a clock that was set back
+
+
+@PLAIN
+@given(asked=st.integers(0, 1000), jitter=st.floats(0, 1))
+def test_pauses_grow_to_a_bound_and_are_never_zero(asked: int, jitter: float) -> None:
+    assert 0.01 <= poll_seconds(asked, jitter) <= 0.25
+    assert 0.025 <= retry_seconds(asked, jitter) <= 2.0
+    assert poll_seconds(asked, jitter) <= poll_seconds(asked + 1, 1.0)
+
+
+@PLAIN
+@given(left=st.integers(0, 10**9), jitter=st.floats(0, 1))
+def test_retry_after_is_no_earlier_than_the_lease(left: int, jitter: float) -> None:
+    seconds = retry_after_seconds(left, jitter)
+    assert seconds >= 1
+    assert seconds * 1_000_000 >= left
+    assert seconds * 1_000_000 < left + 5_000_000

@@ -1,0 +1,252 @@
+"""Settlements, renewals, marks, abandonments, lapses and resolutions over every state and holder."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from semel.model import (
+    AlreadyMine,
+    AnswerKind,
+    Effects,
+    Grant,
+    MovedOn,
+    Proceed,
+    Record,
+    Resolution,
+    Resolved,
+    Settled,
+    State,
+    Superseded,
+    TooEarly,
+)
+from semel.policy import Policy
+from semel.rules.decide import decide
+from semel.rules.settle import (
+    abandoned_row,
+    lapsed_row,
+    marked_row,
+    relinquished,
+    renewed_row,
+    resolved_row,
+    settled_row,
+)
+from semel.stores.memory import granted_row
+from semel.testing.attempts import OK, attempt, renewal, word
+
+NOW = 1_700_000_000_000_000
+LEASE_US, DAY_US = 30_000_000, 86_400_000_000
+WORDS = [state for state in State if state is not State.CLAIMED]  # what a holder may say
+
+
+def grant_and_row(policy: Policy | None = None) -> tuple[Grant, Record]:
+    claim = attempt(policy=policy or Policy())
+    verdict = decide(None, claim, NOW)
+    assert isinstance(verdict, Proceed)
+    return verdict.grant, granted_row(None, claim, verdict.grant)
+
+
+@pytest.mark.parametrize(("state", "said"), list(itertools.product(State, WORDS)))
+def test_a_word_of_the_holder_in_every_state(state: State, said: State) -> None:
+    """Open or UNKNOWN: it stands. Ended: recognised if it says the same, refused if not; nothing is written."""
+    grant, row = grant_and_row()
+    row = row._replace(state=state)
+    reply, written = settled_row(row, word(grant, said, None), NOW)
+    if state in (State.CLAIMED, State.PROCESSING, State.UNKNOWN):
+        assert reply == Settled()
+        assert written is not None
+        assert written.state == said
+    else:
+        assert written is None
+        assert reply == (AlreadyMine() if state == said else Superseded(state))
+
+
+@pytest.mark.parametrize(("state", "said", "guess"), list(itertools.product(State, WORDS, ["fence", "nonce"])))
+def test_a_word_of_anybody_else_in_every_state(state: State, said: State, guess: str) -> None:
+    grant, row = grant_and_row()
+    other = grant._replace(fence=grant.fence - 1) if guess == "fence" else grant._replace(nonce=bytes(16))
+    assert settled_row(row._replace(state=state), word(other, said), NOW) == (Superseded(state), None)
+
+
+def test_a_record_that_is_gone() -> None:
+    grant, _ = grant_and_row()
+    assert settled_row(None, word(grant), NOW) == (Superseded(None), None)
+    assert renewed_row(None, renewal(grant), NOW) is None
+    assert marked_row(None, renewal(grant)) is None
+    assert abandoned_row(None, grant.nonce, NOW) is None
+
+
+@pytest.mark.parametrize("said", WORDS)
+def test_retention_starts_where_something_ends(said: State) -> None:
+    grant, row = grant_and_row()
+    _, written = settled_row(row, word(grant, said), NOW + 5)
+    assert written is not None
+    ends = said not in (State.UNKNOWN, State.PROCESSING)
+    wanted = (NOW + 5, NOW + 5 + DAY_US, NOW + 5 + 30 * DAY_US) if ends else (None, None, None)
+    assert (written.settled_at, written.answer_until, written.forget_after) == wanted
+
+
+def test_a_settlement_replaces_all_that_an_earlier_doubt_left() -> None:
+    grant, row = grant_and_row()
+    _, unknown = settled_row(row, word(grant, State.UNKNOWN, doubt="error"), NOW)
+    assert unknown is not None
+    assert unknown.doubt == "error"
+    reply, written = settled_row(unknown, word(grant), NOW)
+    assert reply == Settled()
+    assert written is not None
+    assert (written.doubt, written.body, written.answer_kind) == (None, OK.body, AnswerKind.KEPT)
+
+
+def test_an_answer_that_is_not_kept_leaves_its_status_only() -> None:
+    grant, row = grant_and_row()
+    _, written = settled_row(row, word(grant, kept=False), NOW)
+    assert written is not None
+    assert (written.status, written.headers, written.body) == (201, None, None)
+    assert written.answer_digest is not None  # so that a repeated settlement is recognised
+    assert settled_row(written, word(grant, kept=False), NOW) == (AlreadyMine(), None)
+
+
+def test_a_lease_given_back_is_over_for_its_holder() -> None:
+    grant, row = grant_and_row(Policy(effects="idempotent"))
+    _, back = settled_row(row, word(grant, State.PROCESSING), NOW)
+    assert back is not None
+    assert relinquished(back)
+    assert back.lease_until == 0
+    for said in WORDS:
+        mine = AlreadyMine() if said is State.PROCESSING else Superseded(State.PROCESSING)
+        assert settled_row(back, word(grant, said), NOW) == (mine, None)
+    assert renewed_row(back, renewal(grant), NOW) is None
+    assert marked_row(back, renewal(grant)) is None
+    assert abandoned_row(back, grant.nonce, NOW) is None
+
+
+@pytest.mark.parametrize(("state", "doubt"), list(itertools.product(State, ["lapsed", "error", None])))
+def test_who_may_renew(state: State, doubt: str | None) -> None:
+    """The holder of an open record, lapsed or not, and of one that is UNKNOWN by lapse alone."""
+    grant, row = grant_and_row()
+    row = row._replace(state=state, doubt=doubt)
+    later = row.lease_until + LEASE_US
+    written = renewed_row(row, renewal(grant), later)
+    if state in (State.CLAIMED, State.PROCESSING):
+        assert written == row._replace(lease_until=later + LEASE_US)
+    elif state is State.UNKNOWN and doubt == "lapsed":
+        assert written == row._replace(lease_until=later + LEASE_US, state=State.PROCESSING, doubt=None)
+    else:
+        assert written is None
+    for other in (grant._replace(fence=grant.fence + 1), grant._replace(nonce=bytes(16))):
+        assert renewed_row(row, renewal(other), later) is None
+
+
+def test_renewal_ends_at_the_deadline() -> None:
+    grant, row = grant_and_row()
+    last = renewed_row(row, renewal(grant), row.deadline_at - 1)
+    assert last is not None
+    assert last.lease_until == row.deadline_at
+    assert renewed_row(row, renewal(grant), row.deadline_at) is None
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_mark_is_for_open_records(state: State) -> None:
+    grant, row = grant_and_row()
+    row = row._replace(state=state, answer_kind=AnswerKind.KEPT)
+    written = marked_row(row, renewal(grant))
+    if state in (State.CLAIMED, State.PROCESSING, State.UNKNOWN):
+        assert written == row._replace(answer_kind=AnswerKind.NOT_KEPT)
+    else:
+        assert written is None
+    assert marked_row(row, renewal(grant._replace(nonce=bytes(16)))) is None
+
+
+@pytest.mark.parametrize("state", State)
+def test_an_abandonment_is_for_claims_that_nobody_settled(state: State) -> None:
+    grant, row = grant_and_row()
+    row = row._replace(state=state)
+    written = abandoned_row(row, grant.nonce, NOW)
+    if state in (State.CLAIMED, State.PROCESSING, State.UNKNOWN):
+        assert written is not None
+        assert (written.state, written.doubt, written.fence) == (State.FAILED_NOT_REPLAYABLE, "abandoned", row.fence)
+        assert written.forget_after == NOW + 30 * DAY_US
+    else:
+        assert written is None
+    assert abandoned_row(row, bytes(16), NOW) is None
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("effects", Effects)
+def test_who_lapses(state: State, effects: Effects) -> None:
+    _, row = grant_and_row()
+    row = row._replace(state=state, effects=effects)
+    assert lapsed_row(row, row.lease_until - 1) is None
+    written = lapsed_row(row, row.lease_until)
+    doubt = {Effects.EXTERNAL: "lapsed", Effects.ATOMIC: "committed-early"}.get(effects)
+    if state is State.PROCESSING and doubt is not None:
+        assert written == row._replace(state=State.UNKNOWN, doubt=doubt)
+    else:
+        assert written is None
+
+
+@pytest.mark.parametrize(
+    ("lapses", "given_back", "dedup_over", "doubt"),
+    [
+        (0, False, False, None),
+        (1, False, False, "attempts-over"),
+        (1, True, False, None),
+        (2, True, False, "attempts-over"),
+        (0, False, True, "dedup-over"),
+        (0, True, True, "dedup-over"),
+        (2, False, True, "dedup-over"),
+    ],
+)
+def test_an_idempotent_command_lapses_past_its_bounds(
+    lapses: int, given_back: bool, dedup_over: bool, doubt: str | None
+) -> None:
+    _, row = grant_and_row(Policy(effects="idempotent", attempts_max=2))
+    now = row.dedup_until if dedup_over else row.lease_until
+    written = lapsed_row(row._replace(lapses=lapses, lease_until=0 if given_back else row.lease_until), now)
+    assert (None if written is None else written.doubt) == doubt
+
+
+@pytest.mark.parametrize(("state", "lapsed", "forced"), list(itertools.product(State, [True, False], [True, False])))
+def test_what_an_operator_may_settle(state: State, lapsed: bool, forced: bool) -> None:
+    """UNKNOWN, or PROCESSING and lapsed; before the deadline only by force."""
+    grant, row = grant_and_row()
+    row = row._replace(state=state)
+    now = row.lease_until if lapsed else row.lease_until - 1
+    reply, written = resolved_row(row, Resolution(grant.id, grant.fence, True, OK, "olga", "why", forced), now)
+    if state is State.UNKNOWN or (state is State.PROCESSING and lapsed):
+        wanted: object = Resolved(State.SUCCEEDED) if forced else TooEarly(row.deadline_at - now)
+    else:
+        wanted = MovedOn(state)
+    assert reply == wanted
+    assert (written is None) is not isinstance(reply, Resolved)
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_a_resolution_supersedes_the_holder_and_starts_retention(happened: bool) -> None:
+    grant, row = grant_and_row()
+    row = row._replace(state=State.UNKNOWN, doubt="lapsed", answer_kind=AnswerKind.NOT_KEPT)
+    resolution = Resolution(grant.id, grant.fence, happened, OK, "olga", "why")
+    reply, written = resolved_row(row, resolution, row.deadline_at)
+    assert written is not None
+    assert reply == Resolved(State.SUCCEEDED if happened else State.FAILED_NOT_REPLAYABLE)
+    assert written.fence == row.deadline_at > row.fence
+    assert written.generation == (0 if happened else 1)  # new derived keys only where nothing had happened
+    assert written.body == (OK.body if happened else None)  # "did not happen" has no answer, whatever was given
+    assert (written.settled_at, written.doubt) == (row.deadline_at, None)
+    assert settled_row(written, word(grant), NOW) == (Superseded(State(written.state)), None)
+
+
+def test_a_resolution_without_an_answer_says_that_none_is_kept() -> None:
+    grant, row = grant_and_row()
+    row = row._replace(state=State.UNKNOWN)
+    _, written = resolved_row(row, Resolution(grant.id, grant.fence, True, None, "o", "w", True), NOW)
+    assert written is not None
+    assert written.answer_kind == AnswerKind.NOT_KEPT
+
+
+def test_an_operator_who_saw_another_grant_settles_nothing() -> None:
+    grant, row = grant_and_row()
+    stale = Resolution(grant.id, grant.fence - 1, True, OK, "olga", "why", True)
+    assert resolved_row(row._replace(state=State.UNKNOWN), stale, NOW) == (MovedOn(State.UNKNOWN), None)
+    assert resolved_row(None, stale, NOW) == (MovedOn(None), None)
