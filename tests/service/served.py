@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import selectors
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Queue
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -56,21 +56,27 @@ class Served:
         self.url = url
         self.store = f"sqlite:///{folder / 'semel.db'}"
         self.workers: list[int] = []
+        self._lines: Queue[bytes] = Queue()
+        self.reader = threading.Thread(target=self._read, name="supervisor-output")
+        self.reader.start()
 
     def events(self, until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Read what the supervisor says until an event is the one that is wanted."""
+        ends = time.monotonic() + DEADLINE_SECONDS
+        while True:
+            line = self._lines.get(timeout=max(ends - time.monotonic(), 0))
+            assert line, self.log()
+            event: dict[str, Any] = json.loads(line)
+            self.workers = event.get("pids", self.workers)
+            if until(event):
+                return event
+
+    def _read(self) -> None:
         assert self.process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            ends = time.monotonic() + DEADLINE_SECONDS
-            while True:
-                assert selector.select(max(ends - time.monotonic(), 0)), "the supervisor says nothing more"
-                line = self.process.stdout.readline()
-                assert line, self.log()
-                event: dict[str, Any] = json.loads(line)
-                self.workers = event.get("pids", self.workers)
-                if until(event):
-                    return event
+        with self.process.stdout:
+            for line in self.process.stdout:
+                self._lines.put(line)
+        self._lines.put(b"")
 
     def log(self) -> str:
         return (self.folder / "service.log").read_text("utf-8", "replace")
@@ -145,5 +151,4 @@ def serving(folder: Path, *arguments: str, demo: bool = True, workers: int = 1) 
             finally:
                 process.kill()
                 process.wait()
-                if process.stdout is not None:
-                    process.stdout.close()
+                served.reader.join(DEADLINE_SECONDS)

@@ -131,10 +131,10 @@ def staged(folder: Path) -> Iterator[Stage]:
     )
     try:
         assert process.stdout is not None
-        first = process.stdout.readline()
-        if not first:
+        url = json.loads(process.stdout.readline() or "{}").get("url")
+        if url is None:
+            process.wait(END_SECONDS)
             raise _not_started(folder / "service.log")
-        url = json.loads(first)["url"]
         client = Client(url)
         _await_service(client, process, folder / "service.log")
         yield Stage(url, folder, client, Operator(store), Provider(folder / "demo.db.provider.jsonl"))
@@ -161,4 +161,4 @@ def _await_service(client: Client, process: subprocess.Popen[bytes], log: Path) 
 
 def _not_started(log: Path) -> CommandFailed:
     lines = log.read_text("utf-8", "replace").strip().splitlines() or ["it said nothing"]
-    return CommandFailed(f"the service did not start: {lines[-1]}")
+    return CommandFailed(f"the service did not start: {lines[-1].removeprefix('semel: ')}")

@@ -1,0 +1,39 @@
+"""`semel demo` keeps what it promises, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from semel.cli import demo_stage
+from semel.cli.demo_story import Teller
+from semel.cli.main import main
+from semel.cli.terminal import Output
+
+
+def test_the_demo_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--json"]) == 0, capsys.readouterr().out
+    document = json.loads(capsys.readouterr().out)
+    assert document["held"] is True
+    assert document["seconds"] < 60
+    assert len(document["steps"]) >= 8
+    assert all(kept["held"] for step in document["steps"] for kept in step["expectations"])
+    assert sum(len(step["expectations"]) for step in document["steps"]) >= 20
+
+
+def test_what_does_not_hold_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    teller = Teller(Output(machine=False))
+    teller.scene("A scene")
+    teller.expect("this holds", True)
+    teller.expect("this does not", False)
+    assert teller.failed() == ["this does not"]
+    assert "NOT SO: this does not" in capsys.readouterr().out
+
+
+def test_a_service_that_does_not_start_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_stage, "WORKERS", "many")
+    assert main(["demo"]) == 1
+    assert "SEMEL_WORKERS" in capsys.readouterr().err
