@@ -276,6 +276,8 @@ class Command:
     under: Callable[[str], bytes | None] | None = None
 
     def __post_init__(self) -> None:
-        for name, part in zip(("tenant", "caller", "operation"), self.scope, strict=True):
-            if not isinstance(part, str) or not part:
-                raise PolicyError(f"the scope's {name} must be a non-empty text; it is {part!r}")
+        tenant, caller, operation = self.scope
+        if not (type(tenant) is type(caller) is type(operation) is str and tenant and caller and operation):
+            for name, part in zip(Scope._fields, self.scope, strict=True):
+                if not isinstance(part, str) or not part:
+                    raise PolicyError(f"the scope's {name} must be a non-empty text; it is {part!r}")

@@ -49,7 +49,7 @@ def join_sqlalchemy(target: Session | Connection, clock: Clock, busy_seconds: fl
 
     def execute(text: str, params: Any) -> tuple[list[Any], int]:
         try:
-            result = connection.exec_driver_sql(text, dict(params))
+            result = connection.exec_driver_sql(text, tuple(params))
         except DBAPIError as error:
             if isinstance(error.orig, sqlite3.Error):
                 raise error.orig from error
@@ -57,7 +57,7 @@ def join_sqlalchemy(target: Session | Connection, clock: Clock, busy_seconds: fl
         rows = [tuple(row) for row in result.fetchall()] if result.returns_rows else []
         return rows, result.rowcount
 
-    begin_immediate(lambda: execute("BEGIN IMMEDIATE", {}), busy_seconds)
+    begin_immediate(lambda: execute("BEGIN IMMEDIATE", ()), busy_seconds)
     return JoinedUnit(target, execute, clock)
 
 

@@ -73,10 +73,10 @@ def answering(connection: sqlite3.Connection, clock: Clock) -> Answer:
 
     def answer(needed: Ask[Any]) -> Any:
         kind = type(needed)
-        if kind is Query:
-            return execute(needed.statement.text, needed.params).fetchall()  # type: ignore[attr-defined]
-        if kind is Execute:
-            return execute(needed.statement.text, needed.params).rowcount  # type: ignore[attr-defined]
+        if kind is Query or kind is Execute:
+            statement, params = needed.statement, needed.params  # type: ignore[attr-defined]
+            cursor = execute(statement.qmark, params if type(params) is tuple else statement.values(params))
+            return cursor.fetchall() if kind is Query else cursor.rowcount
         if kind is Now:
             return clock()
         if kind is Transaction:

@@ -54,7 +54,7 @@ class JoinedUnit:
         if isinstance(needed, Now):
             return self.clock()
         assert isinstance(needed, (Query, Execute))
-        rows, changed = self.execute(needed.statement.text, needed.params)
+        rows, changed = self.execute(needed.statement.qmark, needed.statement.values(needed.params))
         return changed if isinstance(needed, Execute) else rows
 
     def hand_out(self) -> Any:
@@ -69,7 +69,7 @@ class JoinedUnit:
 
     def rollback(self) -> None:
         """End the transaction that Semel began and in which nothing was written: the claim met a verdict."""
-        self.execute("ROLLBACK", {})
+        self.execute("ROLLBACK", ())
 
     async def rollback_async(self) -> None:
         """As ``rollback``."""
@@ -98,7 +98,7 @@ def join_sqlite(connection: sqlite3.Connection, clock: Clock, busy_seconds: floa
             connection.text_factory = factory
             cursor.close()
 
-    begin_immediate(lambda: execute("BEGIN IMMEDIATE", {}), busy_seconds)
+    begin_immediate(lambda: execute("BEGIN IMMEDIATE", ()), busy_seconds)
     return JoinedUnit(connection, execute, clock)
 
 

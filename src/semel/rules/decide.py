@@ -165,9 +165,9 @@ def decide(row: Record | None, claim: Claim, now: int) -> Verdict:
 
     Parameters: ``row`` the record or None; ``claim`` the attempt; ``now`` store time in microseconds.
     """
-    found = situation(row, claim, now)
     if row is None:
         return Proceed(first_grant(claim, now))
+    found = situation(row, claim, now)
     verdict = TABLE[found].verdict
     if verdict is Replay:
         answer = answer_of(row)
@@ -195,20 +195,22 @@ def first_grant(claim: Claim, now: int) -> Grant:
     """The grant of a key that was never seen."""
     terms = claim.terms
     deadline_at = now + terms.deadline_us
+    lease_until = lease_end(now, terms.lease_us, deadline_at)
+    # In the order of Grant's fields: this is the one grant that every command pays for.
     return Grant(
-        id=claim.id,
-        nonce=claim.nonce,
-        fence=now,
-        state=terms.starts,
-        generation=0,
-        attempt=1,
-        lapses=0,
-        operation_id=claim.operation_id,
-        created_at=now,
-        first_started_at=now,
-        lease_until=lease_end(now, terms.lease_us, deadline_at),
-        deadline_at=deadline_at,
-        dedup_until=now + terms.dedup_us,
+        claim.id,
+        claim.nonce,
+        now,  # fence
+        terms.starts,
+        0,  # generation
+        1,  # attempt
+        0,  # lapses
+        claim.operation_id,
+        now,  # created
+        now,  # first started
+        lease_until,
+        deadline_at,
+        now + terms.dedup_us,
     )
 
 

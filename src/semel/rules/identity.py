@@ -27,7 +27,10 @@ def frame(*parts: str | bytes) -> bytes:
 
 def record_id(scope: Scope, key: str, secret: bytes | None = None) -> bytes:
     """The record's id: 16 bytes of SHA-256 (HMAC under the id secret, if there is one) over scope and key."""
-    framed = frame(b"semel.record.1", scope.tenant, scope.caller, scope.operation, key)
+    tenant, caller, operation = scope
+    framed = (
+        f"semel.record.1:{len(tenant)}:{tenant},{len(caller)}:{caller},{len(operation)}:{operation},{len(key)}:{key}"
+    ).encode()
     if secret is None:
         return hashlib.sha256(framed).digest()[:ID_BYTES]
     return hmac.digest(secret, framed, "sha256")[:ID_BYTES]

@@ -41,11 +41,13 @@ def settled_row(row: Record | None, word: Settlement, now: int) -> tuple[Settlin
         return Superseded(None), None
     if not holds(row, word.fence, word.nonce):
         return Superseded(State(row.state)), None
-    digest = digest_of(word)
+    answer = word.answer
+    block = None if answer is None else pack_headers(answer.headers)
+    digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
     if row.state not in SETTLEABLE or relinquished(row):
         mine = row.state == word.state and row.answer_digest == digest
         return (AlreadyMine() if mine else Superseded(State(row.state))), None
-    return Settled(), write_settlement(row, word, digest, now)
+    return Settled(), write_settlement(row, word, block, digest, now)
 
 
 def relinquished(row: Record) -> bool:
@@ -53,14 +55,9 @@ def relinquished(row: Record) -> bool:
     return row.state == State.PROCESSING and row.lease_until == 0
 
 
-def digest_of(word: Settlement) -> bytes | None:
-    """The digest that lets a repeated settlement be recognised."""
-    if word.answer is None:
-        return None
-    return answer_digest(word.answer.status, pack_headers(word.answer.headers), word.answer.body)
-
-
-def write_settlement(row: Record, word: Settlement, digest: bytes | None, now: int) -> Record:
+def write_settlement(
+    row: Record, word: Settlement, header_block: bytes | None, digest: bytes | None, now: int
+) -> Record:
     """The row after the settlement: retention starts here, and never for UNKNOWN or relinquished."""
     ends = word.state not in (State.UNKNOWN, State.PROCESSING)
     kept = retention(now, row.answer_us, row.tombstone_us)
@@ -79,7 +76,7 @@ def write_settlement(row: Record, word: Settlement, digest: bytes | None, now: i
         answer_kind=word.answer_kind,
         answer_digest=digest,
         status=word.answer.status if word.answer is not None else None,
-        headers=pack_headers(answer.headers) if answer is not None else None,
+        headers=header_block if answer is not None else None,
         body=answer.body if answer is not None else None,
         request=None,
     )

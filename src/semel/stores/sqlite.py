@@ -54,6 +54,15 @@ SCHEMA_VERSION: Final = len(MIGRATIONS)
 _EMPTY: Final[Params] = {}
 _SEARCHED: Final = frozenset({State.CLAIMED, State.PROCESSING, State.UNKNOWN})
 
+# The statements of the hot path are given tuples. Their order is checked here, once.
+_CLAIMED: Final = Record._fields.index("after_expiry") + 1  # the columns that a claim writes, without the answer's kind
+_SETTLED: Final = (
+    *("state", "now", "now", "now", "doubt", "error_code", "business_ref", "resource_type", "resource_id"),
+    *("answer_kind", "answer_digest", "status", "headers", "body", "id", "fence", "nonce"),
+)
+if SQL["insert_claim"].names != (*Record._fields[:_CLAIMED], "answer_kind") or SQL["settle"].names != _SETTLED:
+    raise AssertionError("sqlite.sql and stores/sqlite.py disagree on the order of a statement's parameters")
+
 _READ, _INSERT, _SETTLE, _WRITE = SQL["read_record"], SQL["insert_claim"], SQL["settle"], SQL["write_record"]
 
 
@@ -237,7 +246,7 @@ def _record(row: Row) -> Record:
 
 
 def _read(id: bytes) -> Flow[Record | None]:
-    rows = yield from ask(Query(_READ, {"id": id}))
+    rows = yield from ask(Query(_READ, (id,)))
     return _record(rows[0]) if rows else None
 
 
@@ -245,7 +254,7 @@ def _grant(claim: Claim) -> Flow[Verdict]:
     """Insert, else read and decide, else take over: all inside the writer's lock."""
     now = yield from ask(NOW)
     grant = first_grant(claim, now)
-    if (yield from ask(Execute(_INSERT, _inserted(granted_row(None, claim, grant))))) == 1:
+    if (yield from ask(Execute(_INSERT, (*granted_row(None, claim, grant)[:_CLAIMED], AnswerKind.NONE)))) == 1:
         return Proceed(grant)
     row = yield from _read(claim.id)
     if row is None:  # forgotten between the two statements: cannot happen inside the writer's lock
@@ -256,10 +265,6 @@ def _grant(claim: Claim) -> Flow[Verdict]:
     if not (yield from _replace(row, granted_row(row, claim, verdict.grant))):
         return (yield from _grant(claim))
     return verdict
-
-
-def _inserted(row: Record) -> Params:
-    return row._asdict()
 
 
 def _replace(seen: Record, written: Record) -> Flow[bool]:
@@ -287,27 +292,35 @@ def _rewrite(id: bytes, rule: Callable[[Record | None], Record | None]) -> Flow[
     return True
 
 
-def _settlement(word: Settlement, now: int) -> Params:
+def _settlement(word: Settlement, now: int) -> Row:
+    """The values of the ``settle`` statement, in its order."""
     answer = word.answer
-    kept = answer is not None and word.answer_kind == AnswerKind.KEPT
-    block = None if answer is None else pack_headers(answer.headers)
-    return {
-        "id": word.id,
-        "fence": word.fence,
-        "nonce": word.nonce,
-        "state": word.state,
-        "now": now,
-        "doubt": word.doubt,
-        "error_code": word.error_code,
-        "business_ref": word.business_ref,
-        "resource_type": word.resource_type,
-        "resource_id": word.resource_id,
-        "answer_kind": word.answer_kind,
-        "answer_digest": None if answer is None or block is None else answer_digest(answer.status, block, answer.body),
-        "status": None if answer is None else answer.status,
-        "headers": block if kept else None,
-        "body": answer.body if kept and answer is not None else None,
-    }
+    if answer is None:
+        digest = status = block = body = None
+    else:
+        status, body = answer.status, answer.body
+        block = pack_headers(answer.headers)
+        digest = answer_digest(status, block, body)
+    kept = word.answer_kind == AnswerKind.KEPT
+    return (
+        word.state,
+        now,  # settled_at
+        now,  # answer_until
+        now,  # forget_after
+        word.doubt,
+        word.error_code,
+        word.business_ref,
+        word.resource_type,
+        word.resource_id,
+        word.answer_kind,
+        digest,
+        status,
+        block if kept else None,
+        body if kept else None,
+        word.id,
+        word.fence,
+        word.nonce,
+    )
 
 
 def _settle_by_rule(word: Settlement, now: int) -> Flow[Settling]:

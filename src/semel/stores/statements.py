@@ -22,11 +22,16 @@ Params = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One named statement. ``writes`` tells a driver that it needs the write transaction."""
+    """One named statement: as written, with ``:name`` parameters, and as ``?`` with their names in order."""
 
     name: str
     text: str
-    writes: bool
+    qmark: str
+    names: tuple[str, ...]
+
+    def values(self, params: Params | Row) -> Row:
+        """The parameters in the statement's order. A tuple is in that order already."""
+        return params if isinstance(params, tuple) else tuple([params[name] for name in self.names])
 
 
 class Now(Ask[int]):
@@ -36,11 +41,11 @@ class Now(Ask[int]):
 
 
 class Query(Ask[list[Row]]):
-    """Rows of one statement."""
+    """Rows of one statement. ``params`` by name, or a tuple in the statement's order where speed matters."""
 
     __slots__ = ("params", "statement")
 
-    def __init__(self, statement: Statement, params: Params) -> None:
+    def __init__(self, statement: Statement, params: Params | Row) -> None:
         self.statement = statement
         self.params = params
 
@@ -50,7 +55,7 @@ class Execute(Ask[int]):
 
     __slots__ = ("params", "statement")
 
-    def __init__(self, statement: Statement, params: Params) -> None:
+    def __init__(self, statement: Statement, params: Params | Row) -> None:
         self.statement = statement
         self.params = params
 
@@ -66,7 +71,7 @@ class Script(Ask[None]):
 
 NOW: Final = Now()
 _HEAD = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
-_WRITING = ("INSERT", "UPDATE", "DELETE")
+_PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
 
 
 @cache
@@ -76,7 +81,8 @@ def statements(package: str, file: str) -> Mapping[str, Statement]:
     found = {}
     for name, block in zip(parts[1::2], parts[2::2], strict=True):
         text = "\n".join(line for line in block.splitlines() if not line.startswith("--")).strip().rstrip(";")
-        found[name] = Statement(name, text, text.startswith(_WRITING))
+        names = tuple(_PARAMETER.findall(text))
+        found[name] = Statement(name, text, _PARAMETER.sub("?", text), names)
     return found
 
 
