@@ -12,20 +12,19 @@ from semel.cli.finding import Finding
 from semel.drivers.sqlite import SqliteDriver
 from semel.engine.sync import Engine
 from semel.flow import ask
-from semel.stores.statements import Query, Statement
+from semel.stores.statements import Query, statements
 
 DISK_BYTES_LOW: Final = 200 * 1024 * 1024
 DISK_BYTES_MIN: Final = 20 * 1024 * 1024
 WAL_BYTES_MAX: Final = 256 * 1024 * 1024
 CHECKED_BYTES_MAX: Final = 256 * 1024 * 1024
-_JOURNAL: Final = Statement("journal_mode", "PRAGMA journal_mode", False)
-_CHECK: Final = Statement("quick_check", "PRAGMA quick_check(1)", False)
+SQL: Final = statements("semel.cli", "doctor_sqlite.sql")
 
 
 def look_at_sqlite(engine: Engine, driver: SqliteDriver) -> Iterator[Finding]:
     """The findings about the file, its journal and its disk."""
     path = Path(driver.path)
-    mode = _value(engine, _JOURNAL)
+    mode = _value(engine, "journal_mode")
     if mode == "wal":
         yield Finding("journal", "ok", "write-ahead log")
     else:
@@ -35,8 +34,8 @@ def look_at_sqlite(engine: Engine, driver: SqliteDriver) -> Iterator[Finding]:
     yield from _look_at_disk(path)
 
 
-def _value(engine: Engine, statement: Statement) -> str:
-    rows = engine.perform(statement.name, lambda: ask(Query(statement, {})))
+def _value(engine: Engine, name: str) -> str:
+    rows = engine.perform(name, lambda: ask(Query(SQL[name], {})))
     return str(rows[0][0]) if rows else "nothing"
 
 
@@ -57,7 +56,7 @@ def _look_at_integrity(engine: Engine, path: Path) -> Iterator[Finding]:
     if size > CHECKED_BYTES_MAX:
         yield Finding("integrity", "note", f"not checked: the file has {_size(size)}; run: PRAGMA quick_check")
         return
-    said = _value(engine, _CHECK)
+    said = _value(engine, "quick_check")
     if said == "ok":
         yield Finding("integrity", "ok", f"the file is sound ({_size(size)})")
     else:

@@ -8,7 +8,7 @@ _TRY = """
 Try it (copy and paste):
 
   # the same payment, submitted twice: one charge, the same answer, the second one marked as replayed
-  KEY=$(uuidgen || date +%s%N)
+  KEY=$(uuidgen 2>/dev/null || date +%s%N)
   curl -i {url}/payments -H 'Authorization: Bearer alice' -H "Idempotency-Key: $KEY" \\
        -H 'Content-Type: application/json' -d '{{"customerId": "c-1", "amount": "10.00", "currency": "EUR"}}'
   curl -i {url}/payments -H 'Authorization: Bearer alice' -H "Idempotency-Key: $KEY" \\
