@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from semel import Engine, __version__
+from semel import Answer, Engine, __version__
+from semel.cli import doctor_sqlite
 from semel.cli.main import grammar, main
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 
@@ -221,3 +224,31 @@ def test_a_closed_pipe_ends_quietly(shelf: Shelf) -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_damage_inside_the_file_is_found(semel: Run, shelf: Shelf) -> None:
+    for number in range(200):
+        shelf.succeeded(f"key-{number}")
+    with closing(sqlite3.connect(shelf.path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    raw = bytearray(shelf.path.read_bytes())
+    page = 4096 * (len(raw) // 4096 // 2)
+    raw[page : page + 4096] = os.urandom(4096)
+    shelf.path.write_bytes(raw)
+    ran = semel("doctor", "--json")
+    assert ran.code in (1, 3)
+    assert "damaged" in ran.out
+
+
+def test_another_journal_and_a_large_log_are_found(semel: Run, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(sqlite3.connect(shelf.path)) as connection:
+        connection.execute("PRAGMA journal_mode=DELETE")
+    assert findings(semel("doctor", "--json"))["journal"] == "warning"
+    semel("migrate")
+    assert findings(semel("doctor", "--json"))["journal"] == "ok"
+    with shelf.engine() as engine:
+        engine.run(shelf.command("key-1"), lambda permit: Answer(201, (), b"paid"))
+        monkeypatch.setattr(doctor_sqlite, "WAL_BYTES_MAX", 0)
+        monkeypatch.setattr(doctor_sqlite, "CHECKED_BYTES_MAX", 0)
+        found = findings(semel("doctor", "--json"))
+    assert (found["wal"], found["integrity"]) == ("warning", "note")

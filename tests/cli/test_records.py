@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
@@ -131,3 +133,43 @@ def test_text_is_made_safe(text: str, shown: str) -> None:
 )
 def test_spans_are_said_as_people_say_them(span: int, text: str) -> None:
     assert span_text(span) == text
+
+
+EXPLAINED = {
+    "running": ("it is running", lambda shelf: shelf.abandoned("k")),
+    "lapsed": ("semel settle", lambda shelf: shelf.abandoned("k", ago_us=HOUR_US)),
+    "lapsed idempotent": (
+        "same derived keys",
+        lambda shelf: shelf.abandoned("k", effects="idempotent", ago_us=HOUR_US),
+    ),
+    "succeeded": ("gets the stored answer", lambda shelf: shelf.succeeded("k")),
+    "expired": ("no longer kept", lambda shelf: shelf.succeeded("k", ago_us=HOUR_US, answer_seconds=60)),
+    "unknown": ("semel settle", lambda shelf: shelf.unknown("k")),
+}
+
+
+@pytest.mark.parametrize(("said", "make"), EXPLAINED.values(), ids=EXPLAINED)
+def test_what_a_retry_would_meet_is_said(semel: Run, shelf: Shelf, said: str, make: Callable[[Shelf], str]) -> None:
+    assert said in semel("show", make(shelf), "--json").document["nextAttempt"]
+
+
+def test_what_a_retry_would_meet_after_settling_is_said(semel: Run, shelf: Shelf) -> None:
+    for key, word, said in (("a", "--succeeded", "not kept"), ("b", "--did-not-happen", "a retry runs it")):
+        operation_id = shelf.unknown(key, ago_us=HOUR_US)
+        assert semel("settle", operation_id, word, "--reason", "seen").code == 0
+        assert said in semel("show", operation_id, "--json").document["nextAttempt"]
+
+
+def test_a_damaged_record_is_still_shown(semel: Run, shelf: Shelf) -> None:
+    operation_id = shelf.succeeded("key-1")
+    with closing(sqlite3.connect(shelf.path)) as connection, connection:
+        connection.execute("PRAGMA ignore_check_constraints=1")
+        connection.execute("UPDATE semel_record SET state = 99, effects = 98, created_at = 9000000000000000000")
+    assert "DAMAGED (99)" in semel("list").out
+    shown = semel("show", operation_id, "--json").document
+    assert (shown["state"], shown["effects"]) == ("DAMAGED (99)", "DAMAGED (98)")
+    assert "damaged" in shown["nextAttempt"]
+    assert semel("settle", operation_id, "--did-not-happen", "--reason", "x", "--force").code == 1
+    ran = semel("doctor", "--json")
+    assert ran.code == 1
+    assert "problem" in {found["level"] for found in ran.document["findings"] if found["check"] == "records"}

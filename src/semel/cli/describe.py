@@ -24,6 +24,11 @@ def _name(kind: type[IntEnum], value: int) -> str:
         return f"DAMAGED ({value})"
 
 
+def is_damaged(record: Record) -> bool:
+    """Whether the record's state is none that any Semel writes."""
+    return record.state not in {int(state) for state in State}
+
+
 def has_lapsed(record: Record, now: int) -> bool:
     """Whether an open record's lease is over."""
     return record.state in (State.CLAIMED, State.PROCESSING) and record.lease_until <= now
@@ -96,7 +101,7 @@ def next_attempt(record: Record, now: int) -> str:
     """What a retry with the same key and request would meet, and what an operator can do about it."""
     if state_name(record, now) == "EXPIRED":
         return "the answer is no longer kept; a retry is told so and nothing runs"
-    if record.state not in {int(state) for state in State}:
+    if is_damaged(record):
         return "the record is damaged: a retry is refused and nothing runs"
     match State(record.state):
         case State.CLAIMED | State.PROCESSING if not has_lapsed(record, now):

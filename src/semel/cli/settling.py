@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
+from semel.cli.describe import is_damaged
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.records import find_operation, operation_id_of
 from semel.cli.store import opened
@@ -62,6 +63,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
     answer = _answer(options)
     with opened(options) as engine:
         record = find_operation(engine, operation_id)
+        if is_damaged(record):
+            raise CommandFailed("refused: the record is damaged; restore it from a backup (see semel doctor)")
         word = Resolution(record.id, record.fence, options.succeeded, answer, actor, reason, options.force)
         reply = engine.perform("resolve", lambda: engine.store.resolve(word))
     match reply:
