@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
+from io import StringIO
 
 import pytest
 
-from semel.cli.terminal import safe, span_text
+from semel.cli.terminal import Output, safe, span_text
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 
 Run = Callable[..., Ran]
@@ -173,3 +177,32 @@ def test_a_damaged_record_is_still_shown(semel: Run, shelf: Shelf) -> None:
     ran = semel("doctor", "--json")
     assert ran.code == 1
     assert "problem" in {found["level"] for found in ran.document["findings"] if found["check"] == "records"}
+
+
+def test_a_terminal_that_cannot_show_a_character_gets_its_escape(shelf: Shelf) -> None:
+    shelf.unknown("key-1", caller="東京")
+    done = subprocess.run(
+        [sys.executable, "-m", "semel.cli", "list", "--url", shelf.url],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+        capture_output=True,
+        timeout=30,
+        check=True,
+    )
+    assert b"demo/\\u6771\\u4eac" in done.stdout
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def shown(kind: type[StringIO]) -> str:
+        stream = kind()
+        Output(machine=False, stdout=stream).say_styled("red", "x\x1by")
+        return stream.getvalue()
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert shown(Terminal) == "\x1b[31mx\\x1by\x1b[0m\n"
+    assert shown(StringIO) == "x\\x1by\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown(Terminal) == "x\\x1by\n"

@@ -11,6 +11,7 @@ import os
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from io import TextIOWrapper
 from typing import Final, TextIO
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
@@ -46,6 +47,9 @@ class Output:
         self.machine = machine
         self._stdout = stdout if stdout is not None else sys.stdout
         self._stderr = stderr if stderr is not None else sys.stderr
+        if isinstance(self._stdout, TextIOWrapper):
+            # A terminal that cannot show a character gets its escape, and nobody a traceback.
+            self._stdout.reconfigure(errors="backslashreplace")
         self._coloured = not machine and self._stdout.isatty() and not os.environ.get("NO_COLOR")
 
     def say(self, *lines: str) -> None:
