@@ -148,6 +148,7 @@ class Core:
 
     def word(self, permit: Permit, outcome: Outcome) -> Settlement:
         """What this permit says of its command in the end."""
+        permit.settling = True
         return settlement(permit.grant, outcome, kept=permit.kept, resource=(permit.resource_type, permit.resource_id))
 
     # --- ATOMIC commands of this process, still invisible in the store ------------------------
@@ -258,7 +259,7 @@ class Core:
         for permit, mine in zip(permits, held, strict=True):
             if mine:
                 permit.renewed_monotonic = now
-            elif permit.grant.nonce in self.live and not permit.lost:
+            elif permit.grant.nonce in self.live and not permit.lost and not permit.settling:
                 self.tell("superseded", permit.command.scope.operation)
                 if permit.effects is Effects.IDEMPOTENT:
                     permit.lose()

@@ -31,6 +31,7 @@ class Permit:
         "renewed_monotonic",
         "resource_id",
         "resource_type",
+        "settling",
         "unit",
     )
 
@@ -43,6 +44,7 @@ class Permit:
         self.begun = not command.policy.marks_effects
         self.kept = True
         self.lost = False
+        self.settling = False  # its last word is on its way: what a renewal says meanwhile means nothing
         self.renewed_monotonic = now_monotonic
         self.deadline_monotonic = now_monotonic + claim.terms.deadline_us / 1_000_000
         self.resource_type: str | None = None

@@ -1,0 +1,96 @@
+"""Drivers that deliver late or out of order: the network between an engine and its store, in the test's hand."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from semel.drivers.clock import Clock
+from semel.drivers.local import LocalDriver
+from semel.drivers.sqlite import SqliteDriver
+from semel.drivers.sqlite_connection import Answer, answering
+from semel.engine.backend import Backend
+from semel.engine.connect import sqlite_backend
+from semel.errors import StoreTimeout
+from semel.flow import Ask, MakeFlow
+from semel.stores.memory import MemoryStore
+from semel.testing.clock import SettableClock
+from semel.testing.faults import name_of
+
+T = TypeVar("T")
+
+
+def memory(clock: Clock | None = None) -> Backend:
+    """A memory store on a clock that stands still."""
+    return Backend("memory", MemoryStore(), LocalDriver(clock=clock or SettableClock()))
+
+
+def sqlite(
+    path: Path, clock: Clock | None = None, *, before: Callable[[str], None] | None = None, busy_seconds: float = 5.0
+) -> Backend:
+    """The SQLite store; ``before`` is told the name of each ask before it is performed."""
+
+    def performing(connection: sqlite3.Connection, now: Clock) -> Answer:
+        answer = answering(connection, now)
+
+        def told(needed: Ask[Any]) -> Any:
+            if before is not None:
+                before(name_of(needed))
+            return answer(needed)
+
+        return told
+
+    driver = SqliteDriver(
+        str(path),
+        synchronous="OFF",
+        clock=clock or SettableClock(),
+        answering=performing,
+        busy_seconds=busy_seconds,
+    )
+    return sqlite_backend(driver, busy_seconds)
+
+
+class SlowReplies:
+    """Performs at once and replies when it is told to: ``hold`` is closed while a reply is on its way."""
+
+    def __init__(self) -> None:
+        self.inner = LocalDriver(clock=SettableClock())
+        self.hold: asyncio.Event | None = None
+        self.performed = 0
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        reply = self.inner.run(make)
+        self.performed += 1
+        if self.hold is not None:
+            await self.hold.wait()
+        return reply
+
+    async def close_async(self) -> None:
+        return None
+
+
+class LateDelivery:
+    """Loses patience with the first call, and delivers it later: "not known yet" made long."""
+
+    def __init__(self) -> None:
+        self.inner = LocalDriver(clock=SettableClock())
+        self.in_transit: MakeFlow[Any] | None = None
+        self.calls = 0
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        self.calls += 1
+        if self.calls == 1:
+            self.in_transit = make
+            raise StoreTimeout("no reply yet")
+        return self.inner.run(make)
+
+    def deliver(self) -> Any:
+        """The packet arrives."""
+        assert self.in_transit is not None
+        return self.inner.run(self.in_transit)
+
+    async def close_async(self) -> None:
+        return None
