@@ -1,0 +1,216 @@
+"""Crowds on one key: one effect, one answer for all, bounded waiting, and nobody polls for what is here."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel import Answer, AsyncEngine, Engine, Permit, Policy
+from semel.engine.backend import Backend
+from semel.engine.result import Result
+from semel.errors import InProgressError
+from semel.protocol import commands
+from semel.rules.classify import Succeeded
+from semel.telemetry import Counting
+from semel.testing.clock import SettableClock
+from tests.engine.drivers import memory, sqlite
+from tests.engine.shells import MADE, Ledger, command
+
+CROWD = 20
+STORE_CLAIM = ("store_call_seconds", "claim")
+PATIENCE_SECONDS = 30  # a bound for a test that hangs, not a pause
+
+
+def backend_of(store: str, path: Path) -> Backend:
+    return memory() if store == "memory" else sqlite(path / "semel.db")
+
+
+PLACES = [  # memory declares that it cannot hold a record and the handler's writes in one transaction
+    *(("memory", effects) for effects in ("external", "idempotent")),
+    *(("sqlite", effects) for effects in ("external", "idempotent", "atomic")),
+]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Turn the loop until it does."""
+    for _ in range(1_000_000):
+        if holds():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it never did")
+
+
+@pytest.mark.parametrize(("store", "effects"), PLACES)
+def test_twenty_tasks_released_by_one_latch(store: str, effects: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with await ready(backend_of(store, tmp_path)) as engine:
+            ledger, latch = Ledger(), asyncio.Event()
+
+            async def handler(permit: Permit) -> Answer:
+                ledger.charge(permit.key_for("charge"))
+                await until(lambda: engine.core.waiting == CROWD - 1)  # everybody else is here and waits
+                return MADE
+
+            async def caller() -> Result:
+                await latch.wait()
+                return await engine.run(command(policy=Policy.of(effects=effects)), handler, wait_seconds=30)
+
+            crowd = [asyncio.ensure_future(caller()) for _ in range(CROWD)]
+            await asyncio.sleep(0)
+            latch.set()
+            check_crowd(await asyncio.wait_for(asyncio.gather(*crowd), PATIENCE_SECONDS), ledger)
+            assert engine.core.waiting == 0
+
+    asyncio.run(scenario())
+
+
+async def ready(backend: Backend, **options: Any) -> AsyncEngine:
+    engine = AsyncEngine(backend, **options)
+    await engine.migrate()
+    return engine
+
+
+@pytest.mark.parametrize("effects", ["external", "idempotent", "atomic"])
+def test_twenty_threads_released_by_one_latch(effects: str, tmp_path: Path) -> None:
+    engine = Engine(sqlite(tmp_path / "semel.db"))
+    engine.migrate()
+    with engine, ThreadPoolExecutor(CROWD) as threads:
+        ledger, latch, gathered = Ledger(), threading.Barrier(CROWD), threading.Event()
+
+        def handler(permit: Permit) -> Answer:
+            ledger.charge(permit.key_for("charge"))
+            for _ in range(PATIENCE_SECONDS * 1000):
+                if engine.core.waiting == CROWD - 1:
+                    break
+                gathered.wait(0.001)
+            return MADE
+
+        def caller(_: int) -> Result:
+            latch.wait()
+            return engine.run(command(policy=Policy.of(effects=effects)), handler, wait_seconds=PATIENCE_SECONDS)
+
+        check_crowd(list(threads.map(caller, range(CROWD))), ledger)
+        assert engine.core.waiting == 0
+
+
+def check_crowd(results: list[Result], ledger: Ledger) -> None:
+    assert len(ledger.calls) == 1
+    assert [result.answer for result in results] == [MADE] * CROWD
+    assert len({result.operation_id for result in results}) == 1
+    assert sorted(result.replayed for result in results) == [False] + [True] * (CROWD - 1)
+
+
+def test_a_waiter_is_woken_and_does_not_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With polling made hourly, the waiter still has its answer at once: two claims, no more."""
+    monkeypatch.setattr(commands, "poll_seconds", lambda asked, jitter: 3600.0)
+
+    async def scenario() -> None:
+        counting = Counting()
+        async with await ready(memory(), observer=counting) as engine:
+            finish = asyncio.Event()
+
+            async def handler(permit: Permit) -> Answer:
+                await finish.wait()
+                return MADE
+
+            policy = Policy(lease_seconds=3600, deadline_seconds=7200)
+            first = asyncio.ensure_future(engine.run(command(policy=policy), handler))
+            await asyncio.sleep(0)
+            second = asyncio.ensure_future(engine.run(command(policy=policy), handler, wait_seconds=3600))
+            await until(lambda: bool(engine.core.wakers))
+            finish.set()
+            results = await asyncio.wait_for(asyncio.gather(first, second), PATIENCE_SECONDS)
+            assert [result.replayed for result in results] == [False, True]
+        claims = sum(n for (event, labels), n in counting.counts.items() if (event, labels[-1]) == STORE_CLAIM)
+        assert claims == 3  # the first caller's one, the waiter's two
+
+    asyncio.run(scenario())
+
+
+def test_a_waiting_thread_is_woken_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(commands, "poll_seconds", lambda asked, jitter: 3600.0)
+    policy = Policy(lease_seconds=3600, deadline_seconds=7200)
+    engine = Engine(sqlite(tmp_path / "semel.db"))
+    engine.migrate()
+    with engine, ThreadPoolExecutor(1) as threads:
+        permit = engine.claim(command(policy=policy))
+        assert isinstance(permit, Permit)
+        waiting = threads.submit(engine.run, command(policy=policy), lambda permit: MADE, wait_seconds=3600)
+        pause = threading.Event()
+        for _ in range(PATIENCE_SECONDS * 1000):
+            if engine.core.wakers:
+                break
+            pause.wait(0.001)
+        engine.settle(permit, Succeeded(MADE))
+        assert waiting.result(PATIENCE_SECONDS).replayed
+
+
+def test_a_waiter_takes_over_what_lapsed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks again when the lease must have been renewed: an IDEMPOTENT command goes on with whoever waits."""
+    monkeypatch.setattr(commands, "poll_seconds", lambda asked, jitter: 0.001)
+
+    async def scenario() -> None:
+        clock = SettableClock()
+        policy = Policy(effects="idempotent")
+        async with await ready(memory(clock)) as engine:
+            assert isinstance(await engine.claim(command(policy=policy)), Permit)  # and its holder is gone
+
+            async def handler(permit: Permit) -> Answer:
+                assert permit.attempt == 2
+                return MADE
+
+            waiting = asyncio.ensure_future(engine.run(command(policy=policy), handler, wait_seconds=30))
+            await until(lambda: bool(engine.core.wakers))
+            clock.advance(seconds=31)
+            assert (await asyncio.wait_for(waiting, PATIENCE_SECONDS)).answer == MADE
+
+    asyncio.run(scenario())
+
+
+def test_waiters_are_bounded_in_number_for_all_and_for_each_caller() -> None:
+    """Who finds no place is told at once, whatever its budget."""
+
+    async def scenario() -> None:
+        async with await ready(memory(), waiters_max=3, waiters_per_caller_max=2) as engine:
+            permits = [await engine.claim(command(caller=caller)) for caller in ("alice", "bob", "carol")]
+
+            async def never(permit: Permit) -> Answer:
+                raise AssertionError("it is running already")
+
+            def wait(caller: str) -> asyncio.Future[Result]:
+                return asyncio.ensure_future(engine.run(command(caller=caller), never, wait_seconds=3600))
+
+            waiting = [wait("alice"), wait("alice")]
+            await asyncio.sleep(0)
+            with pytest.raises(InProgressError):
+                await wait("alice")  # alice's places are taken, the process has one left
+            waiting.append(wait("bob"))
+            await asyncio.sleep(0)
+            assert engine.core.waiting == 3
+            with pytest.raises(InProgressError) as caught:
+                await wait("carol")
+            assert caught.value.retry_after_seconds == 30
+            for permit in permits:
+                assert isinstance(permit, Permit)
+                await engine.settle(permit, Succeeded(MADE))
+            results = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_SECONDS)
+            assert all(result.replayed for result in results)
+            assert (engine.core.waiting, engine.core.waiting_by_caller) == (0, {})
+
+    asyncio.run(scenario())
+
+
+def test_without_a_budget_nobody_waits() -> None:
+    async def scenario() -> None:
+        async with await ready(memory()) as engine:
+            assert isinstance(await engine.claim(command()), Permit)
+            with pytest.raises(InProgressError):
+                await engine.run(command(policy=Policy(wait_seconds=0)), lambda permit: None)  # type: ignore[arg-type,return-value]
+
+    asyncio.run(scenario())
