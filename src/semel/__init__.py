@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semel.engine.aio import AsyncEngine as AsyncEngine
-    from semel.engine.core import Result as Result
     from semel.engine.permit import Permit as Permit
+    from semel.engine.result import Result as Result
     from semel.engine.sync import Engine as Engine
     from semel.errors import NothingHappened as NothingHappened
     from semel.errors import SemelError as SemelError
@@ -37,7 +37,7 @@ _HOMES = {
     "Permit": "semel.engine.permit",
     "Policy": "semel.policy",
     "Recipe": "semel.rules.fingerprint",
-    "Result": "semel.engine.core",
+    "Result": "semel.engine.result",
     "Scope": "semel.model",
     "SemelError": "semel.errors",
     "State": "semel.model",

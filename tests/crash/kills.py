@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from semel import Answer, AsyncEngine, Engine, Permit
-from semel.engine.core import Result
+from semel.engine.result import Result
 from semel.errors import CommandError, StoreError
 from semel.model import Settling
 from semel.rules.classify import Outcome

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
 from semel.engine.backend import Backend
-from semel.engine.core import Refusal, Result
+from semel.engine.result import Refusal, Result
 from semel.flow import MakeFlow
 from semel.model import Record, Settling
 from semel.rules.classify import Outcome, Succeeded

@@ -9,7 +9,7 @@ import pytest
 
 from semel import Answer, AsyncEngine, Permit, Policy
 from semel.engine.backend import Backend
-from semel.engine.core import Result
+from semel.engine.result import Result
 from semel.errors import StoreUnavailable
 from semel.model import InProgress, Replay, Settled, State
 from semel.rules.classify import Succeeded

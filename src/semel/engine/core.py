@@ -12,36 +12,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final
 
 from semel.engine.permit import Permit
 from semel.errors import (
-    CommandError,
     IdentityMismatch,
-    InProgressError,
-    KeyExpiredError,
-    KeyReusedError,
-    NotReplayableError,
-    OutcomeUnknownError,
     PolicyError,
-    RecordUnreadableError,
     SchemaError,
     StoreError,
     StoreUnavailable,
-    SupersededError,
 )
 from semel.flow import Flow, ask
 from semel.model import (
-    Answer,
     Claim,
     Effects,
     Grant,
     InProgress,
     KeyExpired,
     KeyReused,
-    NotReplayable,
-    OutcomeUnknown,
     Proceed,
     Renewal,
     Replay,
@@ -64,17 +52,6 @@ from semel.telemetry import Observer, Silence
 SCHEMA_VERSION_MAX: Final = 1
 ID_SECRET_BYTES_MIN: Final = 16
 DRAIN_LOOK_SECONDS: Final = 0.02
-
-Refusal = Replay | InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | Unreadable
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How ``run`` ended: the answer, whether it was replayed, and the operation's id."""
-
-    answer: Answer
-    replayed: bool
-    operation_id: str
 
 
 class Core:
@@ -348,54 +325,3 @@ def _met(other: Claim, claim: Claim) -> Verdict:
     if other.fingerprint != claim.fingerprint:
         return KeyReused()
     return InProgress(other.operation_id, other.terms.lease_us)
-
-
-def begun_result(verdict: Refusal) -> Result:
-    """The result of a command that somebody else ran: the replay, or the error its verdict is raised as."""
-    if isinstance(verdict, Replay):
-        return Result(verdict.answer, True, uuid_text(verdict.operation_id))
-    raise command_error(verdict)
-
-
-def ended_result(permit: Permit, answer: Answer, instead: Verdict | None) -> Result:
-    """The result of a command that ran here. What leaves is what the store holds: ``instead``, if that stands."""
-    if instead is None:
-        return Result(answer, False, permit.operation_id)
-    if isinstance(instead, Proceed):
-        raise SupersededError("this handler's outcome was refused: somebody else holds the record; ask again")
-    return begun_result(instead)
-
-
-def command_error(verdict: Refusal) -> CommandError:
-    """The error that a verdict other than Proceed and Replay is raised as."""
-    match verdict:
-        case KeyReused():
-            return KeyReusedError("this key belongs to another request; use a new key for a new intent")
-        case InProgress(operation_id, left):
-            return InProgressError(
-                "the command is still running; keep the key and ask again",
-                operation_id=uuid_text(operation_id),
-                retry_after_seconds=left / 1_000_000,
-            )
-        case OutcomeUnknown(operation_id, doubt):
-            return OutcomeUnknownError(
-                f"nobody can prove how the command ended ({doubt}); keep the key and query the operation",
-                operation_id=uuid_text(operation_id),
-            )
-        case KeyExpired(operation_id):
-            return KeyExpiredError(
-                "the answer is no longer kept; query by the business reference first",
-                operation_id=uuid_text(operation_id),
-            )
-        case NotReplayable(operation_id):
-            return NotReplayableError(
-                "the command was done, but its answer was not kept; query the operation",
-                operation_id=uuid_text(operation_id),
-            )
-        case Unreadable(operation_id, reason):
-            return RecordUnreadableError(
-                f"the stored record cannot be read ({reason}); it is never run again",
-                operation_id=uuid_text(operation_id),
-            )
-        case _:
-            raise AssertionError(f"{type(verdict).__name__} is no refusal")

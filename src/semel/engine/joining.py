@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any, Generic, Literal, TypeVar
 
 from semel.engine.backend import Backend
-from semel.engine.core import Core, begun_result
+from semel.engine.core import Core
 from semel.engine.performing import AsyncPerformer, SyncPerformer
 from semel.engine.permit import Permit
+from semel.engine.result import begun_result
 from semel.errors import SupersededError
 from semel.flow import Flow
 from semel.model import Answer, Proceed, Settled

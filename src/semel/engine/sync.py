@@ -7,10 +7,11 @@ from typing import Any, Self, TypeVar
 
 from semel.engine.backend import Backend
 from semel.engine.connect import connect_backend
-from semel.engine.core import Core, Refusal, Result, begun_result, ended_result
+from semel.engine.core import Core
 from semel.engine.joining import Atomic
 from semel.engine.performing import SyncPerformer
 from semel.engine.permit import Permit
+from semel.engine.result import Refusal, Result, begun_result, ended_result
 from semel.engine.upkeep import SyncUpkeep
 from semel.errors import StoreError, StoreTimeout
 from semel.flow import MakeFlow

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from semel.engine.core import Refusal
 from semel.engine.permit import Permit
+from semel.engine.result import Refusal
 from semel.errors import (
     ConfigurationError,
     InvalidBody,
