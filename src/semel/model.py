@@ -267,7 +267,7 @@ class AlreadyMine:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """Another grant or settlement stands; nothing was written. ``state`` is the record's now (None: gone)."""
+    """Another grant or settlement stands; nothing was written. ``state`` is the record's now (None: gone, or unreadable)."""
 
     state: State | None
 
@@ -311,7 +311,7 @@ class TooEarly:
 
 @dataclass(frozen=True, slots=True)
 class MovedOn:
-    """The record is no longer the one the operator saw (None: gone)."""
+    """The record is no longer the one the operator saw (None: gone, or unreadable)."""
 
     state: State | None
 

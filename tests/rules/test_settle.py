@@ -250,3 +250,11 @@ def test_an_operator_who_saw_another_grant_settles_nothing() -> None:
     stale = Resolution(grant.id, grant.fence - 1, True, OK, "olga", "why", True)
     assert resolved_row(row._replace(state=State.UNKNOWN), stale, NOW) == (MovedOn(State.UNKNOWN), None)
     assert resolved_row(None, stale, NOW) == (MovedOn(None), None)
+
+
+def test_a_state_that_does_not_exist_is_refused_and_not_an_error() -> None:
+    grant, row = grant_and_row()
+    damaged = row._replace(state=99)
+    assert settled_row(damaged, word(grant, State.SUCCEEDED, None), NOW) == (Superseded(None), None)
+    resolution = Resolution(damaged.id, damaged.fence, True, None, "op", "because")
+    assert resolved_row(damaged, resolution, NOW) == (MovedOn(None), None)

@@ -24,7 +24,7 @@ from semel.model import (
 )
 from semel.rules.decide import Situation, lapsed_situation
 from semel.rules.lease import lease_end, next_fence, retention
-from semel.rules.stored import answer_digest, pack_headers
+from semel.rules.stored import answer_digest, pack_headers, state_of
 
 # A holder whose fence and nonce still stand may settle even after the record reads UNKNOWN.
 SETTLEABLE = (*OPEN_STATES, State.UNKNOWN)
@@ -40,13 +40,13 @@ def settled_row(row: Record | None, word: Settlement, now: int) -> tuple[Settlin
     if row is None:
         return Superseded(None), None
     if not holds(row, word.fence, word.nonce):
-        return Superseded(State(row.state)), None
+        return Superseded(state_of(row)), None
     answer = word.answer
     block = None if answer is None else pack_headers(answer.headers)
     digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
     if row.state not in SETTLEABLE or relinquished(row):
         mine = row.state == word.state and row.answer_digest == digest
-        return (AlreadyMine() if mine else Superseded(State(row.state))), None
+        return (AlreadyMine() if mine else Superseded(state_of(row))), None
     return Settled(), write_settlement(row, word, block, digest, now)
 
 
@@ -136,10 +136,10 @@ def lapsed_row(row: Record, now: int) -> Record | None:
 def resolved_row(row: Record | None, word: Resolution, now: int) -> tuple[Resolved | TooEarly | MovedOn, Record | None]:
     """The reply to an operator's or reconciler's settlement, and the row to write."""
     if row is None or row.fence != word.fence:
-        return MovedOn(None if row is None else State(row.state)), None
+        return MovedOn(None if row is None else state_of(row)), None
     lapsed = row.state == State.PROCESSING and now >= row.lease_until
     if row.state != State.UNKNOWN and not lapsed:
-        return MovedOn(State(row.state)), None
+        return MovedOn(state_of(row)), None
     if now < row.deadline_at and not word.forced:
         return TooEarly(row.deadline_at - now), None
     state = State.SUCCEEDED if word.happened else State.FAILED_NOT_REPLAYABLE

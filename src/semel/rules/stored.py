@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from struct import Struct
 
-from semel.model import OPEN_STATES, Answer, AnswerKind, Find, Record
+from semel.model import OPEN_STATES, Answer, AnswerKind, Find, Record, State
 
 DIGEST_BYTES = 16
 _PAIR = Struct(">HI")  # length of the name, length of the value
@@ -51,6 +51,14 @@ def answer_of(row: Record) -> Answer | None:
         return None
     headers = unpack_headers(row.headers)
     return None if headers is None else Answer(row.status, headers, row.body)
+
+
+def state_of(row: Record) -> State | None:
+    """Where the record stands; None where what is stored is no state at all."""
+    try:
+        return State(row.state)
+    except ValueError:
+        return None
 
 
 def matches(row: Record, query: Find, now: int) -> bool:

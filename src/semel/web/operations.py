@@ -17,6 +17,7 @@ from semel.errors import InvalidKey, StoreError
 from semel.model import OPEN_STATES, Answer, AnswerKind, Record, Scope, State
 from semel.rules.identity import record_id, uuid_bytes, uuid_text
 from semel.rules.keys import parse_key
+from semel.rules.stored import state_of
 from semel.web.asgi_call import Receive, Send, send_answer
 from semel.web.caller import Caller
 from semel.web.problem import Kind
@@ -103,10 +104,11 @@ class Operations:
 
 def describe(row: Record, now: int) -> dict[str, Any]:
     """A record as its own caller may see it."""
+    state = state_of(row)
     document: dict[str, Any] = {
         "operationId": uuid_text(row.operation_id),
         "operation": row.operation,
-        "state": State(row.state).name,
+        "state": "UNREADABLE" if state is None else state.name,
         "running": row.state in OPEN_STATES and row.lease_until > now,
         "answerKept": row.answer_kind == AnswerKind.KEPT and (row.answer_until is None or now < row.answer_until),
         "attempt": row.attempt,

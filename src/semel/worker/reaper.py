@@ -15,7 +15,7 @@ from typing import Any, Final
 from semel.engine.aio import AsyncEngine
 from semel.errors import PolicyError, SchemaError, StoreError
 from semel.flow import Flow
-from semel.model import Purged, Record
+from semel.model import Purged, Record, State
 from semel.protocol.upkeep import PURGE_CHUNK, purge_walk
 
 LAPSE_CHUNK: Final = 100
@@ -71,6 +71,10 @@ class Reaper:
         observer = self._engine.core.observer
         observer.event("purged", total.answers_dropped, {"kind": "answers"}, {})
         observer.event("purged", total.forgotten, {"kind": "records"}, {})
+        # Counting looks at every record, as the walk has just done; oftener would be a burden.
+        counts = await self._engine.perform("counts", self._engine.store.counts)
+        for state in State:
+            observer.event("records", counts.get(state, 0), {"state": state.name}, {})
         return total
 
     async def run(self) -> None:
