@@ -267,7 +267,7 @@ class AlreadyMine:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """Another grant or settlement stands; nothing was written. ``state`` is the record's now (None: gone, or unreadable)."""
+    """Another grant or settlement stands; nothing was written. ``state`` is the record's (None: gone or unreadable)."""
 
     state: State | None
 
