@@ -36,7 +36,7 @@ from semel.drivers.sqlite_connection import (
     store_error,
     writes,
 )
-from semel.drivers.sqlite_job import Job, settle_jobs
+from semel.drivers.sqlite_job import Job, nothing, settle_jobs
 from semel.errors import StoreUnavailable
 from semel.flow import MakeFlow
 
@@ -89,7 +89,7 @@ class SqliteDriver:
         self._stopping = False
         self._commit_seconds = 0.0
         self._uncheckpointed = 0
-        self._ticking = False
+        self._ticking: asyncio.AbstractEventLoop | None = None  # the loop whose tick is to commit
 
     def before_fork(self) -> bool:
         """Close what is idle and keep the gate; False where somebody holds it (see ``sqlite_fork``)."""
@@ -97,10 +97,6 @@ class SqliteDriver:
             return False
         self._close_connections()
         return True
-
-    def after_fork(self) -> None:
-        """In the parent: go on."""
-        self.release_gate()
 
     def begin_process(self) -> None:
         """In a forked child: a connection must not cross, not even to be closed (sqlite.org/howtocorrupt.html §2.6)."""
@@ -139,9 +135,9 @@ class SqliteDriver:
         job.loop = loop
         job.future = future = loop.create_future()
         self._queue.append(job)
-        if not self._ticking:
+        if self._ticking is not loop:  # another loop's tick may never come: it may have been closed
             # At the end of this tick, so that all that became ready in it is one commit.
-            self._ticking = True
+            self._ticking = loop
             loop.call_soon(self._tick)
         await future
         return job.result()
@@ -159,15 +155,15 @@ class SqliteDriver:
         try:
             finished = job.advance(answer, until=writes)
         except sqlite3.Error as error:
-            self._drop(reader)
+            reader.close()
             raise store_error(error) from error
         except BaseException:
-            self._drop(reader)
+            reader.close()
             raise
         if len(self._readers) < READERS_KEPT:
             self._readers.append((reader, answer))
         else:
-            self._drop(reader)
+            reader.close()
         return finished
 
     def _reader(self) -> tuple[sqlite3.Connection, Answer]:
@@ -177,20 +173,15 @@ class SqliteDriver:
             pass
         try:
             reader = open_connection(self.path, self.synchronous, reading=True)
-            reader.execute("PRAGMA busy_timeout=100")  # a reader waits only while the WAL is being recovered
         except sqlite3.Error as error:
             raise store_error(error) from error
         return reader, self.answering(reader, self.clock)
-
-    @staticmethod
-    def _drop(connection: sqlite3.Connection) -> None:
-        connection.close()
 
     # --- the gate ---------------------------------------------------------------------------
 
     def _tick(self) -> None:
         """On the event loop: commit the tick's group here if that is quick, else leave it to the thread."""
-        self._ticking = False
+        self._ticking = None
         if not self._queue:
             return
         quick = self._inline and self._commit_seconds < INLINE_SECONDS_MAX and not self._lending_next()
@@ -243,8 +234,12 @@ class SqliteDriver:
             for job in jobs:
                 job.advance(answer)
             self._commit(answer)
-        except Exception as error:  # noqa: BLE001 - handed to the callers whose flows these are
+        except BaseException as error:
             self._rollback(writer)
+            if not isinstance(error, Exception):  # this thread is interrupted: the others' writes are still to be done
+                for job in jobs:
+                    job.restart()
+                raise
             if len(jobs) == 1:
                 jobs[0].fail(store_error(error) if isinstance(error, sqlite3.Error) else error)
             else:
@@ -304,7 +299,7 @@ class SqliteDriver:
         return self._commit_seconds >= INLINE_SECONDS_MAX
 
     def release_gate(self) -> None:
-        """End of an ATOMIC unit: whatever queued up meanwhile is next."""
+        """End of an ATOMIC unit, or of a fork: whatever queued up meanwhile is next."""
         self._gate.release()
         if self._queue:
             self._wake()
@@ -323,7 +318,7 @@ class SqliteDriver:
             with self._work:
                 while not self._queue and not self._stopping and self._uncheckpointed < COMMITS_PER_CHECKPOINT:
                     self._work.wait()
-                if self._stopping and not self._queue:
+                if self._stopping:
                     return
             if not self._gate.acquire(timeout=0.05):
                 self._expire()
@@ -367,15 +362,30 @@ class SqliteDriver:
     # --- the end ----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish what is queued, then close every connection. The driver may be used again afterwards."""
+        """Finish what is queued, then close every connection. The driver may be used again, also meanwhile.
+
+        A live ATOMIC unit is waited for, but no longer than ``busy_seconds``: it closes its own connection.
+        """
+        if self._queue:
+            last = Job(nothing, time.monotonic() + self._busy_seconds)
+            last.event = threading.Event()
+            self.submit(last)
+            last.event.wait()
         with self._work:
             self._stopping = True
             self._work.notify_all()
-        if self._thread is not None:
-            self._thread.join()
-        with self._gate:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        if self._gate.acquire(timeout=self._busy_seconds):
             self._close_connections()
-        self._reset()
+            self._gate.release()
+        with self._work:
+            self._stopping = False
+            if self._thread is thread:
+                self._thread = None
+        if self._queue:  # it came in meanwhile
+            self._wake()
 
     def _close_connections(self) -> None:
         with contextlib.suppress(IndexError):

@@ -14,6 +14,7 @@ from semel.flow import Ask
 from semel.stores.statements import Execute, Now, Query, Script
 
 STATEMENTS_CACHED: Final = 256
+READ_WAIT_MS: Final = 100
 SYNCHRONOUS: Final = ("FULL", "NORMAL", "EXTRA")
 
 
@@ -38,6 +39,8 @@ def open_connection(
     )
     try:
         if reading:
+            # Readers wait only while somebody recovers or removes the write-ahead log, which is soon over.
+            connection.execute(f"PRAGMA busy_timeout={READ_WAIT_MS}")
             connection.execute("PRAGMA query_only=1")
         else:
             connection.execute("PRAGMA journal_mode=WAL").fetchall()

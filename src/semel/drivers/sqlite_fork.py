@@ -28,7 +28,7 @@ class Forking(Protocol):
     def before_fork(self) -> bool:
         """Close what is idle and hold still; whether that was all."""
 
-    def after_fork(self) -> None:
+    def release_gate(self) -> None:
         """In the parent: go on."""
 
     def begin_process(self) -> None:
@@ -64,7 +64,7 @@ def _before() -> None:
 
 def _in_parent() -> None:
     for driver in _held:
-        driver.after_fork()
+        driver.release_gate()
     _held.clear()
     _open_across.clear()
 

@@ -18,7 +18,20 @@ class Job(Generic[T]):
     A job that ``lends`` is no flow: it asks for the gate itself (see ``sqlite_unit``).
     """
 
-    __slots__ = ("_error", "_flow", "_make", "_needed", "_value", "deadline", "done", "event", "future", "lend", "loop")
+    __slots__ = (
+        "_error",
+        "_flow",
+        "_make",
+        "_needed",
+        "_value",
+        "deadline",
+        "done",
+        "event",
+        "forsaken",
+        "future",
+        "lend",
+        "loop",
+    )
 
     def __init__(self, make: MakeFlow[T] | None, deadline: float, lend: Callable[[], T] | None = None) -> None:
         self._make = make
@@ -31,6 +44,7 @@ class Job(Generic[T]):
         self.event: threading.Event | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.future: asyncio.Future[None] | None = None
+        self.forsaken: Callable[[Job[T]], None] | None = None  # what to do with the value if nobody can be told
         self.lend = lend if lend is not None else _nothing_to_lend
 
     @property
@@ -76,13 +90,19 @@ class Job(Generic[T]):
         self.done = True
 
     def result(self) -> T:
-        """What it ended with; raises what it failed with."""
+        """What it ended with, once; raises what it failed with."""
         if self._error is not None:
             try:
                 raise self._error
             finally:
                 self._error = None  # no cycle between the error and this frame
-        return cast(T, self._value)
+        value, self._value = self._value, None  # handed over: whoever served the job must not keep it alive
+        return cast(T, value)
+
+
+def nothing() -> Flow[None]:
+    """The flow of a job that only takes its turn."""
+    yield from ()
 
 
 def _nothing_to_lend() -> Any:
@@ -91,13 +111,14 @@ def _nothing_to_lend() -> Any:
 
 def settle_jobs(jobs: list[Job[Any]]) -> None:
     """Tell every caller; the futures of one loop with one wake-up, or at once if this is its own thread."""
-    loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    loops: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
     for job in jobs:
         if job.event is not None:
             job.event.set()
         elif job.loop is not None and job.future is not None:
-            loops.setdefault(job.loop, []).append(job.future)
-    for loop, futures in loops.items():
+            loops.setdefault(job.loop, []).append(job)
+    for loop, told in loops.items():
+        futures = [job.future for job in told if job.future is not None]
         try:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
@@ -107,8 +128,10 @@ def settle_jobs(jobs: list[Job[Any]]) -> None:
             continue
         try:
             loop.call_soon_threadsafe(_resolve, futures)
-        except RuntimeError:
-            continue  # the loop is closed: nobody is left to be told, the write stands
+        except RuntimeError:  # the loop is closed: nobody is left to be told, the write stands
+            for job in told:
+                if job.forsaken is not None:
+                    job.forsaken(job)
 
 
 def _resolve(futures: list[asyncio.Future[None]]) -> None:

@@ -9,6 +9,7 @@ cannot land outside the transaction.
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 import time
@@ -75,6 +76,7 @@ class SqliteUnit:
         self._answer: Callable[[Any], Any] = driver.answering(connection, driver.clock)
         self.connection = connection
         self._ended = False
+        self._pid = os.getpid()
 
     def run(self, make: MakeFlow[T]) -> T:
         """Run a flow inside the transaction. Quick: the file's lock is held already."""
@@ -133,6 +135,11 @@ class SqliteUnit:
         finally:
             self._end(keep=False)
 
+    def __del__(self) -> None:
+        # A unit that nobody holds any more would keep the gate for ever. In a forked child it is not ours to end.
+        if not self._ended and self._pid == os.getpid():
+            self.rollback()
+
     def _end(self, *, keep: bool) -> None:
         if self._ended:
             return
@@ -150,15 +157,17 @@ class SqliteUnit:
 
 
 def _open(driver: SqliteDriver, deadline: float) -> SqliteUnit:
-    connection = open_connection(driver.path, driver.synchronous, factory=UnitConnection)
-    assert isinstance(connection, UnitConnection)
     while True:
+        connection: sqlite3.Connection | None = None
         try:
+            connection = open_connection(driver.path, driver.synchronous, factory=UnitConnection)
+            assert isinstance(connection, UnitConnection)
             driver.answering(connection, driver.clock)(BEGIN)
             return SqliteUnit(driver, connection)
         except sqlite3.Error as error:
-            if not is_busy(error) or time.monotonic() >= deadline:
+            if connection is not None:
                 connection.close()
+            if not is_busy(error) or time.monotonic() >= deadline:
                 raise
             time.sleep(BUSY_PAUSE_SECONDS)
 
@@ -187,6 +196,7 @@ async def begin_unit_async(driver: SqliteDriver, seconds: float) -> SqliteUnit:
     loop = asyncio.get_running_loop()
     job.loop = loop
     job.future = future = loop.create_future()
+    job.forsaken = _give_back
     driver.submit(job)
     try:
         await asyncio.shield(future)
