@@ -158,7 +158,7 @@ class SyncUpkeep:
             self.begin_process()
 
     def close(self) -> None:
-        """End the thread, after what it was doing."""
+        """End the thread, after what it was doing; what was given up just now is released once more."""
         self._check_fork()
         with self._changed:
             self._closing = True
@@ -166,6 +166,7 @@ class SyncUpkeep:
             thread = self._thread
         if thread is not None:
             thread.join()
+        self._release()
         self.begin_process()
 
     def granted(self) -> None:
