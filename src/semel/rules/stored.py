@@ -45,10 +45,14 @@ def answer_digest(status: int | None, header_block: bytes, body: bytes) -> bytes
 
 def answer_of(row: Record) -> Answer | None:
     """The stored answer, or None where it is corrupt."""
-    if row.answer_kind != AnswerKind.KEPT or row.headers is None or row.body is None:
+    # SQLite keeps a value of any type in any column: a statement by hand may have left text.
+    if row.answer_kind != AnswerKind.KEPT or not isinstance(row.headers, bytes) or not isinstance(row.body, bytes):
         return None
-    if answer_digest(row.status, row.headers, row.body) != row.answer_digest:
-        return None
+    try:
+        if answer_digest(row.status, row.headers, row.body) != row.answer_digest:
+            return None
+    except TypeError:
+        return None  # the status is no number
     headers = unpack_headers(row.headers)
     return None if headers is None else Answer(row.status, headers, row.body)
 
