@@ -26,7 +26,7 @@ def saying(text: str) -> Callable[[Permit], Answer]:
 
 
 def run_here(engine: Engine, key: str, effects: str = "external") -> str:
-    return engine.run(command(key, effects), saying(key)).answer.body.decode()
+    return engine.run(command(key, effects), saying(key), wait_seconds=10).answer.body.decode()
 
 
 def claimed(engine: Engine, key: str, effects: str = "external") -> Permit:
