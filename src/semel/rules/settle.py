@@ -29,6 +29,16 @@ from semel.rules.stored import answer_digest, pack_headers, state_of
 # A holder whose fence and nonce still stand may settle even after the record reads UNKNOWN.
 SETTLEABLE = (*OPEN_STATES, State.UNKNOWN)
 
+# A settlement writes these and all columns from settled_at on. It is spelled by position, because every command
+# pays for it; that the order is the record's is checked when this module is loaded.
+_STATE, _LEASE_UNTIL, _SETTLED_AT = (Record._fields.index(name) for name in ("state", "lease_until", "settled_at"))
+_SETTLED_COLUMNS = (
+    *("settled_at", "answer_until", "forget_after", "doubt", "business_ref", "resource_type", "resource_id"),
+    *("error_code", "answer_kind", "answer_digest", "sealing_key_id", "status", "headers", "request", "body"),
+)
+if Record._fields[_SETTLED_AT:] != _SETTLED_COLUMNS:
+    raise AssertionError("rules/settle.py and model.Record disagree on the order of the columns that end a record")
+
 
 def holds(row: Record | None, fence: int, nonce: bytes) -> bool:
     """Whether this holder's grant is still the record's."""
@@ -62,23 +72,29 @@ def write_settlement(
     ends = word.state not in (State.UNKNOWN, State.PROCESSING)
     kept = retention(now, row.answer_us, row.tombstone_us)
     answer = word.answer if word.answer_kind == AnswerKind.KEPT else None
-    return row._replace(
-        state=word.state,
-        lease_until=0 if word.state == State.PROCESSING else row.lease_until,
-        settled_at=now if ends else None,
-        answer_until=kept.answer_until if ends else None,
-        forget_after=kept.forget_after if ends else None,
-        doubt=word.doubt,
-        error_code=word.error_code,
-        business_ref=word.business_ref,
-        resource_type=word.resource_type,
-        resource_id=word.resource_id,
-        answer_kind=word.answer_kind,
-        answer_digest=digest,
-        status=word.answer.status if word.answer is not None else None,
-        headers=header_block if answer is not None else None,
-        body=answer.body if answer is not None else None,
-        request=None,
+    return Record._make(
+        (
+            *row[:_STATE],
+            word.state,
+            *row[_STATE + 1 : _LEASE_UNTIL],
+            0 if word.state == State.PROCESSING else row.lease_until,
+            *row[_LEASE_UNTIL + 1 : _SETTLED_AT],
+            now if ends else None,
+            kept.answer_until if ends else None,
+            kept.forget_after if ends else None,
+            word.doubt,
+            word.business_ref,
+            word.resource_type,
+            word.resource_id,
+            word.error_code,
+            word.answer_kind,
+            digest,
+            row.sealing_key_id,
+            None if word.answer is None else word.answer.status,
+            None if answer is None else header_block,
+            None,  # the stored request has served its time
+            None if answer is None else answer.body,
+        )
     )
 
 
