@@ -1,0 +1,95 @@
+"""The options of the bench."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bench.subjects import LIMIT, MIDDLEWARE, NAMES
+
+CONNECTIONS: Final = (1, 32, 128)
+CONNECTIONS_MAX: Final = 512
+
+_EXAMPLES: Final = f"""\
+names for --only: {", ".join(NAMES)}
+(every run through HTTP measures the bare application too: a ratio needs it)
+
+examples:
+  python -m bench                                             everything, in under 4 minutes
+  python -m bench --only sqlite-fresh,limit --connections 32  one cell, and the store's own limit
+  python -m bench --only middleware                           the middleware by itself, in seconds
+  python -m bench --rounds 5 --seconds 5 --json               longer, every sample, for a script
+  make bench ARGS="--rounds 1"                                the same through make
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to measure."""
+
+    seconds: float
+    rounds: int
+    connections: tuple[int, ...]
+    only: tuple[str, ...]
+    json: bool
+
+    @property
+    def middleware(self) -> bool:
+        """Whether the middleware is measured by itself."""
+        return MIDDLEWARE in self.only
+
+    @property
+    def limit(self) -> bool:
+        """Whether the store's own limit is measured."""
+        return LIMIT in self.only
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """The options; exits with the remedy where one is impossible."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Measures what Semel costs: the same application bare and protected, on uvicorn, in interleaved "
+        "rounds. Prints medians (min–max) and ratios to the bare application of the same round.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--seconds", type=_seconds, default=2.0, help="length of one measurement (default: 2)")
+    parser.add_argument("--rounds", type=_rounds, default=3, help="measurements of each cell (default: 3)")
+    parser.add_argument(
+        "--connections", type=_connections, default=CONNECTIONS, help="numbers of connections (default: 1,32,128)"
+    )
+    parser.add_argument("--only", type=_names, default=NAMES, metavar="NAMES", help="measure these, comma-separated")
+    parser.add_argument("--json", action="store_true", help="print one JSON document with every sample")
+    return Options(**vars(parser.parse_args(arguments)))
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.05 <= value <= 600:
+        raise argparse.ArgumentTypeError("give 0.05 to 600 seconds")
+    return value
+
+
+def _rounds(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 100:
+        raise argparse.ArgumentTypeError("give 1 to 100 rounds")
+    return value
+
+
+def _connections(text: str) -> tuple[int, ...]:
+    values = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    if not all(1 <= value <= CONNECTIONS_MAX for value in values):
+        raise argparse.ArgumentTypeError(f"give numbers from 1 to {CONNECTIONS_MAX}, comma-separated")
+    return values
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in NAMES:
+            raise argparse.ArgumentTypeError(f"unknown name {name!r}; known are {', '.join(NAMES)}")
+    return names

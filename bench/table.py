@@ -1,0 +1,130 @@
+"""How results are shown: one Markdown text for documents, or one JSON document with every sample."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from bench.results import Results, Row, Spread
+from bench.subjects import GOAL_CONNECTIONS, SUBJECTS
+
+MIDDLEWARE_US_GOAL: Final = 15.0
+
+_HEAD: Final = (
+    "application",
+    "connections",
+    "requests/s",
+    "of bare",
+    "server CPU µs",
+    "p50 ms",
+    "p99 ms",
+    "store calls",
+    "commits",
+    "generator CPU",
+)
+_LEGEND: Final = """\
+Median (min–max) of the rounds; `of bare` compares with the bare application in the same round. One uvicorn
+worker (uvloop, httptools); a POST of about 200 bytes of JSON with a UUID as its key, answered with 201 and about 100
+bytes; the load generator shares the machine. SQLite commits with synchronous=FULL. CPU is user and system time of
+the server process per request. Store calls and commits per request were counted in a pass of their own."""
+
+
+def as_json(results: Results, about: Mapping[str, str]) -> str:
+    """Every sample, and where it was taken."""
+    document: dict[str, Any] = {
+        "about": about,
+        "rows": [asdict(row) for row in results.rows()],
+        "middleware": [asdict(cost) for cost in results.middleware],
+        "limit": [asdict(limit) for limit in results.limits],
+    }
+    return json.dumps(document, indent=2)
+
+
+def as_text(results: Results, about: Mapping[str, str]) -> str:
+    """Markdown: tables, goals, and where it was measured."""
+    parts = []
+    rows = results.rows()
+    if rows:
+        parts += [_table(_HEAD, [_cells(row) for row in rows]), _LEGEND]
+    inside = _inside(results)
+    if inside:
+        parts.append(_table(("in one process, without a server", "median (min–max)"), inside))
+    reached = _goals(rows, results)
+    if reached:
+        parts.append(_table(("goal", "measured", ""), reached))
+    parts.append("\n".join(f"- {name}: {text}" for name, text in about.items()))
+    return "\n\n".join(parts)
+
+
+def _cells(row: Row) -> list[str]:
+    counted = row.counted
+    return [
+        row.subject,
+        str(row.connections),
+        _spread(row.rates, "{:,.0f}"),
+        _spread(row.ratios, "{:.2f}") if row.ratios else "the load generator was the bottleneck",
+        _spread(row.cpu_us, "{:.0f}"),
+        _median(row.p50_ms),
+        _median(row.p99_ms),
+        "-" if counted is None else f"{counted.store_calls:.2f}",
+        "-" if counted is None or counted.commits is None else f"{counted.commits:.2f}",
+        f"{max(row.generator_shares):.0%}",
+    ]
+
+
+def _inside(results: Results) -> list[list[str]]:
+    rows = []
+    costs = results.middleware
+    if costs:
+        rows += [
+            ["bare pass-through, CPU µs per request", _spread([cost.bare_us for cost in costs], "{:.1f}")],
+            ["the middleware adds, memory, fresh, CPU µs", _spread([cost.fresh_us for cost in costs], "{:.1f}")],
+            ["the middleware adds, memory, replay, CPU µs", _spread([cost.replay_us for cost in costs], "{:.1f}")],
+        ]
+    limits = results.limits
+    if limits:
+        pairs = _spread([limit.pairs_per_second for limit in limits], "{:,.0f}")
+        cpu = _spread([limit.pair_cpu_us for limit in limits], "{:.1f}")
+        rows += [
+            ["SQLite FULL, plain loop, 32 claims a commit, then 32 settlements a commit: pairs/s", pairs],
+            ["the same, CPU µs per pair", cpu],
+        ]
+    return rows
+
+
+def _goals(rows: Sequence[Row], results: Results) -> list[list[str]]:
+    goals = {subject.name: subject.ratio_goal for subject in SUBJECTS}
+    found = []
+    for row in rows:
+        goal, ratio = goals[row.subject], Spread.of(row.ratios)
+        if row.connections == GOAL_CONNECTIONS and goal is not None and ratio is not None:
+            what = f"{row.subject} at {row.connections} connections, at least {goal:.2f} of bare"
+            found.append([what, f"{ratio.median:.2f}", _reached(ratio.median >= goal)])
+    fresh = Spread.of([cost.fresh_us for cost in results.middleware])
+    if fresh is not None:
+        what = f"the middleware itself, at most {MIDDLEWARE_US_GOAL:.0f} µs of CPU"
+        found.append([what, f"{fresh.median:.1f}", _reached(fresh.median <= MIDDLEWARE_US_GOAL)])
+    return found
+
+
+def _reached(yes: bool) -> str:
+    return "reached" if yes else "not reached"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+    return "\n".join(lines)
+
+
+def _spread(samples: Sequence[float], form: str) -> str:
+    spread = Spread.of(samples)
+    if spread is None:
+        return "-"
+    return f"{form.format(spread.median)} ({form.format(spread.least)}–{form.format(spread.greatest)})"
+
+
+def _median(samples: Sequence[float]) -> str:
+    spread = Spread.of(samples)
+    return "-" if spread is None else f"{spread.median:.2f}"
