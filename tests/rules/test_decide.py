@@ -317,3 +317,10 @@ def test_an_answer_that_is_no_http_is_replayed() -> None:
         answer_kind=AnswerKind.KEPT, headers=b"", body=b"x", status=None, answer_digest=answer_digest(None, b"", b"x")
     )
     assert decide(row, OTHERS, NOW) == Replay(Answer(None, (), b"x"), row.operation_id, State.SUCCEEDED)
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_a_record_of_another_format_is_never_read_run_or_replayed(state: State) -> None:
+    row = record(state)._replace(format=2)
+    assert situation(row, MINE, NOW) is Situation.CORRUPT
+    assert decide(row, MINE, NOW + 10**15) == Unreadable(row.operation_id, "corrupt")

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from semel.model import (
+    RECORD_FORMAT,
     AfterExpiry,
     Answer,
     AnswerKind,
@@ -96,6 +97,8 @@ def situation(row: Record | None, claim: Claim, now: int) -> Situation:
     """Name the one situation that holds. The fingerprint is compared before the state is looked at."""
     if row is None:
         return Situation.NEVER_SEEN
+    if row.format != RECORD_FORMAT:
+        return Situation.CORRUPT  # written by a newer Semel: its columns may mean something else
     if row.recipe != claim.recipe:
         return Situation.OTHER_RECIPE
     if row.fingerprint != claim.fingerprint:
