@@ -1,0 +1,60 @@
+"""The documents as the tests see them: pages, their fenced blocks, their headings and their links."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+
+RUN = ("python", "console")
+SHOWN = ("http", "json", "mermaid", "text")
+
+_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block; ``line`` is that of its first line of text."""
+
+    language: str
+    text: str
+    line: int
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(text: str) -> list[Block]:
+    return [Block(found[1], found[2], text[: found.start(2)].count("\n") + 1) for found in _FENCE.finditer(text)]
+
+
+def prose(text: str) -> str:
+    """A page without its blocks."""
+    return _FENCE.sub("", text)
+
+
+def links(text: str) -> Iterator[str]:
+    for found in _LINK.finditer(prose(text)):
+        yield found[1]
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as code hosts make them."""
+    found = set()
+    for heading in _HEADING.finditer(prose(text)):
+        plain = re.sub(r"[^\w\- ]", "", heading[1].lower())
+        found.add(plain.strip().replace(" ", "-"))
+    return found
+
+
+def documents() -> str:
+    """All pages as one text."""
+    return "\n".join(page.read_text("utf-8") for page in PAGES)

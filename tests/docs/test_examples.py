@@ -1,0 +1,94 @@
+"""Every example of every page is run as it stands there, and prints what the page shows."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.docs import curl
+from tests.docs.pages import PAGES, RUN, SHOWN, Block, blocks, name_of
+from tests.docs.running import ADDRESS, assert_shown, parse_console, run_console, run_python
+from tests.service.served import serving
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_examples_of(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = [block for block in blocks(page.read_text("utf-8")) if block.language in RUN]
+    namespace: dict[str, object] = {"__name__": "example"}
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as stack:
+        served: str | None = None
+        if any(ADDRESS in block.text for block in examples):
+            served = stack.enter_context(serving(tmp_path)).url.removeprefix("http://")
+        for block in examples:
+            if block.language == "python":
+                run_python(block, name_of(page), namespace)
+            else:
+                run_console(block, name_of(page), tmp_path, served)
+
+
+def test_nothing_that_looks_like_an_example_evades_its_test() -> None:
+    """Shell and Python are written under one name each, so that none of them is overlooked."""
+    found = [
+        f"{name_of(page)}:{block.line} {block.language}"
+        for page in PAGES
+        for block in blocks(page.read_text("utf-8"))
+        if block.language not in (*RUN, *SHOWN)
+    ]
+    assert found == []
+
+
+def test_commands_are_told_from_what_they_print() -> None:
+    assert parse_console("$ echo a \\\n>   b\na b\n$ true\n") == [("echo a \\\n  b", "a b\n"), ("true", "")]
+
+
+def test_what_is_not_printed_is_seen(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="shown"):
+        run_console(Block("console", "$ echo one\ntwo\n", 1), "page", tmp_path, None)
+    with pytest.raises(AssertionError, match="shown"):
+        run_python(Block("python", "print(1)\n# > 2\n", 1), "page", {})
+    with pytest.raises(AssertionError, match="only a checkout"):
+        run_console(Block("console", "$ pip install semel\n", 1), "page", tmp_path, None)
+    with pytest.raises(AssertionError, match="does not show"):
+        run_python(Block("python", "print(1)\n", 1), "page", {})
+    assert_shown("a ... c\n", "a b c\n", "here")
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Answers with what it was sent."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(201, self.headers["X-Said"].encode() + b" " + body)
+
+    def do_GET(self) -> None:
+        self._answer(404, b"nothing here")
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("X-Path", self.path)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+def test_the_plain_curl_does_what_the_examples_ask_of_it(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    with HTTPServer(("127.0.0.1", 0), Echo) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert curl.main(["-si", f"{url}/a?b=c", "-H", "X-Said: well", "-d", "done"]) == 0
+        head, _, body = capfdbinary.readouterr().out.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 201 Created\r\n")
+        assert b"x-path: /a?b=c" in head
+        assert body == b"well done"
+        assert curl.main(["-s", url]) == 0
+        assert capfdbinary.readouterr().out == b"nothing here"
+        server.shutdown()
+    assert curl.main(["-s", url]) == 7

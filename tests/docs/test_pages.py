@@ -1,0 +1,211 @@
+"""The documents agree with the code and with each other: generated pages, links, options, codes, events, commands."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from semel.cli.main import grammar
+from semel.policy import REPLAY_HEADERS, Policy
+from semel.rules.recipe import Recipe
+from semel.service.settings import Settings
+from semel.telemetry import EVENTS
+from semel.web.operations import BAD_QUERY, NOT_FOUND
+from semel.web.problem import KINDS, Kind
+from semel.web.surface import Surface
+from tests.docs.pages import DOCS, PAGES, ROOT, anchors, blocks, documents, links, name_of
+
+RECORDS = sorted((DOCS / "internals/decisions").glob("*.md"))
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text("utf-8")
+
+
+# --- generated pages ---
+
+
+@pytest.fixture(scope="module")
+def generator() -> dict[str, Any]:
+    return runpy.run_path(str(DOCS / "make_guarantees.py"))
+
+
+def test_generated_pages_are_current(generator: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    main: Callable[[list[str]], int] = generator["main"]
+    assert main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_a_stale_page_is_seen(
+    generator: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside = generator["main"].__globals__
+    stale = tmp_path / "states.md"
+    stale.write_text("old", "utf-8")
+    monkeypatch.setitem(inside, "ROOT", tmp_path)
+    monkeypatch.setitem(inside, "PAGES", {stale: lambda: "new"})
+
+    assert generator["main"](["--check"]) == 1
+    assert "states.md" in capsys.readouterr().err
+    assert generator["main"]([]) == 0
+    assert generator["main"](["--check"]) == 0
+
+
+@pytest.mark.parametrize("name", ["tests/house/test_tidy.py::test_nothing", "no_such_case"])
+def test_a_test_that_is_not_there_is_not_named(generator: dict[str, Any], name: str) -> None:
+    with pytest.raises(LookupError):
+        generator["_test"](name)
+
+
+# --- links ---
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_internal_links_lead_somewhere(path: Path) -> None:
+    broken = []
+    for link in links(path.read_text("utf-8")):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, anchor = unquote(link).partition("#")
+        target = (path.parent / file).resolve() if file else path
+        known = (
+            target.suffix != ".md" or not anchor or (target.exists() and anchor in anchors(target.read_text("utf-8")))
+        )
+        if not target.exists() or not target.is_relative_to(ROOT) or not known:
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_page_is_linked() -> None:
+    linked = {
+        (path.parent / unquote(link).partition("#")[0]).resolve()
+        for path in PAGES
+        for link in links(path.read_text("utf-8"))
+    }
+    expected = {path for path in PAGES if path.is_relative_to(DOCS)}
+    assert sorted(name_of(path) for path in expected - linked) == []
+
+
+def test_anchors_are_found() -> None:
+    assert anchors("# The key\n## `Prefer: wait` and 409\n") == {"the-key", "prefer-wait-and-409"}
+
+
+# --- what is documented exists, and what exists is documented ---
+
+
+@pytest.mark.parametrize("options", [Policy, Surface, Recipe], ids=lambda kind: kind.__name__)
+def test_every_option_is_documented(options: type) -> None:
+    text = documents()
+    names = [field.name for field in fields(options) if field.init]
+    assert [name for name in names if not re.search(rf"`{name}\b", text)] == []
+
+
+def test_policies_in_prose_have_options_that_exist() -> None:
+    """The table of options names every one of them once, with its real default."""
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page("effects.md"), flags=re.MULTILINE))
+    assert set(rows) == {field.name for field in fields(Policy) if field.init}
+    policy = Policy()
+    numbers = {
+        name: getattr(policy, name)
+        for name in rows
+        if isinstance(getattr(policy, name), int | float) and name != "effects"
+    }
+    shown = {name: rows[name] for name in numbers}
+    assert shown == {name: _as_shown(value) for name, value in numbers.items()}
+
+
+def _as_shown(value: float) -> str:
+    return str(value) if isinstance(value, bool) else f"{value:,}".replace(",", " ")
+
+
+def test_problem_codes_are_those_of_the_code() -> None:
+    rows = re.findall(r"^\| `([A-Z_]+)` \| (\d{3}) \| (\w+) \| (yes|no) \|", page("http.md"), flags=re.MULTILINE)
+    assert sorted(rows) == sorted(_row(kind) for kind in (*KINDS, NOT_FOUND, BAD_QUERY))
+
+
+def _row(kind: Kind) -> tuple[str, str, str, str]:
+    return kind.code, str(kind.status), kind.key_action, "yes" if kind.retryable else "no"
+
+
+def test_replayed_headers_are_those_of_the_code() -> None:
+    [listed] = re.findall(r"^Replayed headers: (.+?)\.$", page("http.md"), flags=re.MULTILINE | re.DOTALL)
+    assert {name.lower().encode() for name in re.findall(r"`([\w-]+)`", listed)} == REPLAY_HEADERS
+
+
+def test_events_and_labels_are_those_of_the_code() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page("telemetry.md"), flags=re.MULTILINE)
+    assert {name: tuple(re.findall(r"`(\w+)`", labels)) for name, labels in rows} == dict(EVENTS)
+
+
+def test_commands_of_the_command_line_are_those_of_the_code() -> None:
+    _, commands = grammar()
+    text = page("operating.md")
+    rows = re.findall(r"^\| `semel (\w+)` \|", text, flags=re.MULTILINE)
+    assert sorted(rows) == sorted(commands.choices)
+    written = set(re.findall(r"`semel ([a-z]+)\b", documents()))
+    assert written <= set(commands.choices)
+
+
+def test_options_of_the_command_line_exist() -> None:
+    _, commands = grammar()
+    known = {spelling for parser in commands.choices.values() for spelling in parser.spellings()} | {"--version"}
+    written = set(re.findall(r"`(--[a-z][a-z-]*)", page("operating.md")))
+    assert written <= known
+
+
+def test_variables_of_the_service_are_documented() -> None:
+    written = set(re.findall(r"\b(?:SEMEL_[A-Z_]+|HOST|PORT)\b", Settings.__doc__ or ""))
+    assert written
+    assert written <= set(re.findall(r"`(\w+)", page("operating.md")))
+
+
+# --- decisions ---
+
+
+def test_decisions_are_numbered_without_gaps_and_listed() -> None:
+    numbers = [int(path.name[:4]) for path in RECORDS if path.name != "README.md"]
+    assert numbers == list(range(1, len(numbers) + 1))
+    listed = set(links(page("internals/decisions/README.md")))
+    assert {path.name for path in RECORDS} - {"README.md"} <= listed
+
+
+@pytest.mark.parametrize("path", [path for path in RECORDS if path.name != "README.md"], ids=lambda path: path.stem)
+def test_a_decision_has_its_three_parts(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert text.startswith(f"# {path.name[:4]} ")
+    assert re.findall(r"^\*\*(Context|Decision|Consequence)\.\*\*", text, flags=re.MULTILINE) == [
+        "Context",
+        "Decision",
+        "Consequence",
+    ]
+
+
+# --- habits ---
+
+
+def test_no_page_names_a_place_of_one_machine() -> None:
+    places = re.compile(r"/(?:work|home|root|tmp|Users)/\w")
+    found = [
+        f"{name_of(path)}:{number}"
+        for path in PAGES
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1)
+        if places.search(line)
+    ]
+    assert found == []
+
+
+def test_the_readme_shows_first_what_it_is_and_that_it_works() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    first_screen = "\n".join(text.splitlines()[:50])
+    languages = [block.language for block in blocks(first_screen)]
+    assert languages.count("console") >= 2
+    assert "curl" in first_screen
+    assert "idempotency-replayed: true" in first_screen
+    for command in ("make run", "make test"):
+        assert command in first_screen
