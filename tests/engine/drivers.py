@@ -72,6 +72,23 @@ class SlowReplies:
         return None
 
 
+class FailingReplies:
+    """While ``fail`` is set, a call waits for it and is never performed; then all is well again."""
+
+    def __init__(self) -> None:
+        self.inner = LocalDriver(clock=SettableClock())
+        self.fail: asyncio.Event | None = None
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        if self.fail is not None:
+            await self.fail.wait()
+            raise StoreTimeout("no reply")
+        return self.inner.run(make)
+
+    async def close_async(self) -> None:
+        return None
+
+
 class LateDelivery:
     """Loses patience with the first call, and delivers it later: "not known yet" made long."""
 

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, AsyncEngine, Permit, Policy
+from semel.engine import upkeep
 from semel.engine.backend import Backend
 from semel.engine.result import Result
-from semel.errors import StoreUnavailable
+from semel.errors import StoreTimeout, StoreUnavailable
 from semel.model import InProgress, Replay, Settled, State
 from semel.rules.classify import Succeeded
 from semel.stores.memory import MemoryStore
 from semel.testing.clock import SettableClock
-from tests.engine.drivers import SlowReplies, memory, sqlite
+from semel.testing.faults import Fault, Faults, Kind, When, faulty_sqlite
+from tests.engine.drivers import FailingReplies, SlowReplies, memory, sqlite
 from tests.engine.shells import MADE, Ledger, command
 
 TURNS_MAX = 400
@@ -92,6 +94,45 @@ def test_a_settlement_survives_its_caller() -> None:
         driver.hold.set()
         assert isinstance(await engine.claim(command()), Replay)
         await engine.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_settlement_whose_caller_is_gone_is_repeated_when_the_store_fails() -> None:
+    """Cancelled, and then the store did not take it: it is written all the same."""
+
+    async def scenario() -> None:
+        driver = FailingReplies()
+        engine = await opened(Backend("failing", MemoryStore(), driver))
+        permit = await engine.claim(command())
+        assert isinstance(permit, Permit)
+        driver.fail = asyncio.Event()
+        settling = asyncio.ensure_future(engine.settle(permit, Succeeded(MADE)))
+        await turns(2)
+        settling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await settling
+        failing, driver.fail = driver.fail, None
+        failing.set()
+        await asyncio.wait_for(engine.close(), timeout=20)
+        [row] = driver.inner._table.records.values()
+        assert row.state == State.SUCCEEDED
+
+    asyncio.run(scenario())
+
+
+def test_closing_does_not_wait_for_a_claim_that_never_landed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its release can be seen by nobody: a last try, and the lease is left to do the rest."""
+    monkeypatch.setattr(upkeep, "ABANDON_EVERY_SECONDS", 0)
+
+    async def scenario() -> None:
+        faults = Faults(Fault(Kind.TIMEOUT, When.BEFORE, 6))  # at the claim's commit
+        faults.rest()
+        engine = await opened(faulty_sqlite(str(tmp_path / "semel.db"), SettableClock(), faults).backend)
+        faults.resume()
+        with pytest.raises(StoreTimeout):
+            await engine.claim(command())
+        await asyncio.wait_for(engine.close(), timeout=20)
 
     asyncio.run(scenario())
 

@@ -168,20 +168,26 @@ class AsyncEngine:
                     [reply] = await self._performer.store_call("settle", lambda: self.store.settle((word,)))
                 except StoreError:
                     reply = await self._confirm(word, permit)
+                except asyncio.CancelledError:
+                    _ = self._repeat(word, permit)  # nobody is left to hear whether the store has it
+                    raise
         finally:
             core.conclude(permit)
         core.tell_settled(permit, outcome, reply)
         return reply
 
     async def _confirm(self, word: Settlement, permit: Permit) -> Settling:
-        # A task of its own: it goes on until the lease is over, however long the caller listens.
-        seconds = max(permit.claim.terms.lease_us / 1_000_000, self.confirm_seconds)
-        task = self._upkeep.spawn(self._performer.drive(settle_until_confirmed(self.store, word, seconds)))
+        task = self._repeat(word, permit)
         done, _ = await asyncio.wait({task}, timeout=self.confirm_seconds)
         if not done:
             raise StoreTimeout("the outcome could not be confirmed by the store; it is being repeated")
         reply: Settling = task.result()
         return reply
+
+    def _repeat(self, word: Settlement, permit: Permit) -> asyncio.Task[Settling]:
+        # A task of its own: it goes on until the lease is over, however long the caller listens.
+        seconds = max(permit.claim.terms.lease_us / 1_000_000, self.confirm_seconds)
+        return self._upkeep.spawn(self._performer.drive(settle_until_confirmed(self.store, word, seconds)))
 
     async def reread(self, permit: Permit) -> Verdict:
         """What the record says now: the verdict that a refused settlement must be answered with."""

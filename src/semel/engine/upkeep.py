@@ -64,6 +64,7 @@ class AsyncUpkeep:
         self._beat: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._release_task: asyncio.Task[Any] | None = None
+        self._closing = False
         self._renew_task: asyncio.Task[Any] | None = None
 
     def _check_loop(self) -> None:
@@ -84,13 +85,15 @@ class AsyncUpkeep:
         return task
 
     async def close(self) -> None:
-        """Wait for everything that was spawned."""
+        """Wait for everything that was spawned; what was given up is released once more, seen or not."""
+        self._closing = True
         self._check_loop()
         if self._beat is not None:
             self._beat.cancel()
             self._beat = None
         while self._tasks:
             await asyncio.wait(set(self._tasks))
+        self._closing = False
 
     def granted(self) -> None:
         """A permit lives: see to it that it is renewed."""
@@ -132,7 +135,9 @@ class AsyncUpkeep:
             except StoreError:
                 gone = [False] * len(nonces)
             self._abandoned.released(nonces, gone)
-            if self._abandoned:
+            if self._abandoned and self._closing:
+                self._abandoned = Abandoned()
+            elif self._abandoned:
                 await asyncio.sleep(ABANDON_EVERY_SECONDS)
 
 
