@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -25,7 +24,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from semel.errors import ConfigurationError
-from semel.integrations.starlette import DECLARED, Declared, permit_parameters, response_of
+from semel.integrations.endpoint import annotations_of, permit_parameters
+from semel.integrations.starlette import DECLARED, Declared, response_of
 from semel.integrations.starlette import Semel as StarletteSemel
 from semel.policy import Policy
 from semel.web.openapi import describe_operation
@@ -41,13 +41,17 @@ class Semel(StarletteSemel):
 
     def _wrap(self, endpoint: Callable[..., Any], declared: Declared) -> Callable[..., Any]:
         permits = permit_parameters(endpoint)
+        hints = annotations_of(endpoint)
+        # FastAPI fills one parameter with the request: the endpoint's own, where it has one.
+        own = next((name for name, hint in hints.items() if _is_request(hint)), None)
 
         @functools.wraps(endpoint)
         async def claimed(**kwargs: Any) -> Any:
-            request = kwargs.pop(_REQUEST)
+            request = kwargs.pop(_REQUEST) if own is None else kwargs[own]
             return await self.serve(endpoint, declared, request, (), kwargs, permits)
 
-        claimed.__signature__ = _signature(endpoint, permits)  # type: ignore[attr-defined]
+        claimed.__signature__ = _signature(endpoint, permits, hints, own)  # type: ignore[attr-defined]
+        claimed.__name__ = getattr(endpoint, "__name__", type(endpoint).__name__)
         setattr(claimed, DECLARED, declared)
         return claimed
 
@@ -89,22 +93,27 @@ class Semel(StarletteSemel):
         return response_of(await self.operations.by_id(operation_id, request))
 
 
-def _signature(endpoint: Callable[..., Any], permits: tuple[str, ...]) -> inspect.Signature:
+def _is_request(hint: Any) -> bool:
+    kind = getattr(hint, "__origin__", hint) if hasattr(hint, "__metadata__") else hint
+    return inspect.isclass(kind) and issubclass(kind, Request)
+
+
+def _signature(
+    endpoint: Callable[..., Any], permits: tuple[str, ...], hints: dict[str, Any], own: str | None
+) -> inspect.Signature:
     """What FastAPI shall see: without the permit, with the request."""
-    hints = typing.get_type_hints(endpoint, include_extras=True)
     signature = inspect.signature(endpoint)
     if any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in signature.parameters.values()):
-        raise ConfigurationError(f"{endpoint.__qualname__} has positional-only parameters, which FastAPI cannot fill")
+        raise ConfigurationError(f"{endpoint!r} has positional-only parameters, which FastAPI cannot fill")
     kept = [
-        parameter.replace(annotation=hints.get(parameter.name, parameter.annotation))
+        # All by keyword, as FastAPI calls: so that the order need not be right without the permit.
+        parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
         for parameter in signature.parameters.values()
         if parameter.name not in permits
     ]
-    request = inspect.Parameter(_REQUEST, inspect.Parameter.KEYWORD_ONLY, annotation=Request)
-    variadic = [parameter for parameter in kept if parameter.kind is parameter.VAR_KEYWORD]
-    kept = [parameter for parameter in kept if parameter.kind is not parameter.VAR_KEYWORD]
-    returns = hints.get("return", signature.return_annotation)
-    return signature.replace(parameters=[*kept, request, *variadic], return_annotation=returns)
+    if own is None:
+        kept.append(inspect.Parameter(_REQUEST, inspect.Parameter.KEYWORD_ONLY, annotation=Request))
+    return signature.replace(parameters=kept, return_annotation=hints["return"])
 
 
 def _complete_openapi(app: FastAPI) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
@@ -24,12 +24,13 @@ from starlette.routing import Route as StarletteRoute
 from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, PolicyError
+from semel.integrations.endpoint import PermitHere, check_endpoint, permit_parameters, plain_function
 from semel.model import Answer, Effects
 from semel.policy import Policy
 from semel.web.asgi_route import CALL_KEY, CaptureMiddleware, RouteCall
 from semel.web.asgi_tasks import KeptAlive
 from semel.web.operations import Operations
-from semel.web.routing import Route
+from semel.web.routing import UNSAFE_METHODS, Route
 from semel.web.surface import Surface
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,13 +45,6 @@ class Declared:
     name: str
     policy: Policy
     route: Route
-
-
-class _PermitHere:
-    """The default value of an endpoint's parameter that takes the permit."""
-
-    def __repr__(self) -> str:
-        return "semel.permit"
 
 
 class Semel:
@@ -68,7 +62,7 @@ class Semel:
     ...     return Response(status_code=201)
     """
 
-    permit: Any = _PermitHere()
+    permit: Any = PermitHere()
 
     def __init__(self, engine: AsyncEngine, *, caller: Any = None, **settings: Any) -> None:
         self.engine = engine
@@ -97,8 +91,13 @@ class Semel:
         if chosen.terms.effects is Effects.ATOMIC:
             self.engine.backend.check_atomic()
         declared = self.declared[name] = Declared(name, chosen, self.surface.route(name, chosen))
+        endpoints: list[object] = []
 
         def declare(endpoint: F) -> F:
+            if endpoints:
+                raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
+            endpoints.append(endpoint)
+            check_endpoint(endpoint)
             return cast(F, self._wrap(endpoint, declared))
 
         return declare
@@ -107,8 +106,9 @@ class Semel:
         permits = permit_parameters(endpoint)
 
         @functools.wraps(endpoint)
-        async def claimed(request: Request) -> Any:
-            return await self.serve(endpoint, declared, request, (request,), {}, permits)
+        async def claimed(*args: Any) -> Any:
+            # The request comes last: of a method, such as HTTPEndpoint.post, the instance comes first.
+            return await self.serve(endpoint, declared, args[-1], args, {}, permits)
 
         setattr(claimed, DECLARED, declared)
         return claimed
@@ -126,6 +126,11 @@ class Semel:
     ) -> Any:
         """Claim, then call the endpoint; or return the answer that stands in its way."""
         call = request.scope.get(CALL_KEY)
+        if request.method not in UNSAFE_METHODS:
+            raise ConfigurationError(
+                f"the operation {declared.name!r} is called by {request.method}, "
+                f"but {request.method} is no command; commands are {', '.join(UNSAFE_METHODS)}"
+            )
         if not isinstance(call, RouteCall):
             raise ConfigurationError(
                 f"the operation {declared.name!r} is called without its capture; call semel.install(app) once"
@@ -159,7 +164,7 @@ class Semel:
         Parameters: ``operations_path`` where the status resource is served (None: nowhere). The caller function
         must know the caller there too: an authentication *middleware* has run, a dependency has not.
         """
-        app.add_middleware(CaptureMiddleware, engine=self.engine, declared=_is_declared, kept_alive=self._kept_alive)
+        app.add_middleware(CaptureMiddleware, engine=self.engine, may_claim=_may_claim, kept_alive=self._kept_alive)
         _manage(app, self.engine, self._kept_alive)
         if operations_path is not None:
             one = f"{operations_path}/{{operation_id}}"
@@ -173,8 +178,9 @@ class Semel:
         return response_of(await self.operations.by_id(request.path_params["operation_id"], request))
 
 
-def _is_declared(endpoint: object) -> bool:
-    return hasattr(endpoint, DECLARED)
+def _may_claim(endpoint: object) -> bool:
+    """Whether the body must be kept for this endpoint: not yet known, declared, or itself an application."""
+    return hasattr(endpoint, DECLARED) or not inspect.isroutine(endpoint)
 
 
 def _manage(app: Starlette, engine: AsyncEngine, kept_alive: KeptAlive) -> None:
@@ -194,15 +200,10 @@ def _manage(app: Starlette, engine: AsyncEngine, kept_alive: KeptAlive) -> None:
 
 
 async def _call(endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if inspect.iscoroutinefunction(endpoint):
-        return await cast("Awaitable[Any]", endpoint(*args, **kwargs))
-    return await run_in_threadpool(endpoint, *args, **kwargs)
-
-
-def permit_parameters(endpoint: Callable[..., Any]) -> tuple[str, ...]:
-    """The parameters of an endpoint that take the permit, by their default ``semel.permit``."""
-    parameters = inspect.signature(endpoint).parameters.values()
-    return tuple(parameter.name for parameter in parameters if isinstance(parameter.default, _PermitHere))
+    if inspect.iscoroutinefunction(plain_function(endpoint)):
+        return await endpoint(*args, **kwargs)
+    result = await run_in_threadpool(endpoint, *args, **kwargs)
+    return await result if inspect.isawaitable(result) else result
 
 
 def response_of(answer: Answer) -> Response:

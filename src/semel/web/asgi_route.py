@@ -7,12 +7,13 @@ What the application refuses before the claim is never recorded.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
-from semel.errors import NothingHappened, RequestTooLarge, StoreError
+from semel.errors import ConfigurationError, NothingHappened, RequestTooLarge, StoreError
 from semel.model import Answer
 from semel.policy import Command
 from semel.rules.classify import Outcome, classify_exception
@@ -29,13 +30,16 @@ CALL_KEY: Final = "semel.call"
 class RouteCall(Call):
     """One request of an application whose endpoints claim for themselves."""
 
-    __slots__ = ("_declared", "_failure", "_mark", "_whole")
+    __slots__ = ("_cut", "_failure", "_leaked", "_mark", "_may_claim", "_told", "_whole")
 
     def __init__(
-        self, app: App, engine: AsyncEngine, scope: Scope, receive: Receive, send: Send, declared: Callable[..., Any]
+        self, app: App, engine: AsyncEngine, scope: Scope, receive: Receive, send: Send, may_claim: Callable[..., bool]
     ) -> None:
         self._prepare(app, engine, scope, receive, send)
-        self._declared = declared
+        self._may_claim = may_claim
+        self._leaked = False
+        self._cut = False
+        self._told = False
         self._failure: BaseException | None = None
         self._mark: tuple[bytes, bytes] | None = None
         self._whole = False
@@ -63,6 +67,13 @@ class RouteCall(Call):
         self, surface: Surface, route: Route, params: Params, request: Mapping[str, Any]
     ) -> Permit | Answer | None:
         """Claim for the endpoint: its permit, the answer to give instead, or None to run unprotected."""
+        if self._permit is not None:
+            raise ConfigurationError(f"the operation {route.name!r} was called by the handler of another one")
+        if self._leaked:
+            raise ConfigurationError(
+                f"the body of a request to {route.name!r} was read by an endpoint that is not the declared one; "
+                "write @semel.command outside of what reads the body, or use functools.wraps there"
+            )
         scope = self._scope
         query = scope.get("query_string", b"")
         opened = open_exchange(surface, route, params, scope["method"], query, scope["headers"], request)
@@ -94,21 +105,26 @@ class RouteCall(Call):
     # --- what the application gets --------------------------------------------------------------
 
     async def receive(self) -> Message:
-        """The body, kept for the fingerprint if the endpoint is a declared one; then as ``Call`` does."""
+        """The body, kept for the fingerprint unless no claim can follow; then as ``Call`` does."""
         spool = self._spool
         if spool is None:
-            if not self._declared(self._scope.get("endpoint")):
+            if not self._may_claim(self._scope.get("endpoint")):
+                self._leaked = True
                 return await self._receive()
             spool = self._spool = Spool()
         if self._read_at < spool.size:
-            chunk = spool.read(self._read_at)
+            chunk = await _read(spool, self._read_at)
             self._read_at += len(chunk)
-            more = not self._whole or self._read_at < spool.size
-            return {"type": "http.request", "body": chunk, "more_body": more}
+            self._told = self._whole and self._read_at == spool.size
+            return {"type": "http.request", "body": chunk, "more_body": not self._told}
         if not self._whole:
             message = await self._pull(spool)
             self._read_at = spool.size
+            self._told = self._whole
             return message
+        if not self._told:  # the body is empty, or its end came with the claim
+            self._told = True
+            return {"type": "http.request", "body": b"", "more_body": False}
         return await (self._after_body() if self._permit is not None else self._receive())
 
     async def send(self, message: Message) -> None:
@@ -124,10 +140,13 @@ class RouteCall(Call):
         """The next piece from the client, into the spool."""
         message = await self._receive()
         if message["type"] == "http.request":
-            spool.write(message.get("body", b""))
+            if spool.on_disk:
+                await asyncio.to_thread(spool.write, message.get("body", b""))
+            else:
+                spool.write(message.get("body", b""))
             self._whole = not message.get("more_body", False)
         else:
-            self._whole = True  # the client went away; what came is what it sent
+            self._whole = self._cut = True
         return message
 
     async def _command(self, surface: Surface, exchange: Exchange) -> Command | Answer:
@@ -138,12 +157,17 @@ class RouteCall(Call):
             spool = self._spool = Spool()
         while not self._whole and spool.size <= limit:
             await self._pull(spool)
+        if self._cut:
+            return exchange.cut_short()  # the client went away in the middle: half a request is no command
         if spool.size > limit:
             text = f"The body is larger than {limit} bytes; send a smaller one."
             return surface.problems.of_error(RequestTooLarge(text))
         if not spool.on_disk:
             return exchange.command(spool.open().read())
-        for chunk in spool.chunks():
+        at = 0
+        while at < spool.size:
+            chunk = await _read(spool, at)
+            at += len(chunk)
             refusal = exchange.feed(chunk)
             if refusal is not None:
                 return refusal
@@ -158,19 +182,23 @@ class RouteCall(Call):
         return super()._outcome(permit, error)
 
 
+async def _read(spool: Spool, at: int) -> bytes:
+    return await asyncio.to_thread(spool.read, at) if spool.on_disk else spool.read(at)
+
+
 class CaptureMiddleware:
     """Stands around an application whose endpoints claim for themselves. Pure ASGI."""
 
-    def __init__(self, app: App, engine: AsyncEngine, declared: Callable[..., Any], kept_alive: KeptAlive) -> None:
+    def __init__(self, app: App, engine: AsyncEngine, may_claim: Callable[..., bool], kept_alive: KeptAlive) -> None:
         self.app = app
         self._engine = engine
-        self._declared = declared
+        self._may_claim = may_claim
         self._kept_alive = kept_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI says."""
         if scope["type"] == "http" and scope["method"] in UNSAFE_METHODS and CALL_KEY not in scope:
-            call = RouteCall(self.app, self._engine, scope, receive, send, self._declared)
+            call = RouteCall(self.app, self._engine, scope, receive, send, self._may_claim)
             await self._kept_alive.run(call.run_app())
         else:
             await self.app(scope, receive, send)

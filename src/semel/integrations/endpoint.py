@@ -1,0 +1,70 @@
+"""What can be told about an endpoint before it is called: what it is, and which of its parameters take the permit."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from semel.errors import ConfigurationError
+
+
+class PermitHere:
+    """Marks the parameter of an endpoint that takes the permit."""
+
+    def __repr__(self) -> str:
+        return "semel.permit"
+
+
+def plain_function(endpoint: Any) -> Any:
+    """The function behind a partial, a bound method or a callable object: what has the annotations."""
+    while isinstance(endpoint, functools.partial):
+        endpoint = endpoint.func
+    return endpoint if inspect.isroutine(endpoint) or not callable(endpoint) else type(endpoint).__call__
+
+
+def check_endpoint(endpoint: Any) -> None:
+    """Refuse what is no call that could be protected.
+
+    Raises ConfigurationError.
+    """
+    if inspect.isclass(endpoint):
+        raise ConfigurationError(f"{endpoint.__qualname__} is a class: declare its method, such as post, instead")
+    function = plain_function(endpoint)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"{function.__qualname__} is a generator, which runs after its call has returned, so that the call "
+            "cannot be protected; let it return a StreamingResponse"
+        )
+
+
+def permit_parameters(endpoint: Callable[..., Any]) -> tuple[str, ...]:
+    """The parameters of an endpoint that take the permit: by their default ``semel.permit``, or annotated with it."""
+    hints = annotations_of(endpoint)
+    return tuple(
+        parameter.name
+        for parameter in inspect.signature(endpoint).parameters.values()
+        if isinstance(parameter.default, PermitHere)
+        or any(isinstance(note, PermitHere) for note in getattr(hints[parameter.name], "__metadata__", ()))
+    )
+
+
+def annotations_of(endpoint: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of an endpoint's parameters and its return, as far as their names are known."""
+    signature = inspect.signature(endpoint)
+    found = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
+    names = getattr(inspect.unwrap(plain_function(endpoint)), "__globals__", {})
+    return {name: _resolved(each, names) for name, each in (*found.items(), ("return", signature.return_annotation))}
+
+
+def _resolved(annotation: Any, names: dict[str, Any]) -> Any:
+    if annotation is inspect.Parameter.empty:
+        return annotation
+    try:
+        here = types.SimpleNamespace(__annotations__={"it": annotation})
+        return typing.get_type_hints(here, names, include_extras=True)["it"]
+    except NameError:
+        return annotation  # imported for type checkers only: whoever needs the type will say so
