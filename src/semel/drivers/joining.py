@@ -6,39 +6,40 @@ import asyncio
 import sqlite3
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
-from semel.drivers.clock import Clock
-from semel.drivers.sqlite_join import BUSY_PAUSE_SECONDS, JoinedUnit, join_sqlite
+from semel.drivers.sqlite_join import BUSY_PAUSE_SECONDS, JoinedUnit, StoreFile, join_sqlite
 from semel.errors import JoinRefused, StoreUnavailable
 
 
-def join(connection: Any, clock: Clock, busy_seconds: float) -> JoinedUnit:
+def join(connection: Any, file: StoreFile) -> JoinedUnit:
     """Join the next transaction of a sqlite3 connection, a SQLAlchemy Session or Connection.
 
     Raises JoinRefused and StoreUnavailable.
     """
     if isinstance(connection, sqlite3.Connection):
-        return join_sqlite(connection, clock, busy_seconds)
+        return join_sqlite(connection, file)
     if "sqlalchemy" in sys.modules:
         from semel.drivers import sqlalchemy as alchemy
 
         if isinstance(connection, (alchemy.Session, alchemy.Connection)):
-            return alchemy.join_sqlalchemy(connection, clock, busy_seconds)
+            return alchemy.join_sqlalchemy(connection, file)
     raise JoinRefused(_unknown(connection))
 
 
-async def join_async(connection: Any, clock: Clock, busy_seconds: float) -> JoinedUnit:
+async def join_async(connection: Any, file: StoreFile) -> JoinedUnit:
     """As ``join``, also for AsyncSession and AsyncConnection; a busy file is awaited without blocking the loop."""
     if "sqlalchemy.ext.asyncio" in sys.modules:
         from semel.drivers import sqlalchemy_async as alchemy
 
         if isinstance(connection, (alchemy.AsyncSession, alchemy.AsyncConnection)):
-            return await alchemy.join_sqlalchemy_async(connection, clock, busy_seconds)
-    ends = time.monotonic() + busy_seconds
+            return await alchemy.join_sqlalchemy_async(connection, file)
+    at_once = replace(file, busy_seconds=0)
+    ends = time.monotonic() + file.busy_seconds
     while True:
         try:
-            return join(connection, clock, 0)
+            return join(connection, at_once)
         except StoreUnavailable:
             if time.monotonic() >= ends:
                 raise

@@ -15,8 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
-from semel.drivers.clock import Clock
-from semel.drivers.sqlite_join import BEGUN, JoinedUnit, begin_immediate, check_joinable
+from semel.drivers.sqlite_join import BEGUN, JoinedUnit, StoreFile, begin_immediate, check_joinable
 from semel.errors import JoinRefused
 
 __all__ = ["Connection", "Session", "join_sqlalchemy", "session_on"]
@@ -31,12 +30,12 @@ def session_on(connection: sqlite3.Connection) -> Session:
     return Session(bind=engine, join_transaction_mode="create_savepoint")
 
 
-def join_sqlalchemy(target: Session | Connection, clock: Clock, busy_seconds: float) -> JoinedUnit:
+def join_sqlalchemy(target: Session | Connection, file: StoreFile) -> JoinedUnit:
     """Join the next transaction of a Session or Connection whose dialect is SQLite.
 
     Raises:
-        JoinRefused: another database, autocommit, a savepoint, or statements already run.
-        StoreUnavailable: the file's write lock was not to be had within ``busy_seconds``.
+        JoinRefused: another database or file, autocommit, a savepoint, or statements already run.
+        StoreUnavailable: the file's write lock was not to be had within its ``busy_seconds``.
     """
     if target.in_nested_transaction():
         raise JoinRefused(BEGUN)
@@ -57,8 +56,8 @@ def join_sqlalchemy(target: Session | Connection, clock: Clock, busy_seconds: fl
         rows = [tuple(row) for row in result.fetchall()] if result.returns_rows else []
         return rows, result.rowcount
 
-    begin_immediate(lambda: execute("BEGIN IMMEDIATE", ()), busy_seconds)
-    return JoinedUnit(target, execute, clock)
+    begin_immediate(execute, file)
+    return JoinedUnit(target, execute, file.clock)
 
 
 class _Joinable:

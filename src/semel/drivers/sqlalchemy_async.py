@@ -9,9 +9,8 @@ from typing import TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
-from semel.drivers.clock import Clock
 from semel.drivers.sqlalchemy import join_sqlalchemy
-from semel.drivers.sqlite_join import JoinedUnit
+from semel.drivers.sqlite_join import JoinedUnit, StoreFile
 from semel.flow import MakeFlow
 
 __all__ = ["AsyncConnection", "AsyncSession", "join_sqlalchemy_async"]
@@ -36,9 +35,7 @@ class AsyncJoinedUnit(JoinedUnit):
         await self.connection.run_sync(lambda _: self._unit.rollback())
 
 
-async def join_sqlalchemy_async(
-    target: AsyncSession | AsyncConnection, clock: Clock, busy_seconds: float
-) -> AsyncJoinedUnit:
+async def join_sqlalchemy_async(target: AsyncSession | AsyncConnection, file: StoreFile) -> AsyncJoinedUnit:
     """As :func:`join_sqlalchemy`, for asynchronous sessions and connections."""
-    unit = await target.run_sync(lambda sync: join_sqlalchemy(sync, clock, busy_seconds))
+    unit = await target.run_sync(lambda sync: join_sqlalchemy(sync, file))
     return AsyncJoinedUnit(target, unit)

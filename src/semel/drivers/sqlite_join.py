@@ -7,18 +7,22 @@ autocommit connection, a begun transaction and a savepoint are refused.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from semel.drivers.clock import Clock
 from semel.drivers.sqlite_connection import is_busy, store_error
 from semel.errors import JoinRefused
 from semel.flow import Ask, MakeFlow, perform
-from semel.stores.statements import Execute, Now, Query
+from semel.stores.statements import Execute as ExecuteAsk
+from semel.stores.statements import Now, Query
 
 T = TypeVar("T")
+Execute = Callable[[str, Any], tuple[list[Any], int]]
 
 BUSY_PAUSE_SECONDS: Final = 0.005
 AUTOCOMMIT: Final = (
@@ -31,10 +35,25 @@ BEGUN: Final = (
 )
 
 
+ELSEWHERE: Final = (
+    "this connection's database is another file than the store's, so nothing would be committed together; "
+    "connect both to the same file"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """The store that a transaction is joined to: its file, its clock, and how long its lock is waited for."""
+
+    path: str
+    clock: Clock
+    busy_seconds: float
+
+
 class JoinedUnit:
     """The user's transaction with the record in it. Its owner commits or rolls back, never Semel."""
 
-    def __init__(self, connection: Any, execute: Callable[[str, Any], tuple[list[Any], int]], clock: Clock) -> None:
+    def __init__(self, connection: Any, execute: Execute, clock: Clock) -> None:
         self.connection = connection
         self.execute = execute
         self.clock = clock
@@ -53,9 +72,9 @@ class JoinedUnit:
     def _answer(self, needed: Ask[Any]) -> Any:
         if isinstance(needed, Now):
             return self.clock()
-        assert isinstance(needed, (Query, Execute))
+        assert isinstance(needed, (Query, ExecuteAsk))
         rows, changed = self.execute(needed.statement.qmark, needed.statement.values(needed.params))
-        return changed if isinstance(needed, Execute) else rows
+        return changed if isinstance(needed, ExecuteAsk) else rows
 
     def hand_out(self) -> Any:
         """The user has the connection already."""
@@ -76,12 +95,12 @@ class JoinedUnit:
         self.rollback()
 
 
-def join_sqlite(connection: sqlite3.Connection, clock: Clock, busy_seconds: float) -> JoinedUnit:
+def join_sqlite(connection: sqlite3.Connection, file: StoreFile) -> JoinedUnit:
     """Join a ``sqlite3`` connection's next transaction.
 
     Raises:
-        JoinRefused: autocommit, or a transaction that has begun; the message says what to do.
-        StoreUnavailable: the file's write lock was not to be had within ``busy_seconds``.
+        JoinRefused: another file, autocommit, or a transaction that has begun; the message says what to do.
+        StoreUnavailable: the file's write lock was not to be had within its ``busy_seconds``.
     """
     check_joinable(connection)
 
@@ -98,8 +117,8 @@ def join_sqlite(connection: sqlite3.Connection, clock: Clock, busy_seconds: floa
             connection.text_factory = factory
             cursor.close()
 
-    begin_immediate(lambda: execute("BEGIN IMMEDIATE", ()), busy_seconds)
-    return JoinedUnit(connection, execute, clock)
+    begin_immediate(execute, file)
+    return JoinedUnit(connection, execute, file.clock)
 
 
 def check_joinable(connection: Any) -> None:
@@ -110,14 +129,24 @@ def check_joinable(connection: Any) -> None:
         raise JoinRefused(BEGUN)
 
 
-def begin_immediate(begin: Callable[[], object], busy_seconds: float) -> None:
-    """Take the file's write lock, waiting at most so many seconds."""
-    ends = time.monotonic() + busy_seconds
+def begin_immediate(execute: Execute, file: StoreFile) -> None:
+    """Take the write lock of the store's file on the user's connection, waiting at most its ``busy_seconds``."""
+    ends = time.monotonic() + file.busy_seconds
     while True:
         try:
-            begin()
+            databases, _ = execute("PRAGMA database_list", ())
+            if not any(name == "main" and _same_file(path, file.path) for _, name, path in databases):
+                raise JoinRefused(ELSEWHERE)
+            execute("BEGIN IMMEDIATE", ())
             return
         except sqlite3.Error as error:
             if not is_busy(error) or time.monotonic() >= ends:
                 raise store_error(error) from error
         time.sleep(BUSY_PAUSE_SECONDS)
+
+
+def _same_file(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return False  # one of them is in memory, or gone

@@ -74,18 +74,20 @@ def sqlite_backend(driver: object, busy_seconds: float = 5.0) -> Backend:
     """The backend of a SQLite driver, with its ATOMIC units."""
     from semel.drivers.joining import join, join_async
     from semel.drivers.sqlite import SqliteDriver
+    from semel.drivers.sqlite_join import StoreFile
     from semel.drivers.sqlite_unit import begin_unit, begin_unit_async
     from semel.stores.sqlite import SqliteStore
 
     assert isinstance(driver, SqliteDriver)
+    file = StoreFile(driver.path, driver.clock, busy_seconds)
     return Backend(
         "sqlite",
         SqliteStore(),
         driver,
         unit=lambda: begin_unit(driver, busy_seconds),
         unit_async=lambda: begin_unit_async(driver, busy_seconds),
-        joins=lambda connection: join(connection, driver.clock, busy_seconds),
-        joins_async=lambda connection: join_async(connection, driver.clock, busy_seconds),
+        joins=lambda connection: join(connection, file),
+        joins_async=lambda connection: join_async(connection, file),
     )
 
 
