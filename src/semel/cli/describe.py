@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from enum import IntEnum
 
 from semel.cli.terminal import Json
-from semel.model import ANSWERED_STATES, AnswerKind, Audit, Effects, Record, State
+from semel.model import ANSWERED_STATES, AfterExpiry, AnswerKind, Audit, Effects, Record, State
 from semel.rules.identity import uuid_text
 
 
@@ -100,6 +100,8 @@ def audit_document(line: Audit) -> dict[str, Json]:
 def next_attempt(record: Record, now: int) -> str:
     """What a retry with the same key and request would meet, and what an operator can do about it."""
     if state_name(record, now) == "EXPIRED":
+        if record.after_expiry == AfterExpiry.NEW:
+            return "the answer is no longer kept; a retry runs as a new command"
         return "the answer is no longer kept; a retry is told so and nothing runs"
     if is_damaged(record):
         return "the record is damaged: a retry is refused and nothing runs"

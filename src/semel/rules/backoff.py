@@ -16,13 +16,3 @@ def poll_seconds(asked: int, jitter: float, *, first: float = 0.02, longest: flo
 def retry_seconds(tried: int, jitter: float, *, first: float = 0.05, longest: float = 2.0) -> float:
     """The pause before a failed store call is repeated, in seconds."""
     return poll_seconds(tried, jitter, first=first, longest=longest)
-
-
-def retry_after_seconds(lease_left_us: int, jitter: float) -> int:
-    """Whole seconds for ``Retry-After``: at least what is left of the lease, spread so that herds part.
-
-    >>> retry_after_seconds(1_500_000, 0.0), retry_after_seconds(0, 0.0)
-    (2, 1)
-    """
-    seconds = max(1, -(-lease_left_us // 1_000_000))
-    return seconds + int(jitter * min(3, seconds))

@@ -25,7 +25,7 @@ from semel.service.settings import Settings
 
 DRAIN_SECONDS: Final = 10
 BACKLOG: Final = 2048
-CONFIGURATION_EXIT: Final = 3  # starting again would not help: the supervisor does not
+CONFIGURATION_EXIT: Final = 3  # it could not start; after a few such starts in a row the supervisor gives up
 
 
 def run_server(settings: Settings, listening: socket.socket) -> int:

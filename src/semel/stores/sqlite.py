@@ -15,6 +15,7 @@ from typing import Final, cast
 
 from semel.flow import Flow, ask
 from semel.model import (
+    ANSWERED_STATES,
     AnswerKind,
     Audit,
     Claim,
@@ -101,7 +102,8 @@ class SqliteStore:
         replies: list[Settling] = []
         for word in settlements:
             now = yield from ask(NOW)
-            ends = word.state not in (State.UNKNOWN, State.PROCESSING)
+            # Only an answer ends a record whatever was before it; the rules say what else may become of it.
+            ends = word.state in ANSWERED_STATES
             if ends and (yield from ask(Execute(_SETTLE, _settlement(word, now)))) == 1:
                 replies.append(Settled())
             else:
@@ -162,7 +164,7 @@ class SqliteStore:
         )
         page = rows[: query.limit]
         records = tuple(_record((*row[1:], None, None, None)) for row in page)
-        return Found(records, cast(int, page[-1][0]) if len(rows) > query.limit else None, now)
+        return Found(records, cast(int, page[-1][0]) if page and len(rows) > query.limit else None, now)
 
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         now = yield from ask(NOW)
