@@ -10,6 +10,7 @@ from semel.model import (
     OPEN_STATES,
     AlreadyMine,
     AnswerKind,
+    Effects,
     MovedOn,
     Record,
     Renewal,
@@ -51,6 +52,8 @@ def settled_row(row: Record | None, word: Settlement, now: int) -> tuple[Settlin
         return Superseded(None), None
     if not holds(row, word.fence, word.nonce):
         return Superseded(state_of(row)), None
+    if word.state == State.FAILED_NOT_REPLAYABLE and may_have_begun_before(row):
+        word = word._replace(state=State.PROCESSING)
     answer = word.answer
     block = None if answer is None else pack_headers(answer.headers)
     digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
@@ -63,6 +66,15 @@ def settled_row(row: Record | None, word: Settlement, now: int) -> tuple[Settlin
 def relinquished(row: Record) -> bool:
     """Whether the holder has given its lease back (IDEMPOTENT, after an error)."""
     return row.state == State.PROCESSING and row.lease_until == 0
+
+
+def may_have_begun_before(row: Record) -> bool:
+    """Whether an attempt before this one may have had its effect: then nothing that this one proves frees the key.
+
+    The lease is given back instead, so that the downstream's memory and the crashes go on being counted. The
+    fence of a first attempt is the time of its start; a clock that was set back only makes this more careful.
+    """
+    return row.effects == Effects.IDEMPOTENT and row.fence > row.first_started_at
 
 
 def write_settlement(
@@ -121,6 +133,8 @@ def abandoned_row(row: Record | None, nonce: bytes, now: int) -> Record | None:
     """The row after a claim whose handler never ran was given up, or None where there is nothing to release."""
     if row is None or row.nonce != nonce or row.state not in SETTLEABLE or relinquished(row):
         return None
+    if may_have_begun_before(row):
+        return row._replace(state=State.PROCESSING, lease_until=0, doubt="abandoned")
     kept = retention(now, row.answer_us, row.tombstone_us)
     return row._replace(
         state=State.FAILED_NOT_REPLAYABLE,
