@@ -35,7 +35,7 @@ class RouteCall(Call):
     def __init__(
         self, app: App, engine: AsyncEngine, scope: Scope, receive: Receive, send: Send, may_claim: Callable[..., bool]
     ) -> None:
-        self._prepare(app, engine, scope, receive, send)
+        self._prepare(app, engine, scope, receive, _listing(send))
         self._may_claim = may_claim
         self._leaked = False
         self._cut = False
@@ -180,6 +180,17 @@ class RouteCall(Call):
             # The framework may have made an answer of it; what it proves is stronger than its status.
             return classify_exception(failure, policy, begun=permit.begun)
         return super()._outcome(permit, error)
+
+
+def _listing(send: Send) -> Send:
+    """A send whose headers are a list: Starlette's BaseHTTPMiddleware, further outside, appends to it."""
+
+    async def send_listed(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": list(message.get("headers", ()))}
+        await send(message)
+
+    return send_listed
 
 
 async def _read(spool: Spool, at: int) -> bytes:
