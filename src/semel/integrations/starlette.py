@@ -68,7 +68,7 @@ class Semel:
         self.engine = engine
         self.surface = Surface.of(engine, {"caller": caller, **settings})
         self.declared: dict[str, Declared] = {}
-        self.operations = Operations(self.surface, engine, lambda: self.declared)
+        self.operations = Operations(self.surface, engine, lambda: self.declared, Request)
         self._kept_alive = KeptAlive()
 
     # --- declaring ------------------------------------------------------------------------------

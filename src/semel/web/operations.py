@@ -33,10 +33,17 @@ class Operations:
     """Answers status queries of one surface, for any web framework.
 
     Parameters: ``surface`` whose operations these are; ``engine`` that runs them; ``names`` of the operations
-    that a key is looked for in.
+    that a key is looked for in; ``request_of`` makes of an ASGI scope what the surface's ``caller`` function reads.
     """
 
-    def __init__(self, surface: Surface, engine: AsyncEngine, names: Callable[[], Iterable[str]]) -> None:
+    def __init__(
+        self,
+        surface: Surface,
+        engine: AsyncEngine,
+        names: Callable[[], Iterable[str]],
+        request_of: Callable[[Any], Mapping[str, Any]] = dict,
+    ) -> None:
+        self.request_of = request_of
         self._surface = surface
         self._engine = engine
         self._names = names
@@ -137,12 +144,16 @@ class OperationsApp:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Serve ``GET /{id}`` and ``GET /?key=…``."""
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1000})
+            return
+        request = self._operations.request_of(scope)
         root = scope.get("root_path", "")
         path = scope["path"]
         rest = (path[len(root) :] if root and path.startswith(root) else path).strip("/")
         if scope["method"] not in ("GET", "HEAD"):
             await send_answer(send, Answer(405, ((b"allow", b"GET, HEAD"), (b"content-length", b"0")), b""))
         elif rest:
-            await send_answer(send, await self._operations.by_id(rest, scope))
+            await send_answer(send, await self._operations.by_id(rest, request))
         else:
-            await send_answer(send, await self._operations.by_key(scope.get("query_string", b""), scope))
+            await send_answer(send, await self._operations.by_key(scope.get("query_string", b""), request))

@@ -1,0 +1,126 @@
+"""The OpenAPI document says what a command promises: its header, its refusals, its retention and its guarantee."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import pytest
+from fastapi import APIRouter, FastAPI, Header
+from pydantic import BaseModel
+
+from semel import AsyncEngine, KeyFormat, Permit
+from semel.integrations.fastapi import Semel
+from tests.integrations.conftest import Serve
+from tests.integrations.driving import caller_of
+
+
+class Thing(BaseModel):
+    name: str
+
+
+@pytest.fixture
+def app(engine: AsyncEngine) -> FastAPI:
+    semel, app = Semel(engine, caller=caller_of), FastAPI()
+    inner, outer = APIRouter(prefix="/inner"), APIRouter(prefix="/outer", tags=["outer"])
+
+    @app.post("/direct", responses={409: {"description": "Sold out"}})
+    @semel.command("direct", effects="external", answer_seconds=7200, tombstone_seconds=7200)
+    async def direct(thing: Thing, permit: Permit = semel.permit) -> Thing:
+        return thing
+
+    @outer.patch("/own/{number}")
+    @semel.command("own", effects="idempotent", key="optional", key_format=KeyFormat(uuid=True))
+    async def own(number: int, idempotency_key: Annotated[str | None, Header()] = None) -> None: ...
+
+    @inner.put("/both")
+    @semel.command("put", key_format=KeyFormat(length_min=20, pattern="[a-z]+"))
+    async def put_it() -> None: ...
+
+    @inner.delete("/both")
+    @semel.command("delete")
+    async def delete_it() -> None: ...
+
+    @app.post("/plain")
+    async def plain() -> None: ...
+
+    outer.include_router(inner, prefix="/between")
+    app.include_router(outer, prefix="/v1")
+    semel.install(app)
+    return app
+
+
+@pytest.fixture
+def document(serve: Serve, engine: AsyncEngine, app: FastAPI) -> dict[str, Any]:
+    web = serve(app, engine)
+    first, again = (web.call("/openapi.json", method="GET", key=None).body for _ in range(2))
+    assert first == again
+    read: dict[str, Any] = json.loads(first)
+    return read
+
+
+COMMANDS = [
+    ("/direct", "post", "direct", True),
+    ("/v1/outer/own/{number}", "patch", "own", False),
+    ("/v1/outer/between/inner/both", "put", "put", True),
+    ("/v1/outer/between/inner/both", "delete", "delete", True),
+]
+
+
+@pytest.mark.parametrize(("path", "method", "name", "required"), COMMANDS)
+def test_every_command_is_described_wherever_it_is_included(
+    document: dict[str, Any], path: str, method: str, name: str, required: bool
+) -> None:
+    operation = document["paths"][path][method]
+    assert operation["x-semel"]["operation"] == name
+    headers = [each for each in operation["parameters"] if each["name"].lower() == "idempotency-key"]
+    assert len(headers) == 1
+    assert (headers[0]["in"], headers[0]["required"]) == ("header", required)
+    for status in ("400", "409", "422", "503"):
+        schema = operation["responses"][status]["content"]["application/problem+json"]["schema"]
+        assert set(schema["required"]) <= set(schema["properties"])
+        assert schema["properties"]["code"]["enum"]
+    assert "permit" not in json.dumps(operation)
+    assert "semel_request" not in json.dumps(operation)
+
+
+def test_what_the_application_says_itself_stays(document: dict[str, Any]) -> None:
+    responses = document["paths"]["/direct"]["post"]["responses"]
+    assert responses["409"]["description"] == "Sold out"
+    assert "application/json" in responses["422"]["content"]  # its own validation errors
+    assert document["paths"]["/direct"]["post"]["requestBody"]["required"] is True
+
+
+def test_retention_guarantee_and_key_format_are_said(document: dict[str, Any]) -> None:
+    direct = document["paths"]["/direct"]["post"]
+    promised = direct["x-semel"]
+    assert (promised["effects"], promised["answerRetentionSeconds"]) == ("EXTERNAL", 7200)
+    assert "never run twice" in promised["guarantee"]
+    assert "2 hours" in direct["parameters"][-1]["description"]
+    both = document["paths"]["/v1/outer/between/inner/both"]["put"]["parameters"][-1]["schema"]
+    assert (both["minLength"], both["maxLength"], both["pattern"]) == (20, 255, "[a-z]+")
+
+
+def test_what_is_no_command_is_left_alone(document: dict[str, Any]) -> None:
+    assert "x-semel" not in document["paths"]["/plain"]["post"]
+    assert set(document["paths"]["/operations"]["get"]["tags"]) == {"operations"}
+    assert [each["name"] for each in document["paths"]["/operations/{operation_id}"]["get"]["parameters"]] == [
+        "operation_id"
+    ]
+
+
+def test_a_route_that_is_hidden_stays_hidden(engine: AsyncEngine) -> None:
+    semel, app = Semel(engine, caller=caller_of), FastAPI()
+
+    @app.post("/hidden", include_in_schema=False)
+    @semel.command("hidden")
+    async def hidden() -> None: ...
+
+    semel.install(app, operations_path=None)
+    assert app.openapi()["paths"] == {}
+
+
+def test_the_document_of_an_application_without_one_is_not_needed(serve: Serve, engine: AsyncEngine) -> None:
+    semel, app = Semel(engine, caller=caller_of), FastAPI(openapi_url=None)
+    semel.install(app)
+    assert serve(app, engine).call("/openapi.json", method="GET").status == 404
