@@ -14,10 +14,11 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 from semel.drivers.sqlite import SqliteDriver
 from semel.drivers.sqlite_connection import BEGIN, COMMIT, is_busy, open_connection, store_error
+from semel.drivers.sqlite_guard import UnitConnection
 from semel.drivers.sqlite_job import Job
 from semel.errors import EarlyCommit
 from semel.flow import MakeFlow, perform
@@ -25,47 +26,6 @@ from semel.flow import MakeFlow, perform
 T = TypeVar("T")
 
 BUSY_PAUSE_SECONDS: Final = 0.002
-_SAVEPOINT: Final = "semel_unit"
-
-
-class UnitConnection(sqlite3.Connection):
-    """The connection that an ATOMIC handler writes on. ``commit`` and ``rollback`` stay inside the unit."""
-
-    semel_guarded = False
-
-    def guard(self) -> None:
-        """From here on, only Semel begins and ends transactions on this connection."""
-        self.execute(f"SAVEPOINT {_SAVEPOINT}")
-        self.set_authorizer(_deny_transactions)
-        self.semel_guarded = True
-
-    def unguard(self) -> None:
-        """Semel takes the connection back; the handler's savepoint is kept."""
-        if self.semel_guarded:
-            self.semel_guarded = False
-            self.set_authorizer(None)
-
-    def commit(self) -> None:
-        """Keep what was written so far, whatever is rolled back later. The unit commits at its end."""
-        if self.semel_guarded:
-            self.execute(f"RELEASE {_SAVEPOINT}")
-            self.execute(f"SAVEPOINT {_SAVEPOINT}")
-
-    def rollback(self) -> None:
-        """Undo what was written since the last ``commit``. The record stays claimed."""
-        if self.semel_guarded:
-            self.execute(f"ROLLBACK TO {_SAVEPOINT}")
-
-    def __exit__(self, kind: object, error: object, trace: object, /) -> Literal[False]:
-        if kind is None:
-            self.commit()
-        else:
-            self.rollback()
-        return False
-
-
-def _deny_transactions(action: int, first: str | None, *_: object) -> int:
-    return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION else sqlite3.SQLITE_OK
 
 
 class SqliteUnit:
@@ -80,16 +40,11 @@ class SqliteUnit:
 
     def run(self, make: MakeFlow[T]) -> T:
         """Run a flow inside the transaction. Quick: the file's lock is held already."""
-        guarded = self.connection.semel_guarded
-        self.connection.unguard()
         try:
-            return perform(make(), self._answer)
+            with self.connection.unguarded():
+                return perform(make(), self._answer)
         except sqlite3.Error as error:
             raise store_error(error) from error
-        finally:
-            if guarded:
-                self.connection.set_authorizer(_deny_transactions)
-                self.connection.semel_guarded = True
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """As ``run``: nothing waits inside the lock."""
@@ -101,7 +56,10 @@ class SqliteUnit:
 
     def hand_out(self) -> UnitConnection:
         """The connection, guarded: from here on the handler may write."""
-        self.connection.guard()
+        try:
+            self.connection.guard()
+        except sqlite3.Error as error:
+            raise store_error(error) from error
         return self.connection
 
     def commit(self) -> None:
@@ -111,42 +69,42 @@ class SqliteUnit:
             EarlyCommit: the transaction was already over: somebody committed or rolled back behind our back.
             StoreTimeout: the commit itself failed; whether it took effect is not known yet.
         """
-        self.connection.unguard()
+        if self._ended:
+            raise EarlyCommit("the transaction was over before Semel could commit it")
         try:
-            if not self.connection.in_transaction:
-                raise EarlyCommit("the transaction was over before Semel could commit it")
-            self._answer(COMMIT)
-            self._driver.commits += 1
+            # The handler may still hold the connection. It is closed, never reused: a late write must fail.
+            with self.connection.ending():
+                if not self.connection.in_transaction:
+                    raise EarlyCommit("the transaction was over before Semel could commit it")
+                self._answer(COMMIT)
+                self._driver.commits += 1
         except sqlite3.Error as error:
             raise store_error(error, committing=True) from error
         finally:
-            self._end(keep=not self.connection.in_transaction)
+            self._end()
 
     def rollback(self) -> None:
         """End the unit; nothing of it remains. Safe to call at any time, also twice."""
         if self._ended:
             return
         try:
-            self.connection.unguard()
-            if self.connection.in_transaction:
-                self.connection.execute("ROLLBACK")
+            with self.connection.ending(hurry=True):
+                if self.connection.in_transaction:
+                    self.connection.execute("ROLLBACK")
         except sqlite3.Error:
-            pass  # closing the connection in _end rolls back whatever is left
+            pass  # the close has rolled back whatever was left
         finally:
-            self._end(keep=False)
+            self._end()
 
     def __del__(self) -> None:
         # A unit that nobody holds any more would keep the gate for ever. In a forked child it is not ours to end.
         if not self._ended and self._pid == os.getpid():
             self.rollback()
 
-    def _end(self, *, keep: bool) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        # The handler may still hold the connection. It is closed, never reused: a late write must fail.
-        self.connection.close()
-        self._driver.release_gate()
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._driver.release_gate()
 
     async def commit_async(self) -> None:
         """As ``commit``; off the loop where commits are slow."""

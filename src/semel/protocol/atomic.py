@@ -30,14 +30,14 @@ def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) ->
     unit = yield from ask(begin)
     try:
         verdict = yield from ask(Within(unit, "claim", lambda: store.claim_here(claim)))
+        if isinstance(verdict, Proceed):
+            unit.hand_out()
+            return verdict, unit
     except StoreError:
         yield from ask(Rollback(unit))
         raise
-    if not isinstance(verdict, Proceed):
-        yield from ask(Rollback(unit))
-        return verdict, None
-    unit.hand_out()
-    return verdict, unit
+    yield from ask(Rollback(unit))
+    return verdict, None
 
 
 def settle_unit(
