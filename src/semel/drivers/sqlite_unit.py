@@ -20,7 +20,7 @@ from semel.drivers.sqlite import SqliteDriver
 from semel.drivers.sqlite_connection import BEGIN, COMMIT, is_busy, open_connection, store_error
 from semel.drivers.sqlite_guard import UnitConnection
 from semel.drivers.sqlite_job import Job
-from semel.errors import EarlyCommit
+from semel.errors import EarlyCommit, StoreUnavailable
 from semel.flow import MakeFlow, perform
 
 T = TypeVar("T")
@@ -39,9 +39,15 @@ class SqliteUnit:
         self._pid = os.getpid()
 
     def run(self, make: MakeFlow[T]) -> T:
-        """Run a flow inside the transaction. Quick: the file's lock is held already."""
+        """Run a flow inside the transaction. Quick: the file's lock is held already.
+
+        Raises:
+            StoreUnavailable: SQLite has ended the transaction (a conflict's ROLLBACK, a full disk).
+        """
         try:
             with self.connection.unguarded():
+                if not self.connection.in_transaction:
+                    raise StoreUnavailable("SQLite rolled the handler's transaction back; nothing of it remains")
                 return perform(make(), self._answer)
         except sqlite3.Error as error:
             raise store_error(error) from error

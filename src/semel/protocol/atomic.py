@@ -7,6 +7,8 @@ proof that somebody committed early, and is never run again.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from semel.errors import EarlyCommit, StoreError, StoreTimeout, StoreUnavailable
 from semel.flow import Flow, ask
 from semel.model import Claim, Grant, Proceed, Record, Settled, Settlement, Settling, State, Superseded, Verdict
@@ -52,6 +54,8 @@ def settle_unit(
     if isinstance(outcome, Succeeded):
         return (yield from _settle_and_commit(store, unit, grant, word))
     yield from ask(Rollback(unit))
+    if (yield from _is_visible(store, grant)):
+        raise (yield from note_early_commit(store, grant))
     if not isinstance(outcome, Refused):
         return Settled()
     reply = yield from ask(Perform("refuse", lambda: refuse(store, claim, outcome)))
@@ -82,17 +86,23 @@ def _settle_and_commit(store: Store, unit: Unit, grant: Grant, word: Settlement)
 
 def settle_inside(store: Store, unit: Unit, grant: Grant, word: Settlement) -> Flow[Settling | None]:
     """Settle in the unit's transaction; None where the record is visible from outside: it was committed early."""
-    [visible] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
-    if visible is not None and visible.nonce == grant.nonce:
+    if (yield from _is_visible(store, grant)):
         return None
     [reply] = yield from ask(Within(unit, "settle", lambda: store.settle((word,))))
     return reply
 
 
+def _is_visible(store: Store, grant: Grant) -> Flow[bool]:
+    """Whether this grant can be seen from outside its transaction: then somebody has committed it."""
+    [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
+    return row is not None and row.nonce == grant.nonce
+
+
 def note_early_commit(store: Store, grant: Grant) -> Flow[EarlyCommit]:
     """Make a record that was committed without its answer UNKNOWN; returns the error to raise."""
     doubtful = settlement(grant, Unprovable(COMMITTED_EARLY))
-    yield from ask(Perform("settle", lambda: store.settle((doubtful,))))
+    with suppress(StoreError):  # where it cannot be written now, the record reads UNKNOWN when its lease is over
+        yield from ask(Perform("settle", lambda: store.settle((doubtful,))))
     return EarlyCommit(
         "the transaction of an ATOMIC command was committed before Semel settled it; its outcome is UNKNOWN now. "
         "Leave the commit to the end, and write no COMMIT or DDL in the handler"
