@@ -60,17 +60,19 @@ class Semel(StarletteSemel):
         app: Starlette,
         *,
         operations_path: str | None = "/operations",
+        reap: bool = True,
         dependencies: Sequence[Any] = (),
     ) -> None:
         """Capture answers, open and close the engine with the application, serve the operations' status, and
         complete the OpenAPI document.
 
-        Parameters: ``operations_path`` where the status resource is served (None: nowhere); ``dependencies``
+        Parameters: ``operations_path`` where the status resource is served (None: nowhere); ``reap`` runs a
+        :class:`~semel.worker.reaper.Reaper` with the application; ``dependencies``
         of that resource, such as the one that authenticates: ``[Depends(authenticate)]``.
         """
         if not isinstance(app, FastAPI):
             raise ConfigurationError(f"install takes a FastAPI application, not a {type(app).__name__}")
-        super().install(app, operations_path=None)
+        super().install(app, operations_path=None, reap=reap)
         if operations_path is not None:
             settings: dict[str, Any] = {"methods": ["GET"], "dependencies": list(dependencies), "tags": ["operations"]}
             app.add_api_route(

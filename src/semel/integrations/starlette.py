@@ -11,7 +11,7 @@ import functools
 import inspect
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
@@ -32,6 +32,7 @@ from semel.web.asgi_tasks import KeptAlive
 from semel.web.operations import Operations
 from semel.web.routing import UNSAFE_METHODS, Route
 from semel.web.surface import Surface
+from semel.worker.reaper import Reaper
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -158,14 +159,15 @@ class Semel:
 
     # --- installing -----------------------------------------------------------------------------
 
-    def install(self, app: Starlette, *, operations_path: str | None = "/operations") -> None:
+    def install(self, app: Starlette, *, operations_path: str | None = "/operations", reap: bool = True) -> None:
         """Capture the application's answers, open and close the engine with it, and serve the operations' status.
 
         Parameters: ``operations_path`` where the status resource is served (None: nowhere). The caller function
-        must know the caller there too: an authentication *middleware* has run, a dependency has not.
+        must know the caller there too: an authentication *middleware* has run, a dependency has not. ``reap``
+        runs a :class:`~semel.worker.reaper.Reaper` with the application; False where another process does.
         """
         app.add_middleware(CaptureMiddleware, engine=self.engine, may_claim=_may_claim, kept_alive=self._kept_alive)
-        _manage(app, self.engine, self._kept_alive)
+        _manage(app, self.engine, self._kept_alive, reap=reap)
         if operations_path is not None:
             one = f"{operations_path}/{{operation_id}}"
             app.router.routes.append(StarletteRoute(operations_path, self._by_key, methods=["GET"]))
@@ -183,14 +185,14 @@ def _may_claim(endpoint: object) -> bool:
     return hasattr(endpoint, DECLARED) or not inspect.isroutine(endpoint)
 
 
-def _manage(app: Starlette, engine: AsyncEngine, kept_alive: KeptAlive) -> None:
+def _manage(app: Starlette, engine: AsyncEngine, kept_alive: KeptAlive, *, reap: bool) -> None:
     inner = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(scope: Any) -> AsyncIterator[Any]:
         await engine.open()
         try:
-            async with inner(scope) as state:
+            async with Reaper(engine) if reap else nullcontext(), inner(scope) as state:
                 yield state
         finally:
             await kept_alive.close()

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -33,7 +31,6 @@ from semel.service.settings import Settings
 from semel.service.simulation import DEMO, Broken, TimedOut, Troubles, Unreachable
 from semel.telemetry import Logging
 from semel.web.caller import Caller
-from semel.worker.reaper import Reaper
 
 TENANT: Final = "demo"
 CALLERS: Final = ("alice", "bob")  # the token is the name: this authenticates nobody, it shows where you would
@@ -85,7 +82,6 @@ def create_app(settings: Settings) -> FastAPI:
         version=__version__,
         summary="Ask twice with the same Idempotency-Key: it happens once, and both answers are the same.",
         dependencies=[Depends(mode)],
-        lifespan=_lifespan(engine),
     )
     lease = DEMO_LEASE_SECONDS if settings.demo else LEASE_SECONDS
     provider, notes = Provider(ledger_path(engine, "provider")), Notes(ledger_path(engine, "notes"))
@@ -106,20 +102,6 @@ def ledger_path(engine: AsyncEngine, name: str) -> Path:
     if not isinstance(driver, SqliteDriver):
         raise ConfigurationError(f"the reference service runs on sqlite:///, not on {engine.backend.name}")
     return Path(f"{driver.path}.{name}.jsonl")
-
-
-def _lifespan(engine: AsyncEngine) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        reaper = asyncio.create_task(Reaper(engine).run(), name="semel-reaper")
-        try:
-            yield
-        finally:
-            reaper.cancel()
-            with suppress(asyncio.CancelledError):
-                await reaper
-
-    return lifespan
 
 
 async def _explain(_: Request, error: Exception) -> Response:

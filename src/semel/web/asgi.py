@@ -14,13 +14,15 @@ from semel.web.asgi_tasks import KeptAlive
 from semel.web.caller import FromUser
 from semel.web.exchange import Exchange, Unprotected, note_uncovered, open_exchange
 from semel.web.surface import Surface
+from semel.worker.reaper import Reaper
 
 
 class SemelMiddleware:
     """Protects the commands of an ASGI application.
 
     Parameters: ``app`` and ``engine``; ``caller``, ``operations``, ``default`` and the other settings of
-    :class:`~semel.web.surface.Surface`; ``manage_engine`` opens and closes the engine with the application.
+    :class:`~semel.web.surface.Surface`; ``manage_engine`` opens and closes the engine with the application, and
+    runs a :class:`~semel.worker.reaper.Reaper` meanwhile.
     The handler finds its permit in ``request.state.semel_permit`` and in ``scope["semel.permit"]``.
 
     Raises ConfigurationError: as Surface does, and where it can be seen that ``caller`` reads what only a
@@ -34,6 +36,7 @@ class SemelMiddleware:
         self._manage_engine = manage_engine
         self._find = self.surface.routes.find
         self._kept_alive = KeptAlive()
+        self._reaper = Reaper(engine)
         _check_order(app, self.surface.caller)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,6 +78,7 @@ class SemelMiddleware:
             if message["type"] == "lifespan.startup":
                 begun = True
                 await self.engine.open()
+                await self._reaper.__aenter__()
             return message
 
         async def close_and_send(message: Message) -> None:
@@ -94,6 +98,7 @@ class SemelMiddleware:
             await close_and_send({"type": "lifespan.shutdown.complete"})
 
     async def _close_all(self) -> None:
+        await self._reaper.__aexit__()
         await self.close()
         await self.engine.close()
 

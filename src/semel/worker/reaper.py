@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from semel.engine.aio import AsyncEngine
 from semel.errors import PolicyError, SchemaError, StoreError
@@ -23,7 +23,7 @@ EVERY_SECONDS_MAX: Final = 0.75  # lease + 1 s is a promise; the rest of the sec
 
 
 class Reaper:
-    """Looks at an engine's store for lapsed and expired records.
+    """Looks at an engine's store for lapsed and expired records. ``async with Reaper(engine):`` runs it meanwhile.
 
     Parameters: ``every_seconds`` between two looks for lapsed leases (at most 0.75); ``purge_every_seconds``
     between two purges.
@@ -49,6 +49,7 @@ class Reaper:
         self._every_seconds = every_seconds
         self._purge_every_seconds = purge_every_seconds
         self._random = random.SystemRandom()
+        self._task: asyncio.Task[None] | None = None
 
     async def run_once(self) -> int:
         """Make all lapsed records of unknown outcome visible; how many there were.
@@ -76,6 +77,16 @@ class Reaper:
         for state in State:
             observer.event("records", counts.get(state, 0), {"state": state.name}, {})
         return total
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self.run(), name="semel-reaper")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
 
     async def run(self) -> None:
         """Reap until cancelled. What the store refuses is observed, and tried again at the next look."""
