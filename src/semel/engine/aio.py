@@ -12,7 +12,7 @@ from semel.engine.core import Core
 from semel.engine.joining import AsyncAtomic
 from semel.engine.performing import AsyncPerformer
 from semel.engine.permit import Permit
-from semel.engine.result import Refusal, Result, begun_result, ended_result
+from semel.engine.result import Refusal, Result, begun_result, ended_result, superseded_result
 from semel.engine.upkeep import AsyncUpkeep
 from semel.errors import StoreError, StoreTimeout
 from semel.flow import MakeFlow
@@ -20,7 +20,7 @@ from semel.model import Answer, Claim, Effects, InProgress, Proceed, Settlement,
 from semel.policy import Command
 from semel.protocol.asks import Begin
 from semel.protocol.atomic import claim_unit, settle_unit
-from semel.protocol.commands import await_verdict, claim_once, settle_until_confirmed
+from semel.protocol.commands import await_verdict, claim_once, reread, settle_until_confirmed
 from semel.rules.classify import Outcome, classify_answer, classify_exception
 from semel.telemetry import Observer
 
@@ -118,20 +118,36 @@ class AsyncEngine:
         """
         core = self.core
         claim = core.attempt(command)
+        core.entering.add(claim.nonce)
+        try:
+            core.check_open()  # once more: a drain that did not see this claim is seen by it
+            verdict = await self._verdict(claim, command, wait_seconds)
+            core.tell_verdict(claim, verdict)
+            if type(verdict) is not Proceed:
+                return verdict  # type: ignore[return-value]  # every other verdict is a Refusal
+            permit = core.permit(command, claim, verdict.grant)
+        finally:
+            core.entering.discard(claim.nonce)
+        self._upkeep.granted(permit)
+        return permit
+
+    async def _verdict(self, claim: Claim, command: Command, wait_seconds: float | None) -> Verdict:
+        core = self.core
         attempt = self._claim_atomic if claim.terms.effects is Effects.ATOMIC else self._claim
         verdict = await attempt(claim, command)
-        if type(verdict) is InProgress:
-            seconds = command.policy.wait_seconds if wait_seconds is None else wait_seconds
-            with core.waiter(claim, seconds) as may_wait:
-                if may_wait:
-                    flow = await_verdict(claim.id, verdict, seconds)
-                    verdict = await self._performer.drive(flow, lambda: attempt(claim, command))
-        core.tell_verdict(claim, verdict)
-        if type(verdict) is not Proceed:
-            return verdict  # type: ignore[return-value]  # every other verdict is a Refusal
-        permit = core.permit(command, claim, verdict.grant)
-        self._upkeep.granted()  # only now: it looks at the live permits
-        return permit
+        if type(verdict) is not InProgress:
+            return verdict
+        seconds = command.policy.wait_seconds if wait_seconds is None else wait_seconds
+
+        async def once_more() -> Verdict:
+            core.check_open()  # nothing more is granted to those who wait, either
+            return await attempt(claim, command)
+
+        with core.waiter(claim, seconds) as may_wait:
+            if may_wait:
+                flow = await_verdict(claim.id, verdict, seconds)
+                verdict = await self._performer.drive(flow, once_more)
+        return verdict
 
     async def _claim(self, claim: Claim, command: Command) -> Verdict:
         try:
@@ -161,7 +177,8 @@ class AsyncEngine:
         word = core.word(permit, outcome)
         try:
             if permit.unit is not None:
-                flow = settle_unit(self.store, permit.unit, permit.claim, permit.grant, outcome, word)
+                under = permit.command.under
+                flow = settle_unit(self.store, permit.unit, permit.claim, permit.grant, outcome, word, under)
                 reply: Settling = await asyncio.shield(self._upkeep.spawn(self._performer.drive(flow)))
             else:
                 try:
@@ -191,8 +208,7 @@ class AsyncEngine:
 
     async def reread(self, permit: Permit) -> Verdict:
         """What the record says now: the verdict that a refused settlement must be answered with."""
-        [verdict] = await self.perform("look", lambda: self.store.look((permit.claim,)))
-        return InProgress(permit.grant.operation_id, 0) if verdict is None else verdict
+        return await self._performer.drive(reread(self.store, permit.claim, permit.grant, permit.command.under))
 
     async def mark_not_kept(self, permit: Permit) -> bool:
         """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
@@ -228,7 +244,10 @@ class AsyncEngine:
             async with asyncio.timeout(policy.deadline_seconds if permit.unit is not None else None):
                 answer = await handler(permit)
         except BaseException as error:
-            await self.settle(permit, classify_exception(error, policy, begun=permit.begun))
+            reply = await self.settle(permit, classify_exception(error, policy, begun=permit.begun))
+            if permit.lost and isinstance(error, asyncio.CancelledError) and isinstance(reply, Superseded):
+                # It was cancelled here, because somebody else holds the record; nobody has cancelled the caller.
+                return superseded_result(await self.reread(permit))
             raise
         reply = await self.settle(permit, classify_answer(answer, policy, begun=permit.begun))
         return ended_result(permit, answer, await self.reread(permit) if isinstance(reply, Superseded) else None)

@@ -77,6 +77,7 @@ class Core:
         self.live: dict[bytes, Permit] = {}  # by nonce
         self.running: dict[bytes, Claim] = {}  # ATOMIC commands of this process, by record id
         self.units: dict[bytes, Unit] = {}  # their open transactions, by nonce
+        self.entering: set[bytes] = set()  # nonces of claims on their way, which a drain waits for
         self._lock = threading.Lock()
         self.waiting = 0
         self.waiting_by_caller: dict[tuple[str, str], int] = {}
@@ -87,8 +88,7 @@ class Core:
 
     def attempt(self, command: Command) -> Claim:
         """One attempt at a command, with a nonce of its own."""
-        if self.draining:
-            raise StoreUnavailable("this process is shutting down; retry with the same key")
+        self.check_open()
         if os.getpid() != self.pid:
             self.begin_process()
         bits = os.urandom(26)
@@ -108,6 +108,11 @@ class Core:
             command.policy.terms,
         )
 
+    def check_open(self) -> None:
+        """Raise StoreUnavailable where nothing more may be granted here."""
+        if self.draining:
+            raise StoreUnavailable("this process is shutting down; retry with the same key")
+
     def permit(self, command: Command, claim: Claim, grant: Grant) -> Permit:
         """The live permit of a grant."""
         permit = Permit(command, claim, grant, time.monotonic(), self.units.pop(claim.nonce, None))
@@ -118,7 +123,9 @@ class Core:
         """The permit is over: no more renewals; whoever waits in this process looks again."""
         self.live.pop(permit.grant.nonce, None)
         if permit.unit is not None:
-            self.running.pop(permit.grant.id, None)
+            mine = self.running.get(permit.grant.id)
+            if mine is not None and mine.nonce == permit.grant.nonce:  # a joined command is not entered there
+                del self.running[permit.grant.id]
         if self.wakers:
             for wake in self.wakers.pop(permit.grant.id, ()):
                 wake()
@@ -194,12 +201,12 @@ class Core:
                         del self.wakers[id]
 
     def drain(self, seconds: float) -> Flow[bool]:
-        """Grant nothing more; True if every live permit ends within ``seconds``."""
+        """Grant nothing more; True if every live permit, and every claim on its way, ends within ``seconds``."""
         self.draining = True
         ends = (yield from ask(Elapsed())) + seconds
-        while self.live and (yield from ask(Elapsed())) < ends:
+        while (self.live or self.entering) and (yield from ask(Elapsed())) < ends:
             yield from ask(Pause(DRAIN_LOOK_SECONDS))
-        return not self.live
+        return not (self.live or self.entering)
 
     def jitter(self) -> float:
         """A random number between 0 and 1."""
@@ -209,10 +216,11 @@ class Core:
 
     def beat_seconds(self) -> float | None:
         """How long until the live permits should be looked at again; None where there are none."""
-        if not self.live:
-            return None
-        shortest = min(permit.claim.terms.lease_us for permit in list(self.live.values()))
-        return shortest / RENEWALS_PER_LEASE / 2 / 1_000_000
+        return min((self.beat_of(permit) for permit in list(self.live.values())), default=None)
+
+    def beat_of(self, permit: Permit) -> float:
+        """How often a permit must be looked at, in seconds: twice for each renewal."""
+        return permit.claim.terms.lease_us / RENEWALS_PER_LEASE / 2 / 1_000_000
 
     def due(self) -> list[Permit]:
         """The permits that must be renewed now: a third of their lease is over, their deadline is not."""

@@ -16,7 +16,7 @@ from semel.engine.permit import Permit
 from semel.engine.result import begun_result
 from semel.errors import SupersededError
 from semel.flow import Flow
-from semel.model import Answer, Proceed, Settled
+from semel.model import Answer, Claim, Proceed, Settled
 from semel.policy import Command
 from semel.protocol.asks import Begin
 from semel.protocol.atomic import claim_unit, note_early_commit, settle_inside
@@ -46,9 +46,13 @@ class _Block(Generic[P]):
         self.answer = Answer(None, (), b"")
         self.operation_id = ""
 
-    def _enter(self, join: Callable[[], Any]) -> Flow[None]:
+    def _attempt(self) -> Claim:
         self._backend.check_atomic()
         claim = self._core.attempt(self._command)
+        self._core.entering.add(claim.nonce)
+        return claim
+
+    def _enter(self, claim: Claim, join: Callable[[], Any]) -> Flow[None]:
         verdict, unit = yield from claim_unit(self._backend.store, claim, self._command.under, Begin(join))
         self._core.tell_verdict(claim, verdict)
         if not isinstance(verdict, Proceed):
@@ -109,7 +113,11 @@ class Atomic(_Block[SyncPerformer]):
     """
 
     def __enter__(self) -> Atomic:
-        self._performer.drive(self._enter(lambda: self._backend.join(self._connection)))
+        claim = self._attempt()
+        try:
+            self._performer.drive(self._enter(claim, lambda: self._backend.join(self._connection)))
+        finally:
+            self._core.entering.discard(claim.nonce)
         return self
 
     def __exit__(self, kind: object, *_: object) -> Literal[False]:
@@ -123,7 +131,11 @@ class AsyncAtomic(_Block[AsyncPerformer]):
     """
 
     async def __aenter__(self) -> AsyncAtomic:
-        await self._performer.drive(self._enter(lambda: self._backend.join_async(self._connection)))
+        claim = self._attempt()
+        try:
+            await self._performer.drive(self._enter(claim, lambda: self._backend.join_async(self._connection)))
+        finally:
+            self._core.entering.discard(claim.nonce)
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> Literal[False]:

@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from semel.engine.backend import Backend
@@ -89,7 +90,8 @@ class AsyncPerformer:
         woken: asyncio.Future[None] = loop.create_future()
 
         def wake() -> None:
-            loop.call_soon_threadsafe(lambda: None if woken.done() else woken.set_result(None))
+            with suppress(RuntimeError):  # its loop was closed under it: the settlement is not to suffer for that
+                loop.call_soon_threadsafe(lambda: None if woken.done() else woken.set_result(None))
 
         with self._core.waking(id, wake):
             await asyncio.wait((woken,), timeout=seconds)

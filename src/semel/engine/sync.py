@@ -19,7 +19,7 @@ from semel.model import Answer, Claim, Effects, InProgress, Proceed, Settlement,
 from semel.policy import Command
 from semel.protocol.asks import Begin
 from semel.protocol.atomic import claim_unit, settle_unit
-from semel.protocol.commands import await_verdict, claim_once, settle_until_confirmed
+from semel.protocol.commands import await_verdict, claim_once, reread, settle_until_confirmed
 from semel.rules.classify import Outcome, classify_answer, classify_exception
 from semel.telemetry import Observer
 
@@ -107,20 +107,36 @@ class Engine:
         """
         core = self.core
         claim = core.attempt(command)
+        core.entering.add(claim.nonce)
+        try:
+            core.check_open()  # once more: a drain that did not see this claim is seen by it
+            verdict = self._verdict(claim, command, wait_seconds)
+            core.tell_verdict(claim, verdict)
+            if type(verdict) is not Proceed:
+                return verdict  # type: ignore[return-value]  # every other verdict is a Refusal
+            permit = core.permit(command, claim, verdict.grant)
+        finally:
+            core.entering.discard(claim.nonce)
+        self._upkeep.granted(permit)
+        return permit
+
+    def _verdict(self, claim: Claim, command: Command, wait_seconds: float | None) -> Verdict:
+        core = self.core
         attempt = self._claim_atomic if claim.terms.effects is Effects.ATOMIC else self._claim
         verdict = attempt(claim, command)
-        if type(verdict) is InProgress:
-            seconds = command.policy.wait_seconds if wait_seconds is None else wait_seconds
-            with core.waiter(claim, seconds) as may_wait:
-                if may_wait:
-                    flow = await_verdict(claim.id, verdict, seconds)
-                    verdict = self._performer.drive(flow, lambda: attempt(claim, command))
-        core.tell_verdict(claim, verdict)
-        if type(verdict) is not Proceed:
-            return verdict  # type: ignore[return-value]  # every other verdict is a Refusal
-        permit = core.permit(command, claim, verdict.grant)
-        self._upkeep.granted()  # only now: it looks at the live permits
-        return permit
+        if type(verdict) is not InProgress:
+            return verdict
+        seconds = command.policy.wait_seconds if wait_seconds is None else wait_seconds
+
+        def once_more() -> Verdict:
+            core.check_open()  # nothing more is granted to those who wait, either
+            return attempt(claim, command)
+
+        with core.waiter(claim, seconds) as may_wait:
+            if may_wait:
+                flow = await_verdict(claim.id, verdict, seconds)
+                verdict = self._performer.drive(flow, once_more)
+        return verdict
 
     def _claim(self, claim: Claim, command: Command) -> Verdict:
         try:
@@ -150,7 +166,8 @@ class Engine:
         word = core.word(permit, outcome)
         try:
             if permit.unit is not None:
-                flow = settle_unit(self.store, permit.unit, permit.claim, permit.grant, outcome, word)
+                under = permit.command.under
+                flow = settle_unit(self.store, permit.unit, permit.claim, permit.grant, outcome, word, under)
                 reply = self._performer.drive(flow)
             else:
                 try:
@@ -167,8 +184,7 @@ class Engine:
 
     def reread(self, permit: Permit) -> Verdict:
         """What the record says now: the verdict that a refused settlement must be answered with."""
-        [verdict] = self.perform("look", lambda: self.store.look((permit.claim,)))
-        return InProgress(permit.grant.operation_id, 0) if verdict is None else verdict
+        return self._performer.drive(reread(self.store, permit.claim, permit.grant, permit.command.under))
 
     def mark_not_kept(self, permit: Permit) -> bool:
         """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from semel.engine.core import Core
 from semel.engine.performing import AsyncPerformer, SyncPerformer
-from semel.errors import StoreError
+from semel.engine.permit import Permit
+from semel.errors import SemelError
 from semel.model import Claim
 from semel.stores.base import Store
 
@@ -86,20 +87,24 @@ class AsyncUpkeep:
 
     async def close(self) -> None:
         """Wait for everything that was spawned; what was given up is released once more, seen or not."""
-        self._closing = True
         self._check_loop()
+        self._closing = True
+        while self._tasks:  # handlers are among them: their leases are renewed to the end
+            await asyncio.wait(set(self._tasks))
         if self._beat is not None:
             self._beat.cancel()
             self._beat = None
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
         self._closing = False
 
-    def granted(self) -> None:
-        """A permit lives: see to it that it is renewed."""
+    def granted(self, permit: Permit) -> None:
+        """This permit lives: see to it that it is renewed, also where the others have much longer leases."""
         self._check_loop()
-        if self._beat is None:
-            self._schedule()
+        loop = asyncio.get_running_loop()
+        at = loop.time() + self._core.beat_of(permit)
+        if self._beat is None or at < self._beat.when():
+            if self._beat is not None:
+                self._beat.cancel()
+            self._beat = loop.call_at(at, self._on_beat)
 
     def abandon(self, claim: Claim) -> None:
         """Release this claim in the background."""
@@ -123,7 +128,7 @@ class AsyncUpkeep:
         renewals = self._core.renewals(permits)
         try:
             held = await self._performer.store_call("renew", lambda: self._store.renew(renewals))
-        except StoreError:
+        except SemelError:
             return  # the next beat tries again; two renewals may fail before a lease is over
         self._core.renewed(permits, held)
 
@@ -132,7 +137,7 @@ class AsyncUpkeep:
             nonces = self._abandoned.batch()
             try:
                 gone = await self._performer.store_call("abandon", _abandoning(self._store, nonces))
-            except StoreError:
+            except SemelError:
                 gone = [False] * len(nonces)
             self._abandoned.released(nonces, gone)
             if self._abandoned and self._closing:
@@ -174,8 +179,11 @@ class SyncUpkeep:
         self._release()
         self.begin_process()
 
-    def granted(self) -> None:
-        """A permit lives: see to it that it is renewed."""
+    def granted(self, permit: Permit) -> None:
+        """This permit lives: see to it that it is renewed."""
+        self._wake()
+
+    def _wake(self) -> None:
         self._check_fork()
         with self._changed:
             if self._thread is None and not self._closing:
@@ -188,7 +196,7 @@ class SyncUpkeep:
         self._check_fork()
         with self._changed:
             self._abandoned.add(claim)
-        self.granted()
+        self._wake()
 
     def renew(self) -> None:
         """Renew what is due, in one call."""
@@ -198,7 +206,7 @@ class SyncUpkeep:
         renewals = self._core.renewals(permits)
         try:
             held = self._performer.store_call("renew", lambda: self._store.renew(renewals))
-        except StoreError:
+        except SemelError:  # also a file that is away for a moment: this thread must outlive everything
             return  # the next beat tries again; two renewals may fail before a lease is over
         self._core.renewed(permits, held)
 
@@ -209,7 +217,7 @@ class SyncUpkeep:
             return
         try:
             gone = self._performer.store_call("abandon", _abandoning(self._store, nonces))
-        except StoreError:
+        except SemelError:
             gone = [False] * len(nonces)
         with self._changed:
             self._abandoned.released(nonces, gone)

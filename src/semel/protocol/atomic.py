@@ -13,7 +13,7 @@ from semel.errors import EarlyCommit, StoreError, StoreTimeout, StoreUnavailable
 from semel.flow import Flow, ask
 from semel.model import Claim, Grant, Proceed, Record, Settled, Settlement, Settling, State, Superseded, Verdict
 from semel.protocol.asks import Begin, Commit, Perform, Rollback, Unit, Within
-from semel.protocol.commands import Under, recast, settlement
+from semel.protocol.commands import Under, look_once, recast, settlement
 from semel.rules.classify import Outcome, Refused, Succeeded, Unprovable
 from semel.stores.base import Store
 
@@ -22,11 +22,7 @@ COMMITTED_EARLY = "committed-early"
 
 def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) -> Flow[tuple[Verdict, Unit | None]]:
     """Claim in a transaction of its own, which stays open for the handler if the verdict is Proceed."""
-    [seen] = yield from ask(Perform("look", lambda: store.look((claim,))))
-    again = recast(claim, seen, under)
-    if again is not None:
-        claim = again
-        [seen] = yield from ask(Perform("look", lambda: store.look((claim,))))
+    seen, claim = yield from look_once(store, claim, under)
     if seen is not None:
         return seen, None
     unit = yield from ask(begin)
@@ -43,7 +39,13 @@ def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) ->
 
 
 def settle_unit(
-    store: Store, unit: Unit, claim: Claim, grant: Grant, outcome: Outcome, word: Settlement
+    store: Store,
+    unit: Unit,
+    claim: Claim,
+    grant: Grant,
+    outcome: Outcome,
+    word: Settlement,
+    under: Under | None = None,
 ) -> Flow[Settling]:
     """End an ATOMIC command: settle and commit, or roll back; a definite refusal is stored on its own.
 
@@ -58,7 +60,7 @@ def settle_unit(
         raise (yield from note_early_commit(store, grant))
     if not isinstance(outcome, Refused):
         return Settled()
-    reply = yield from ask(Perform("refuse", lambda: refuse(store, claim, outcome)))
+    reply = yield from ask(Perform("refuse", lambda: refuse(store, claim, outcome, under)))
     return reply if isinstance(reply, Settled) else Superseded(None)
 
 
@@ -78,7 +80,10 @@ def _settle_and_commit(store: Store, unit: Unit, grant: Grant, word: Settlement)
         yield from ask(Commit(unit))
     except StoreTimeout:
         # Not a failure: not known yet. The record itself is the evidence, seen from outside.
-        [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
+        try:
+            [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
+        except StoreError:  # "unavailable" would say that nothing was done
+            raise StoreTimeout("the commit was not answered, and its record could not be read back") from None
         if not _stands(row, grant):
             raise StoreUnavailable("the transaction did not commit; nothing of it remains") from None
     return reply
@@ -113,12 +118,15 @@ def _stands(row: Record | None, grant: Grant) -> bool:
     return row is not None and row.nonce == grant.nonce and row.state == State.SUCCEEDED
 
 
-def refuse(store: Store, claim: Claim, outcome: Refused) -> Flow[Verdict | Settled]:
+def refuse(store: Store, claim: Claim, outcome: Refused, under: Under | None) -> Flow[Verdict | Settled]:
     """Store a definite refusal whose business writes were rolled back: claim and settle in one commit.
 
     If another answer is there by then, that verdict is returned and nothing is written.
     """
     verdict = yield from store.claim_here(claim)
+    again = recast(claim, verdict, under)
+    if again is not None:
+        verdict = yield from store.claim_here(again)
     if not isinstance(verdict, Proceed):
         return verdict
     [reply] = yield from store.settle((settlement(verdict.grant, outcome),))

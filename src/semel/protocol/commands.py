@@ -38,6 +38,22 @@ def recast(claim: Claim, verdict: Verdict | None, under: Under | None) -> Claim 
     return None if fingerprint is None else claim._replace(recipe=verdict.recipe, fingerprint=fingerprint)
 
 
+def look_once(store: Store, claim: Claim, under: Under | None) -> Flow[tuple[Verdict | None, Claim]]:
+    """A look before or after a claim, with the claim in the terms of the recipe that the record was made under."""
+    [seen] = yield from ask(Perform("look", lambda: store.look((claim,))))
+    again = recast(claim, seen, under)
+    if again is None:
+        return seen, claim
+    [seen] = yield from ask(Perform("look", lambda: store.look((again,))))
+    return seen, again
+
+
+def reread(store: Store, claim: Claim, grant: Grant, under: Under | None) -> Flow[Verdict]:
+    """What holds instead of a settlement that was refused."""
+    seen, _ = yield from look_once(store, claim, under)
+    return InProgress(grant.operation_id, 0) if seen is None else seen
+
+
 def await_verdict(id: bytes, first: InProgress, seconds: float) -> Flow[Verdict]:
     """Wait for a running command, within ``seconds``: woken at once in-process, otherwise polling with jitter.
 

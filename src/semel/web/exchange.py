@@ -142,7 +142,18 @@ def _marked(surface: Surface, route: Route, reason: str) -> Unprotected:
 class Exchange:
     """A command in the making, and then its answers. ``wait_seconds`` is what the client prefers, if it said."""
 
-    __slots__ = ("_body", "_facts", "_hashing", "_key", "_size", "_spool", "_surface", "route", "wait_seconds")
+    __slots__ = (
+        "_body",
+        "_facts",
+        "_hashing",
+        "_key",
+        "_size",
+        "_spool",
+        "_surface",
+        "_under",
+        "route",
+        "wait_seconds",
+    )
 
     def __init__(self, surface: Surface, route: Route, facts: Facts, key: str, wait_seconds: float | None) -> None:
         self._surface = surface
@@ -152,6 +163,7 @@ class Exchange:
         self._hashing: Hashing | None = None
         self._body = b""
         self._spool: Spool | None = None
+        self._under: dict[str, bytes | None] = {}
         self.route = route
         self.wait_seconds = wait_seconds
 
@@ -208,6 +220,11 @@ class Exchange:
 
     def under(self, recipe_id: str) -> bytes | None:
         """The same request's fingerprint under another recipe that the policy knows."""
+        if recipe_id not in self._under:  # asked again when the application is over, and the body with it
+            self._under[recipe_id] = self._fingerprint_under(recipe_id)
+        return self._under[recipe_id]
+
+    def _fingerprint_under(self, recipe_id: str) -> bytes | None:
         maker = self.route.known.get(recipe_id)
         if maker is None:
             return None
