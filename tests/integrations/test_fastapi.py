@@ -715,7 +715,7 @@ def test_an_application_whose_store_is_not_migrated_does_not_start(tmp_path: Any
     engine = AsyncEngine.connect(f"sqlite:///{tmp_path}/missing.db")
     app = FastAPI()
     Semel(engine, caller=caller_of).install(app)
-    with pytest.raises(ConfigurationError, match="semel migrate"):
+    with pytest.raises(ConfigurationError, match="migrate"):
         Web(app, engine)
 
 

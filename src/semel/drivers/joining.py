@@ -30,20 +30,24 @@ def join(connection: Any, file: StoreFile) -> JoinedUnit:
 
 async def join_async(connection: Any, file: StoreFile) -> JoinedUnit:
     """As ``join``, also for AsyncSession and AsyncConnection; a busy file is awaited without blocking the loop."""
+    at_once = replace(file, busy_seconds=0)
+    ends = time.monotonic() + file.busy_seconds
+    while True:
+        try:
+            return await _join_at_once(connection, at_once)
+        except StoreUnavailable:
+            if time.monotonic() >= ends:
+                raise
+        await asyncio.sleep(BUSY_PAUSE_SECONDS)
+
+
+async def _join_at_once(connection: Any, file: StoreFile) -> JoinedUnit:
     if "sqlalchemy.ext.asyncio" in sys.modules:
         from semel.drivers import sqlalchemy_async as alchemy
 
         if isinstance(connection, (alchemy.AsyncSession, alchemy.AsyncConnection)):
             return await alchemy.join_sqlalchemy_async(connection, file)
-    at_once = replace(file, busy_seconds=0)
-    ends = time.monotonic() + file.busy_seconds
-    while True:
-        try:
-            return join(connection, at_once)
-        except StoreUnavailable:
-            if time.monotonic() >= ends:
-                raise
-        await asyncio.sleep(BUSY_PAUSE_SECONDS)
+    return join(connection, file)
 
 
 def _unknown(connection: Any) -> str:

@@ -137,12 +137,22 @@ def begin_immediate(execute: Execute, file: StoreFile) -> None:
             databases, _ = execute("PRAGMA database_list", ())
             if not any(name == "main" and _same_file(path, file.path) for _, name, path in databases):
                 raise JoinRefused(ELSEWHERE)
-            execute("BEGIN IMMEDIATE", ())
+            _begin_at_once(execute)
             return
         except sqlite3.Error as error:
             if not is_busy(error) or time.monotonic() >= ends:
                 raise store_error(error) from error
         time.sleep(BUSY_PAUSE_SECONDS)
+
+
+def _begin_at_once(execute: Execute) -> None:
+    """Begin, or be refused: the connection's own time-out would block an event loop, and wait longer than we may."""
+    [[patience]], _ = execute("PRAGMA busy_timeout", ())
+    execute("PRAGMA busy_timeout=0", ())
+    try:
+        execute("BEGIN IMMEDIATE", ())
+    finally:
+        execute(f"PRAGMA busy_timeout={int(patience)}", ())
 
 
 def _same_file(path: str, other: str) -> bool:

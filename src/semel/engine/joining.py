@@ -14,9 +14,9 @@ from semel.engine.core import Core
 from semel.engine.performing import AsyncPerformer, SyncPerformer
 from semel.engine.permit import Permit
 from semel.engine.result import begun_result
-from semel.errors import SupersededError
+from semel.errors import PolicyError, SupersededError
 from semel.flow import Flow
-from semel.model import Answer, Claim, Proceed, Settled
+from semel.model import Answer, Claim, Effects, Proceed, Settled
 from semel.policy import Command
 from semel.protocol.asks import Begin
 from semel.protocol.atomic import claim_unit, note_early_commit, settle_inside
@@ -48,6 +48,10 @@ class _Block(Generic[P]):
 
     def _attempt(self) -> Claim:
         self._backend.check_atomic()
+        if self._command.policy.terms.effects is not Effects.ATOMIC:
+            raise PolicyError(
+                "only commands with effects='atomic' join a transaction: committed early, any other would run again"
+            )
         claim = self._core.attempt(self._command)
         self._core.entering.add(claim.nonce)
         return claim

@@ -1,0 +1,127 @@
+"""A developer's mistakes are met when the application is built or started, with the remedy in the message."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, FastAPI
+
+from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
+from semel.errors import ConfigurationError, OutcomeUnknownError, PolicyError
+from semel.integrations.fastapi import Semel
+from semel.web.asgi import SemelMiddleware
+from semel.web.caller import single_caller
+from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
+
+SCOPE = Scope("acme", "alice", "notes.create")
+
+
+def test_decorators_in_the_wrong_order_are_refused_at_install() -> None:
+    app, semel = FastAPI(), Semel(AsyncEngine.connect("memory://"), caller=single_caller)
+
+    @semel.command("notes.create")
+    @app.post("/notes")
+    async def create_note() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"'notes\.create' is not protected: write @semel\.command below"):
+        semel.install(app)
+
+
+def test_decorators_in_the_wrong_order_are_refused_at_start_up_too() -> None:
+    app, semel = FastAPI(), Semel(AsyncEngine.connect("memory://"), caller=single_caller)
+    semel.install(app)
+    router = APIRouter()
+
+    @semel.command("notes.create")
+    @router.post("/notes")
+    async def create_note() -> None: ...
+
+    app.include_router(router)
+
+    async def start() -> None:
+        async with app.router.lifespan_context(app):
+            raise AssertionError("it must not start")
+
+    with pytest.raises(ConfigurationError, match="below the framework's decorator"):
+        asyncio.run(start())
+
+
+def test_installing_twice_is_refused() -> None:
+    app, semel = FastAPI(), Semel(AsyncEngine.connect("memory://"), caller=single_caller)
+    semel.install(app)
+    with pytest.raises(ConfigurationError, match="twice"):
+        semel.install(app)
+
+
+def test_the_other_kind_of_engine_is_refused() -> None:
+    sync: Any = Engine.connect("memory://")
+    aio: Any = AsyncEngine.connect("memory://")
+    for build in (
+        lambda: Semel(sync, caller=single_caller),
+        lambda: SemelMiddleware(FastAPI(), sync, caller=single_caller),
+        lambda: WsgiMiddleware(lambda environ, start: [], aio, caller=single_caller),
+    ):
+        with pytest.raises(ConfigurationError, match=r"needs an? (AsyncEngine|semel\.Engine)"):
+            build()
+
+
+@pytest.mark.parametrize(("key", "fingerprint"), [("", bytes(32)), ("k", b"x"), ("k", b"")])
+def test_a_command_without_a_key_or_with_half_a_fingerprint_is_refused(key: str, fingerprint: bytes) -> None:
+    with pytest.raises(PolicyError, match=r"key must be|fingerprint must be"):
+        Command(SCOPE, key, fingerprint, "v1", Policy())
+
+
+def test_a_handler_that_returns_no_answer_is_told_and_its_command_settled() -> None:
+    command = Command(SCOPE, "k", bytes(32), "v1", Policy())
+
+    def handler(permit: Permit) -> Any:
+        return "done"
+
+    with Engine.connect("memory://") as engine:
+        with pytest.raises(TypeError, match=r"must return a semel\.Answer.*not str"):
+            engine.run(command, handler)
+        with pytest.raises(OutcomeUnknownError):
+            engine.run(command, lambda permit: Answer(200, (), b""))
+
+
+def test_an_atomic_handler_that_returns_no_answer_gives_the_file_back(tmp_path: Any) -> None:
+    command = Command(SCOPE, "k", bytes(32), "v1", Policy(effects="atomic"))
+
+    async def nothing(permit: Permit) -> Any:
+        permit.connection.execute("INSERT INTO notes VALUES ('x')")
+
+    async def note(permit: Permit) -> Answer:
+        permit.connection.execute("INSERT INTO notes VALUES ('y')")
+        return Answer(201, (), b"noted")
+
+    async def both() -> tuple[bool, int]:
+        engine = AsyncEngine.connect(f"sqlite:///{tmp_path}/app.db?busy_seconds=1")
+        await engine.migrate()
+
+        async def table(permit: Permit) -> Answer:
+            permit.connection.execute("CREATE TABLE notes (text TEXT)")
+            return Answer(200, (), b"")
+
+        await engine.run(Command(SCOPE, "table", bytes(32), "v1", Policy(effects="atomic")), table)
+        with pytest.raises(TypeError, match="not NoneType"):
+            await engine.run(command, nothing)
+        result = await engine.run(command, note)
+
+        async def count(permit: Permit) -> Answer:
+            [found] = permit.connection.execute("SELECT count(*) FROM notes").fetchone()
+            return Answer(200, (), str(found).encode())
+
+        counted = await engine.run(Command(SCOPE, "count", bytes(32), "v1", Policy(effects="atomic")), count)
+        await engine.close()
+        return result.replayed, int(counted.answer.body)
+
+    assert asyncio.run(both()) == (False, 1)
+
+
+def test_an_unmigrated_store_names_the_whole_command(tmp_path: Any) -> None:
+    engine = Engine.connect(f"sqlite:///{tmp_path}/app.db")
+    with pytest.raises(ConfigurationError, match=rf"semel --url sqlite:///{tmp_path}/app\.db migrate"):
+        engine.open()
+    engine.close()
