@@ -11,12 +11,12 @@ from typing import Any
 
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
 from semel.drivers.sqlite_join import BEGUN, JoinedUnit, StoreFile, begin_immediate, check_joinable
-from semel.errors import JoinRefused
+from semel.errors import JoinRefused, SupersededError
 
 __all__ = ["Connection", "Session", "join_sqlalchemy", "session_on"]
 
@@ -43,18 +43,26 @@ def join_sqlalchemy(target: Session | Connection, file: StoreFile) -> JoinedUnit
     if connection.dialect.name != "sqlite":
         raise JoinRefused(f"this store is SQLite, the transaction is on {connection.dialect.name}: two databases")
     raw = connection.connection.dbapi_connection
-    driver = connection.connection.driver_connection
+    driver: Any = connection.connection.driver_connection
     check_joinable(driver if isinstance(driver, sqlite3.Connection) else _Joinable(raw, driver))
 
     def execute(text: str, params: Any) -> tuple[list[Any], int]:
+        factory = driver.text_factory  # the user's own: our texts are texts
+        driver.text_factory = str
         try:
             result = connection.exec_driver_sql(text, tuple(params))
+            rows = [tuple(row) for row in result.fetchall()] if result.returns_rows else []
+            return rows, result.rowcount
         except DBAPIError as error:
             if isinstance(error.orig, sqlite3.Error):
                 raise error.orig from error
             raise
-        rows = [tuple(row) for row in result.fetchall()] if result.returns_rows else []
-        return rows, result.rowcount
+        except InvalidRequestError as error:
+            raise SupersededError(
+                "this transaction was ended before its settlement; roll back, do not commit"
+            ) from error
+        finally:
+            driver.text_factory = factory
 
     begin_immediate(execute, file)
     return JoinedUnit(target, execute, file.clock)
