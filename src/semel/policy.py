@@ -17,6 +17,7 @@ from semel.rules.fingerprint import Recipe
 from semel.rules.keys import KeyFormat
 
 SECOND_US: Final = 1_000_000
+FINGERPRINT_BYTES: Final = 32
 LEASE_SECONDS_MIN: Final = 1.0  # renewed every third: below a second, scheduling noise would lapse living holders
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400.0  # clamps retention far below the range of int64 microseconds
 
@@ -97,10 +98,14 @@ class Policy:
         on_unprotected: what becomes of an answer or a store that cannot protect: ``"refuse"`` or ``"mark"``.
 
     Raises:
-        PolicyError: an impossible value; the message names the option and the remedy.
+        PolicyError: an unknown option or an impossible value; the message names the option and the remedy.
 
     >>> Policy(effects="idempotent", lease_seconds=10).lease_seconds
     10
+    >>> Policy(lease_second=5)
+    Traceback (most recent call last):
+        ...
+    semel.errors.PolicyError: unknown option 'lease_second'; did you mean 'lease_seconds'?
     >>> Policy(lease_seconds=0)
     Traceback (most recent call last):
         ...
@@ -132,6 +137,21 @@ class Policy:
     terms: Terms = field(init=False, repr=False, compare=False)
     allowed_headers: frozenset[bytes] = field(init=False, repr=False, compare=False)
 
+    def __new__(cls, **options: Any) -> Policy:
+        """Refuse an option that does not exist with the name that was probably meant."""
+        known = [f.name for f in fields(cls) if f.init]
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known options: {', '.join(known)}"
+                raise PolicyError(f"unknown option {name!r}{hint}")
+        return object.__new__(cls)
+
+    @classmethod
+    def of(cls, **options: Any) -> Policy:
+        """A policy from options that no type checker sees, such as those of a configuration file. Raises as Policy."""
+        return cls(**options)
+
     def __post_init__(self) -> None:
         effects = _effects(self.effects)
         object.__setattr__(self, "effects", effects)
@@ -142,23 +162,6 @@ class Policy:
         object.__setattr__(self, "terms", _terms(self, effects))
         extra = frozenset(name.lower().encode("ascii") for name in self.replay_headers)
         object.__setattr__(self, "allowed_headers", REPLAY_HEADERS | extra)
-
-    @classmethod
-    def of(cls, **options: Any) -> Policy:
-        """A policy from keyword options; an unknown one is refused with a suggestion.
-
-        >>> Policy.of(lease_second=5)
-        Traceback (most recent call last):
-            ...
-        semel.errors.PolicyError: unknown option 'lease_second'; did you mean 'lease_seconds'?
-        """
-        known = [f.name for f in fields(cls) if f.init]
-        for name in options:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known options: {', '.join(known)}"
-                raise PolicyError(f"unknown option {name!r}{hint}")
-        return cls(**options)
 
 
 def _effects(given: object) -> Effects:
@@ -281,3 +284,7 @@ class Command:
             for name, part in zip(Scope._fields, self.scope, strict=True):
                 if not isinstance(part, str) or not part:
                     raise PolicyError(f"the scope's {name} must be a non-empty text; it is {part!r}")
+        if not self.key or not isinstance(self.key, str):
+            raise PolicyError(f"a command's key must be a non-empty text, not {type(self.key).__name__}")
+        if not isinstance(self.fingerprint, bytes) or len(self.fingerprint) != FINGERPRINT_BYTES:
+            raise PolicyError(f"a command's fingerprint must be {FINGERPRINT_BYTES} bytes, such as a SHA-256 digest")

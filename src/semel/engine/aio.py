@@ -12,7 +12,7 @@ from semel.engine.core import Core
 from semel.engine.joining import AsyncAtomic
 from semel.engine.performing import AsyncPerformer
 from semel.engine.permit import Permit
-from semel.engine.result import Refusal, Result, begun_result, ended_result, superseded_result
+from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, superseded_result
 from semel.engine.upkeep import AsyncUpkeep
 from semel.errors import StoreError, StoreTimeout
 from semel.flow import MakeFlow
@@ -83,7 +83,7 @@ class AsyncEngine:
         """
         if not self.store.capabilities.shared_between_processes:
             await self.migrate()
-        self.core.check_identity(await self.perform("identity", self.store.identity))
+        self.core.check_identity(await self.perform("identity", self.store.identity), self.backend.url)
 
     async def migrate(self) -> list[str]:
         """Bring the store's schema up to date; the names of the migrations that ran."""
@@ -242,7 +242,7 @@ class AsyncEngine:
         permit.when_lost(task.cancel)
         try:
             async with asyncio.timeout(policy.deadline_seconds if permit.unit is not None else None):
-                answer = await handler(permit)
+                answer = answer_from(await handler(permit))
         except BaseException as error:
             reply = await self.settle(permit, classify_exception(error, policy, begun=permit.begun))
             if permit.lost and isinstance(error, asyncio.CancelledError) and isinstance(reply, Superseded):

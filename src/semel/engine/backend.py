@@ -27,6 +27,7 @@ class Backend:
     unit_async: Callable[[], Awaitable[Unit]] | None = None
     joins: Callable[[Any], Unit] | None = None
     joins_async: Callable[[Any], Awaitable[Unit]] | None = None
+    url: str = ""
 
     def check_atomic(self) -> None:
         """Raise ConfigurationError where ATOMIC operations are impossible."""

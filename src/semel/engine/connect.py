@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -42,7 +43,7 @@ def connect_backend(url: str) -> Backend:
     backend = make(unquote(parts.path), parts.netloc, options)
     if options:
         raise UrlError(f"unknown option {sorted(options)[0]!r} in the store URL")
-    return backend
+    return replace(backend, url=url)
 
 
 def _memory(path: str, host: str, options: dict[str, str]) -> Backend:

@@ -311,10 +311,10 @@ class Core:
         """What a store that is migrated for the first time is called, and the check of its id secret."""
         return uuid_text(uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10))), secret_check(self.id_secret)
 
-    def check_identity(self, identity: Identity | None) -> None:
+    def check_identity(self, identity: Identity | None, url: str = "") -> None:
         """Refuse a store that is not migrated, newer than this Semel, or made under another id secret."""
         if identity is None:
-            raise SchemaError("the store has no Semel tables; run: semel migrate")
+            raise SchemaError(f"the store has no Semel tables; run: semel migrate{' --url ' + url if url else ''}")
         if identity.schema_version > SCHEMA_VERSION_MAX:
             raise SchemaError(
                 f"the store's schema is version {identity.schema_version}, this Semel knows {SCHEMA_VERSION_MAX}; "

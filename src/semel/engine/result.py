@@ -60,6 +60,17 @@ def superseded_result(instead: Verdict) -> Result:
     return begun_result(instead)
 
 
+def answer_from(returned: object) -> Answer:
+    """What a handler returned, if it is an answer; anything else is the developer's mistake, and settled as one.
+
+    Raises TypeError, naming what to return.
+    """
+    if isinstance(returned, Answer):
+        return returned
+    kind = type(returned).__name__
+    raise TypeError(f"a handler must return a semel.Answer, such as Answer(200, (), b'...'), not {kind}")
+
+
 def command_error(verdict: Refusal) -> CommandError:
     """The error that a verdict other than Proceed and Replay is raised as."""
     match verdict:

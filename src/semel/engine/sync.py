@@ -11,7 +11,7 @@ from semel.engine.core import Core
 from semel.engine.joining import Atomic
 from semel.engine.performing import SyncPerformer
 from semel.engine.permit import Permit
-from semel.engine.result import Refusal, Result, begun_result, ended_result
+from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result
 from semel.engine.upkeep import SyncUpkeep
 from semel.errors import StoreError, StoreTimeout
 from semel.flow import MakeFlow
@@ -72,7 +72,7 @@ class Engine:
         """
         if not self.store.capabilities.shared_between_processes:
             self.migrate()
-        self.core.check_identity(self.perform("identity", self.store.identity))
+        self.core.check_identity(self.perform("identity", self.store.identity), self.backend.url)
 
     def migrate(self) -> list[str]:
         """Bring the store's schema up to date; the names of the migrations that ran."""
@@ -211,7 +211,7 @@ class Engine:
     def _finish(self, permit: Permit, handler: Callable[[Permit], Answer]) -> Result:
         policy = permit.command.policy
         try:
-            answer = handler(permit)
+            answer = answer_from(handler(permit))
         except BaseException as error:
             self.settle(permit, classify_exception(error, policy, begun=permit.begun))
             raise

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
@@ -66,11 +66,14 @@ class Semel:
     permit: Any = PermitHere()
 
     def __init__(self, engine: AsyncEngine, *, caller: Any = None, **settings: Any) -> None:
+        if not isinstance(engine, AsyncEngine):
+            raise ConfigurationError(f"an ASGI application needs an AsyncEngine, not {type(engine).__name__}")
         self.engine = engine
         self.surface = Surface.of(engine, {"caller": caller, **settings})
         self.declared: dict[str, Declared] = {}
         self.operations = Operations(self.surface, engine, lambda: self.declared, Request)
         self._kept_alive = KeptAlive()
+        self._plain: dict[int, tuple[Any, str]] = {}  # endpoints as they were before they were declared
 
     # --- declaring ------------------------------------------------------------------------------
 
@@ -86,7 +89,7 @@ class Semel:
             raise ConfigurationError("a command needs a name: @semel.command('payments.create', effects='external')")
         if policy is not None and options:
             raise PolicyError("give either a policy or its options, not both")
-        chosen = policy if policy is not None else Policy.of(**options)
+        chosen = policy if policy is not None else Policy(**options)
         if name in self.declared:
             raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
         if chosen.terms.effects is Effects.ATOMIC:
@@ -98,6 +101,7 @@ class Semel:
             if endpoints:
                 raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
             endpoints.append(endpoint)
+            self._plain[id(endpoint)] = (endpoint, name)
             check_endpoint(endpoint)
             return cast(F, self._wrap(endpoint, declared))
 
@@ -166,12 +170,26 @@ class Semel:
         must know the caller there too: an authentication *middleware* has run, a dependency has not. ``reap``
         runs a :class:`~semel.worker.reaper.Reaper` with the application; False where another process does.
         """
+        self.check_routes(app)
         app.add_middleware(CaptureMiddleware, engine=self.engine, may_claim=_may_claim, kept_alive=self._kept_alive)
-        _manage(app, self.engine, self._kept_alive, reap=reap)
+        _manage(app, self, self._kept_alive, reap=reap)
         if operations_path is not None:
             one = f"{operations_path}/{{operation_id}}"
             app.router.routes.append(StarletteRoute(operations_path, self._by_key, methods=["GET"]))
             app.router.routes.append(StarletteRoute(one, self._by_id, methods=["GET"]))
+
+    def check_routes(self, app: Starlette) -> None:
+        """Refuse an application that routes to an endpoint as it was before ``@command`` wrapped it.
+
+        Raises ConfigurationError: the two decorators stand in the wrong order, so nothing would be protected.
+        """
+        for endpoint in endpoints_of(app.routes):
+            found = self._plain.get(id(endpoint))
+            if found is not None and found[0] is endpoint:
+                raise ConfigurationError(
+                    f"the operation {found[1]!r} is not protected: write @semel.command below the framework's "
+                    "decorator, next to the function"
+                )
 
     async def _by_key(self, request: Request) -> Response:
         return response_of(await self.operations.by_key(request.scope.get("query_string", b""), request))
@@ -180,16 +198,29 @@ class Semel:
         return response_of(await self.operations.by_id(request.path_params["operation_id"], request))
 
 
+def endpoints_of(routes: Iterable[Any]) -> Iterator[object]:
+    """Every endpoint that an application routes to, mounted and included ones too."""
+    for route in routes:
+        endpoint = getattr(route, "endpoint", None)
+        if endpoint is not None:
+            yield endpoint
+        inner = getattr(getattr(route, "original_router", route), "routes", None)  # FastAPI keeps routers whole
+        if inner:
+            yield from endpoints_of(inner)
+
+
 def _may_claim(endpoint: object) -> bool:
     """Whether the body must be kept for this endpoint: not yet known, declared, or itself an application."""
     return hasattr(endpoint, DECLARED) or not inspect.isroutine(endpoint)
 
 
-def _manage(app: Starlette, engine: AsyncEngine, kept_alive: KeptAlive, *, reap: bool) -> None:
+def _manage(app: Starlette, semel: Semel, kept_alive: KeptAlive, *, reap: bool) -> None:
     inner = app.router.lifespan_context
+    engine = semel.engine
 
     @asynccontextmanager
     async def lifespan(scope: Any) -> AsyncIterator[Any]:
+        semel.check_routes(app)
         await engine.open()
         try:
             async with Reaper(engine) if reap else nullcontext(), inner(scope) as state:

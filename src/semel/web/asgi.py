@@ -30,6 +30,8 @@ class SemelMiddleware:
     """
 
     def __init__(self, app: App, engine: AsyncEngine, *, manage_engine: bool = False, **settings: Any) -> None:
+        if not isinstance(engine, AsyncEngine):
+            raise ConfigurationError(f"an ASGI application needs an AsyncEngine, not {type(engine).__name__}")
         self.app = app
         self.engine = engine
         self.surface = Surface.of(engine, settings)

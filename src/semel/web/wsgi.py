@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 
 from semel.engine.permit import Permit
 from semel.engine.sync import Engine
-from semel.errors import SemelError, StoreError
+from semel.errors import ConfigurationError, SemelError, StoreError
 from semel.model import Answer, Superseded, Verdict
 from semel.policy import Command
 from semel.web.capture import Capture
@@ -51,6 +51,8 @@ class SemelMiddleware:
     """
 
     def __init__(self, app: App, engine: Engine, **settings: Any) -> None:
+        if not isinstance(engine, Engine):
+            raise ConfigurationError(f"a WSGI application needs a semel.Engine, not {type(engine).__name__}")
         self.app = app
         self.engine = engine
         self.surface = Surface.of(engine, settings)
