@@ -8,13 +8,14 @@ What the application refuses before the claim is never recorded.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, NothingHappened, RequestTooLarge, StoreError
-from semel.model import Answer
+from semel.model import Answer, Effects
 from semel.policy import Command
 from semel.rules.classify import Outcome, classify_exception
 from semel.web.asgi_call import App, Call, Message, Receive, Scope, Send
@@ -25,12 +26,13 @@ from semel.web.spool import Spool
 from semel.web.surface import Surface
 
 CALL_KEY: Final = "semel.call"
+ANSWER_SECONDS: Final = 1.0  # after an ATOMIC handler's deadline, for the framework to make an answer of its error
 
 
 class RouteCall(Call):
     """One request of an application whose endpoints claim for themselves."""
 
-    __slots__ = ("_cut", "_failure", "_leaked", "_mark", "_may_claim", "_told", "_whole")
+    __slots__ = ("_cut", "_failure", "_leaked", "_limit", "_mark", "_may_claim", "_told", "_whole")
 
     def __init__(
         self, app: App, engine: AsyncEngine, scope: Scope, receive: Receive, send: Send, may_claim: Callable[..., bool]
@@ -49,7 +51,8 @@ class RouteCall(Call):
         self._scope[CALL_KEY] = self
         error: BaseException | None = None
         try:
-            await self._app(self._scope, self.receive, self.send)
+            async with asyncio.timeout(None) as self._limit:
+                await self._app(self._scope, self.receive, self.send)
         except GeneratorExit:
             raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
         except BaseException as raised:
@@ -96,6 +99,10 @@ class RouteCall(Call):
         if not isinstance(permit, Permit):
             return opened.present(permit)
         self._begin(opened, permit)
+        if permit.effects is Effects.ATOMIC:
+            # The handler has its own limit. What the framework does after it holds the transaction open, too.
+            left = permit.deadline_monotonic - time.monotonic()
+            self._limit.reschedule(asyncio.get_running_loop().time() + max(0.0, left) + ANSWER_SECONDS)
         return permit
 
     def failed(self, error: BaseException) -> None:

@@ -1,0 +1,490 @@
+"""ATOMIC commands over HTTP: one gate, an answer that is committed with its writes, and a loop that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException, Request, Response
+from fastapi.responses import PlainTextResponse, StreamingResponse
+
+from semel import AsyncEngine, NothingHappened, Permit
+from semel.drivers.sqlalchemy import session_on
+from semel.integrations.fastapi import Semel
+from semel.model import State
+from tests.atomic.conftest import Outside
+from tests.atomic.test_sqlalchemy import Effect
+from tests.engine.drivers import sqlite
+from tests.integrations.driving import Web, both, caller_of
+
+PERMIT: Any = Semel.permit
+UNKNOWN = "IDEMPOTENCY_OUTCOME_UNKNOWN"
+RUNNING = "IDEMPOTENCY_REQUEST_IN_PROGRESS"
+UNAVAILABLE = "IDEMPOTENCY_STORE_UNAVAILABLE"
+TOO_LARGE = "IDEMPOTENCY_ANSWER_TOO_LARGE"
+
+
+@contextmanager
+def protected(file: Path, endpoint: Callable[..., Any], depends: Any = None, **options: Any) -> Iterator[Web]:
+    """``POST /`` is this ATOMIC command; ``POST /external`` and ``POST /second`` are others."""
+    engine = AsyncEngine(sqlite(file, busy_seconds=options.pop("busy_seconds", 5.0)))
+    semel, app = Semel(engine, caller=caller_of), FastAPI()
+    dependencies = [] if depends is None else [Depends(depends)]
+    app.post("/", dependencies=dependencies, status_code=201)(
+        semel.command("it", effects="atomic", **options)(endpoint)
+    )
+
+    @app.post("/external")
+    @semel.command("external", effects="external")
+    async def external() -> str:
+        return "external"
+
+    @app.post("/second")
+    @semel.command("second", effects="atomic")
+    async def second(permit: Permit = PERMIT) -> str:
+        permit.connection.execute("INSERT INTO effect VALUES (2)")
+        return "second"
+
+    semel.install(app)
+    web = Web(app, engine)
+    try:
+        yield web
+    finally:
+        web.close()
+
+
+def insert(permit: Permit, n: int = 1) -> None:
+    permit.connection.execute("INSERT INTO effect VALUES (?)", (n,))
+
+
+async def make(permit: Permit = PERMIT) -> str:
+    insert(permit)
+    return "made"
+
+
+def make_sync(permit: Permit = PERMIT) -> str:
+    insert(permit)
+    return "made"
+
+
+async def make_with_session(permit: Permit = PERMIT) -> str:
+    with session_on(permit.connection) as session:
+        session.add(Effect(n=1))
+        session.commit()
+    return "made"
+
+
+def make_with_session_sync(permit: Permit = PERMIT) -> str:
+    with session_on(permit.connection) as session:
+        session.add(Effect(n=1))
+        session.commit()
+    return "made"
+
+
+@pytest.mark.parametrize("endpoint", [make, make_sync, make_with_session, make_with_session_sync])
+def test_writes_and_answer_are_one_commit(file: Path, outside: Outside, endpoint: Any) -> None:
+    with protected(file, endpoint) as web:
+        driver = web.engine.backend.driver
+        before = driver.commits
+        first, _ = both(web, "/")
+        assert (first.status, first.body, driver.commits) == (201, b'"made"', before + 1)
+    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
+
+
+# --- how it ends ---
+
+
+async def fails(permit: Permit = PERMIT) -> None:
+    insert(permit)
+    raise RuntimeError("no")
+
+
+def fails_sync(permit: Permit = PERMIT) -> None:
+    insert(permit)
+    raise RuntimeError("no")
+
+
+async def unavailable(permit: Permit = PERMIT) -> None:
+    insert(permit)
+    raise HTTPException(503)
+
+
+async def nothing_happened(permit: Permit = PERMIT) -> None:
+    insert(permit)
+    raise NothingHappened
+
+
+async def too_long(permit: Permit = PERMIT) -> Response:
+    insert(permit)
+    return PlainTextResponse("x" * 2000)
+
+
+async def too_long_streamed(permit: Permit = PERMIT) -> Response:
+    insert(permit)
+    return StreamingResponse(iter([b"x" * 500] * 4))
+
+
+async def events(permit: Permit = PERMIT) -> Response:
+    insert(permit)
+    return StreamingResponse(iter([b"data: 1\n\n"]), media_type="text/event-stream")
+
+
+async def fails_in_background(tasks: BackgroundTasks, permit: Permit = PERMIT) -> str:
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    insert(permit)
+    tasks.add_task(fail)
+    return "made"
+
+
+async def rolled_back_by_sqlite(permit: Permit = PERMIT) -> str:
+    insert(permit)
+    with pytest.raises(sqlite3.IntegrityError):
+        permit.connection.execute("INSERT OR ROLLBACK INTO effect VALUES (1)")
+    return "made"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "status", "code"),
+    [
+        (fails, 500, None),
+        (fails_sync, 500, None),
+        (unavailable, 503, None),
+        (nothing_happened, 500, None),
+        (too_long, 500, TOO_LARGE),
+        (too_long_streamed, 500, TOO_LARGE),
+        (events, 500, TOO_LARGE),
+        (fails_in_background, 500, None),
+        (rolled_back_by_sqlite, 503, UNAVAILABLE),
+    ],
+)
+def test_what_is_no_answer_is_rolled_back_and_the_key_is_free(
+    file: Path, outside: Outside, endpoint: Any, status: int, code: str | None
+) -> None:
+    with protected(file, endpoint, answer_bytes_max=1000) as web:
+        for _ in range(2):
+            answer = web.call("/")
+            assert (answer.status, answer.header("semel-code")) == (status, code)
+            assert (outside.rows(), outside.states) == ([], [])
+            outside.writes()
+
+
+def test_a_definite_refusal_is_rolled_back_and_replayed(file: Path, outside: Outside) -> None:
+    async def refuses(permit: Permit = PERMIT) -> None:
+        insert(permit)
+        raise HTTPException(409, "out of stock")
+
+    with protected(file, refuses) as web:
+        first, _ = both(web, "/")
+        assert first.status == 409
+    assert (outside.rows(), outside.states) == ([], [State.FAILED_REPLAYABLE])
+
+
+def test_another_answer_that_is_there_by_then_is_sent_instead_of_the_refusal(file: Path, outside: Outside) -> None:
+    begun = 0
+
+    def interfering(name: str) -> None:
+        nonlocal begun
+        begun += name == "BEGIN" and outside.states == []
+        if name == "BEGIN" and begun == 2:
+            with protected(file, make) as other:
+                others.append(other.call("/"))
+
+    others: list[Any] = []
+
+    async def refuses(permit: Permit = PERMIT) -> None:
+        insert(permit, 7)
+        raise HTTPException(409, "out of stock")
+
+    engine = AsyncEngine(sqlite(file, before=interfering))
+    semel, app = Semel(engine, caller=caller_of), FastAPI()
+    app.post("/")(semel.command("it", effects="atomic")(refuses))
+    semel.install(app)
+    with closing(Web(app, engine)) as web:
+        thread_safe = web.call("/")
+    assert [answer.status for answer in others] == [201]
+    assert (thread_safe.status, thread_safe.body, thread_safe.replayed) == (201, others[0].body, True)
+    assert outside.rows() == [1]
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_dependency_that_fails_after_the_handler_takes_everything_back(
+    file: Path, outside: Outside, sync: bool
+) -> None:
+    async def session() -> AsyncIterator[None]:
+        yield
+        assert outside.rows() == []
+        raise RuntimeError("the commit failed")
+
+    with protected(file, make_sync if sync else make, session) as web:
+        assert web.call("/").status == 500
+        assert (outside.rows(), outside.states) == ([], [])
+
+
+def test_an_early_commit_is_unknown(file: Path, outside: Outside) -> None:
+    async def commits(permit: Permit = PERMIT) -> str:
+        insert(permit)
+        permit.connection.set_authorizer(None)
+        permit.connection.execute("COMMIT")
+        return "made"
+
+    with protected(file, commits) as web:
+        assert [web.call("/").code for _ in range(2)] == [UNKNOWN, UNKNOWN]
+    assert (outside.rows(), outside.states) == ([1], [State.UNKNOWN])
+
+
+def test_an_early_commit_before_a_refusal_is_unknown_too(file: Path, outside: Outside) -> None:
+    async def commits(permit: Permit = PERMIT) -> str:
+        insert(permit)
+        permit.connection.set_authorizer(None)
+        permit.connection.execute("COMMIT")
+        raise HTTPException(409, "out of stock")
+
+    with protected(file, commits) as web:
+        assert [web.call("/").code for _ in range(2)] == [UNKNOWN, UNKNOWN]
+    assert (outside.rows(), outside.states) == ([1], [State.UNKNOWN])
+
+
+# --- deadlines ---
+
+
+def test_a_handler_past_its_deadline_is_rolled_back(file: Path, outside: Outside) -> None:
+    hung = [True]
+
+    async def hangs(permit: Permit = PERMIT) -> str:
+        insert(permit)
+        if hung and hung.pop():
+            await asyncio.Event().wait()
+        return "made"
+
+    with protected(file, hangs, lease_seconds=1, deadline_seconds=1) as web:
+        assert web.call("/").status == 500
+        assert isinstance(web.raised, TimeoutError)
+        assert (outside.rows(), outside.states) == ([], [])
+        assert web.call("/").status == 201
+    assert outside.rows() == [1]
+
+
+@pytest.mark.parametrize("place", ["background", "stream", "dependency"])
+def test_what_outlives_the_handler_does_not_outlive_its_deadline(file: Path, outside: Outside, place: str) -> None:
+    """The transaction stays open until the framework's call returns, so all of it is under the deadline."""
+    hung = [True]
+
+    async def hang() -> None:
+        if hung and hung.pop():
+            await asyncio.Event().wait()
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield b"x"
+        await hang()
+
+    async def session() -> AsyncIterator[None]:
+        yield
+        if place == "dependency":
+            await hang()
+
+    async def endpoint(tasks: BackgroundTasks, permit: Permit = PERMIT) -> Any:
+        insert(permit)
+        if place == "background":
+            tasks.add_task(hang)
+        return StreamingResponse(stream()) if place == "stream" else "made"
+
+    with protected(file, endpoint, session, lease_seconds=1, deadline_seconds=1) as web:
+        assert web.call("/").status == 500
+        assert isinstance(web.raised, TimeoutError)
+        assert (outside.rows(), outside.states) == ([], [])
+        outside.writes()
+        assert web.call("/").status in (200, 201)
+    assert outside.rows() == [1]
+
+
+def test_a_threads_handler_past_its_deadline_is_rolled_back_and_its_late_write_fails(
+    file: Path, outside: Outside
+) -> None:
+    goes_on = threading.Event()
+    late: list[BaseException | None] = []
+
+    def hangs(permit: Permit = PERMIT) -> str:
+        insert(permit)
+        goes_on.wait(10)
+        try:
+            insert(permit, 2)
+            late.append(None)
+        except sqlite3.Error as error:
+            late.append(error)
+        return "made"
+
+    with protected(file, hangs, lease_seconds=1, deadline_seconds=1) as web:
+        assert web.call("/").status == 500
+        assert (outside.rows(), outside.states) == ([], [])
+        outside.writes()
+        goes_on.set()
+    assert (outside.rows(), len(late), type(late[0])) == ([], 1, sqlite3.ProgrammingError)
+
+
+# --- the gate ---
+
+
+class Slow:
+    """A handler that waits in its transaction until it may go on."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.ends = asyncio.Event()
+
+    async def __call__(self, permit: Permit = PERMIT) -> str:
+        insert(permit)
+        self.begun.set()
+        await self.ends.wait()
+        return "slow"
+
+
+def test_two_atomic_commands_at_once_take_turns_and_block_no_loop(file: Path, outside: Outside) -> None:
+    slow = Slow()
+
+    async def story(web: Web) -> None:
+        first = asyncio.create_task(web.ask("/"))
+        await slow.begun.wait()
+        second = asyncio.create_task(web.ask("/second"))
+        external = asyncio.create_task(web.ask("/external"))
+        for _ in range(200):
+            await asyncio.sleep(0)  # the loop turns, and neither of them gets on
+        assert (second.done(), external.done(), outside.rows()) == (False, False, [])
+        slow.ends.set()
+        assert [(await task).status for task in (first, second, external)] == [201, 200, 200]
+
+    with protected(file, slow) as web:
+        web.runner.run(story(web))
+    assert (outside.rows(), len(outside.states)) == ([1, 2], 3)
+
+
+def test_replays_and_questions_are_answered_while_a_transaction_is_open(file: Path) -> None:
+    slow = Slow()
+
+    async def story(web: Web) -> None:
+        assert (await web.ask("/external")).status == 200
+        first = asyncio.create_task(web.ask("/"))
+        await slow.begun.wait()
+        again = await web.ask("/external")
+        assert (again.status, again.replayed) == (200, True)
+        found = await web.ask("/operations", method="GET", query="key=k&operation=external", key=None)
+        assert found.status == 404
+        slow.ends.set()
+        assert (await first).status == 201
+
+    with protected(file, slow) as web:
+        web.runner.run(story(web))
+
+
+def test_whoever_waits_too_long_for_the_gate_is_told_so_and_nothing_ran(file: Path, outside: Outside) -> None:
+    slow = Slow()
+
+    async def story(web: Web) -> None:
+        first = asyncio.create_task(web.ask("/"))
+        await slow.begun.wait()
+        for path in ("/second", "/external"):
+            refused = await web.ask(path)
+            assert (refused.status, refused.code) == (503, UNAVAILABLE)
+        slow.ends.set()
+        assert (await first).status == 201
+        assert (await web.ask("/second")).status == 200
+
+    with protected(file, slow, busy_seconds=0.2) as web:
+        web.runner.run(story(web))
+    assert outside.rows() == [1, 2]
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_a_duplicate_waits_within_its_budget_without_a_transaction(file: Path, outside: Outside, patient: bool) -> None:
+    slow = Slow()
+
+    async def story(web: Web) -> None:
+        first = asyncio.create_task(web.ask("/"))
+        await slow.begun.wait()
+        duplicate = asyncio.create_task(web.ask("/"))
+        if patient:
+            while web.engine.core.waiting == 0:  # noqa: ASYNC110 - the engine's own count
+                await asyncio.sleep(0)
+        else:
+            assert (await duplicate).code == RUNNING
+        other = await web.ask("/", query="another=request")
+        assert other.status == 422
+        slow.ends.set()
+        answers = [await first, await duplicate]
+        if patient:
+            assert [(answer.status, answer.body) for answer in answers] == [(201, b'"slow"')] * 2
+
+    with protected(file, slow, wait_seconds=15 if patient else 0) as web:
+        web.runner.run(story(web))
+    assert outside.rows() == [1]
+
+
+def test_a_client_that_leaves_changes_nothing(file: Path, outside: Outside) -> None:
+    slow = Slow()
+
+    async def story(web: Web) -> None:
+        first = asyncio.create_task(web.ask("/"))
+        await slow.begun.wait()
+        first.cancel()
+        await asyncio.wait({first})
+        slow.ends.set()
+        again = await web.ask("/", headers=[("Prefer", "wait=15")])
+        assert (again.status, again.replayed) == (201, True)
+
+    with protected(file, slow) as web:
+        web.runner.run(story(web))
+    assert outside.rows() == [1]
+
+
+def test_a_background_task_holds_the_transaction_because_frameworks_run_it_before_the_call_returns(
+    file: Path, outside: Outside
+) -> None:
+    """Its effects belong to the command, and while it runs the file is locked: the deadline is its own, too."""
+    seen: list[Any] = []
+
+    async def endpoint(tasks: BackgroundTasks, permit: Permit = PERMIT) -> str:
+        def mail() -> None:
+            seen.append((permit.connection.in_transaction, outside.rows()))
+            insert(permit, 2)
+
+        insert(permit)
+        tasks.add_task(mail)
+        return "made"
+
+    with protected(file, endpoint) as web:
+        assert web.call("/").status == 201
+    assert (seen, outside.rows()) == ([(True, [])], [1, 2])
+
+
+def test_atomic_on_a_store_without_transactions_is_refused_when_it_is_declared() -> None:
+    from semel.errors import ConfigurationError
+
+    semel = Semel(AsyncEngine.connect("memory://"), caller=caller_of)
+    with pytest.raises(ConfigurationError, match="sqlite:///"):
+        semel.command("it", effects="atomic")
+
+
+def test_a_request_of_a_migrated_file_by_a_former_process_is_replayed(file: Path, outside: Outside) -> None:
+    for replayed in (False, True):
+        with protected(file, make) as web:
+            answer = web.call("/")
+            assert (answer.status, answer.replayed) == (201, replayed)
+    assert outside.rows() == [1]
+
+
+def test_the_request_is_free_to_be_read_in_the_transaction(file: Path, outside: Outside) -> None:
+    async def reads(request: Request, permit: Permit = PERMIT) -> int:
+        for n in await request.json():
+            insert(permit, n)
+        return 1
+
+    with protected(file, reads) as web:
+        both(web, "/", [1, 2, 3])
+    assert outside.rows() == [1, 2, 3]
