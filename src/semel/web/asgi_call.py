@@ -219,7 +219,7 @@ class Call:
             return
         self._mode = _Mode.THROUGH
         assert self._start is not None
-        await self._forward({**self._start, "headers": capture.headers})
+        await self._forward({**self._start, "headers": list(capture.headers)})
         if chunks or not more:
             await self._forward({"type": "http.response.body", "body": b"".join(chunks), "more_body": more})
 
@@ -365,7 +365,7 @@ def _captured(scope: Scope) -> Scope:
 
 async def send_answer(send: Send, answer: Answer) -> None:
     """Send an answer in two messages."""
-    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+    await send({"type": "http.response.start", "status": answer.status, "headers": list(answer.headers)})
     await send({"type": "http.response.body", "body": answer.body})
 
 
