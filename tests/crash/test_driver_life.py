@@ -206,13 +206,13 @@ def test_an_interrupt_while_committing_for_others(folder: Folder, monkeypatch: p
     engine = folder.engine("?busy_seconds=5")
     run(engine, "warm")
     driver = engine.backend.driver
-    commit = type(driver)._commit
+    commit = type(driver).commit
 
     def interrupted(self: object, writer: sqlite3.Connection) -> None:
-        monkeypatch.setattr(type(driver), "_commit", commit)
+        monkeypatch.setattr(type(driver), "commit", commit)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(type(driver), "_commit", interrupted)
+    monkeypatch.setattr(type(driver), "commit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(engine, "interrupted")
     assert run(engine, "next") == ANSWER

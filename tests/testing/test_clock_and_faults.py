@@ -63,7 +63,7 @@ def test_without_a_fault_asks_are_only_counted(tmp_path: Path) -> None:
         faulty = migrated(backends(tmp_path, faults)[place])
         claim(faulty.backend)
         assert faults.clean
-        assert faults.asks == (["claim"], ["now", "read_record", "now", "BEGIN", "insert_claim", "COMMIT"])[place]
+        assert faults.asks == (["claim"], ["now", "read_record", "BEGIN", "now", "insert_claim", "COMMIT"])[place]
         faulty.bury()
 
 

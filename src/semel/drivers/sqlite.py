@@ -36,7 +36,7 @@ from semel.drivers.sqlite_connection import (
     store_error,
     writes,
 )
-from semel.drivers.sqlite_job import Job, nothing, settle_jobs
+from semel.drivers.sqlite_job import Job, nothing, refuse_overdue, settle_jobs
 from semel.errors import StoreUnavailable
 from semel.flow import MakeFlow
 
@@ -123,7 +123,7 @@ class SqliteDriver:
             else:
                 self._wake()
                 job.event.wait(BUSY_PAUSE_SECONDS)
-                self._expire()
+                refuse_overdue(self._queue)
         return job.result()
 
     async def run_async(self, make: MakeFlow[T]) -> T:
@@ -149,8 +149,8 @@ class SqliteDriver:
 
     def _read_part(self, job: Job[Any]) -> bool:
         """Perform a flow up to its first write; True where that was all of it."""
-        if job.begins(with_=writes):
-            return False
+        if job.begins(with_=writes) or job.done:
+            return job.done
         reader, answer = self._reader()
         try:
             finished = job.advance(answer, until=writes)
@@ -200,7 +200,8 @@ class SqliteDriver:
         try:
             left = self._commit_group(jobs, wait=wait) if jobs else []
         finally:
-            self._queue.extendleft(reversed(left))
+            settle_jobs([job for job in left if job.done])  # this thread was interrupted before it could tell them
+            self._queue.extendleft(job for job in reversed(left) if not job.done)
             self._gate.release()
         if self._uncheckpointed >= COMMITS_PER_CHECKPOINT:
             self._wake()
@@ -233,7 +234,7 @@ class SqliteDriver:
         try:
             for job in jobs:
                 job.advance(answer)
-            self._commit(answer)
+            self.commit(answer)
         except BaseException as error:
             self._rollback(writer)
             if not isinstance(error, Exception):  # this thread is interrupted: the others' writes are still to be done
@@ -244,16 +245,17 @@ class SqliteDriver:
                 jobs[0].fail(store_error(error) if isinstance(error, sqlite3.Error) else error)
             else:
                 # One of them is at fault, or the group was too much: each gets a transaction of its own.
+                left = []
                 for job in jobs:
                     job.restart()
-                    self._commit_group([job], wait=True)
-                return []
+                    left += self._commit_group([job], wait=wait)
+                return left
         settle_jobs(jobs)
         return []
 
     def _begin(self, jobs: list[Job[Any]], *, wait: bool) -> sqlite3.Connection | None:
-        """Take the file's write lock for these jobs; None where it is not to be had (now, or in time)."""
-        while True:
+        """Take the file's write lock for these jobs, less those that waited too long; None where it is not had."""
+        while jobs:
             try:
                 writer = self._writer
                 if writer is None:
@@ -264,15 +266,20 @@ class SqliteDriver:
                 busy = isinstance(error, sqlite3.Error) and is_busy(error)
                 if busy and not wait:
                     return None
-                if not busy or time.monotonic() >= min(job.deadline for job in jobs):
+                if not busy:
                     self._forget_writer()
-                    for job in jobs:
-                        job.fail(store_error(error) if isinstance(error, sqlite3.Error) else error)
-                    settle_jobs(jobs)
-                    return None
-                time.sleep(BUSY_PAUSE_SECONDS)
+                now = time.monotonic()
+                over = [job for job in jobs if not busy or job.deadline <= now]
+                for job in over:
+                    job.fail(store_error(error) if isinstance(error, sqlite3.Error) else error)
+                settle_jobs(over)
+                jobs[:] = [job for job in jobs if not job.done]
+                if jobs:
+                    time.sleep(BUSY_PAUSE_SECONDS)
+        return None
 
-    def _commit(self, answer: Answer) -> None:
+    def commit(self, answer: Answer) -> None:
+        """Commit on the connection that this answers for, with the gate held: a group, or an ATOMIC unit."""
         started = time.perf_counter()
         try:
             answer(COMMIT)
@@ -301,7 +308,7 @@ class SqliteDriver:
     def release_gate(self) -> None:
         """End of an ATOMIC unit, or of a fork: whatever queued up meanwhile is next."""
         self._gate.release()
-        if self._queue:
+        if self._queue or self._uncheckpointed >= COMMITS_PER_CHECKPOINT:
             self._wake()
 
     # --- the writer thread ------------------------------------------------------------------
@@ -321,17 +328,20 @@ class SqliteDriver:
                 if self._stopping:
                     return
             if not self._gate.acquire(timeout=0.05):
-                self._expire()
-            elif (job := self._take(lending=True)) is not None:
-                self._lend(job)
+                refuse_overdue(self._queue)
+            elif self._lending_next():
+                self._lend(self._take(lending=True))
             elif self._queue:
                 self._serve_group(wait=True)
             else:
                 self._checkpoint()
                 self._gate.release()
 
-    def _lend(self, job: Job[Any]) -> None:
-        """Give the gate to an ATOMIC unit; its end releases it."""
+    def _lend(self, job: Job[Any] | None) -> None:
+        """Give the gate to an ATOMIC unit; its end releases it. No frame of this thread may keep the unit alive."""
+        if job is None:  # it expired in this moment
+            self._gate.release()
+            return
         try:
             job.finish(job.lend())
         except Exception as error:  # noqa: BLE001 - handed to the caller who asked for the gate
@@ -342,22 +352,11 @@ class SqliteDriver:
     def _checkpoint(self) -> None:
         self._uncheckpointed = 0
         try:
-            if self._writer is not None:
-                self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        except sqlite3.Error:
+            if self._writer is None:  # all commits were those of ATOMIC units, on connections of their own
+                self._writer = open_connection(self.path, self.synchronous)
+            self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except (sqlite3.Error, StoreUnavailable):
             self._forget_writer()  # a checkpoint that fails loses nothing: the WAL keeps every commit
-
-    def _expire(self) -> None:
-        """Refuse what has waited too long for the gate: it has written nothing."""
-        now = time.monotonic()
-        overdue = [job for job in list(self._queue) if job.deadline <= now]
-        for job in overdue:
-            try:
-                self._queue.remove(job)
-            except ValueError:
-                continue  # it was taken by the gate's holder in the meantime
-            job.fail(StoreUnavailable("SQLite: the database was busy for too long; retry with the same key"))
-            settle_jobs([job])
 
     # --- the end ----------------------------------------------------------------------------
 

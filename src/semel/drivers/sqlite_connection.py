@@ -11,7 +11,7 @@ from semel.drivers.clock import Clock
 from semel.drivers.sqlite_fork import refuse_inherited
 from semel.errors import SchemaError, StoreError, StoreTimeout, StoreUnavailable
 from semel.flow import Ask
-from semel.stores.statements import Execute, Now, Query, Script
+from semel.stores.statements import NOW_LOCKED, Execute, Now, Query, Script
 
 STATEMENTS_CACHED: Final = 256
 READ_WAIT_MS: Final = 100
@@ -28,7 +28,7 @@ def open_connection(
     """
     refuse_inherited(path)
     if reading and not Path(path).exists():
-        raise SchemaError(f"the database file {path!r} does not exist; run: semel migrate")
+        raise SchemaError(f"the database file {path!r} does not exist; run: semel migrate --url sqlite:///{path}")
     connection = sqlite3.connect(
         path,
         timeout=0,  # waiting is the driver's: it knows whether it may block
@@ -95,7 +95,7 @@ def answering(connection: sqlite3.Connection, clock: Clock) -> Answer:
 def writes(needed: Ask[Any]) -> bool:
     """Whether an ask needs the write transaction."""
     kind = type(needed)
-    return kind is Execute or kind is Script
+    return kind is Execute or kind is Script or needed is NOW_LOCKED
 
 
 def is_busy(error: sqlite3.Error) -> bool:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
+from semel.errors import StoreUnavailable
 from semel.flow import Ask, Flow, MakeFlow
 
 T = TypeVar("T")
@@ -52,10 +55,14 @@ class Job(Generic[T]):
         return self._make is None
 
     def begins(self, with_: Callable[[Ask[Any]], bool]) -> bool:
-        """Make the flow, and tell whether its first ask is such a one."""
+        """Make the flow, and tell whether its first ask is such a one. A flow may end without any."""
         assert self._make is not None
         self._flow = self._make()
-        self._needed = next(self._flow)
+        try:
+            self._needed = next(self._flow)
+        except StopIteration as stop:
+            self.finish(stop.value)
+            return False
         return with_(self._needed)
 
     def advance(self, answer: Callable[[Ask[Any]], Any], *, until: Callable[[Ask[Any]], bool] | None = None) -> bool:
@@ -107,6 +114,19 @@ def nothing() -> Flow[None]:
 
 def _nothing_to_lend() -> Any:
     raise AssertionError("only a lending job is asked to lend")
+
+
+def refuse_overdue(queue: deque[Job[Any]]) -> None:
+    """Refuse what has waited too long for its turn: it has written nothing."""
+    now = time.monotonic()
+    overdue = [job for job in list(queue) if job.deadline <= now]
+    for job in overdue:
+        try:
+            queue.remove(job)
+        except ValueError:
+            continue  # somebody has taken it in the meantime
+        job.fail(StoreUnavailable("SQLite: the database was busy for too long; retry with the same key"))
+        settle_jobs([job])
 
 
 def settle_jobs(jobs: list[Job[Any]]) -> None:

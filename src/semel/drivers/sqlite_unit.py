@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from semel.drivers.sqlite import SqliteDriver
-from semel.drivers.sqlite_connection import BEGIN, COMMIT, is_busy, open_connection, store_error
+from semel.drivers.sqlite_connection import BEGIN, is_busy, open_connection, store_error
 from semel.drivers.sqlite_guard import UnitConnection
 from semel.drivers.sqlite_job import Job
 from semel.errors import EarlyCommit, StoreUnavailable
@@ -82,8 +82,7 @@ class SqliteUnit:
             with self.connection.ending():
                 if not self.connection.in_transaction:
                     raise EarlyCommit("the transaction was over before Semel could commit it")
-                self._answer(COMMIT)
-                self._driver.commits += 1
+                self._driver.commit(self._answer)
         except sqlite3.Error as error:
             raise store_error(error, committing=True) from error
         finally:

@@ -47,7 +47,7 @@ from semel.rules.settle import (
 from semel.rules.stored import answer_digest, pack_headers
 from semel.stores.base import Capabilities, Identity
 from semel.stores.memory import granted_row
-from semel.stores.statements import NOW, Execute, Params, Query, Row, Script, Value, script, statements
+from semel.stores.statements import NOW, NOW_LOCKED, Execute, Params, Query, Row, Script, Value, script, statements
 
 SQL: Final = statements("semel.stores", "sqlite.sql")
 MIGRATIONS: Final = ("0001_first",)
@@ -118,7 +118,7 @@ class SqliteStore:
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         done = []
-        now = yield from ask(NOW)
+        now = yield from ask(NOW_LOCKED)
         for renewal in renewals:
             done.append((yield from _rewrite(renewal.id, partial(renewed_row, renewal=renewal, now=now))))
         return done
@@ -254,7 +254,7 @@ def _read(id: bytes) -> Flow[Record | None]:
 
 def _grant(claim: Claim) -> Flow[Verdict]:
     """Insert, else read and decide, else take over: all inside the writer's lock."""
-    now = yield from ask(NOW)
+    now = yield from ask(NOW_LOCKED)
     grant = first_grant(claim, now)
     if (yield from ask(Execute(_INSERT, (*granted_row(None, claim, grant)[:_CLAIMED], AnswerKind.NONE)))) == 1:
         return Proceed(grant)

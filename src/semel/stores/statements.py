@@ -70,6 +70,7 @@ class Script(Ask[None]):
 
 
 NOW: Final = Now()
+NOW_LOCKED: Final = Now()  # the same, once the write lock is held: a lease must not begin before its holder waited
 _HEAD = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
 
