@@ -1,0 +1,256 @@
+"""Judges a history: every key for itself, then the effects and the answers that clients were told.
+
+A violation comes with the smallest part of the history that shows it: cut off at the first answer that nothing can
+explain, without the observations that are not needed for that.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from semel.testing.history.linear import PLACES_MAX, Finding, Stuck, Undecided, linearize
+from semel.testing.history.reading import NEVER, Effect, History, Operation
+from semel.testing.history.standing import Standing, Terms, shown
+
+OPERATIONS_PER_KEY_MAX: Final = 2_000
+REPORTED_MAX: Final = 20  # violations that are made small and shown; the rest is counted
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was broken: on which key, how, and the operations that show it."""
+
+    kind: str
+    key: str
+    what: str
+    operations: tuple[Operation, ...] = ()
+    effects: tuple[Effect, ...] = ()
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check found. It is ``ok`` only if everything was judged and nothing was broken."""
+
+    keys: int = 0
+    operations: int = 0
+    unanswered: int = 0
+    effects: int = 0
+    processes: int = 0
+    most_operations: int = 0  # of one key
+    violations: list[Violation] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every key was judged, and none is broken."""
+        return not self.violations and not self.undecided
+
+
+def check(
+    history: History,
+    *,
+    operations_per_key_max: int = OPERATIONS_PER_KEY_MAX,
+    places_max: int = PLACES_MAX,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Judge a whole history.
+
+    Parameters: ``operations_per_key_max`` a key with more is reported as undecided, not searched; ``places_max`` what
+    one key's search may remember; ``progress`` is told how many operations of how many were judged.
+    """
+    terms = Terms(history.deaths_ns, history.leases_judged)
+    total = history.operations
+    report = Report(
+        len(history.keys), total, effects=len(history.effects), processes=len(history.headers), notes=[*history.notes]
+    )
+    done = 0
+    for key, operations in history.keys.items():
+        report.unanswered += sum(op.end_ns == NEVER for op in operations)
+        report.most_operations = max(report.most_operations, len(operations))
+        if len(operations) > operations_per_key_max:
+            report.undecided.append(f"key {key}: {len(operations)} operations, more than {operations_per_key_max}")
+        else:
+            _check_key(report, key, judged(operations), terms, places_max)
+        done += len(operations)
+        if progress is not None:
+            progress(done, total)
+    report.violations += effect_violations(history)
+    return report
+
+
+def _check_key(report: Report, key: str, operations: list[Operation], terms: Terms, places_max: int) -> None:
+    finding = linearize(operations, terms, places_max)
+    match finding:
+        case Undecided(places):
+            report.undecided.append(f"key {key}: given up after {places} places of its search")
+        case Stuck():
+            if len(report.violations) < REPORTED_MAX:
+                operations, finding = smallest(operations, finding, terms, places_max)
+            what = f"no order explains it: at best {shown(finding.standing)}, and then not {_told(finding.blocked)}"
+            report.violations.append(Violation("not-linearizable", key, what, tuple(operations)))
+        case _:
+            pass
+
+
+def _told(blocked: Sequence[Operation]) -> str:
+    names = [
+        f"{op.kind} → {(op.result or {}).get('verdict') or (op.result or {}).get('settling') or op.result}"
+        for op in blocked
+    ]
+    return " nor ".join(names) or "anything"
+
+
+def judged(operations: list[Operation]) -> list[Operation]:
+    """The operations that one record must explain.
+
+    A process answers for its own running ATOMIC command out of its memory, also while that one only waits for its
+    transaction. Such an "in progress" or "reused" says nothing of the record and is left out.
+    """
+    atomic = [op for op in operations if op.args.get("effects") == "atomic"]
+    if not atomic:
+        return operations
+    busy = _busy(atomic)
+    left_out = {
+        id(op)
+        for op in atomic
+        if op.kind == "attempt" and op.result is not None and op.result["verdict"] in ("in-progress", "reused")
+        if any(start < op.end_ns and op.start_ns < end for start, end, who in busy[op.process] if who is not op)
+    }
+    return [op for op in operations if id(op) not in left_out]
+
+
+def _busy(atomic: list[Operation]) -> dict[str, list[tuple[int, int, Operation]]]:
+    """When each process was busy with ATOMIC attempts of this key: until the settlement, where one was granted."""
+    settled = {(op.process, op.args["fence"]): op.end_ns for op in atomic if op.kind == "settle"}
+    busy: dict[str, list[tuple[int, int, Operation]]] = defaultdict(list)
+    for op in atomic:
+        if op.kind == "attempt":
+            fence = None if op.result is None else op.result.get("fence")
+            end = op.end_ns if fence is None else settled.get((op.process, fence), NEVER)
+            busy[op.process].append((op.start_ns, end, op))
+    return busy
+
+
+# --- the smallest part that shows it ---
+
+
+def smallest(
+    operations: list[Operation], finding: Stuck, terms: Terms, places_max: int
+) -> tuple[list[Operation], Stuck]:
+    """Cut the history off as early as it is broken, and leave out observations that it is broken without.
+
+    Both are safe: what begins a sound history is sound, and so is a sound history without some of its observations.
+    """
+    ends = sorted(op.end_ns for op in operations if op.result is not None)
+    low, high = 0, len(ends) - 1
+    while low < high:
+        middle = (low + high) // 2
+        part = list(_until(operations, ends[middle]))
+        found: Finding = linearize(part, terms, places_max)
+        if isinstance(found, Stuck):
+            high = middle
+        else:
+            low = middle + 1
+    part = list(_until(operations, ends[low]))
+    found = linearize(part, terms, places_max)
+    best = (part, found) if isinstance(found, Stuck) else (operations, finding)
+    for op in list(best[0]):
+        if is_observation(op):
+            fewer = [other for other in best[0] if other is not op]
+            found = linearize(fewer, terms, places_max)
+            if isinstance(found, Stuck):
+                best = (fewer, found)
+    return best
+
+
+def _until(operations: list[Operation], now_ns: int) -> Iterator[Operation]:
+    """The history as it was at this moment: what had not been answered yet is unanswered."""
+    for op in operations:
+        if op.start_ns <= now_ns:
+            if op.end_ns <= now_ns or op.result is None:
+                yield op
+            else:
+                cut = Operation(op.process, op.number, op.kind, op.key, op.by, op.start_ns, op.args)
+                cut.gave_up = "not answered yet"
+                yield cut
+
+
+def is_observation(op: Operation) -> bool:
+    """Whether it can have changed nothing."""
+    told = op.result
+    if op.kind in ("read", "look"):
+        return True
+    return op.kind == "attempt" and told is not None and told["verdict"] != "proceed"
+
+
+# --- effects and answers ---
+
+
+def effect_violations(history: History) -> list[Violation]:
+    """The promises about the outside world and about what clients were told, each by counting."""
+    found: list[Violation] = []
+    effects: dict[str, list[Effect]] = defaultdict(list)
+    for effect in history.effects:
+        effects[effect.key].append(effect)
+    for key, made in effects.items():
+        found += _double_effects(key, made, history.keys.get(key, []))
+    for key, operations in history.keys.items():
+        told, resolved = _answers(operations)
+        if len(told) > 1:
+            what = f"clients were told {len(told)} different answers: {', '.join(sorted(told))}"
+            found.append(Violation("changed-answer", key, what, tuple(op for op in operations if _answer(op))))
+        if effects:  # the run recorded its effects
+            missing = told - resolved - {effect.answer for effect in effects.get(key, ())}
+            if missing:
+                what = f"an answer was given whose effect never happened: {', '.join(sorted(missing))}"
+                found.append(Violation("answer-without-effect", key, what, tuple(operations)))
+    return found
+
+
+def _double_effects(key: str, made: list[Effect], operations: list[Operation]) -> Iterator[Violation]:
+    derived: dict[int, set[str | None]] = defaultdict(set)
+    for effect in made:
+        derived[effect.generation].add(effect.derived)
+    match made[0].effects:
+        case "idempotent":
+            if any(len(keys) > 1 for keys in derived.values()):
+                what = "the derived key changed within a generation: the downstream cannot deduplicate"
+                yield Violation("derived-keys-differ", key, what, tuple(operations), tuple(made))
+        case kind:
+            again = 0 if kind == "atomic" else sum(map(_frees, operations))
+            if len(made) > 1 + again:
+                what = f"{len(made)} effects of one {kind} command, and {again} settlements that nothing had happened"
+                yield Violation("two-effects", key, what, tuple(operations), tuple(made))
+
+
+def _frees(op: Operation) -> bool:
+    """Whether it may have settled that nothing had happened."""
+    if op.kind == "settle":
+        return bool(op.args["state"] == "released")
+    return op.kind == "resolve" and not op.args["happened"]
+
+
+def _answer(op: Operation) -> str | None:
+    """The answer that this operation proves to be the record's."""
+    told = op.result
+    if told is None:
+        return None
+    if op.kind == "settle" and told["settling"] == "settled" and op.args["state"] == "succeeded" and op.args["kept"]:
+        return str(op.args["answer"])
+    if op.kind in ("attempt", "look") and told["verdict"] == "replay" and told["state"] == "succeeded":
+        return str(told["answer"])
+    return None
+
+
+def _answers(operations: list[Operation]) -> tuple[set[str], set[str]]:
+    """The answers that were told, and those that an operator gave."""
+    told = {answer for op in operations if (answer := _answer(op)) is not None}
+    resolved = {str(op.args["answer"]) for op in operations if op.kind == "resolve"}
+    return told, resolved
+
+
+__all__ = ["OPERATIONS_PER_KEY_MAX", "Report", "Standing", "Violation", "check", "effect_violations", "judged"]
