@@ -33,7 +33,10 @@ def connect_backend(url: str) -> Backend:
     """
     if not isinstance(url, str) or "://" not in url:
         raise UrlError(f"a store URL has the form scheme://…, {_EXAMPLE}")
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # brackets that are no IPv6 address, and hosts that Unicode would make into others
+        raise UrlError(f"the host of the store URL cannot be understood ({type(error).__name__}); {_EXAMPLE}") from None
     make = _SCHEMES.get(parts.scheme)
     if make is None:
         near = difflib.get_close_matches(parts.scheme, _SCHEMES, n=1)
@@ -60,15 +63,22 @@ def _sqlite(path: str, host: str, options: dict[str, str]) -> Backend:
     from semel.drivers.sqlite_connection import SYNCHRONOUS
 
     if host:
-        raise UrlError(f"sqlite:// needs three slashes before the path: sqlite:///{host}{path}")
+        # Without the part that may be a password: it may have been meant for another kind of store.
+        raise UrlError(f"sqlite:// needs three slashes before the path: sqlite:///{host.rpartition('@')[2]}{path}")
     file = path.removeprefix("/")
-    if not file or file == ":memory:":
+    if "\0" in file:
+        raise UrlError(f"the path of the database file contains a NUL character, which no file's name can; {_EXAMPLE}")
+    if file.endswith("/") or not Path(file).name or file == ":memory:":
         raise UrlError(f"sqlite:/// needs a file: {_EXAMPLE}")
     synchronous = options.pop("synchronous", "FULL").upper()
     if synchronous not in SYNCHRONOUS:
         raise UrlError(f"synchronous must be one of {', '.join(SYNCHRONOUS)}; it is {synchronous!r}")
     busy = _seconds("busy_seconds", options.pop("busy_seconds", "5"))
-    return sqlite_backend(SqliteDriver(str(Path(file).expanduser()), synchronous=synchronous, busy_seconds=busy), busy)
+    try:
+        place = Path(file).expanduser()
+    except RuntimeError:
+        raise UrlError(f"the path {file!r} names the home of a user who is not known here; write it out") from None
+    return sqlite_backend(SqliteDriver(str(place), synchronous=synchronous, busy_seconds=busy), busy)
 
 
 def sqlite_backend(driver: object, busy_seconds: float = 5.0) -> Backend:
