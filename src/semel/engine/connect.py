@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from semel.engine.backend import Backend
 from semel.errors import UrlError
@@ -19,7 +20,13 @@ def connect_backend(url: str) -> Backend:
     """The backend that a URL names.
 
     ``memory://`` lives and dies with the process. ``sqlite:///PATH`` is a file; its options are
-    ``?synchronous=FULL|NORMAL|EXTRA`` (FULL by default) and ``?busy_seconds=5``.
+    ``?synchronous=FULL|NORMAL|EXTRA`` (FULL by default) and ``?busy_seconds=5``. ``postgresql://USER@HOST/DATABASE``
+    is a server, through psycopg; ``postgresql+asyncpg://`` lets asyncpg perform on event loops. Beside libpq's own
+    options it takes ``?schema=``, ``?connections_max=8``, ``?patience_seconds=5`` and
+    ``?prepared=no`` (behind PgBouncer).
+
+    A store of somebody else's package is found by its entry point of the group ``semel.stores``: a function of
+    the URL that answers a :class:`~semel.engine.backend.Backend`.
 
     Raises:
         UrlError: the scheme or an option is unknown, or the path is missing; the message says what would do.
@@ -39,29 +46,43 @@ def connect_backend(url: str) -> Backend:
         raise UrlError(f"the host of the store URL cannot be understood ({type(error).__name__}); {_EXAMPLE}") from None
     make = _SCHEMES.get(parts.scheme)
     if make is None:
-        near = difflib.get_close_matches(parts.scheme, _SCHEMES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(_SCHEMES))}"
-        raise UrlError(f"unknown store {parts.scheme!r}{hint}")
+        return _of_a_package(parts.scheme, url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    backend = make(unquote(parts.path), parts.netloc, options)
+    backend = make(parts, options)
     if options:
         raise UrlError(f"unknown option {sorted(options)[0]!r} in the store URL")
     return replace(backend, url=url)
 
 
-def _memory(path: str, host: str, options: dict[str, str]) -> Backend:
+def _of_a_package(scheme: str, url: str) -> Backend:
+    for entry in entry_points(group="semel.stores", name=scheme):
+        backend: Backend = entry.load()(url)
+        return replace(backend, url=url)
+    near = difflib.get_close_matches(scheme, _SCHEMES, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(_SCHEMES))}"
+    raise UrlError(f"unknown store {scheme!r}{hint}")
+
+
+def _memory(url: SplitResult, options: dict[str, str]) -> Backend:
     from semel.drivers.local import LocalDriver
     from semel.stores.memory import MemoryStore
 
-    if path.strip("/") or host:
+    if url.path.strip("/") or url.netloc:
         raise UrlError("memory:// takes no path: it lives and dies with the process")
     return Backend("memory", MemoryStore(), LocalDriver())
 
 
-def _sqlite(path: str, host: str, options: dict[str, str]) -> Backend:
+def _postgres(url: SplitResult, options: dict[str, str]) -> Backend:
+    from semel.engine.connect_postgres import postgres_url
+
+    return postgres_url(url, options)
+
+
+def _sqlite(url: SplitResult, options: dict[str, str]) -> Backend:
     from semel.drivers.sqlite import SqliteDriver
     from semel.drivers.sqlite_connection import SYNCHRONOUS
 
+    path, host = unquote(url.path), url.netloc
     if host:
         # Without the part that may be a password: it may have been meant for another kind of store.
         raise UrlError(f"sqlite:// needs three slashes before the path: sqlite:///{host.rpartition('@')[2]}{path}")
@@ -73,7 +94,7 @@ def _sqlite(path: str, host: str, options: dict[str, str]) -> Backend:
     synchronous = options.pop("synchronous", "FULL").upper()
     if synchronous not in SYNCHRONOUS:
         raise UrlError(f"synchronous must be one of {', '.join(SYNCHRONOUS)}; it is {synchronous!r}")
-    busy = _seconds("busy_seconds", options.pop("busy_seconds", "5"))
+    busy = seconds_of("busy_seconds", options.pop("busy_seconds", "5"))
     try:
         place = Path(file).expanduser()
     except RuntimeError:
@@ -102,7 +123,11 @@ def sqlite_backend(driver: object, busy_seconds: float = 5.0) -> Backend:
     )
 
 
-def _seconds(name: str, text: str) -> float:
+def seconds_of(name: str, text: str) -> float:
+    """An option of a store URL that is a number of seconds.
+
+    Raises UrlError where it is none, or not from 0 to 3600.
+    """
     try:
         value = float(text)
     except ValueError:
@@ -112,4 +137,9 @@ def _seconds(name: str, text: str) -> float:
     return value
 
 
-_SCHEMES: Final[Mapping[str, Callable[[str, str, dict[str, str]], Backend]]] = {"memory": _memory, "sqlite": _sqlite}
+_SCHEMES: Final[Mapping[str, Callable[[SplitResult, dict[str, str]], Backend]]] = {
+    "memory": _memory,
+    "postgresql": _postgres,
+    "postgresql+asyncpg": _postgres,
+    "sqlite": _sqlite,
+}

@@ -7,7 +7,7 @@ neutral style (``:name`` parameters); a driver whose client library wants anothe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -16,20 +16,25 @@ from typing import Final
 from semel.flow import Ask
 
 Value = int | bytes | str | None
+Argument = Value | Sequence[Value]  # a column of a batch, where the database takes one
 Row = tuple[Value, ...]
-Params = Mapping[str, Value]
+Params = Mapping[str, Argument]
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One named statement: as written, with ``:name`` parameters, and as ``?`` with their names in order."""
+    """One named statement: as written, with ``:name`` parameters; as ``?`` with their names in order; and as
+    ``$1`` with each name once.
+    """
 
     name: str
     text: str
     qmark: str
     names: tuple[str, ...]
+    numbered: str
+    distinct: tuple[str, ...]
 
-    def values(self, params: Params | Row) -> Row:
+    def values(self, params: Params | Row) -> tuple[Argument, ...]:
         """The parameters in the statement's order. A tuple is in that order already."""
         return params if isinstance(params, tuple) else tuple([params[name] for name in self.names])
 
@@ -69,6 +74,13 @@ class Script(Ask[None]):
         self.statements = statements
 
 
+class Together(Ask[None]):
+    """What this flow asks from here on is one transaction. Where a driver makes every flow one, nobody asks."""
+
+    __slots__ = ()
+
+
+TOGETHER: Final = Together()
 NOW: Final = Now()
 NOW_LOCKED: Final = Now()  # the same, once the write lock is held: a lease must not begin before its holder waited
 _HEAD = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
@@ -83,7 +95,10 @@ def statements(package: str, file: str) -> Mapping[str, Statement]:
     for name, block in zip(parts[1::2], parts[2::2], strict=True):
         text = "\n".join(line for line in block.splitlines() if not line.startswith("--")).strip().rstrip(";")
         names = tuple(_PARAMETER.findall(text))
-        found[name] = Statement(name, text, _PARAMETER.sub("?", text), names)
+        distinct = tuple(dict.fromkeys(names))
+        numbers = {name: f"${number}" for number, name in enumerate(distinct, start=1)}
+        numbered = _PARAMETER.sub(lambda match, to=numbers: to[match[1]], text)  # type: ignore[misc]
+        found[name] = Statement(name, text, _PARAMETER.sub("?", text), names, numbered, distinct)
     return found
 
 

@@ -1,0 +1,125 @@
+"""A few open connections, the warmest first; whoever finds none waits in line, and not for ever.
+
+Small on purpose: the engine sends its calls in batches, so that two or three connections carry everything.
+A connection that failed is not given back but dropped, and what was idle beside it too: they share its fate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from semel.errors import StoreUnavailable
+
+C = TypeVar("C")
+
+_FULL = "all {count} connections to the store are busy; retry with the same key, or raise the URL's connections_max"
+
+
+class AsyncLifo(Generic[C]):
+    """Connections of one event loop."""
+
+    def __init__(self, open: Callable[[], Awaitable[C]], most: int) -> None:
+        self._open = open
+        self._most = most
+        self.count = 0  # open ones, idle or taken
+        self.idle: list[C] = []
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self, seconds: float) -> tuple[C, bool]:
+        """A connection, and whether it was idle before.
+
+        Raises:
+            StoreUnavailable: none became free within ``seconds``, or none could be opened.
+        """
+        ends = asyncio.get_running_loop().time() + seconds
+        while not self.idle and self.count >= self._most:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                async with asyncio.timeout_at(ends):
+                    await turn
+            except TimeoutError:
+                raise StoreUnavailable(_FULL.format(count=self._most)) from None
+            finally:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+        if self.idle:
+            return self.idle.pop(), True
+        self.count += 1
+        try:
+            return await self._open(), False
+        except BaseException:
+            self.gone()
+            raise
+
+    def give(self, connection: C) -> None:
+        """It is free again."""
+        self.idle.append(connection)
+        self._next()
+
+    def gone(self) -> None:
+        """One that was taken is no more."""
+        self.count -= 1
+        self._next()
+
+    def forget_idle(self) -> list[C]:
+        """Those that were idle, to be closed."""
+        idle, self.idle = self.idle, []
+        self.count -= len(idle)
+        return idle
+
+    def _next(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+
+class Lifo(Generic[C]):
+    """Connections of one process's threads."""
+
+    def __init__(self, open: Callable[[], C], most: int) -> None:
+        self._open = open
+        self._most = most
+        self.count = 0
+        self.idle: list[C] = []
+        self._changed = threading.Condition()
+
+    def take(self, seconds: float) -> tuple[C, bool]:
+        """As :meth:`AsyncLifo.take`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.idle or self.count < self._most, seconds):
+                raise StoreUnavailable(_FULL.format(count=self._most))
+            if self.idle:
+                return self.idle.pop(), True
+            self.count += 1
+        try:
+            return self._open(), False
+        except BaseException:
+            self.gone()
+            raise
+
+    def give(self, connection: C) -> None:
+        """It is free again."""
+        with self._changed:
+            self.idle.append(connection)
+            self._changed.notify()
+
+    def gone(self) -> None:
+        """One that was taken is no more."""
+        with self._changed:
+            self.count -= 1
+            self._changed.notify()
+
+    def forget_idle(self) -> list[C]:
+        """Those that were idle, to be closed."""
+        with self._changed:
+            idle, self.idle = self.idle, []
+            self.count -= len(idle)
+            self._changed.notify_all()
+        return idle

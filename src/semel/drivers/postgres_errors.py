@@ -1,0 +1,57 @@
+"""What a PostgreSQL error means to Semel: one place for all client libraries, with the remedy in the message.
+
+The question is always the same: is it certain that the statement did nothing? An error that the server
+reports has rolled the statement back. A connection that was lost, a time-out and a cancelled wait for a
+standby leave it open: not known yet (https://www.postgresql.org/docs/current/errcodes-appendix.html).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.errors import SchemaError, StoreError, StoreTimeout, StoreUnavailable
+
+# The server lets these through although the standby may not have what was committed.
+UNREPLICATED: Final = "canceling wait for synchronous replication"
+
+_REMEDIES: Final = {
+    "25006": "the server is read-only (a standby, or a failover is on its way): point the URL at the primary",
+    "28000": "the server refuses this user: check the URL's user and pg_hba.conf",
+    "28P01": "the password is wrong: check the URL",
+    "3D000": "the database does not exist: create it, or check the URL",
+    "40001": "a conflict with another transaction: retry with the same key",
+    "40P01": "a deadlock with another transaction: retry with the same key",
+    "42501": "this user may not use Semel's tables: grant it SELECT, INSERT, UPDATE and DELETE on them",
+    "53100": "the server's disk is full: make room; answers already stored are still replayed",
+    "53200": "the server is out of memory",
+    "53300": "the server has no connection left: raise max_connections, or lower the URL's connections_max",
+    "55P03": "a row is locked by another transaction: retry with the same key",
+    "57P03": "the server is starting up or shutting down: retry with the same key",
+}
+_UNDECIDED: Final = frozenset({"40003", "57P01", "57P02", "57P05"})  # the connection ended under a statement
+
+
+def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
+    """The error to raise for what a client library raised while a statement was on its way."""
+    text = text.strip().splitlines()[0] if text.strip() else "no answer"
+    if sqlstate is None or sqlstate in _UNDECIDED or sqlstate.startswith("08"):
+        return StoreTimeout(f"PostgreSQL: the connection was lost ({text}): whether it took effect is not known yet")
+    if sqlstate in ("42P01", "3F000"):
+        return SchemaError("this database has no Semel tables (or they are not on the search_path); run: semel migrate")
+    if sqlstate == "42703":
+        return SchemaError("this database's Semel tables are of another version; run: semel migrate")
+    if sqlstate == "57014":
+        return StoreTimeout("PostgreSQL: the statement was cancelled: whether it took effect is not known yet")
+    return StoreUnavailable(f"PostgreSQL: {text} ({_REMEDIES.get(sqlstate, 'run: semel doctor')})")
+
+
+def cannot_connect(text: str, sqlstate: str | None = None) -> StoreUnavailable:
+    """The error for a connection that could not be opened: nothing was sent."""
+    text = text.strip().splitlines()[0] if text.strip() else "no answer"
+    remedy = _REMEDIES.get(sqlstate or "", "check that the server runs and that the URL names its host and port")
+    return StoreUnavailable(f"PostgreSQL cannot be reached: {text} ({remedy})")
+
+
+def unreplicated() -> StoreTimeout:
+    """The error for a commit whose wait for the standby was cut short: after a failover it may be gone."""
+    return StoreTimeout("PostgreSQL: committed here, but not known to be on the standby: not known yet")

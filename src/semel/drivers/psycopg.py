@@ -1,0 +1,317 @@
+"""The psycopg 3 driver of the PostgreSQL store: the same flows from threads and from event loops.
+
+Own connections, in autocommit: a verb is one statement and one round trip, with no BEGIN, COMMIT or reset
+around it. They ask the server to plan each batch anew and never by a scan of the table: a plan made while
+the table was empty would otherwise be kept. Behind PgBouncer (``?prepared=no``) nothing of the session is
+relied upon: unnamed statements are planned anew anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection, AsyncRawCursor, Connection, RawCursor
+
+from semel.drivers.clock import Clock
+from semel.drivers.lifo import AsyncLifo, Lifo
+from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, store_error, unreplicated
+from semel.errors import SemelError, StoreTimeout, StoreUnavailable
+from semel.flow import Ask, Flow, MakeFlow
+from semel.stores.statements import Params, Query, Row, Script, Statement, Together
+
+T = TypeVar("T")
+
+PLANNING: Final = " ".join(
+    f"-c {setting}"
+    for setting in (
+        *("plan_cache_mode=force_custom_plan", "enable_seqscan=off", "enable_hashjoin=off", "enable_mergejoin=off"),
+        "jit=off",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a PostgreSQL store is, and how it is talked to.
+
+    Parameters: ``conninfo`` a libpq connection string or ``postgresql://`` URL; ``prepared`` False behind a
+    pooler in transaction mode; ``connections_max`` per process (and per event loop); ``patience_seconds`` how
+    long a call may wait for a connection, and then for its answer; ``clock`` in microseconds replaces the
+    server's own (tests); ``schema`` where Semel's tables are, if not on the user's search_path.
+    """
+
+    conninfo: str
+    prepared: bool = True
+    connections_max: int = 8
+    patience_seconds: float = 5.0
+    schema: str | None = None
+    clock: Clock | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Arguments for psycopg's ``connect``."""
+        seconds = max(2, round(self.patience_seconds))
+        options: dict[str, Any] = {"autocommit": True, "connect_timeout": seconds, "application_name": "semel"}
+        if not self.prepared:
+            return {**options, "prepare_threshold": None}
+        settings = f"{PLANNING} -c statement_timeout={round(self.patience_seconds * 1000)}"
+        if self.schema is not None:
+            settings += f" -c search_path={self.schema}"
+        return {**options, "options": settings, "prepare_threshold": 0}
+
+    def values(self, statement: Statement, params: Params | Row) -> list[Any]:
+        """The values of a statement's ``$1``, ``$2``…; the driver adds the clock."""
+        assert not isinstance(params, tuple)
+        now = None if self.clock is None else self.clock()
+        return [now if name == "now" else params[name] for name in statement.distinct]
+
+
+class _Notices:
+    """Hears the one notice that takes back what a commit said."""
+
+    def __init__(self) -> None:
+        self.unreplicated = False
+
+    def __call__(self, diagnostic: psycopg.errors.Diagnostic) -> None:
+        if UNREPLICATED in (diagnostic.message_primary or ""):
+            self.unreplicated = True
+
+
+class PsycopgDriver:
+    """Runs the PostgreSQL store's flows. Connects when first used; safe after a fork, and on any event loop."""
+
+    coalesces = True
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._inherited: list[object] = []  # a parent's connections: never used here, never closed
+        self._begin_process()
+
+    def _begin_process(self) -> None:
+        self._pid = os.getpid()
+        self._threads: Lifo[tuple[Connection[Any], _Notices]] = Lifo(self._open, self.server.connections_max)
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = weakref.WeakKeyDictionary()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            self._inherited += [self._threads, self._loops]
+            self._begin_process()
+
+    # --- threads ----------------------------------------------------------------------------
+
+    def run(self, make: MakeFlow[T]) -> T:
+        """Run a flow from an ordinary thread.
+
+        Raises:
+            StoreUnavailable: the server cannot be reached or refuses; nothing was written by the last statement.
+            StoreTimeout: the answer was lost; whether it took effect is not known yet.
+        """
+        self._check_process()
+        while True:
+            taken, was_idle = self._threads.take(self.server.patience_seconds)
+            connection, notices = taken
+            try:
+                result = _perform(connection, make(), self.server)
+                if notices.unreplicated:
+                    raise unreplicated()
+            except BaseException as error:
+                if _is_sound(connection, error) and not notices.unreplicated:
+                    self._threads.give(taken)
+                else:
+                    connection.close()
+                    self._threads.gone()
+                    self._close_idle()
+                if was_idle and _is_lost(error):
+                    continue  # it had died while nobody looked: every verb names its nonce, so it may be said again
+                if isinstance(error, psycopg.Error):
+                    raise _told(error) from error
+                raise
+            self._threads.give(taken)
+            return result
+
+    def _open(self) -> tuple[Connection[Any], _Notices]:
+        try:
+            connection = Connection.connect(self.server.conninfo, cursor_factory=RawCursor, **self.server.options())
+        except psycopg.Error as error:
+            raise cannot_connect(str(error), error.sqlstate) from error
+        notices = _Notices()
+        connection.add_notice_handler(notices)
+        return connection, notices
+
+    def _close_idle(self) -> None:
+        for connection, _ in self._threads.forget_idle():
+            connection.close()
+
+    def close(self) -> None:
+        """Close what is idle. The driver may be used again."""
+        self._check_process()
+        self._close_idle()
+
+    # --- event loops ------------------------------------------------------------------------
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        """Run a flow from an event loop, in a task of its own: a cancelled caller cuts nothing. Raises as ``run``."""
+        loop = self._loop()
+        task = loop.loop.create_task(loop.run(make))
+        loop.tasks.add(task)
+        task.add_done_callback(loop.tasks.discard)
+        result: T = await asyncio.shield(task)
+        return result
+
+    def _loop(self) -> _Loop:
+        self._check_process()
+        running = asyncio.get_running_loop()
+        loop = self._loops.get(running)
+        if loop is None:
+            loop = self._loops[running] = _Loop(self.server)
+        return loop
+
+    async def close_async(self) -> None:
+        """Wait for what is on its way, then close what is idle. The driver may be used again."""
+        loop = self._loop()
+        while loop.tasks:
+            await asyncio.wait(set(loop.tasks))
+        await loop.close_idle()
+        self.close()
+
+
+class _Loop:
+    """The connections of one event loop."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self._connections: AsyncLifo[tuple[AsyncConnection[Any], _Notices]] = AsyncLifo(
+            self._open, server.connections_max
+        )
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    async def run(self, make: MakeFlow[T]) -> T:
+        while True:
+            taken, was_idle = await self._connections.take(self._server.patience_seconds)
+            connection, notices = taken
+            try:
+                async with asyncio.timeout(self._server.patience_seconds):
+                    result = await _perform_async(connection, make(), self._server)
+                if notices.unreplicated:
+                    raise unreplicated()
+            except BaseException as error:
+                if _is_sound(connection, error) and not notices.unreplicated:
+                    self._connections.give(taken)
+                else:
+                    await connection.close()
+                    self._connections.gone()
+                    await self.close_idle()
+                if isinstance(error, TimeoutError):
+                    raise StoreTimeout("PostgreSQL did not answer in time: not known yet") from error
+                if was_idle and _is_lost(error):
+                    continue  # as in ``run``
+                if isinstance(error, psycopg.Error):
+                    raise _told(error) from error
+                raise
+            self._connections.give(taken)
+            return result
+
+    async def _open(self) -> tuple[AsyncConnection[Any], _Notices]:
+        try:
+            connection = await AsyncConnection.connect(
+                self._server.conninfo, cursor_factory=AsyncRawCursor, **self._server.options()
+            )
+        except psycopg.Error as error:
+            raise cannot_connect(str(error), error.sqlstate) from error
+        notices = _Notices()
+        connection.add_notice_handler(notices)
+        return connection, notices
+
+    async def close_idle(self) -> None:
+        for connection, _ in self._connections.forget_idle():
+            await connection.close()
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Whether the connection ended under the statement, without a word from the server."""
+    return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and error.sqlstate is None
+
+
+def _is_sound(connection: Connection[Any] | AsyncConnection[Any], error: BaseException) -> bool:
+    """Whether the connection may be used again after this error."""
+    if connection.closed or _is_lost(error):
+        return False
+    return isinstance(error, (psycopg.Error, SemelError))
+
+
+def _told(error: psycopg.Error) -> SemelError:
+    if error.sqlstate is None and not _is_lost(error):
+        return StoreUnavailable(f"PostgreSQL cannot take these values: {error}")  # refused before they were sent
+    return store_error(error.sqlstate, str(error))
+
+
+def _perform(connection: Connection[Any], flow: Flow[T], server: Server) -> T:
+    together = False
+    try:
+        needed = next(flow)
+        while True:
+            if type(needed) is Together:
+                connection.execute(b"BEGIN")
+                together = True
+                needed = flow.send(None)
+            elif type(needed) is Query:
+                values = server.values(needed.statement, needed.params)
+                cursor = connection.execute(needed.statement.numbered.encode(), values, binary=True)
+                needed = flow.send(cursor.fetchall() if cursor.description else [])
+            else:
+                for text in _script(needed):
+                    connection.execute(text)
+                needed = flow.send(None)
+    except StopIteration as stop:
+        if together:
+            connection.execute(b"COMMIT")
+        result: T = stop.value
+        return result
+    except BaseException:
+        if together and not connection.closed:
+            with suppress(psycopg.Error):
+                connection.execute(b"ROLLBACK")
+        raise
+
+
+async def _perform_async(connection: AsyncConnection[Any], flow: Flow[T], server: Server) -> T:
+    together = False
+    try:
+        needed = next(flow)
+        while True:
+            if type(needed) is Together:
+                await connection.execute(b"BEGIN")
+                together = True
+                needed = flow.send(None)
+            elif type(needed) is Query:
+                values = server.values(needed.statement, needed.params)
+                cursor = await connection.execute(needed.statement.numbered.encode(), values, binary=True)
+                needed = flow.send(await cursor.fetchall() if cursor.description else [])
+            else:
+                for text in _script(needed):
+                    await connection.execute(text)
+                needed = flow.send(None)
+    except StopIteration as stop:
+        if together:
+            await connection.execute(b"COMMIT")
+        result: T = stop.value
+        return result
+    except BaseException:
+        if together and not connection.closed:
+            with suppress(psycopg.Error):
+                await connection.execute(b"ROLLBACK")
+        raise
+
+
+def _script(needed: Ask[Any]) -> list[bytes]:
+    assert isinstance(needed, Script)
+    return [text.encode() for text in needed.statements]

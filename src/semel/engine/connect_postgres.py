@@ -1,0 +1,86 @@
+"""A PostgreSQL store with its driver, from a URL."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+from urllib.parse import SplitResult, urlencode
+
+from semel.drivers.clock import Clock
+from semel.engine.backend import Backend
+from semel.errors import ConfigurationError, UrlError
+
+_SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_YES: Final = {"yes": True, "no": False}
+_NEEDS: Final = "{url} needs {package}; run: pip install 'semel[{extra}]'"
+CONNECTIONS_MOST: Final = 1000
+
+
+def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
+    """The backend of a ``postgresql://`` or ``postgresql+asyncpg://`` URL. Takes what it knows out of ``options``.
+
+    Raises:
+        UrlError: an option cannot be understood.
+        ConfigurationError: the client library is not installed.
+    """
+    from semel.engine.connect import seconds_of
+
+    patience = seconds_of("patience_seconds", options.pop("patience_seconds", "5"))
+    if patience == 0:
+        raise UrlError("patience_seconds must be more than 0: how long a call may wait for its answer")
+    most = options.pop("connections_max", "8")
+    if not most.isascii() or not most.isdigit() or not 1 <= int(most) <= CONNECTIONS_MOST:
+        raise UrlError(f"connections_max must be a number from 1 to {CONNECTIONS_MOST}; it is {most!r}")
+    prepared = options.pop("prepared", "yes")
+    if prepared not in _YES:
+        raise UrlError(f"prepared must be yes or no; it is {prepared!r}")
+    schema = options.pop("schema", None)
+    if schema is not None and _SCHEMA.fullmatch(schema) is None:
+        raise UrlError(f"schema must be a lower-case name of letters, digits and _; it is {schema!r}")
+    if schema is not None and not _YES[prepared]:
+        raise UrlError(
+            "schema= and prepared=no exclude each other: behind a pooler, set the role's search_path instead"
+        )
+    if not url.netloc and "host" not in options and not url.path.strip("/"):
+        raise UrlError("postgresql:// needs a server, for example postgresql://app@localhost/app")
+    rest = urlencode(options)
+    options.clear()  # the others are libpq's: it refuses what it does not know when it connects
+    plain = url._replace(scheme="postgresql", query=rest).geturl()
+    plain = plain if "//" in plain else plain.replace("postgresql:", "postgresql://", 1)
+    return postgres_backend(
+        plain,
+        asyncpg=url.scheme == "postgresql+asyncpg",
+        schema=schema,
+        prepared=_YES[prepared],
+        connections_max=int(most),
+        patience_seconds=patience,
+    )
+
+
+def postgres_backend(
+    conninfo: str, *, asyncpg: bool = False, schema: str | None = None, clock: Clock | None = None, **options: Any
+) -> Backend:
+    """The backend of a PostgreSQL server.
+
+    Parameters: ``conninfo`` a libpq connection string or ``postgresql://`` URL; ``asyncpg`` whether that library
+    performs on event loops (threads always use psycopg); ``schema``, ``clock`` and ``options`` as in
+    :class:`semel.drivers.psycopg.Server`.
+
+    Raises ConfigurationError where the client library is not installed.
+    """
+    from semel.stores.postgres import PostgresStore
+
+    try:
+        from semel.drivers.psycopg import PsycopgDriver, Server
+    except ImportError as error:
+        raise ConfigurationError(_NEEDS.format(url="postgresql://", package="psycopg 3", extra="postgresql")) from error
+    server = Server(conninfo, schema=schema, clock=clock, **options)
+    if not asyncpg:
+        return Backend("postgresql", PostgresStore(), PsycopgDriver(server))
+    try:
+        from semel.drivers.asyncpg import AsyncpgDriver
+    except ImportError as error:
+        raise ConfigurationError(
+            _NEEDS.format(url="postgresql+asyncpg://", package="asyncpg and psycopg 3", extra="asyncpg")
+        ) from error
+    return Backend("postgresql", PostgresStore(), AsyncpgDriver(server))

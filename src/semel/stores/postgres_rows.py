@@ -1,0 +1,212 @@
+"""What the PostgreSQL store does to its rows: claim, settle and replace them, a batch at a time.
+
+A claim's statement writes what was never seen and answers the records of the rest. What must replace a record
+is written by compare-and-set on the version that was read; where somebody was quicker, the rule is asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, cast
+
+from semel.flow import Flow, ask
+from semel.model import (
+    ANSWERED_STATES,
+    AnswerKind,
+    Claim,
+    InProgress,
+    Proceed,
+    Record,
+    Settled,
+    Settlement,
+    Settling,
+    Superseded,
+    Verdict,
+)
+from semel.rules.decide import decide, first_grant, is_grant_new
+from semel.rules.settle import settled_row
+from semel.rules.stored import answer_digest, pack_headers
+from semel.stores.memory import granted_row
+from semel.stores.postgres_text import escaped, record
+from semel.stores.postgres_text import written as texts_written
+from semel.stores.statements import Argument, Query, Row, statements
+
+SQL: Final = statements("semel.stores", "postgres.sql")
+ASKED_AGAIN_MAX: Final = 3  # a claim that is in neither half this often is held by a transaction that goes on
+Rule = Callable[[Record | None, int], Record | None]
+Seen = tuple[int, Record]
+Verdicts = dict[tuple[bytes, bytes], Verdict]  # by a claim's first two fields: its record's id and its nonce
+
+
+def lock_of(id: bytes) -> int:
+    """The advisory lock of a record: 64 bits of its id, as PostgreSQL's signed number."""
+    return int.from_bytes(id[:8], "big", signed=True)
+
+
+def claim_all(claims: list[Claim], verdicts: Verdicts, statement: str = "claim") -> Flow[None]:
+    """Claims of different ids. Adds their verdicts."""
+    left = sorted(claims, key=_by_id)
+    for _ in range(ASKED_AGAIN_MAX):
+        rows = yield from ask(Query(SQL[statement], _wanted(left)))
+        found = {cast(bytes, row[1]): row for row in rows}
+        for claim in left:
+            row = found.get(claim.id)
+            if row is None:
+                continue
+            now = cast(int, row[0])
+            if row[2] is None:
+                verdicts[claim[:2]] = Proceed(first_grant(claim, now))
+            else:
+                yield from _decide(claim, now, record(row[1:]), verdicts)
+        left = [claim for claim in left if claim[:2] not in verdicts]
+        if not left:
+            return
+    for claim in left:
+        verdicts[claim[:2]] = InProgress(claim.operation_id, claim.terms.lease_us)
+
+
+def _decide(claim: Claim, now: int, row: Record, verdicts: Verdicts) -> Flow[None]:
+    """Decide on a record that is there, and write what that grants; if somebody is quicker, decide again."""
+    while True:
+        verdict = decide(row, claim, now)
+        if type(verdict) is not Proceed or not is_grant_new(row, verdict.grant):
+            verdicts[claim[:2]] = verdict
+            return
+        if (yield from replace(row, granted_row(row, claim, verdict.grant))):
+            verdicts[claim[:2]] = verdict
+            return
+        found = yield from look([claim.id])
+        if claim.id not in found:
+            return  # forgotten in the meantime: claimed as new by the caller's next round
+        now, row = found[claim.id]
+
+
+def _by_id(word: Claim | Settlement) -> bytes:
+    return word.id
+
+
+def _wanted(claims: list[Claim]) -> Mapping[str, Argument]:
+    """The columns of a batch of claims."""
+    terms = [claim.terms for claim in claims]
+    ids = [claim.id for claim in claims]
+    return {
+        "id": ids,
+        "tenant": [escaped(claim.scope.tenant) for claim in claims],
+        "caller": [escaped(claim.scope.caller) for claim in claims],
+        "operation": [escaped(claim.scope.operation) for claim in claims],
+        "key_hash": [claim.key_hash for claim in claims],
+        "recipe": [claim.recipe for claim in claims],
+        "fingerprint": [claim.fingerprint for claim in claims],
+        "state": [int(term.starts) for term in terms],
+        "effects": [int(term.effects) for term in terms],
+        "nonce": [claim.nonce for claim in claims],
+        "holder": [claim.holder for claim in claims],
+        "operation_id": [claim.operation_id for claim in claims],
+        "lease_us": [term.lease_us for term in terms],
+        "deadline_us": [term.deadline_us for term in terms],
+        "dedup_us": [term.dedup_us for term in terms],
+        "attempts_max": [term.attempts_max for term in terms],
+        "answer_us": [term.answer_us for term in terms],
+        "tombstone_us": [term.tombstone_us for term in terms],
+        "after_expiry": [int(term.after_expiry) for term in terms],
+        "lock": [lock_of(id) for id in ids],
+    }
+
+
+def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:
+    """The records of these ids, each with the time to decide by."""
+    rows = yield from ask(Query(SQL["look"], {"ids": list(ids)}))
+    return {cast(bytes, row[1]): (cast(int, row[0]), record(row[1:])) for row in rows}
+
+
+def replace(seen: Record, written: Record, audit: Mapping[str, Argument] | None = None) -> Flow[bool]:
+    """Write over the version that was seen, with a line of the audit trail; False where it is not there any more."""
+    params: dict[str, Argument] = texts_written(written)._asdict()
+    params["seen_fence"] = seen.fence
+    params["seen_nonce"] = seen.nonce
+    params["seen_state"] = seen.state
+    params["seen_lease_until"] = seen.lease_until
+    params["seen_answer_kind"] = seen.answer_kind
+    if audit is not None:
+        params.update(audit)
+    rows = yield from ask(Query(SQL["write_record" if audit is None else "resolve_record"], params))
+    return rows[0][0] == 1
+
+
+def rewrite_all(rules: Mapping[bytes, Rule]) -> Flow[set[bytes]]:
+    """Write what each rule makes of its record, asking the rule again where somebody wrote in between."""
+    done: set[bytes] = set()
+    left = sorted(rules)
+    while left:
+        found = yield from look(left)
+        again = []
+        for id in left:
+            if id not in found:
+                continue
+            now, row = found[id]
+            written = rules[id](row, now)
+            if written is None:
+                continue
+            if (yield from replace(row, written)):
+                done.add(id)
+            else:
+                again.append(id)
+        left = again
+    return done
+
+
+def settle_all(settlements: Sequence[Settlement], statement: str) -> Flow[list[Settling]]:
+    # Only an answer ends a record whatever was before it; the rules say what else may become of it.
+    ends = sorted((word for word in settlements if word.state in ANSWERED_STATES), key=_by_id)
+    unique = list({word.id: word for word in reversed(ends)}.values())[::-1]
+    settled: set[bytes] = set()
+    if unique:
+        rows: list[Row] = yield from ask(Query(SQL[statement], _words(unique)))
+        settled = {cast(bytes, row[0]) for row in rows}
+    replies: list[Settling] = []
+    firsts = {id(word) for word in unique}
+    for word in settlements:
+        if word.id in settled and id(word) in firsts:
+            replies.append(Settled())
+        elif statement == "settle":
+            replies.append((yield from _settle_by_rule(word)))
+        else:
+            replies.append(Superseded(None))
+    return replies
+
+
+def _words(settlements: list[Settlement]) -> Mapping[str, Argument]:
+    """The columns of a batch of settlements."""
+    blocks = [None if word.answer is None else pack_headers(word.answer.headers) for word in settlements]
+    kept = [word.answer_kind == AnswerKind.KEPT for word in settlements]
+    answers = [word.answer for word in settlements]
+    return {
+        "id": [word.id for word in settlements],
+        "fence": [word.fence for word in settlements],
+        "nonce": [word.nonce for word in settlements],
+        "state": [int(word.state) for word in settlements],
+        "doubt": [escaped(word.doubt) for word in settlements],
+        "error_code": [escaped(word.error_code) for word in settlements],
+        "business_ref": [escaped(word.business_ref) for word in settlements],
+        "resource_type": [escaped(word.resource_type) for word in settlements],
+        "resource_id": [escaped(word.resource_id) for word in settlements],
+        "answer_kind": [int(word.answer_kind) for word in settlements],
+        "answer_digest": [
+            None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
+            for answer, block in zip(answers, blocks, strict=True)
+        ],
+        "status": [None if answer is None else answer.status for answer in answers],
+        "headers": [block if keep else None for block, keep in zip(blocks, kept, strict=True)],
+        "body": [answer.body if answer and keep else None for answer, keep in zip(answers, kept, strict=True)],
+    }
+
+
+def _settle_by_rule(word: Settlement) -> Flow[Settling]:
+    while True:
+        found = yield from look([word.id])
+        now, row = found.get(word.id, (0, None))
+        reply, written = settled_row(row, word, now)
+        if row is None or written is None:
+            return reply
+        if (yield from replace(row, written)):
+            return reply
