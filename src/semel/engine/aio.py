@@ -12,7 +12,15 @@ from semel.engine.core import Core
 from semel.engine.joining import AsyncAtomic
 from semel.engine.performing import AsyncPerformer
 from semel.engine.permit import Permit
-from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, superseded_result
+from semel.engine.result import (
+    Refusal,
+    Result,
+    answer_from,
+    begun_result,
+    ended_result,
+    outcome_from,
+    superseded_result,
+)
 from semel.engine.upkeep import AsyncUpkeep
 from semel.errors import StoreError, StoreTimeout
 from semel.flow import MakeFlow
@@ -21,7 +29,7 @@ from semel.policy import Command
 from semel.protocol.asks import Begin
 from semel.protocol.atomic import claim_unit, settle_unit
 from semel.protocol.commands import await_verdict, claim_once, reread, settle_until_confirmed
-from semel.rules.classify import Outcome, classify_answer, classify_exception
+from semel.rules.classify import Outcome, Refused, classify_exception
 from semel.telemetry import Observer
 
 T = TypeVar("T")
@@ -220,9 +228,15 @@ class AsyncEngine:
         return AsyncAtomic(self.core, self.backend, self._performer, connection, command)
 
     async def run(
-        self, command: Command, handler: Callable[[Permit], Awaitable[Answer]], *, wait_seconds: float | None = None
+        self,
+        command: Command,
+        handler: Callable[[Permit], Awaitable[Answer | Refused]],
+        *,
+        wait_seconds: float | None = None,
     ) -> Result:
         """Run the handler once for this command; a duplicate gets the first answer.
+
+        A handler returns an Answer, or ``Refused(answer)`` where no status says that it is a definite refusal.
 
         A cancelled caller changes nothing: the handler finishes and its outcome is stored.
 
@@ -235,19 +249,20 @@ class AsyncEngine:
         result: Result = await asyncio.shield(self._upkeep.spawn(self._finish(permit, handler)))
         return result
 
-    async def _finish(self, permit: Permit, handler: Callable[[Permit], Awaitable[Answer]]) -> Result:
+    async def _finish(self, permit: Permit, handler: Callable[[Permit], Awaitable[Answer | Refused]]) -> Result:
         policy = permit.command.policy
         task = asyncio.current_task()
         assert task is not None
         permit.when_lost(task.cancel)
         try:
             async with asyncio.timeout(policy.deadline_seconds if permit.unit is not None else None):
-                answer = answer_from(await handler(permit))
+                returned = await handler(permit)
+                answer = answer_from(returned)
         except BaseException as error:
             reply = await self.settle(permit, classify_exception(error, policy, begun=permit.begun))
             if permit.lost and isinstance(error, asyncio.CancelledError) and isinstance(reply, Superseded):
                 # It was cancelled here, because somebody else holds the record; nobody has cancelled the caller.
                 return superseded_result(await self.reread(permit))
             raise
-        reply = await self.settle(permit, classify_answer(answer, policy, begun=permit.begun))
+        reply = await self.settle(permit, outcome_from(returned, policy, begun=permit.begun))
         return ended_result(permit, answer, await self.reread(permit) if isinstance(reply, Superseded) else None)

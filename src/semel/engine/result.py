@@ -27,6 +27,8 @@ from semel.model import (
     Unreadable,
     Verdict,
 )
+from semel.policy import Policy
+from semel.rules.classify import Outcome, Refused, classify_answer
 from semel.rules.identity import uuid_text
 
 Refusal = Replay | InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | Unreadable
@@ -67,8 +69,18 @@ def answer_from(returned: object) -> Answer:
     """
     if isinstance(returned, Answer):
         return returned
+    if isinstance(returned, Refused):
+        return returned.answer
     kind = type(returned).__name__
     raise TypeError(f"a handler must return a semel.Answer, such as Answer(200, (), b'...'), not {kind}")
+
+
+def outcome_from(returned: Answer | Refused, policy: Policy, *, begun: bool) -> Outcome:
+    """The outcome of a handler that returned: what its answer means, or the definite refusal that it says itself.
+
+    A status says it over HTTP; a handler without one returns ``Refused(answer)``.
+    """
+    return returned if isinstance(returned, Refused) else classify_answer(returned, policy, begun=begun)
 
 
 def command_error(verdict: Refusal) -> CommandError:

@@ -11,7 +11,7 @@ from semel.engine.core import Core
 from semel.engine.joining import Atomic
 from semel.engine.performing import SyncPerformer
 from semel.engine.permit import Permit
-from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result
+from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, outcome_from
 from semel.engine.upkeep import SyncUpkeep
 from semel.errors import StoreError, StoreTimeout
 from semel.flow import MakeFlow
@@ -20,7 +20,7 @@ from semel.policy import Command
 from semel.protocol.asks import Begin
 from semel.protocol.atomic import claim_unit, settle_unit
 from semel.protocol.commands import await_verdict, claim_once, reread, settle_until_confirmed
-from semel.rules.classify import Outcome, classify_answer, classify_exception
+from semel.rules.classify import Outcome, Refused, classify_exception
 from semel.telemetry import Observer
 
 T = TypeVar("T")
@@ -160,7 +160,7 @@ class Engine:
 
         Returns Settled, AlreadyMine or Superseded (then :meth:`reread` tells what holds instead).
 
-        Raises StoreError: not confirmed within ``confirm_seconds``: the outcome is not known yet.
+        Raises StoreTimeout: not confirmed within ``confirm_seconds``: the outcome is not known yet.
         """
         core = self.core
         word = core.word(permit, outcome)
@@ -196,9 +196,11 @@ class Engine:
         return Atomic(self.core, self.backend, self._performer, connection, command)
 
     def run(
-        self, command: Command, handler: Callable[[Permit], Answer], *, wait_seconds: float | None = None
+        self, command: Command, handler: Callable[[Permit], Answer | Refused], *, wait_seconds: float | None = None
     ) -> Result:
         """Run the handler once for this command; a duplicate gets the first answer.
+
+        A handler returns an Answer, or ``Refused(answer)`` where no status says that it is a definite refusal.
 
         Raises the handler's own exception, a CommandError for every verdict but Proceed and Replay, and
         StoreError where the store cannot say that this process owns the command.
@@ -208,12 +210,13 @@ class Engine:
             return begun_result(permit)
         return self._finish(permit, handler)
 
-    def _finish(self, permit: Permit, handler: Callable[[Permit], Answer]) -> Result:
+    def _finish(self, permit: Permit, handler: Callable[[Permit], Answer | Refused]) -> Result:
         policy = permit.command.policy
         try:
-            answer = answer_from(handler(permit))
+            returned = handler(permit)
+            answer = answer_from(returned)
         except BaseException as error:
             self.settle(permit, classify_exception(error, policy, begun=permit.begun))
             raise
-        reply = self.settle(permit, classify_answer(answer, policy, begun=permit.begun))
+        reply = self.settle(permit, outcome_from(returned, policy, begun=permit.begun))
         return ended_result(permit, answer, self.reread(permit) if isinstance(reply, Superseded) else None)

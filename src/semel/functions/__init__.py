@@ -1,0 +1,9 @@
+"""Plain functions as commands: ``@command`` makes a function happen once for each key, and replays its first result."""
+
+from semel.functions.declare import command, this_permit
+from semel.functions.declared import ResultNotKept
+from semel.functions.once import AsyncOnce, Once
+from semel.functions.shapes import Codec
+from semel.web.caller import Caller, single_caller
+
+__all__ = ["AsyncOnce", "Caller", "Codec", "Once", "ResultNotKept", "command", "single_caller", "this_permit"]

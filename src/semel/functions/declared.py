@@ -1,0 +1,356 @@
+"""What ``@command`` knows about a function, and one call of it: from arguments to a command, from its end to an answer.
+
+No IO happens here; ``semel.functions.once`` runs it, once in threads and once on an event loop.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn
+from weakref import WeakKeyDictionary
+
+from semel.engine.aio import AsyncEngine
+from semel.engine.permit import Permit
+from semel.engine.result import Result
+from semel.engine.sync import Engine
+from semel.errors import (
+    ConfigurationError,
+    MissingKey,
+    NothingHappened,
+    NotReplayableError,
+    OutcomeUnknownError,
+    RecordUnreadableError,
+    StoreError,
+    StoreUnavailable,
+)
+from semel.functions.annotations import Shapes
+from semel.functions.arguments import MakeCaller, MakeKey, check_key
+from semel.functions.fingerprints import Fingerprints, digest
+from semel.functions.results import Kept, given, keep_error, keep_result
+from semel.functions.scalars import Mismatch, Unserialisable
+from semel.functions.shapes import Shape
+from semel.integrations.endpoint import annotations_of
+from semel.model import Answer, Effects, Scope
+from semel.policy import Command, Policy
+from semel.rules.classify import Refused
+from semel.rules.identity import record_id
+
+_NOT_KEPT: Final = Answer(None, (), b"")
+# Which function of an engine an operation's name belongs to.
+_OPERATIONS: Final[WeakKeyDictionary[Any, dict[str, str]]] = WeakKeyDictionary()
+
+
+class ResultNotKept(NotReplayableError):
+    """The function ran, and its end cannot be kept: it is never run again, and nothing can be replayed.
+
+    ``result`` is what the function returned, for this caller alone. The developer's to mend; the message says how.
+    """
+
+    def __init__(self, message: str, *, operation_id: str | None = None, result: Any = None) -> None:
+        super().__init__(message, operation_id=operation_id)
+        self.result = result
+
+
+class Declared:
+    """A function that is a command: how it is named, bound, told apart, run and kept."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        policy: Policy,
+        engine: Any,
+        *,
+        permits: tuple[str, ...],
+        make_key: MakeKey | None,
+        key_said: str,
+        make_caller: MakeCaller,
+        fingerprints: Fingerprints,
+        shapes: Shapes,
+        replays: tuple[type[Exception], ...],
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.policy = policy
+        self.given_engine = engine
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.full_signature = inspect.signature(function)
+        self.permits = permits
+        self.signature = self.full_signature.replace(
+            parameters=[each for each in self.full_signature.parameters.values() if each.name not in permits]
+        )
+        self.make_key = make_key
+        self.key_said = key_said
+        self.make_caller = make_caller
+        self.fingerprints = fingerprints
+        self.replays = replays
+        self.atomic = policy.terms.effects is Effects.ATOMIC
+        self._shapes = shapes
+        self._shape: Shape | None = None
+        self._recipe = fingerprints.recipe
+
+    @property
+    def called(self) -> str:
+        """The function's name, for people."""
+        return getattr(self.function, "__qualname__", self.name)
+
+    # --- what is needed before anything runs ------------------------------------------------------
+
+    def engine(self) -> Any:
+        """The engine, of the kind that the function needs. Raises ConfigurationError."""
+        engine = self.given_engine
+        if not isinstance(engine, Engine | AsyncEngine):
+            engine = engine()
+        needed = AsyncEngine if self.is_async else Engine
+        if not isinstance(engine, needed):
+            what = "an async function" if self.is_async else "a plain function"
+            raise ConfigurationError(
+                f"{self.called} is {what} and needs an {needed.__name__}; it was given {type(engine).__name__}"
+            )
+        if self.atomic:
+            engine.backend.check_atomic()
+        mine = f"{self.function.__module__}.{self.called}"
+        other = _OPERATIONS.setdefault(engine, {}).setdefault(self.name, mine)
+        if other != mine:
+            raise ConfigurationError(
+                f"two functions are named {self.name!r}, {other} and {mine}: their keys would meet; rename one"
+            )
+        return engine
+
+    def shape(self) -> Shape:
+        """How results are kept. Raises ConfigurationError where the annotation has no safe form."""
+        if self._shape is None:
+            annotation = annotations_of(self.function)["return"]
+            self._shape = self._shapes.of(annotation, f"the return annotation of {self.called}")
+        return self._shape
+
+    def shape_early(self) -> None:
+        """Refuse an annotation when the function is declared; one that names what comes later waits for a call."""
+        if not isinstance(annotations_of(self.function)["return"], str):
+            try:
+                self.shape()
+            except ConfigurationError as error:
+                if "not known" not in str(error):
+                    raise
+
+    # --- one call ---------------------------------------------------------------------------------
+
+    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None) -> Call:
+        """One call, as a command.
+
+        Raises TypeError as the function itself would, and ConfigurationError or RequestError where the arguments make
+        no command: nothing ran.
+        """
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        engine, shape = self.engine(), self.shape()
+        arguments = dict(bound.arguments)
+        try:
+            text = self._key(arguments, args, kwargs, key)
+        except MissingKey:
+            if self.policy.key == "required":
+                raise
+            engine.core.tell("unprotected", self.name, reason="no-key")
+            return Call(self, engine, shape, arguments, None)
+        if self.policy.key_format is not None:
+            self.policy.key_format.check(text)
+        caller = self.make_caller(arguments, args, kwargs)
+        secret = engine.core.id_secret
+        parts = self.fingerprints.parts(arguments)
+        command = Command(
+            Scope(caller.tenant, caller.id, self.name),
+            text,
+            digest(parts, self.name, secret),
+            self._recipe,
+            self.policy,
+            lambda recipe: self.fingerprints.under(recipe, parts, self.name, secret),
+        )
+        return Call(self, engine, shape, arguments, command)
+
+    def bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        """What the function is called with where nobody protects it. It is counted."""
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        self.engine().core.tell("unprotected", self.name, reason="asked-for")
+        return self.with_permit(bound.arguments, None)
+
+    def _key(
+        self, arguments: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None
+    ) -> str:
+        if self.make_key is not None:
+            return self.make_key(arguments, args, kwargs)
+        if key is None:
+            raise MissingKey(
+                f"{self.called} needs a key for each call: {self.called}.with_key(key)(...); "
+                "or declare where it is: key='order.id'"
+            )
+        return key
+
+    def check_given_key(self, key: object) -> str:
+        """The key that a caller gives. Raises RequestError, and ConfigurationError where the key is declared."""
+        if self.make_key is not None:
+            raise ConfigurationError(
+                f"the key of {self.called} is declared ({self.key_said}); a command has one way to its key: call it "
+                "without with_key, or declare no key="
+            )
+        return check_key(key, f"{self.called}.with_key: the key")
+
+    def with_permit(self, arguments: Mapping[str, Any], permit: Permit | None) -> inspect.BoundArguments:
+        """The arguments of the function itself."""
+        ordered = {name: permit if name in self.permits else arguments[name] for name in self.full_signature.parameters}
+        return inspect.BoundArguments(self.full_signature, ordered)  # type: ignore[arg-type]  # any mapping in order
+
+
+class Call:
+    """One call of a command, and what became of it here. ``command`` is None where a call without a key may run."""
+
+    __slots__ = (
+        "_arguments",
+        "_declared",
+        "_failed",
+        "_permit",
+        "_raised",
+        "_shape",
+        "_unkept",
+        "_value",
+        "command",
+        "engine",
+    )
+
+    def __init__(
+        self, declared: Declared, engine: Any, shape: Shape, arguments: dict[str, Any], command: Command | None
+    ) -> None:
+        self.engine = engine
+        self.command = command
+        self._declared = declared
+        self._shape = shape
+        self._arguments = arguments
+        self._permit: Permit | None = None
+        self._value: Any = None
+        self._raised: Exception | None = None  # declared: it is what is kept
+        self._failed: BaseException | None = None  # any other
+        self._unkept: Unserialisable | None = None
+
+    def arguments(self, permit: Permit | None) -> inspect.BoundArguments:
+        """What the function is called with."""
+        self._permit = permit
+        return self._declared.with_permit(self._arguments, permit)
+
+    # --- in the handler -------------------------------------------------------------------------
+
+    def returned(self, value: Any) -> Answer:
+        """The answer of a function that returned."""
+        if inspect.isawaitable(value) or isinstance(value, types.GeneratorType | types.AsyncGeneratorType):
+            self._refuse_unfinished(value)
+        self._value = value
+        try:
+            kept = keep_result(value, self._shape)
+        except Unserialisable as error:
+            return self._not_kept(error)
+        self._value = kept.value
+        return self._fitting(kept)
+
+    def raised(self, error: BaseException) -> Refused:
+        """The refusal that a declared exception is; any other is raised again."""
+        if not self._is_declared(error):
+            self._failed = error
+            raise error
+        assert isinstance(error, Exception)
+        self._raised = error
+        try:
+            return Refused(self._fitting(keep_error(error, self._declared.replays)))
+        except Unserialisable as why:
+            return Refused(self._not_kept(why))
+
+    def _is_declared(self, error: BaseException) -> bool:
+        for kind in type(error).__mro__:  # the nearest declaration holds
+            if kind in self._declared.replays:
+                return True
+            if kind is NothingHappened or kind in self._declared.policy.nothing_happened:
+                return False
+        return False
+
+    def _refuse_unfinished(self, value: Any) -> NoReturn:
+        if isinstance(value, types.CoroutineType | types.GeneratorType):
+            value.close()
+        kind = type(value).__name__
+        raise ConfigurationError(
+            f"{self._declared.called} returned a {kind}: what it does is not over when it returns, so that it cannot "
+            "be protected; declare an `async def`, or await and collect inside"
+        )
+
+    def _fitting(self, kept: Kept) -> Answer:
+        most = self._declared.policy.answer_bytes_max
+        if len(kept.answer.body) <= most:
+            return kept.answer
+        if self._declared.atomic:
+            raise self._rolled_back(f"the result is larger than {most} bytes (answer_bytes_max)")
+        return self._mark_not_kept()
+
+    def _not_kept(self, why: Unserialisable) -> Answer:
+        if self._declared.atomic:
+            raise self._rolled_back(str(why)) from self._raised
+        self._unkept = why
+        return self._mark_not_kept()
+
+    def _mark_not_kept(self) -> Answer:
+        assert self._permit is not None
+        self._permit.kept = False
+        return _NOT_KEPT
+
+    def _rolled_back(self, why: str) -> ResultNotKept:
+        assert self._permit is not None
+        return ResultNotKept(
+            f"{self._declared.called} was rolled back, because its end cannot be kept: {why}",
+            operation_id=self._permit.operation_id,
+            result=self._value,
+        )
+
+    # --- to the caller --------------------------------------------------------------------------
+
+    def end(self, result: Result) -> Any:
+        """What the caller gets: the result, or the declared exception. Raises CommandError where nothing is kept."""
+        if result.replayed:
+            return self._replay(result)
+        if self._unkept is not None:
+            raise ResultNotKept(
+                f"{self._declared.called} was done and is never run again, but its end cannot be kept, so that retries "
+                f"are refused: {self._unkept}",
+                operation_id=result.operation_id,
+                result=self._value,
+            ) from self._raised
+        if self._raised is not None:
+            raise self._raised
+        return self._value
+
+    def _replay(self, result: Result) -> Any:
+        try:
+            return given(result.answer, self._shape, self._declared.replays)
+        except Mismatch as error:
+            raise RecordUnreadableError(
+                f"the stored end of {self._declared.name!r} does not fit what {self._declared.called} declares now "
+                f"({error}); it is never run again. Restore the former return annotation or replays=, or read it",
+                operation_id=result.operation_id,
+            ) from error
+
+    def unconfirmed(self, error: StoreError) -> BaseException:
+        """What is raised where the store failed: before the function ran, or when it was over."""
+        if self._permit is None or (self._declared.atomic and isinstance(error, StoreUnavailable)):
+            return error
+        if self._failed is not None:
+            return self._failed
+        return OutcomeUnknownError(
+            f"{self._declared.called} ran, but the store did not confirm it; call again with the same key to learn "
+            "how it ended",
+            operation_id=self._permit.operation_id,
+        )
+
+    # --- without protection, and looking ----------------------------------------------------------
+
+    def record_id(self) -> bytes:
+        """The id of this command's record. Raises MissingKey where the call has no key."""
+        if self.command is None:
+            raise MissingKey("a call without a key has no record")
+        return record_id(self.command.scope, self.command.key, self.engine.core.id_secret)

@@ -1,0 +1,179 @@
+"""What makes two calls the same command: a digest of their arguments, by name and by type.
+
+Defaults are applied and names sorted, so that every way to write a call gives one fingerprint. Values are told apart
+by type: ``1``, ``1.0``, ``True`` and ``"1"`` differ; a list and a tuple of the same items do not. What has no
+canonical form is refused, naming the argument: it is never left out silently.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import hmac
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Final
+
+from semel.errors import ConfigurationError, RequestTooLarge
+from semel.functions.arguments import NotThere, Path
+from semel.functions.plain import DEPTH_MAX
+from semel.functions.scalars import Unserialisable, kind_name, scalar_text
+from semel.functions.shapes import Codec
+from semel.functions.structures import model_of
+from semel.rules.identity import frame
+
+VERSION: Final = "f1"
+OPTIONAL_MAX: Final = 8  # of so many parameters every selection is tried, where a record knows fewer of them
+_REMEDY: Final = "leave it out with exclude=({root!r},) where it says nothing about what is wanted, or give a Codec"
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprints:
+    """Makes fingerprints for one function.
+
+    Parameters: ``names`` of the parameters that count; ``paths`` instead, where only parts of them do; ``defaults`` of
+    parameters that have one; ``codecs`` by class; ``bytes_max`` of all arguments in canonical form.
+    """
+
+    names: tuple[str, ...]
+    paths: tuple[Path, ...] = ()
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    codecs: Mapping[type, Codec] = dataclasses.field(default_factory=dict)
+    bytes_max: int = 10 * 1024 * 1024
+
+    @property
+    def recipe(self) -> str:
+        """Names version and configuration, such as ``f1.3f9a0c2b5d6e7f80``: stored beside every fingerprint."""
+        return recipe_of(self._counted())
+
+    def _counted(self) -> tuple[str, ...]:
+        return tuple(path.text for path in self.paths) or self.names
+
+    def parts(self, arguments: Mapping[str, Any]) -> dict[str, bytes]:
+        """Each counted argument in canonical form.
+
+        Raises ConfigurationError, naming an argument that has none, and RequestTooLarge.
+        """
+        try:
+            parts = dict(self._parts(arguments))
+        except RecursionError:
+            raise ConfigurationError(
+                "an argument holds itself, or is nested deeper than this process can follow; leave it out with exclude="
+            ) from None
+        except Unserialisable as error:
+            root = error.where.removeprefix("a key of ").removeprefix("an item of ")
+            root = root.partition(".")[0].partition("[")[0]
+            why = f"the argument {error.where} {error.why}, so that nobody can tell this command from another"
+            raise ConfigurationError(f"{why}; {_REMEDY.format(root=root)}") from None
+        if sum(map(len, parts.values())) > self.bytes_max:
+            raise RequestTooLarge(
+                f"the arguments are larger than {self.bytes_max} bytes (body_bytes_max); leave the large ones out with "
+                "exclude=(...), and let a digest of them be an argument"
+            )
+        return parts
+
+    def _parts(self, arguments: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+        if not self.paths:
+            for name in self.names:
+                yield name, self.canonical(arguments[name], name)
+        for path in self.paths:
+            try:
+                yield path.text, self.canonical(path.find(arguments), path.text)
+            except NotThere:  # differs from None
+                continue
+
+    def under(self, recipe: str, parts: Mapping[str, bytes], operation: str, secret: bytes | None) -> bytes | None:
+        """The same call's fingerprint for a record made before the function got its newest parameters.
+
+        Only where those have a default, and the call leaves them at it: then both calls want the same.
+        """
+        if self.paths:
+            return None
+        newer = [name for name in self.names if name in self.defaults and self._is_default(name, parts[name])]
+        for count in range(1, len(newer) + 1 if len(newer) <= OPTIONAL_MAX else 1):
+            for left_out in combinations(newer, count):
+                names = [name for name in self.names if name not in left_out]
+                if recipe_of(names) == recipe:
+                    return digest({name: parts[name] for name in names}, operation, secret)
+        return None
+
+    def _is_default(self, name: str, part: bytes) -> bool:
+        try:
+            return part == self.canonical(self.defaults[name], name)
+        except Unserialisable:  # no argument in canonical form is this one
+            return False
+
+    def canonical(self, value: Any, where: str, depth: int = 0) -> bytes:
+        """A value as bytes, different for different values. Raises Unserialisable."""
+        if depth > DEPTH_MAX:
+            raise Unserialisable(where, f"is nested deeper than {DEPTH_MAX} levels")
+        kind = type(value)
+        if kind in _PLAIN:
+            return _tagged(kind.__name__, _plain(value))
+        if kind in (list, tuple):
+            items = [self.canonical(item, f"{where}[{n}]", depth + 1) for n, item in enumerate(value)]
+            return _tagged("items", *items)
+        if kind in (set, frozenset):
+            return _tagged("set", *sorted(self.canonical(item, f"an item of {where}", depth + 1) for item in value))
+        if isinstance(value, Mapping):
+            return self._members("mapping", value.items(), where, depth)
+        if isinstance(value, enum.Enum):
+            return _tagged("enum", kind.__qualname__, str(value.value if isinstance(value, enum.Flag) else value.name))
+        text = scalar_text(value, where)
+        if text is not None:
+            return _tagged(kind.__name__, text)
+        return self._instance(kind, value, where, depth)
+
+    def _instance(self, kind: Any, value: Any, where: str, depth: int) -> bytes:
+        codec = self.codecs.get(kind)
+        if codec is not None:
+            return _tagged("codec", kind.__qualname__, self.canonical(codec.encode_value(value), where, depth + 1))
+        if dataclasses.is_dataclass(kind):
+            members = [(each.name, getattr(value, each.name)) for each in dataclasses.fields(kind)]
+            return self._members(kind.__qualname__, members, where, depth)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return self._members(kind.__qualname__, zip(value._fields, value, strict=True), where, depth)
+        model = model_of(kind)
+        if model is not None:
+            form = model.encode(value, where)
+            return _tagged("model", kind.__qualname__, self.canonical(form, where, depth + 1))
+        raise Unserialisable(where, f"is a {kind_name(kind)}, which has no canonical form")
+
+    def _members(self, tag: str, members: Iterable[tuple[Any, Any]], where: str, depth: int) -> bytes:
+        pairs = [
+            (
+                self.canonical(name, f"a key of {where}", depth + 1),
+                self.canonical(value, f"{where}.{name}" if isinstance(name, str) else f"{where}[{name!r}]", depth + 1),
+            )
+            for name, value in members
+        ]
+        return _tagged(tag, *(part for pair in sorted(pairs) for part in pair))
+
+
+_PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, bytearray})
+
+
+def _plain(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    # Hexadecimal: Python refuses to write out very long whole numbers in tens.
+    return (f"{value:x}" if type(value) is int else repr(value)).encode()
+
+
+def _tagged(tag: str, *parts: str | bytes) -> bytes:
+    return frame(tag, *parts)
+
+
+def recipe_of(names: Iterable[str]) -> str:
+    """The name of a recipe by what it counts."""
+    return f"{VERSION}.{hashlib.sha256(frame(*sorted(names))).hexdigest()[:16]}"
+
+
+def digest(parts: Mapping[str, bytes], operation: str, secret: bytes | None) -> bytes:
+    """32 bytes over the counted arguments of an operation; an HMAC where the engine has an id secret."""
+    framed = frame("semel.function.1", operation, *(part for name in sorted(parts) for part in (name, parts[name])))
+    return hashlib.sha256(framed).digest() if secret is None else hmac.digest(secret, framed, "sha256")

@@ -1,0 +1,187 @@
+"""A function that happens once, as its callers see it: plain on an Engine, async on an AsyncEngine.
+
+Both are callables with the function's own signature, and descriptors, so that methods are commands too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+
+from semel.engine.permit import Permit
+from semel.errors import StoreError
+from semel.functions.declared import Declared
+from semel.model import Answer, Record
+from semel.policy import Policy
+from semel.rules.classify import Refused
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Q = ParamSpec("Q")
+S = TypeVar("S")
+
+
+class _Command:
+    """What both forms share: they look like their function, and bind as it would."""
+
+    def __init__(self, declared: Declared, binds: str) -> None:
+        functools.update_wrapper(self, declared.function)
+        self._declared = declared
+        self._binds = binds  # "instance", "class" or "nothing": what stands before the arguments of a method
+        self._before: tuple[Any, ...] = ()
+        self._key: str | None = None
+
+    @property
+    def operation(self) -> str:
+        """The operation's name."""
+        return self._declared.name
+
+    @property
+    def policy(self) -> Policy:
+        """What the operation promises."""
+        return self._declared.policy
+
+    def with_key(self, key: str) -> Self:
+        """The same command under this key: ``charge.with_key("order-17")(order)``.
+
+        Parameters: ``key``, 1 to 255 characters, the same whenever the same intent is retried.
+
+        Raises MissingKey, InvalidKey, and ConfigurationError where the key is declared to come from the arguments.
+        """
+        return self._copy(_key=self._declared.check_given_key(key))
+
+    def _bound(self, instance: Any, owner: Any) -> Self:
+        if self._binds == "nothing" or self._before:
+            return self
+        receiver = owner if self._binds == "class" else instance
+        return self if receiver is None else self._copy(_before=(receiver,))
+
+    def _copy(self, **changed: Any) -> Self:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self), **changed)
+        return other
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what is not there otherwise; of an instance, for inspect.signature.
+        if name == "__signature__":
+            signature = self._declared.signature
+            left = list(signature.parameters.values())[len(self._before) :]
+            return signature.replace(parameters=left)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __reduce__(self) -> str:
+        # Named, as functions are, so that a process pool can be handed one.
+        return str(self.__qualname__)
+
+    def __repr__(self) -> str:
+        return f"<command {self.operation!r}: {self._declared.called}>"
+
+
+class Once(_Command, Generic[P, R]):
+    """A plain function as a command."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function once for this command; a duplicate gets the first result.
+
+        Raises the function's own exception; a CommandError for every verdict but Proceed and Replay; a RequestError or
+        a ConfigurationError where the arguments make no command; StoreError where the store cannot say that this
+        process owns it. After the last three nothing ran.
+        """
+        call = self._declared.begin((*self._before, *args), kwargs, self._key)
+        if call.command is None:
+            return self._run(call.arguments(None))
+
+        def handler(permit: Permit) -> Answer | Refused:
+            try:
+                value = self._run(call.arguments(permit))
+            except BaseException as error:  # noqa: BLE001 - raised again, unless it was declared
+                return call.raised(error)
+            return call.returned(value)
+
+        try:
+            result = call.engine.run(call.command, handler)
+        except StoreError as error:
+            raise call.unconfirmed(error)  # noqa: B904 - the context stays as it is
+        ended: R = call.end(result)
+        return ended
+
+    def _run(self, arguments: inspect.BoundArguments) -> Any:
+        return self._declared.function(*arguments.args, **arguments.kwargs)
+
+    def record(self, *args: P.args, **kwargs: P.kwargs) -> Record | None:
+        """Where this command stands in the store; None where it was never seen. Nothing runs."""
+        call = self._declared.begin((*self._before, *args), kwargs, self._key)
+        id = call.record_id()
+        rows: list[Record | None] = call.engine.perform("read", lambda: call.engine.store.read((id,)))
+        return rows[0]
+
+    def unprotected(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function itself: no key, no record, no protection. It is counted; a permit parameter is None."""
+        call = self._declared.bypass((*self._before, *args), kwargs)
+        ended: R = self._run(call)
+        return ended
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Once[P, R]: ...
+    @overload
+    def __get__(self: Once[Concatenate[S, Q], R], instance: S, owner: type | None = None) -> Once[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self._bound(instance, owner)
+
+
+class AsyncOnce(_Command, Generic[P, R]):
+    """An async function as a command."""
+
+    def __init__(self, declared: Declared, binds: str) -> None:
+        super().__init__(declared, binds)
+        mark = getattr(inspect, "markcoroutinefunction", None)  # Python 3.12
+        if mark is not None:
+            mark(self)
+        else:
+            self._is_coroutine = getattr(asyncio.coroutines, "_is_coroutine", None)
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """As :meth:`Once.__call__`. A cancelled caller changes nothing: the function finishes, and its end is kept."""
+        call = self._declared.begin((*self._before, *args), kwargs, self._key)
+        if call.command is None:
+            bare: R = await self._run(call.arguments(None))
+            return bare
+
+        async def handler(permit: Permit) -> Answer | Refused:
+            try:
+                value = await self._run(call.arguments(permit))
+            except BaseException as error:  # noqa: BLE001 - raised again, unless it was declared
+                return call.raised(error)
+            return call.returned(value)
+
+        try:
+            result = await call.engine.run(call.command, handler)
+        except StoreError as error:
+            raise call.unconfirmed(error)  # noqa: B904 - the context stays as it is
+        ended: R = call.end(result)
+        return ended
+
+    async def _run(self, arguments: inspect.BoundArguments) -> Any:
+        return await self._declared.function(*arguments.args, **arguments.kwargs)
+
+    async def record(self, *args: P.args, **kwargs: P.kwargs) -> Record | None:
+        """As :meth:`Once.record`."""
+        call = self._declared.begin((*self._before, *args), kwargs, self._key)
+        id = call.record_id()
+        rows: list[Record | None] = await call.engine.perform("read", lambda: call.engine.store.read((id,)))
+        return rows[0]
+
+    async def unprotected(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """As :meth:`Once.unprotected`."""
+        call = self._declared.bypass((*self._before, *args), kwargs)
+        ended: R = await self._run(call)
+        return ended
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> AsyncOnce[P, R]: ...
+    @overload
+    def __get__(self: AsyncOnce[Concatenate[S, Q], R], instance: S, owner: type | None = None) -> AsyncOnce[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self._bound(instance, owner)
