@@ -88,7 +88,8 @@ def expected(case: Case) -> str:
         case State.SUCCEEDED | State.FAILED_REPLAYABLE:
             return expected_of_an_answer(case)
         case State.FAILED_NOT_REPLAYABLE:
-            return "proceed: again"
+            # Nothing happened, and yet it was answered: one of the two is damaged.
+            return "proceed: again" if case.answer in ("none", "not kept") else "unreadable: corrupt"
         case State.UNKNOWN:
             return f"unknown: {DOUBT}"
         case State.CLAIMED | State.PROCESSING:

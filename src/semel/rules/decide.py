@@ -32,7 +32,7 @@ from semel.model import (
     Verdict,
 )
 from semel.rules.lease import lease_end, next_fence
-from semel.rules.stored import answer_of
+from semel.rules.stored import answer_of, is_sound, uuid_of
 
 
 class Situation(Enum):
@@ -93,12 +93,17 @@ TABLE: Final[Mapping[Situation, Rule]] = {
 }
 
 
+_UNANSWERED: Final = (AnswerKind.NONE, AnswerKind.NOT_KEPT)
+
+
 def situation(row: Record | None, claim: Claim, now: int) -> Situation:
     """Name the one situation that holds. The fingerprint is compared before the state is looked at."""
     if row is None:
         return Situation.NEVER_SEEN
     if row.format != RECORD_FORMAT:
         return Situation.CORRUPT  # written by a newer Semel: its columns may mean something else
+    if row.id != claim.id or not is_sound(row):
+        return Situation.CORRUPT
     if row.recipe != claim.recipe:
         return Situation.OTHER_RECIPE
     if row.fingerprint != claim.fingerprint:
@@ -107,9 +112,11 @@ def situation(row: Record | None, claim: Claim, now: int) -> Situation:
         case State.SUCCEEDED | State.FAILED_REPLAYABLE:
             return _answered(row, claim, now)
         case State.PROCESSING | State.CLAIMED:
-            return _open(row, claim, now)
+            # A record that was settled is not open: its state is damaged, and may not be taken for leave to run.
+            return _open(row, claim, now) if row.settled_at is None else Situation.CORRUPT
         case State.FAILED_NOT_REPLAYABLE:
-            return Situation.NOTHING_HAPPENED
+            # Likewise one with an answer.
+            return Situation.NOTHING_HAPPENED if row.answer_kind in _UNANSWERED else Situation.CORRUPT
         case State.UNKNOWN:
             return Situation.UNKNOWN
         case _:
@@ -191,7 +198,7 @@ def decide(row: Record | None, claim: Claim, now: int) -> Verdict:
         return NotReplayable(row.operation_id, row.resource_type, row.resource_id)
     if found is Situation.OTHER_RECIPE:
         return Unreadable(row.operation_id, "recipe", row.recipe)
-    return Unreadable(row.operation_id, "corrupt")
+    return Unreadable(uuid_of(row), "corrupt")
 
 
 def first_grant(claim: Claim, now: int) -> Grant:

@@ -25,7 +25,7 @@ from semel.model import (
 )
 from semel.rules.decide import Situation, lapsed_situation
 from semel.rules.lease import lease_end, next_fence, retention
-from semel.rules.stored import answer_digest, pack_headers, state_of
+from semel.rules.stored import answer_digest, is_sound, pack_headers, state_of
 
 # A holder whose fence and nonce still stand may settle even after the record reads UNKNOWN.
 SETTLEABLE = (*OPEN_STATES, State.UNKNOWN)
@@ -48,7 +48,7 @@ def holds(row: Record | None, fence: int, nonce: bytes) -> bool:
 
 def settled_row(row: Record | None, word: Settlement, now: int) -> tuple[Settling, Record | None]:
     """The reply to a settlement, and the row to write (None: write nothing)."""
-    if row is None:
+    if row is None or not is_sound(row):
         return Superseded(None), None
     if not holds(row, word.fence, word.nonce):
         return Superseded(state_of(row)), None
@@ -112,7 +112,9 @@ def write_settlement(
 
 def renewed_row(row: Record | None, renewal: Renewal, now: int) -> Record | None:
     """The row after a renewal, or None where this holder may not renew (any more)."""
-    if row is None or not holds(row, renewal.fence, renewal.nonce) or now >= row.deadline_at or relinquished(row):
+    if row is None or not holds(row, renewal.fence, renewal.nonce) or not is_sound(row):
+        return None
+    if now >= row.deadline_at or relinquished(row):
         return None
     by_lapse = row.state == State.UNKNOWN and row.doubt == "lapsed"
     if row.state not in OPEN_STATES and not by_lapse:
@@ -124,14 +126,14 @@ def renewed_row(row: Record | None, renewal: Renewal, now: int) -> Record | None
 
 def marked_row(row: Record | None, renewal: Renewal) -> Record | None:
     """The row after its holder said that no answer will be kept, or None: an answer that is stored stays."""
-    if row is None or not holds(row, renewal.fence, renewal.nonce) or relinquished(row):
+    if row is None or not holds(row, renewal.fence, renewal.nonce) or relinquished(row) or not is_sound(row):
         return None
     return row._replace(answer_kind=AnswerKind.NOT_KEPT) if row.state in SETTLEABLE else None
 
 
 def abandoned_row(row: Record | None, nonce: bytes, now: int) -> Record | None:
     """The row after a claim whose handler never ran was given up, or None where there is nothing to release."""
-    if row is None or row.nonce != nonce or row.state not in SETTLEABLE or relinquished(row):
+    if row is None or row.nonce != nonce or row.state not in SETTLEABLE or relinquished(row) or not is_sound(row):
         return None
     if may_have_begun_before(row):
         return row._replace(state=State.PROCESSING, lease_until=0, doubt="abandoned")
@@ -147,7 +149,7 @@ def abandoned_row(row: Record | None, nonce: bytes, now: int) -> Record | None:
 
 def lapsed_row(row: Record, now: int) -> Record | None:
     """The row that the reaper writes: UNKNOWN where no attempt may proceed; None where one may, or it lives."""
-    if row.state != State.PROCESSING or now < row.lease_until:
+    if row.state != State.PROCESSING or not is_sound(row) or now < row.lease_until:
         return None
     match lapsed_situation(row, now):
         case Situation.IDEMPOTENT_LAPSED:
@@ -165,6 +167,8 @@ def lapsed_row(row: Record, now: int) -> Record | None:
 
 def resolved_row(row: Record | None, word: Resolution, now: int) -> tuple[Resolved | TooEarly | MovedOn, Record | None]:
     """The reply to an operator's or reconciler's settlement, and the row to write."""
+    if row is not None and not is_sound(row):
+        return MovedOn(None), None
     if row is None or row.fence != word.fence:
         return MovedOn(None if row is None else state_of(row)), None
     lapsed = row.state == State.PROCESSING and now >= row.lease_until

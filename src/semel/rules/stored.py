@@ -1,16 +1,21 @@
 """How an answer lies in the store: header pairs as one block, and a digest over the whole.
 
-The digest makes a flipped bit visible: a corrupt record is refused, never replayed and never run again.
+The digest makes a flipped bit of an answer visible, and `is_sound` what no store would have written into the other
+columns: a corrupt record is refused, never replayed and never run again. What cannot be seen in the row itself is a
+damage that leaves another record that could be, such as one with other effects or other times.
 """
 
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from struct import Struct
+from typing import get_type_hints
 
-from semel.model import OPEN_STATES, Answer, AnswerKind, Find, Record, State
+from semel.model import OPEN_STATES, AfterExpiry, Answer, AnswerKind, Effects, Find, Record, State
 
 DIGEST_BYTES = 16
+_UUID_BYTES = 16
 _PAIR = Struct(">HI")  # length of the name, length of the value
 
 
@@ -57,6 +62,45 @@ def answer_of(row: Record) -> Answer | None:
     return None if headers is None else Answer(row.status, headers, row.body)
 
 
+# What each column may hold, from the record's own annotations; whole numbers are often enumerations in memory.
+_NUMBERS = (int, State, Effects, AnswerKind, AfterExpiry)
+_KINDS = tuple(frozenset(getattr(kind, "__args__", (kind,))) for kind in get_type_hints(Record).values())
+_HOLDS = tuple(kinds.union(_NUMBERS) if int in kinds else kinds for kinds in _KINDS)
+_TIME_BITS = 57  # microseconds until the year 6536: no clock says more
+
+
+def is_sound(row: Record) -> bool:
+    """Whether every column holds what a store could have written there: the right type, and times that are times.
+
+    SQLite keeps a value of any type in any column, so a flipped bit or a statement by hand may leave text for a time.
+
+    >>> from semel.testing.attempts import attempt
+    >>> from semel.rules.decide import first_grant
+    >>> from semel.stores.memory import granted_row
+    >>> row = granted_row(None, attempt(), first_grant(attempt(), 1_000))
+    >>> is_sound(row), is_sound(row._replace(lease_until="soon")), is_sound(row._replace(settled_at=-1))
+    (True, False, False)
+    """
+    if not _fits(tuple(map(type, row))):
+        return False
+    times = row.created_at | row.first_started_at | row.lease_until | row.deadline_at | row.dedup_until | row.fence
+    if row.settled_at is not None or row.answer_until is not None:
+        times |= (row.settled_at or 0) | (row.answer_until or 0)
+    return not times >> _TIME_BITS  # a negative one leaves -1
+
+
+@lru_cache(maxsize=256)
+def _fits(kinds: tuple[type, ...]) -> bool:
+    """Whether each column's type is one it may hold. Rows come in a handful of combinations."""
+    return all(kind in held for kind, held in zip(kinds, _HOLDS, strict=True))
+
+
+def uuid_of(row: Record) -> bytes:
+    """The operation's id to show to people, also of a record that is not sound: 16 zero bytes where it is none."""
+    known = type(row.operation_id) is bytes and len(row.operation_id) == _UUID_BYTES
+    return row.operation_id if known else bytes(_UUID_BYTES)
+
+
 def state_of(row: Record) -> State | None:
     """Where the record stands; None where what is stored is no state at all."""
     try:
@@ -72,5 +116,5 @@ def matches(row: Record, query: Find, now: int) -> bool:
         and (query.tenant is None or row.tenant == query.tenant)
         and (query.caller is None or row.caller == query.caller)
         and (query.operation is None or row.operation == query.operation)
-        and (not query.lapsed or (row.state in OPEN_STATES and row.lease_until <= now))
+        and (not query.lapsed or (row.state in OPEN_STATES and is_sound(row) and row.lease_until <= now))
     )

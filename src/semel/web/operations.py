@@ -14,10 +14,10 @@ from urllib.parse import parse_qs
 
 from semel.engine.aio import AsyncEngine
 from semel.errors import InvalidKey, StoreError
-from semel.model import OPEN_STATES, Answer, AnswerKind, Record, Scope, State
+from semel.model import OPEN_STATES, Answer, AnswerKind, Record, Scope, State, Unreadable
 from semel.rules.identity import record_id, uuid_bytes, uuid_text
 from semel.rules.keys import parse_key
-from semel.rules.stored import state_of
+from semel.rules.stored import is_sound, state_of, uuid_of
 from semel.web.asgi_call import Receive, Send, send_answer
 from semel.web.caller import Caller
 from semel.web.problem import Kind
@@ -98,6 +98,8 @@ class Operations:
     async def _status(self, row: Record | None, caller: Caller) -> Answer:
         if row is None or (row.tenant, row.caller) != (caller.tenant, caller.id):
             return self._problem(NOT_FOUND, "There is no such operation of yours.")
+        if not is_sound(row):
+            return self._surface.problems.of_verdict(Unreadable(uuid_of(row), "corrupt"))
         now = self._engine.core.store_time()
         headers = [_JSON, _NO_STORE]
         document = describe(row, now)

@@ -1,0 +1,102 @@
+"""What fuzzing has found, each as a test of its own: it stays found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semel.engine.connect import connect_backend
+from semel.errors import UrlError
+from semel.model import MovedOn, Resolution, State, Superseded, Unreadable
+from semel.policy import Policy
+from semel.rules.decide import decide, first_grant
+from semel.rules.identity import uuid_text
+from semel.rules.settle import abandoned_row, lapsed_row, marked_row, renewed_row, resolved_row, settled_row
+from semel.stores.memory import granted_row
+from semel.testing.attempts import IDEMPOTENT, attempt, renewal, word
+from semel.testing.clock import START_US
+from semel.web.operations import Operations
+from semel.web.routing import Operation
+from tests.web.driving import ALICE, AsgiWeb, Reply
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("sqlite://]", "host"),
+        ("memory://][?", "host"),
+        ("sqlite://\u2100/x", "host"),
+        ("sqlite:///~nobody-here-of-that-name/x", "home of a user"),
+        ("sqlite:///x\0y.db", "NUL"),
+        ("sqlite:///x%00y.db", "NUL"),
+        ("sqlite:////", "needs a file"),
+        ("sqlite:///data/", "needs a file"),
+        ("sqlite://user:s3cret@host/x.db", "three slashes"),
+    ],
+)
+def test_an_odd_url_is_a_url_error_that_repeats_no_password(url: str, told: str) -> None:
+    with pytest.raises(UrlError, match=told) as caught:
+        connect_backend(url)
+    assert "s3cret" not in str(caught.value)
+
+
+DAMAGES: dict[str, dict[str, Any]] = {
+    "a time that is text": {"lease_until": "soon"},
+    "a time that is no time": {"answer_until": 2**60},
+    "a fence that is missing": {"fence": None},
+    "an id that is text": {"operation_id": "not an id"},
+    "another record's id": {"id": bytes(16)},
+    "an attempt that is bytes": {"attempt": b"\x01", "state": State.FAILED_NOT_REPLAYABLE},
+    "settled, and yet running": {"state": State.PROCESSING},
+    "settled, and yet only claimed": {"state": State.CLAIMED},
+    "answered, and yet nothing happened": {"state": State.FAILED_NOT_REPLAYABLE},
+}
+
+
+@pytest.mark.parametrize("columns", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_record_is_unreadable_and_is_left_as_it_is(columns: dict[str, Any]) -> None:
+    claim = attempt()
+    grant = first_grant(claim, START_US)
+    _, row = settled_row(granted_row(None, claim, grant), word(grant), START_US)
+    assert row is not None
+    row = row._replace(**columns)
+    verdict = decide(row, attempt(nonce=2), START_US + 10**9)
+    assert isinstance(verdict, Unreadable)
+    assert verdict.reason == "corrupt"
+    assert len(verdict.operation_id) == 16
+    assert abandoned_row(row, row.nonce, START_US) is None or row.settled_at is not None
+    assert lapsed_row(row, START_US) is None
+
+
+def test_a_running_record_with_a_damaged_time_stops_neither_its_holder_nor_the_reaper() -> None:
+    claim = attempt(policy=IDEMPOTENT)
+    grant = first_grant(claim, START_US)
+    row = granted_row(None, claim, grant)._replace(dedup_until="never")  # type: ignore[arg-type]  # as SQLite may hold
+    assert renewed_row(row, renewal(grant), START_US) is None
+    assert marked_row(row, renewal(grant)) is None
+    assert abandoned_row(row, row.nonce, START_US) is None
+    assert lapsed_row(row, START_US + 10**12) is None
+    assert settled_row(row, word(grant), START_US) == (Superseded(None), None)
+    assert resolved_row(row, Resolution(row.id, row.fence, False, None, "ops", "why"), START_US) == (
+        MovedOn(None),
+        None,
+    )
+
+
+def test_the_status_of_a_damaged_operation_is_refused_without_a_traceback() -> None:
+    web = AsgiWeb(lambda seen: Reply(), operations=[Operation("/payments", Policy())])
+    try:
+        assert web.call().status == 201
+        [row] = web.records()
+        table = web.engine.backend.driver._table  # type: ignore[attr-defined]
+        table.records[row.id] = row._replace(settled_at="then")
+        operations = Operations(web.middleware.surface, web.engine, lambda: ["POST /payments"])
+        request = {"state": {"user": ALICE}}
+        answer = web.runner.run(operations.by_id(uuid_text(row.operation_id), request))
+        assert answer.status == 500
+        assert b"IDEMPOTENCY_RECORD_UNREADABLE" in answer.body
+        assert web.call().code == "IDEMPOTENCY_RECORD_UNREADABLE"
+        assert len(web.seen) == 1
+    finally:
+        web.close()
