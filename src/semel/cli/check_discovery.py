@@ -1,0 +1,251 @@
+"""Which commands an application has: what Semel protects in it, and what it leaves unprotected.
+
+Nothing of the application is called and no framework is imported: middleware, routes and endpoints are looked at by
+the attributes that Starlette, FastAPI and Flask document. What cannot be seen is not guessed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from semel.policy import Policy
+from semel.web.asgi import SemelMiddleware as AsgiMiddleware
+from semel.web.routing import DEFAULT_METHODS, UNSAFE_METHODS
+from semel.web.surface import AnyEngine, Surface
+from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
+
+DECLARED: Final = "__semel__"  # what the integrations leave on an endpoint
+CAPTURE: Final = "CaptureMiddleware"
+_LAYERS_MAX: Final = 100
+_PARAMETER: Final = re.compile(r"\{(\w+)(:\w+)?\}|<(?:(\w+)(?:\([^)]*\))?:)?(\w+)>")
+
+Kind = Literal["ASGI", "WSGI", "functions"]
+Way = Literal["endpoint", "middleware", "function"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One protected operation. ``path`` is its template; ``managed`` whether the application runs a reaper (None: no
+    way to see that)."""
+
+    name: str
+    methods: tuple[str, ...]
+    path: str
+    policy: Policy
+    way: Way
+    surface: Surface | None
+    engine: AnyEngine
+    managed: bool | None
+    target: Any = None
+
+    @property
+    def title(self) -> str:
+        """As reports name it."""
+        route = f"{'|'.join(self.methods)} {self.path}".strip()
+        return self.name if self.name == route or not route else f"{self.name} ({route})"
+
+    def serves(self, method: str, path: str) -> bool:
+        """Whether a request is one of this operation."""
+        return method in self.methods and (self.path == "*" or _matches(self.path, path))
+
+
+@dataclass(frozen=True, slots=True)
+class Discovered:
+    """What was found. ``unprotected``: routes that take commands and that no operation is declared for."""
+
+    kind: Kind
+    operations: tuple[Operation, ...]
+    unprotected: tuple[str, ...]
+    routes: tuple[str, ...]
+    mistakes: tuple[str, ...] = ()
+
+    def find(self, method: str, path: str) -> Operation | None:
+        """The operation of a request: a declared one before the default of a middleware."""
+        found = [each for each in self.operations if each.serves(method, path)]
+        return min(found, key=lambda each: each.path == "*", default=None)
+
+    @property
+    def engines(self) -> tuple[AnyEngine, ...]:
+        """Every engine, once."""
+        return tuple({id(each.engine): each.engine for each in self.operations}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    path: str
+    methods: tuple[str, ...]
+    endpoint: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A middleware of ours: its surface (None: endpoints claim), its engine, and whether it manages the engine."""
+
+    surface: Surface | None
+    engine: AnyEngine
+    managed: bool | None
+
+
+def is_wsgi(app: Any) -> bool:
+    """Whether an application speaks WSGI, as far as it can be seen: its call is no coroutine and takes two things."""
+    if hasattr(app, "wsgi_app") or isinstance(app, WsgiMiddleware):
+        return True
+    call = app if inspect.isroutine(app) else type(app).__call__
+    if inspect.iscoroutinefunction(call):
+        return False
+    try:
+        return len(inspect.signature(app).parameters) == 2
+    except (TypeError, ValueError):
+        return False
+
+
+def is_asgi(app: Any) -> bool:
+    """Whether an application speaks ASGI, as far as it can be seen."""
+    call = app if inspect.isroutine(app) else type(app).__call__
+    if not inspect.iscoroutinefunction(call):
+        return False
+    return len(inspect.signature(app).parameters) == 3
+
+
+def discover(app: Any) -> Discovered:
+    """Look at an ASGI or WSGI application."""
+    layers: list[_Layer] = []
+    routes: list[_Route] = []
+    for part in _parts(app):
+        layers += _layers(part)
+        routes += _routes(getattr(part, "routes", None) or (), "")
+        routes += _rules(getattr(part, "url_map", None))
+    operations = [*_of_layers(layers), *_of_endpoints(routes, layers)]
+    declared = any(each.way == "endpoint" for each in operations)
+    mistakes = []
+    if declared and not any(layer.surface is None for layer in layers):
+        mistakes.append("operations are declared, but semel.install(app) was not called: every call of them fails")
+    listed = [f"{method} {route.path}" for route in routes for method in route.methods if method in UNSAFE_METHODS]
+    found = Discovered("WSGI" if is_wsgi(app) else "ASGI", tuple(operations), (), tuple(dict.fromkeys(listed)))
+    bare = [each for each in found.routes if found.find(*_sample(each)) is None]
+    return Discovered(found.kind, found.operations, tuple(bare), found.routes, tuple(mistakes))
+
+
+# --- walking ------------------------------------------------------------------------------------
+
+
+def _parts(app: Any) -> Iterator[Any]:
+    """The application and everything that it wraps, from the outside in."""
+    seen: set[int] = set()
+    waiting = [app]
+    while waiting and len(seen) < _LAYERS_MAX:
+        part = waiting.pop(0)
+        if part is None or id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        instance = getattr(part, "__dict__", {})
+        waiting += [instance.get(name) for name in ("wsgi_app", "app", "asgi_app", "middleware_stack")]
+        inner = getattr(part, "routes", None)
+        waiting += [] if not isinstance(inner, list) else [getattr(each, "app", None) for each in inner]
+
+
+def _layers(part: Any) -> Iterator[_Layer]:
+    if isinstance(part, AsgiMiddleware):
+        yield _Layer(part.surface, part.engine, part._manage_engine)
+    elif isinstance(part, WsgiMiddleware):
+        yield _Layer(part.surface, part.engine, None)
+    built = getattr(part, "middleware_stack", None) is not None
+    for entry in getattr(part, "user_middleware", ()):
+        kind, options = getattr(entry, "cls", None), dict(getattr(entry, "kwargs", {}))
+        if kind is AsgiMiddleware and not built:  # a built stack is walked as it is
+            managed = options.pop("manage_engine", False)
+            engine = options.pop("engine")
+            yield _Layer(Surface.of(engine, options), engine, managed)
+        elif getattr(kind, "__name__", "") == CAPTURE:
+            yield _Layer(None, options["engine"], None)
+
+
+def _routes(routes: Any, prefix: str) -> Iterator[_Route]:
+    for route in routes:
+        path = prefix + (getattr(route, "path", None) or "")
+        router = getattr(route, "original_router", None)  # FastAPI keeps included routers whole
+        inner = getattr(route, "routes", None)
+        if router is not None:
+            yield from _routes(router.routes, prefix + (getattr(route.include_context, "prefix", "") or ""))
+        elif isinstance(inner, list):
+            yield from _routes(inner, path)
+        elif hasattr(route, "endpoint"):
+            yield from _endpoints(path, route)
+
+
+def _endpoints(path: str, route: Any) -> Iterator[_Route]:
+    endpoint, methods = route.endpoint, getattr(route, "methods", None)
+    if inspect.isclass(endpoint):
+        for method in UNSAFE_METHODS:
+            if hasattr(endpoint, method.lower()):
+                yield _Route(path, (method,), getattr(endpoint, method.lower()))
+    elif methods:
+        yield _Route(path, tuple(sorted(methods)), endpoint)
+
+
+def _rules(url_map: Any) -> Iterator[_Route]:
+    """Flask's routes."""
+    if url_map is not None and hasattr(url_map, "iter_rules"):
+        for rule in url_map.iter_rules():
+            yield _Route(rule.rule, tuple(sorted(rule.methods or ())), None)
+
+
+# --- what was found -----------------------------------------------------------------------------
+
+
+def _of_layers(layers: list[_Layer]) -> Iterator[Operation]:
+    for layer in layers:
+        surface = layer.surface
+        if surface is None:
+            continue
+        for each in surface.operations:
+            methods = tuple(each.methods)
+            name = each.name or f"{'|'.join(methods)} {each.template}"
+            yield Operation(
+                name, methods, each.template, each.policy, "middleware", surface, layer.engine, layer.managed
+            )
+        if surface.default is not None:
+            policy = surface.routes.find("POST", "/")
+            assert policy is not None
+            yield Operation(
+                "any other", DEFAULT_METHODS, "*", policy[0].policy, "middleware", surface, layer.engine, layer.managed
+            )
+
+
+def _of_endpoints(routes: list[_Route], layers: list[_Layer]) -> Iterator[Operation]:
+    seen: set[tuple[str, str]] = set()
+    for route in routes:
+        declared = getattr(route.endpoint, DECLARED, None)
+        if declared is None or not hasattr(declared, "policy") or (declared.name, route.path) in seen:
+            continue
+        seen.add((declared.name, route.path))
+        # The wrapper holds the declaring Semel, and with it the surface.
+        owner = inspect.getclosurevars(inspect.unwrap(route.endpoint, stop=_holds_owner)).nonlocals.get("self")
+        surface = getattr(owner, "surface", None)
+        engine = getattr(owner, "engine", None) or next(layer.engine for layer in layers if layer.surface is None)
+        methods = tuple(method for method in route.methods if method in UNSAFE_METHODS)
+        yield Operation(declared.name, methods, route.path, declared.policy, "endpoint", surface, engine, None)
+
+
+def _holds_owner(function: Any) -> bool:
+    return "self" in getattr(getattr(function, "__code__", None), "co_freevars", ())
+
+
+def _sample(listed: str) -> tuple[str, str]:
+    """A request that a route would take."""
+    method, _, path = listed.partition(" ")
+    return method, _PARAMETER.sub("1", path)
+
+
+def _matches(template: str, path: str) -> bool:
+    pattern, at = "", 0
+    for found in _PARAMETER.finditer(template):
+        rest = found[2] == ":path" or found[3] == "path"
+        pattern += re.escape(template[at : found.start()]) + (".+" if rest else "[^/]+")
+        at = found.end()
+    return re.fullmatch(pattern + re.escape(template[at:]), path) is not None

@@ -1,0 +1,35 @@
+"""Is this operation safe to retry? Checks for users' own endpoints and functions, with reports that tell the remedy."""
+
+from __future__ import annotations
+
+from semel.testing.idempotent.asgi_target import AsgiTarget
+from semel.testing.idempotent.assertion import assert_idempotent, assert_idempotent_async, check_idempotent
+from semel.testing.idempotent.case import Case, Request
+from semel.testing.idempotent.counting import Spy, rows
+from semel.testing.idempotent.function_target import FunctionTarget
+from semel.testing.idempotent.reply import Reply
+from semel.testing.idempotent.report import CannotRun, Finding, NotIdempotent, Report
+from semel.testing.idempotent.target import Fate, Target
+from semel.testing.idempotent.url_target import UrlTarget
+from semel.testing.idempotent.wsgi_target import WsgiTarget
+
+__all__ = [
+    "AsgiTarget",
+    "CannotRun",
+    "Case",
+    "Fate",
+    "Finding",
+    "FunctionTarget",
+    "NotIdempotent",
+    "Reply",
+    "Report",
+    "Request",
+    "Spy",
+    "Target",
+    "UrlTarget",
+    "WsgiTarget",
+    "assert_idempotent",
+    "assert_idempotent_async",
+    "check_idempotent",
+    "rows",
+]

@@ -1,0 +1,96 @@
+"""`assert_idempotent`: is this endpoint or function safe to retry? All findings at once, as one readable error."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from semel.errors import ConfigurationError
+from semel.testing.idempotent.case import Case, Effects
+from semel.testing.idempotent.checks import CHECKS, run_checks, run_sync
+from semel.testing.idempotent.report import CannotRun, NotIdempotent, Report
+
+
+def check_idempotent(
+    target: Any, request: str | Case = "", *, effects: Effects | None = None, **options: Any
+) -> Report:
+    """Try everything and report it, without an opinion.
+
+    Parameters: as :func:`assert_idempotent`.
+    """
+    case = _case(request, effects, options)
+    return run_sync(lambda: run_checks(target, case, tuple(CHECKS), strict=False))
+
+
+def assert_idempotent(
+    target: Any, request: str | Case = "", *, effects: Effects | None = None, **options: Any
+) -> Report:
+    """Assert that an endpoint or a function is safe to retry; returns the report.
+
+    Sent are duplicates one after the other and all at once, another payload under the same key, a request whose client
+    goes away, and the key of another caller and of nobody; simulated are a process that dies before and after the
+    effect, a lapsed lease and an expired answer.
+
+    Parameters:
+        target: an ASGI or WSGI application, the base URL of a running server, a function, or a
+            :class:`~semel.testing.idempotent.Target`.
+        request: ``"POST /payments"``, empty for a function; or a whole :class:`~semel.testing.idempotent.Case`.
+        effects: what counts the effect: a function, or something with a length.
+        options: the other parameters of :class:`~semel.testing.idempotent.Case`.
+
+    Raises NotIdempotent with the report; CannotRun where the test itself cannot be run, with the remedy;
+    ConfigurationError for parameters that make no sense.
+
+    >>> from semel import Answer, Command, Engine, Policy, Scope
+    >>> from semel.testing.idempotent import FunctionTarget, assert_idempotent
+    >>> engine, charged = Engine.connect("memory://"), []
+    >>> engine.open()
+    >>> def pay(key: str, amount: int):
+    ...     command = Command(Scope("acme", "alice", "pay"), key, amount.to_bytes(32), "v1", Policy())
+    ...     return engine.run(command, lambda permit: charged.append(amount) or Answer(201, (), b"paid"))
+    >>> target = FunctionTarget(pay, engine=engine, policy=Policy())
+    >>> report = assert_idempotent(target, arguments={"amount": 5}, effects=charged, single_caller=True)
+    Traceback (most recent call last):
+        ...
+    semel.testing.idempotent.report.NotIdempotent: the call of pay is not safe to retry: one finding
+    ...
+    """
+    __tracebackhide__ = True
+    report = check_idempotent(target, request, effects=effects, **options)
+    if not report.ok:
+        raise NotIdempotent(report)
+    return report
+
+
+async def assert_idempotent_async(
+    target: Any, request: str | Case = "", *, effects: Effects | None = None, **options: Any
+) -> Report:
+    """As :func:`assert_idempotent`, on the running event loop: for tests that are async themselves.
+
+    Raises also CannotRun where the loop is not asyncio's.
+    """
+    __tracebackhide__ = True
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise CannotRun(
+            "Semel's async engine runs on asyncio, and this test does not",
+            "run it on asyncio: with anyio, let the fixture anyio_backend return 'asyncio'",
+        ) from None
+    report = await run_checks(target, _case(request, effects, options), tuple(CHECKS), strict=False)
+    if not report.ok:
+        raise NotIdempotent(report)
+    return report
+
+
+def _case(request: str | Case, effects: Effects | None, options: dict[str, Any]) -> Case:
+    if isinstance(request, Case):
+        if effects is not None or options:
+            raise ConfigurationError("give a Case, or its parameters, not both")
+        return request
+    if effects is None:
+        raise ConfigurationError(
+            "effects= is missing: without a count nobody can tell whether something happened twice; give a function "
+            "that returns how often the effect has happened, such as effects=lambda: provider.count()"
+        )
+    return Case.of(request=request, effects=effects, **options)

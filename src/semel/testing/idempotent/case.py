@@ -1,0 +1,197 @@
+"""One operation as a test describes it: the request, who sends it, what another request looks like, what is counted."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json as json_module
+from collections.abc import Awaitable, Callable, Mapping, Sized
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+from semel.errors import ConfigurationError
+from semel.policy import Policy
+
+Effects = Callable[[], int | Awaitable[int]] | Sized
+METHODS: Final = ("POST", "PATCH", "PUT", "DELETE")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is sent once: over HTTP a method, a target, headers and a body; to a function its arguments.
+
+    >>> Request("POST", "/payments", body=b"{}").text()
+    'POST /payments'
+    """
+
+    method: str = ""
+    path: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """As a report names it."""
+        return f"{self.method} {self.path.partition('?')[0]}" if self.method else "the call"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One operation under test.
+
+    Parameters:
+        request: ``"POST /payments"``; empty for a function.
+        effects: what is counted: a function that returns a number (it may be async), or anything with a length,
+            such as the list that your fake provider appends to.
+        json, body: the payload: a JSON value, or bytes with their ``Content-Type`` in ``headers``.
+        arguments: a function's arguments by name, without the key.
+            ``json`` and ``arguments`` may be functions of the command's number, ``json=lambda n: {"order": n}``, where
+            no two commands may have the same payload.
+        changed: another payload of the same kind (JSON value, bytes, or arguments). By default one value of the
+            payload is changed.
+        headers: of the request, such as those that authenticate the caller.
+        other_caller: the headers with which *another* caller sends the same request (for a function: its arguments).
+        single_caller: say so where the operation has one caller only, instead of ``other_caller``.
+        name: what reports call it (by default the request).
+        policy: what was declared, where it cannot be seen from here (a running server).
+        new_key: makes a key from a text, where keys have a format of their own (by default a UUID).
+
+    Raises ConfigurationError, naming what is missing.
+    """
+
+    effects: Effects
+    request: str = ""
+    json: Any = None
+    body: bytes | None = None
+    arguments: Mapping[str, Any] | Callable[[int], Mapping[str, Any]] = field(default_factory=dict)
+    changed: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    other_caller: Mapping[str, Any] | None = None
+    single_caller: bool = False
+    name: str = ""
+    policy: Policy | None = None
+    new_key: Callable[[str], str] | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.effects) and not isinstance(self.effects, Sized):
+            raise ConfigurationError(
+                "effects= must be a function that returns how often the effect has happened, such as "
+                f"effects=lambda: provider.count(), or a list that grows; it is {self.effects!r}"
+            )
+        if self.request:
+            method, _, path = self.request.partition(" ")
+            if method not in METHODS or not path.startswith("/"):
+                raise ConfigurationError(
+                    f"request must be a method and a path, such as 'POST /payments'; it is {self.request!r}"
+                )
+        if self.json is not None and self.body is not None:
+            raise ConfigurationError("give json= or body=, not both")
+        if self.other_caller is not None and self.single_caller:
+            raise ConfigurationError("give other_caller= or single_caller=True, not both")
+        object.__setattr__(self, "name", self.name or self.request or "the call")
+
+    @classmethod
+    def of(cls, **options: Any) -> Case:
+        """A case from options; an unknown one is refused with the name that was probably meant."""
+        known = [each.name for each in fields(cls)]
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known options: {', '.join(known)}"
+                raise ConfigurationError(f"unknown option {name!r}{hint}")
+        return cls(**options)
+
+    def first(self, number: int = 1) -> Request:
+        """The request under test, of the command with this number."""
+        return self._made(_of(self.json, number), self.body, _of(self.arguments, number))
+
+    def another(self, number: int = 1, members: tuple[str, ...] = ()) -> Request | None:
+        """A request with another payload; None where none can be made up. ``members`` of JSON that must differ."""
+        value, arguments = _of(self.json, number), _of(self.arguments, number)
+        if self.changed is not None:
+            if isinstance(self.changed, bytes):
+                return self._made(None, self.changed, arguments)
+            if self.request:
+                return self._made(self.changed, None, arguments)
+            return self._made(None, None, {**arguments, **self.changed})
+        if value is not None:
+            return self._made(altered(value, members), None, arguments)
+        if self.body:
+            return self._made(None, _altered_bytes(self.body, members), arguments)
+        return self._made(None, None, altered(dict(arguments), members)) if arguments else None
+
+    def as_other(self, request: Request) -> Request | None:
+        """A request as another caller sends it; None where none was given."""
+        if self.other_caller is None:
+            return None
+        if not self.request:
+            return replace(request, arguments={**request.arguments, **self.other_caller})
+        names = {name.lower() for name in self.other_caller}
+        kept = {name: value for name, value in request.headers.items() if name.lower() not in names}
+        return replace(request, headers={**kept, **self.other_caller})
+
+    def as_nobody(self, request: Request) -> Request | None:
+        """A request without what authenticates it; None where nothing does."""
+        kept = {name: value for name, value in request.headers.items() if name.lower() not in _AUTHENTICATING}
+        return None if len(kept) == len(request.headers) else replace(request, headers=kept)
+
+    def _made(self, value: Any, body: bytes | None, arguments: Mapping[str, Any]) -> Request:
+        method, _, path = self.request.partition(" ")
+        encoded = body if body is not None else b"" if value is None else json_module.dumps(value).encode()
+        return Request(method, path, {**_type(value), **self.headers}, encoded, arguments)
+
+
+_AUTHENTICATING: Final = frozenset({"authorization", "cookie", "x-api-key", "api-key", "x-auth-token"})
+
+
+def _type(value: Any) -> dict[str, str]:
+    return {} if value is None else {"Content-Type": "application/json"}
+
+
+def _of(given: Any, number: int) -> Any:
+    """A payload, or what the function makes that was given in its place."""
+    if not callable(given):
+        return given
+    return given(number) if inspect.signature(given).parameters else given()
+
+
+def altered(value: Any, members: tuple[str, ...] = ()) -> Any:
+    """A JSON value of the same shape that says something else, in the first of ``members`` where they are given.
+
+    >>> altered({"amount": 1250, "currency": "EUR"}), altered(["a"]), altered(True), altered({})
+    ({'amount': 1251, 'currency': 'EUR'}, ['a2'], False, {'another': 1})
+    """
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case str():
+            return f"{value}2"
+        case dict() if members:
+            name, _, inner = members[0].partition(".")
+            return {**value, name: altered(value.get(name), (inner,) if inner else ())}
+        case dict() if value:
+            name = _first_number(value) or next(iter(value))
+            return {**value, name: altered(value[name])}
+        case dict():
+            return {"another": 1}
+        case list() if value:
+            return [altered(value[0]), *value[1:]]
+        case _:
+            return 1
+
+
+def _altered_bytes(body: bytes, members: tuple[str, ...]) -> bytes:
+    try:
+        value = json_module.loads(body)
+    except ValueError:
+        return body + b"2"
+    return json_module.dumps(altered(value, members)).encode()  # more than whitespace must differ
+
+
+def _first_number(members: dict[str, Any]) -> str | None:
+    """Numbers are changed first: texts are more often names of something that must exist."""
+    return next(
+        (name for name, each in members.items() if isinstance(each, int | float) and not isinstance(each, bool)), None
+    )

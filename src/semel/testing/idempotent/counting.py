@@ -1,0 +1,104 @@
+"""How often the effect has happened: the user's own counter, a spied function, or the rows of a table."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sqlite3
+from collections.abc import Callable, Sized
+from pathlib import Path
+from typing import Any, Final
+
+from semel.errors import ConfigurationError
+from semel.testing.idempotent.case import Effects
+from semel.testing.idempotent.report import CannotRun
+
+_TABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?").fullmatch
+
+
+async def counted(effects: Effects) -> int:
+    """The counter's number now. Raises CannotRun where it cannot be asked or is no number."""
+    if isinstance(effects, Sized) and not callable(effects):
+        return len(effects)
+    assert callable(effects)
+    try:
+        number = effects()
+        if inspect.isawaitable(number):
+            number = await number
+    except CannotRun:
+        raise
+    except Exception as error:
+        raise CannotRun(
+            f"the effect counter failed: {type(error).__name__}: {error}",
+            "effects= must be callable at any time, also before the first effect",
+        ) from error
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise CannotRun(
+            f"the effect counter returned {number!r}, which is no count",
+            "effects= must return how often the effect has happened, as a whole number",
+        )
+    return number
+
+
+class Spy:
+    """Counts the calls of a function that it stands in for; the function itself still runs.
+
+    >>> spy = Spy(lambda amount: amount * 2)
+    >>> spy(21), spy.count, len(spy)
+    (42, 1, 1)
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append((args, kwargs))
+        return self.function(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        # In a class it stands in for a method, which gets its instance.
+        return self if instance is None else functools.partial(self, instance)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def count(self) -> int:
+        """How often it was called."""
+        return len(self.calls)
+
+
+def rows(database: str | Path, table: str, where: str = "") -> Callable[[], int]:
+    """Counts the rows of a table in a SQLite file; for another database give a function of your own.
+
+    Parameters: ``database`` the file; ``table``; ``where`` an SQL condition of your test.
+
+    Raises ConfigurationError where ``table`` is no name.
+
+    >>> rows("app.db", "payments; drop table payments")
+    Traceback (most recent call last):
+        ...
+    semel.errors.ConfigurationError: 'payments; drop table payments' is no name of a table
+    """
+    if _TABLE(table) is None:
+        raise ConfigurationError(f"{table!r} is no name of a table")
+    query = f"SELECT count(*) FROM {table}{' WHERE ' + where if where else ''}"  # noqa: S608 -- checked; the test's own
+
+    def count() -> int:
+        connection = sqlite3.connect(f"file:{Path(database)}?mode=ro", uri=True)
+        try:
+            return int(connection.execute(query).fetchone()[0])
+        except sqlite3.Error as error:
+            raise CannotRun(
+                f"the rows of {table!r} cannot be counted: {error}", "create the table before the test counts its rows"
+            ) from error
+        finally:
+            connection.close()
+
+    return count

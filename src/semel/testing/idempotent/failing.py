@@ -1,0 +1,173 @@
+"""The failures that are simulated: a process that dies between two steps, and a clock that moves on.
+
+A crash is what a store sees of one: the holder says nothing more. Its lease is not renewed, its transaction is rolled
+back, and what it would have told its caller is lost. Nothing is killed, so that a test can look at what remains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from typing import Any
+
+from semel.drivers.local import LocalDriver
+from semel.drivers.sqlite import SqliteDriver
+from semel.engine.aio import AsyncEngine
+from semel.engine.core import Core
+from semel.engine.permit import Permit
+from semel.testing.clock import SettableClock
+from semel.testing.faults import Crash
+from semel.web.surface import AnyEngine
+
+
+class Place(Enum):
+    """Where the process dies."""
+
+    BEFORE_THE_HANDLER = "after the claim, before the handler"
+    BEFORE_THE_SETTLE = "after the handler, before its answer is stored"
+
+
+class Struck:
+    """Whether the crash came true, and what of."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+
+@contextmanager
+def dying(engines: tuple[AnyEngine, ...], place: Place) -> Iterator[Struck]:
+    """Every grant of these engines dies at a place, meanwhile."""
+    struck = Struck()
+    with ExitStack() as stack:
+        for engine in engines:
+            stack.enter_context(_dying_one(engine, place, struck))
+        yield struck
+
+
+@contextmanager
+def impatient(engines: tuple[AnyEngine, ...]) -> Iterator[None]:
+    """Duplicates are told at once that a command is running: nobody who is dead is waited for."""
+    kept = [(engine.core, engine.core.waiters_max) for engine in engines]
+    for core, _ in kept:
+        core.waiters_max = 0
+    try:
+        yield
+    finally:
+        for core, waiters_max in kept:
+            core.waiters_max = waiters_max
+
+
+@contextmanager
+def _dying_one(engine: AnyEngine, place: Place, struck: Struck) -> Iterator[None]:
+    name = "claim" if place is Place.BEFORE_THE_HANDLER else "settle"
+    make = _async_death if isinstance(engine, AsyncEngine) else _sync_death
+    setattr(engine, name, make(engine, getattr(engine, name), struck))
+    try:
+        yield
+    finally:
+        delattr(engine, name)  # the method of its class is seen again
+
+
+def _async_death(engine: AnyEngine, method: Any, struck: Struck) -> Any:
+    async def dies(*args: Any, **kwargs: Any) -> Any:
+        permit = args[0] if isinstance(args[0], Permit) else await method(*args, **kwargs)
+        if not isinstance(permit, Permit):
+            return permit
+        _forget(engine.core, permit, struck)
+        if permit.unit is not None:
+            await permit.unit.rollback_async()
+        raise Crash("the process died")
+
+    return dies
+
+
+def _sync_death(engine: AnyEngine, method: Any, struck: Struck) -> Any:
+    def dies(*args: Any, **kwargs: Any) -> Any:
+        permit = args[0] if isinstance(args[0], Permit) else method(*args, **kwargs)
+        if not isinstance(permit, Permit):
+            return permit
+        _forget(engine.core, permit, struck)
+        if permit.unit is not None:
+            permit.unit.rollback()
+        raise Crash("the process died")
+
+    return dies
+
+
+def _forget(core: Core, permit: Permit, struck: Struck) -> None:
+    struck.times += 1
+    core.conclude(permit)  # a dead process renews nothing
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+class Clocks:
+    """The clocks of a target's stores, as one that can be moved on."""
+
+    def __init__(self, settable: list[SettableClock], shifted: list[_Shifted]) -> None:
+        self._settable = settable
+        self._shifted = shifted
+
+    def advance(self, seconds: float) -> None:
+        """Move all of them on."""
+        for settable in self._settable:
+            settable.advance(seconds=seconds)
+        for shifted in self._shifted:
+            shifted.advance(seconds=seconds)
+
+
+class _Shifted:
+    """Another clock, and how far it is ahead of it."""
+
+    def __init__(self, clock: Any) -> None:
+        self._clock = clock
+        self._ahead_us = 0
+
+    def __call__(self) -> int:
+        now: int = self._clock()
+        return now + self._ahead_us
+
+    def advance(self, *, seconds: float) -> int:
+        self._ahead_us += int(seconds * 1_000_000)
+        return self()
+
+
+@contextmanager
+def movable(engines: tuple[AnyEngine, ...]) -> Iterator[Clocks | None]:
+    """Clocks that can be moved, meanwhile; None where a store's clock belongs to its server.
+
+    A store on the host's clock reads that clock, moved on, and afterwards the plain one again.
+    """
+    settable: list[SettableClock] = []
+    shifted: list[_Shifted] = []
+    with ExitStack() as stack:
+        for driver in {id(engine.backend.driver): engine.backend.driver for engine in engines}.values():
+            inner = getattr(driver, "inner", driver)
+            name = {LocalDriver: "_clock", SqliteDriver: "clock"}.get(_kind(inner))
+            clock = None if name is None else getattr(inner, name)
+            if isinstance(clock, SettableClock):
+                settable.append(clock)
+            elif name is None:
+                yield None
+                return
+            else:
+                shifted.append(stack.enter_context(_shifting(inner, name, clock)))
+        yield Clocks(settable, shifted) if engines else None
+
+
+@contextmanager
+def _shifting(driver: Any, name: str, clock: Any) -> Iterator[_Shifted]:
+    moved = _Shifted(clock)
+    setattr(driver, name, moved)
+    driver.close()  # connections hold the clock they were opened with
+    try:
+        yield moved
+    finally:
+        setattr(driver, name, clock)
+        driver.close()
+
+
+def _kind(driver: Any) -> type:
+    return next((kind for kind in (LocalDriver, SqliteDriver) if isinstance(driver, kind)), type(driver))

@@ -1,0 +1,207 @@
+"""One target under test: sends attempts, counts effects, and collects what was found. It decides nothing."""
+
+from __future__ import annotations
+
+import difflib
+import uuid
+from collections.abc import Sequence
+from typing import Final
+
+from semel.cli.check_discovery import Operation
+from semel.errors import ConfigurationError
+from semel.policy import Policy
+from semel.rules.recipe import Members
+from semel.testing.idempotent.case import Case, Request
+from semel.testing.idempotent.counting import counted
+from semel.testing.idempotent.failing import Clocks
+from semel.testing.idempotent.reply import Came, Reply
+from semel.testing.idempotent.report import CannotRun, Finding, NotGiven
+from semel.testing.idempotent.target import Fate, Target
+from semel.web.caller import single_caller
+from semel.web.surface import AnyEngine
+
+_AUTHENTICATE: Final = "give the headers of a caller that may do this: headers={'Authorization': ...}"
+
+
+class Attempted:
+    """One command under one key: how often its effect happened so far, and what came."""
+
+    def __init__(self, probe: Probe, key: str, number: int, before: int) -> None:
+        self._probe = probe
+        self.key = key
+        self.number = number
+        self.counted = before
+        self.grown = 0
+        self.last = 0
+
+    @property
+    def request(self) -> Request:
+        """The request of this command; made anew at each attempt, as a client would."""
+        return self._probe.case.first(self.number)
+
+    async def send(self, request: Request | None = None, fate: Fate = Fate.ANSWERED) -> Reply:
+        """One attempt; ``last`` says how often the effect happened meanwhile, ``grown`` how often in all."""
+        probe = self._probe
+        reply = await probe.target.attempt(self.request if request is None else request, self.key, fate)
+        await self.count()
+        if any(given.strip('"') != self.key for given in reply.values("idempotency-key")):
+            probe.makes_keys = True
+        return reply
+
+    async def count(self) -> int:
+        """Count again; how often the effect happened since it was counted last."""
+        now = await counted(self._probe.case.effects)
+        self.last, self.counted = now - self.counted, now
+        self.grown += self.last
+        return self.last
+
+
+class Probe:
+    """A target and a case, for any number of checks.
+
+    ``policy`` is what was declared, or the case's, or the default; ``unit`` how much one command's effect counts.
+    """
+
+    def __init__(self, target: Target, case: Case, clocks: Clocks | None) -> None:
+        self.target = target
+        self.case = case
+        self.clocks = clocks
+        self.operation: Operation | None = target.operation(case.first())
+        self.policy: Policy = case.policy or (self.operation.policy if self.operation else Policy())
+        self.unit = 0
+        self.first: Reply | None = None
+        self.makes_keys = False
+        self.findings: list[Finding] = []
+        self.remarks: list[str] = []
+        self._run = uuid.uuid4()
+        self._numbers = 0
+
+    @property
+    def engines(self) -> tuple[AnyEngine, ...]:
+        """The engines of the target that can be reached."""
+        return self.target.found.engines if self.target.found is not None else ()
+
+    @property
+    def known(self) -> bool:
+        """Whether Semel's declaration of this operation can be seen, so that its own words can be expected."""
+        return self.operation is not None
+
+    @property
+    def one_caller(self) -> bool:
+        """Whether the operation has one caller only, as declared."""
+        surface = None if self.operation is None else self.operation.surface
+        return self.case.single_caller or (surface is not None and surface.caller is single_caller)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The members that alone count in the fingerprint; empty where all do."""
+        body = self.policy.fingerprint.body
+        return body.names if isinstance(body, Members) else ()
+
+    def key(self, purpose: str) -> str:
+        """A key that nobody has used, also not in an earlier run on the same store."""
+        made = str(uuid.uuid5(self._run, purpose))
+        return made if self.case.new_key is None else self.case.new_key(made)
+
+    async def command(self, purpose: str) -> Attempted:
+        """A new command under a new key."""
+        self._numbers += 1
+        return Attempted(self, self.key(purpose), self._numbers, await counted(self.case.effects))
+
+    def find(self, check: str, sent: str, came: str, means: str, change: str) -> None:
+        """Note what is wrong."""
+        self.findings.append(Finding(check, sent, came, means, change))
+
+    def remark(self, text: str) -> None:
+        """Note what is worth knowing and not wrong, once."""
+        if text not in self.remarks:
+            self.remarks.append(text)
+
+    def times(self, grown: int) -> str:
+        """How often the effect happened, in words."""
+        count = grown / max(self.unit, 1)
+        number = "not" if grown == 0 else "once" if count == 1 else "twice" if count == 2 else f"{count:g} times"
+        return f"the effect happened {number}" if grown else "the effect did not happen"
+
+    def need_engine(self) -> None:
+        """Raises NotGiven where no crash can be simulated."""
+        if self.engines:
+            return
+        if self.target.found is None:
+            raise NotGiven(
+                "the store is out of reach",
+                "give the application itself instead of its URL, or FunctionTarget(function, engine=..., policy=...)",
+            )
+        raise NotGiven("no Semel was found in the application", "declare the operation; see the findings")
+
+    def need_clocks(self) -> Clocks:
+        """The clocks to move; raises NotGiven where they belong to a server."""
+        self.need_engine()
+        if self.clocks is None:
+            raise NotGiven(
+                "the clock of this store belongs to its server",
+                "let the test use a store with a settable clock: the fixture semel_engine, memory:// or sqlite:///",
+            )
+        return self.clocks
+
+    # --- the first request ----------------------------------------------------------------------
+
+    async def baseline(self) -> Reply:
+        """The first request of all: it must be done and be counted. Raises CannotRun with the remedy."""
+        if self.first is not None:
+            return self.first
+        command = await self.command("baseline")
+        reply = await command.send()
+        if not reply.done:
+            raise self._why_not(reply)
+        if command.grown < 1:
+            raise CannotRun(
+                f"{self.case.name} was done ({reply.text()}), but the effect counter did not grow",
+                "effects= must count what this handler does, at the very provider or database that the application "
+                "under test uses (not a second instance, and not a transaction that is not committed yet)",
+            )
+        self.unit = command.grown
+        if self.unit > 1:
+            self.remark(f"one request counts as {self.unit} effects; that is taken for once")
+        self.first = reply
+        return reply
+
+    def _why_not(self, reply: Reply) -> CannotRun:
+        what, came = self.case.name, reply.text()
+        if isinstance(reply.error, ConfigurationError):
+            store = "semel migrate" in str(reply.error)
+            remedy = (
+                "open the engine with the application (manage_engine=True, or engine.open()), and migrate its store"
+            )
+            return CannotRun(str(reply.error), remedy if store else "correct the declaration of the operation")
+        match reply.came, reply.status:
+            case Came.UNAVAILABLE, _:
+                return CannotRun(
+                    f"the store cannot be used: {what} came back with {came}",
+                    "see that the store is migrated (semel migrate) and its engine opened with the application",
+                )
+            case Came.INVALID_KEY, _:
+                return CannotRun(
+                    f"the keys of this test are refused: {came}",
+                    "the operation has a key format: give new_key=, a function that makes such a key from a text",
+                )
+            case Came.FAILED, _ if reply.error is not None:
+                return CannotRun(f"the handler failed: {came}", "let it succeed in the test: use a fake provider")
+            case _, 404 | 405:
+                return CannotRun(f"there is no such route: {what} came back with {came}", self._routes())
+            case _, 401 | 403:
+                return CannotRun(f"the caller is refused: {what} came back with {came}", _AUTHENTICATE)
+            case Came.FAILED, _:
+                return CannotRun(f"the handler failed: {what} came back with {came}", "let it succeed in the test")
+            case _:
+                return CannotRun(
+                    f"the application refuses this very request: {what} came back with {came}",
+                    "give a payload that it accepts: json=, body= or arguments=",
+                )
+
+    def _routes(self) -> str:
+        routes: Sequence[str] = self.target.found.routes if self.target.found is not None else ()
+        near = difflib.get_close_matches(self.case.request, routes, n=1)
+        if near:
+            return f"did you mean {near[0]!r}?"
+        return f"the application has: {', '.join(routes)}" if routes else "correct request="

@@ -1,0 +1,129 @@
+"""What a check says: a finding that a colleague could have written, and the report that holds them all.
+
+A finding has four parts, always in this order: what was sent, what came, what that means, what to change. Nothing
+random stands in it (keys are named by what they were for), so that two runs of the same fault read the same.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import Final
+
+_WIDTH: Final = 116
+_INDENT: Final = " " * 11
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong: ``check`` names the test that saw it."""
+
+    check: str
+    sent: str
+    came: str
+    means: str
+    change: str
+
+    def text(self) -> str:
+        """As lines for people."""
+        parts = (("sent", self.sent), ("came", self.came), ("means", self.means), ("change", self.change))
+        return "\n".join(_labelled(label, text) for label, text in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class NotTried:
+    """A check that could not be made here, and what to give so that it can."""
+
+    check: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that was seen of one target: what held, what did not, what was not tried, and remarks."""
+
+    target: str
+    request: str
+    held: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    not_tried: tuple[NotTried, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong (what was not tried is not counted)."""
+        return not self.findings
+
+    def text(self) -> str:
+        """The whole report, always in the same order."""
+        lines = [f"{self.request} of {self.target} {self._headline()}"]
+        for number, finding in enumerate(self.findings, start=1):
+            lines += ["", f"{number}. {title(finding.check)}", finding.text()]
+        if self.held:
+            lines += ["", _listed("held", [title(name) for name in self.held])]
+        if self.not_tried:
+            lines.append("")
+            lines += [_labelled("not tried", f"{title(each.check)}: {each.reason}") for each in self.not_tried]
+        if self.remarks:
+            lines.append("")
+            lines += [_labelled("remark", remark) for remark in self.remarks]
+        return "\n".join(lines)
+
+    def _headline(self) -> str:
+        if self.ok:
+            return "is safe to retry, as far as it was tried"
+        count = "one finding" if len(self.findings) == 1 else f"{len(self.findings)} findings"
+        return f"is not safe to retry: {count}"
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+class NotIdempotent(AssertionError):
+    """The target is not safe to retry. ``report`` has everything that was seen."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(report.text())
+        self.report = report
+
+
+class CannotRun(AssertionError):
+    """The test itself cannot be run as it stands: ``reason`` says why, ``remedy`` what to change."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"this cannot be tested: {reason}\n{_labelled('remedy', remedy)}")
+        self.reason = reason
+        self.remedy = remedy
+
+
+class NotGiven(CannotRun):
+    """One check needs something that the test has not given, or that cannot be reached from here."""
+
+
+def title(check: str) -> str:
+    """A check's name as words.
+
+    >>> title("missing_key_refused")
+    'missing key refused'
+    """
+    return check.replace("_", " ")
+
+
+def _labelled(label: str, text: str) -> str:
+    lines = [
+        line
+        for number, part in enumerate(text.splitlines() or [""])
+        for line in textwrap.wrap(
+            part,
+            _WIDTH,
+            initial_indent=f"   {label + ':':<7} " if number == 0 else _INDENT,
+            subsequent_indent=_INDENT,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    ]
+    return "\n".join(lines)
+
+
+def _listed(label: str, names: list[str]) -> str:
+    return _labelled(label, ", ".join(names))

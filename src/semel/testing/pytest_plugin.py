@@ -1,0 +1,136 @@
+"""The pytest plugin: a settable clock, engines on it, a spy, and ``assert_idempotent`` as fixtures.
+
+It is loaded in every pytest run of an environment where Semel is installed, so that it imports nothing but pytest at
+load, and does nothing for tests that do not ask for its fixtures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from semel.engine.aio import AsyncEngine
+    from semel.engine.backend import Backend
+    from semel.engine.sync import Engine
+    from semel.testing.clock import SettableClock
+    from semel.testing.idempotent.counting import Spy
+
+MARKER: Final = "semel_store"
+STORES: Final = ("memory", "sqlite")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line(
+        "markers",
+        f"{MARKER}(*names): the stores of semel_engine and semel_async_engine, one test run each: "
+        f"{' or '.join(STORES)} (memory by default)",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a marked test once for each store that its marker names."""
+    if MARKER not in metafunc.fixturenames:
+        return
+    marker = metafunc.definition.get_closest_marker(MARKER)
+    if marker is None:
+        return
+    unknown = [name for name in marker.args if name not in STORES]
+    if unknown or not marker.args:
+        raise pytest.UsageError(
+            f"{metafunc.definition.nodeid}: semel_store takes names of stores, "
+            f"{' or '.join(map(repr, STORES))}; it has {list(marker.args)}"
+        )
+    metafunc.parametrize(MARKER, marker.args, indirect=True)
+
+
+@pytest.fixture
+def semel_clock() -> SettableClock:
+    """The clock of this test's stores: it stands still until ``semel_clock.advance(seconds=60)``."""
+    from semel.testing.clock import SettableClock
+
+    return SettableClock()
+
+
+@pytest.fixture
+def semel_store(request: pytest.FixtureRequest) -> str:
+    """The name of this test's store; chosen with ``@pytest.mark.semel_store("memory", "sqlite")``."""
+    return str(getattr(request, "param", STORES[0]))
+
+
+@pytest.fixture
+def semel_database(tmp_path: Path) -> Path:
+    """The file of this test's SQLite store. The test's own tables may live in it, and must for ATOMIC operations."""
+    return tmp_path / "semel.db"
+
+
+@pytest.fixture
+def semel_engine(semel_store: str, semel_database: Path, semel_clock: SettableClock) -> Iterator[Engine]:
+    """An open, migrated :class:`semel.Engine` on the settable clock: for functions and WSGI applications."""
+    from semel.engine.sync import Engine
+
+    engine = Engine(_backend(semel_store, semel_database, semel_clock))
+    engine.migrate()
+    engine.open()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def semel_async_engine(semel_store: str, semel_database: Path, semel_clock: SettableClock) -> Iterator[AsyncEngine]:
+    """A migrated :class:`semel.AsyncEngine` on the settable clock: for ASGI applications, whose lifespan opens it."""
+    from semel.engine.aio import AsyncEngine
+    from semel.engine.sync import Engine
+
+    backend = _backend(semel_store, semel_database, semel_clock)
+    Engine(backend).migrate()
+    backend.driver.close()
+    yield AsyncEngine(backend)
+    backend.driver.close()
+
+
+def _backend(store: str, database: Path, clock: SettableClock) -> Backend:
+    if store == "sqlite":
+        from semel.drivers.sqlite import SqliteDriver
+        from semel.engine.connect import sqlite_backend
+
+        # A commit is not waited for: tests end processes, not machines.
+        return sqlite_backend(SqliteDriver(str(database), synchronous="OFF", clock=clock))
+    from semel.drivers.local import LocalDriver
+    from semel.engine.backend import Backend
+    from semel.stores.memory import MemoryStore
+
+    return Backend("memory", MemoryStore(), LocalDriver(clock=clock))
+
+
+@pytest.fixture
+def semel_spy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], Spy]:
+    """Counts the calls of a function for ``effects=``: ``semel_spy(provider, "charge")``. It still runs."""
+    from semel.testing.idempotent.counting import Spy
+
+    def spy(owner: Any, name: str) -> Spy:
+        seen = Spy(getattr(owner, name))
+        monkeypatch.setattr(owner, name, seen)
+        return seen
+
+    return spy
+
+
+@pytest.fixture
+def assert_idempotent() -> Callable[..., Any]:
+    """:func:`semel.testing.idempotent.assert_idempotent`."""
+    from semel.testing import idempotent
+
+    return idempotent.assert_idempotent
+
+
+@pytest.fixture
+def assert_idempotent_async() -> Callable[..., Any]:
+    """:func:`semel.testing.idempotent.assert_idempotent_async`, to be awaited: with anyio and pytest-asyncio alike."""
+    from semel.testing import idempotent
+
+    return idempotent.assert_idempotent_async

@@ -1,0 +1,130 @@
+"""How the checks become a suite: a class for pytest, and the same as a list of named tests for everybody else.
+
+Nothing is left out silently: what differs by declaration (an optional key, effects, one caller) is derived from the
+declared policy, and what cannot be tried fails with the reason and the remedy.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from semel.errors import ConfigurationError
+from semel.testing.idempotent.case import Case
+from semel.testing.idempotent.checks import CHECKS, run_checks, run_sync
+from semel.testing.idempotent.report import NotIdempotent, Report
+from semel.testing.idempotent.url_target import UrlTarget
+
+REQUIRED: Final = tuple(CHECKS)
+"""The names of the required tests, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredTest:
+    """One required test of one operation. ``why`` it is required; :meth:`run` it, from anywhere."""
+
+    name: str
+    operation: str
+    why: str
+    make: Callable[[], Any]
+    case: Case
+
+    def run(self) -> Report:
+        """Run it. Raises NotIdempotent, or CannotRun with the reason and the remedy."""
+        __tracebackhide__ = True
+        report = run_sync(lambda: run_checks(self.make(), self.case, (self.name,), strict=True))
+        if not report.ok:
+            raise NotIdempotent(report)
+        return report
+
+
+class RequiredTests:
+    """What :func:`suite` returns: pytest collects it under the name it is given in your test file, or its subclass."""
+
+    operations: ClassVar[tuple[Case, ...]] = ()
+
+    @classmethod
+    def checks(cls) -> Iterator[RequiredTest]:
+        """All required tests of all operations, without pytest: for ``semel check --run`` and for yourself."""
+        for case in cls.operations:
+            for name in REQUIRED:
+                yield cls.required(name, case)
+
+    @classmethod
+    def required(cls, name: str, case: Case) -> RequiredTest:
+        """One of them."""
+        return RequiredTest(name, case.name, why(name), cls.make, case)
+
+    @classmethod
+    def make(cls) -> Any:
+        """The target: the application or the function under test. Override it to make a new one for each test."""
+        raise NotImplementedError
+
+
+def suite(*, app: Any = None, make_app: Callable[[], Any] | None = None, operations: Sequence[Case]) -> Any:
+    """The required tests of an application's operations, as a class for your test file.
+
+    Parameters: ``app`` the ASGI or WSGI application, or a function; or ``make_app``, which makes a new one for each
+    test; ``operations`` one :class:`~semel.testing.idempotent.Case` each.
+
+    Raises ConfigurationError: nothing to test, two operations of one name, or an address (a running server cannot be
+    crashed from outside: use ``assert_idempotent``, which says what it did not try).
+
+    >>> charged = []
+    >>> cases = [Case(request="POST /payments", json={"amount": 5}, effects=charged)]
+    >>> tests = suite(app=lambda scope, receive, send: None, operations=cases)
+    >>> [test.name for test in tests.checks()][:2]
+    ['missing_key_refused', 'invalid_key_refused']
+    """
+    if (app is None) == (make_app is None):
+        raise ConfigurationError("give app= or make_app=, one of them")
+    if isinstance(app, (str, UrlTarget)):
+        raise ConfigurationError(
+            "a running server cannot be crashed, nor its clock be moved, from outside: give the application itself, or "
+            "use assert_idempotent with the URL, which says what it did not try"
+        )
+    cases = tuple(operations)
+    names = [case.name for case in cases]
+    if not cases or len(set(names)) != len(names):
+        raise ConfigurationError(
+            "operations= needs one Case for each operation, each with a name of its own"
+            f"{'' if not cases else ': ' + ', '.join(names)}"
+        )
+    members: dict[str, Any] = {f"test_{name}": _test(name, cases) for name in REQUIRED}
+    given = make_app if make_app is not None else lambda: app
+    members |= {"operations": cases, "make": classmethod(lambda cls: given())}
+    return type("Required", (RequiredTests,), members)
+
+
+def why(name: str) -> str:
+    """Why a test is required.
+
+    >>> why("missing_key_refused")[:59]
+    'A client that forgets its key is not protected, and nobody '
+    """
+    return " ".join((inspect.getdoc(CHECKS[name]) or "").split())
+
+
+def _test(name: str, cases: tuple[Case, ...]) -> Callable[..., None]:
+    def test(self: RequiredTests, semel_case: Case) -> None:
+        __tracebackhide__ = True
+        self.required(name, semel_case).run()
+
+    test.__name__ = f"test_{name}"
+    test.__qualname__ = f"Required.test_{name}"
+    test.__doc__ = why(name)
+    return _parametrized(test, cases)
+
+
+def _parametrized(test: Callable[..., None], cases: tuple[Case, ...]) -> Callable[..., None]:
+    """With pytest's mark, where there is pytest: without it the class still has ``checks``."""
+    try:
+        import pytest
+    except ImportError:
+        return test
+    ids = [re.sub(r"[^\w/{}.-]+", "-", case.name) for case in cases]
+    marked: Callable[..., None] = pytest.mark.parametrize("semel_case", cases, ids=ids)(test)
+    return marked
