@@ -48,10 +48,20 @@ def open_connection(
             # The driver checkpoints itself, so that no commit on an event loop ever pays for one.
             connection.execute("PRAGMA wal_autocheckpoint=0")
         connection.execute("PRAGMA cache_size=-16384")
+    except UnicodeDecodeError as error:
+        connection.close()
+        raise undecodable() from error
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def undecodable() -> sqlite3.DatabaseError:
+    """What Python's UnicodeDecodeError on a connection means: SQLite's own message quotes a damaged schema."""
+    error = sqlite3.DatabaseError("database disk image is malformed")
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
 
 
 class Transaction(Ask[None]):
@@ -78,8 +88,11 @@ def answering(connection: sqlite3.Connection, clock: Clock) -> Answer:
         kind = type(needed)
         if kind is Query or kind is Execute:
             statement, params = needed.statement, needed.params  # type: ignore[attr-defined]
-            cursor = execute(statement.qmark, params if type(params) is tuple else statement.values(params))
-            return cursor.fetchall() if kind is Query else cursor.rowcount
+            try:
+                cursor = execute(statement.qmark, params if type(params) is tuple else statement.values(params))
+                return cursor.fetchall() if kind is Query else cursor.rowcount
+            except UnicodeDecodeError as error:
+                raise undecodable() from error
         if kind is Now:
             return clock()
         if kind is Transaction:
@@ -107,6 +120,9 @@ def store_error(error: sqlite3.Error, *, committing: bool = False) -> StoreError
     """What a SQLite error means to Semel: one place for all of them, with the remedy in the message."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     text = str(error)
+    if text.startswith("Could not decode to UTF-8"):
+        text = "a text in the database is not UTF-8"  # Python's own message quotes it, and it may be anybody's
+        code = sqlite3.SQLITE_CORRUPT
     if "no such table: semel" in text:
         return SchemaError("this database has no Semel tables; run: semel migrate")
     if "no such column" in text or "has no column" in text:
