@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from semel.drivers.sqlite import SqliteDriver
 from semel.engine.connect import connect_backend
-from semel.errors import UrlError
+from semel.errors import StoreUnavailable, UrlError
 from semel.model import MovedOn, Resolution, State, Superseded, Unreadable
 from semel.policy import Policy
 from semel.rules.decide import decide, first_grant
 from semel.rules.identity import uuid_text
 from semel.rules.settle import abandoned_row, lapsed_row, marked_row, renewed_row, resolved_row, settled_row
 from semel.stores.memory import granted_row
+from semel.stores.sqlite import SqliteStore
 from semel.testing.attempts import IDEMPOTENT, attempt, renewal, word
 from semel.testing.clock import START_US
 from semel.web.operations import Operations
@@ -89,7 +94,7 @@ def test_the_status_of_a_damaged_operation_is_refused_without_a_traceback() -> N
     try:
         assert web.call().status == 201
         [row] = web.records()
-        table = web.engine.backend.driver._table  # type: ignore[attr-defined]
+        table = web.engine.backend.driver._table
         table.records[row.id] = row._replace(settled_at="then")
         operations = Operations(web.middleware.surface, web.engine, lambda: ["POST /payments"])
         request = {"state": {"user": ALICE}}
@@ -100,3 +105,39 @@ def test_the_status_of_a_damaged_operation_is_refused_without_a_traceback() -> N
         assert len(web.seen) == 1
     finally:
         web.close()
+
+
+def filled(path: Path) -> SqliteDriver:
+    """A database file with one running record of alice."""
+    store, driver = SqliteStore(), SqliteDriver(str(path))
+    driver.run(lambda: store.migrate("a-store", b"none"))
+    driver.run(lambda: store.claim([attempt()]))
+    driver.close()
+    return driver
+
+
+def test_text_that_is_not_utf8_is_a_damaged_file_and_is_not_repeated(tmp_path: Path) -> None:
+    driver = filled(tmp_path / "semel.db")
+    with closing(sqlite3.connect(driver.path)) as connection, connection:
+        connection.execute("UPDATE semel_record SET caller = CAST(x'616c696365ff' AS TEXT)")
+    try:
+        with pytest.raises(StoreUnavailable, match="damaged: restore it") as caught:
+            driver.run(lambda: SqliteStore().claim([attempt(nonce=2)]))
+    finally:
+        driver.close()
+    assert "alice" not in str(caught.value)
+
+
+def test_a_schema_that_is_not_utf8_is_a_damaged_file(tmp_path: Path) -> None:
+    driver = filled(tmp_path / "semel.db")
+    with closing(sqlite3.connect(driver.path)) as connection:
+        connection.execute("PRAGMA journal_mode=DELETE").fetchall()
+    content = (tmp_path / "semel.db").read_bytes()
+    # SQLite quotes the unknown word in its message, and Python cannot decode the quotation.
+    (tmp_path / "semel.db").write_bytes(content.replace(b"CREATE TABLE semel_audit", b"CREATE T\xffBLE semel_audit"))
+    try:
+        for verb in (SqliteStore().identity, lambda: SqliteStore().claim([attempt(nonce=2)])):
+            with pytest.raises(StoreUnavailable, match="damaged: restore it"):
+                driver.run(verb)
+    finally:
+        driver.close()

@@ -91,9 +91,11 @@ def _closing(value: bytes) -> int:
 
 def _item(value: bytes) -> str | None:
     try:
-        item, _ = http_sf.parse(value, tltype="item")  # type: ignore[misc]
+        found = http_sf.parse(value, tltype="item")
     except (StructuredFieldError, ValueError, OverflowError):
         return None
+    assert isinstance(found, tuple)
+    item = found[0]
     if type(item) is not str or not 1 <= len(item) <= KEY_LENGTH_MAX or " " in item:
         return None
     return item

@@ -65,7 +65,7 @@ def one(data: bytes) -> None:
     claim = attempt(policy=choices.pick(POLICIES))
     settled, row = _row(claim, choices.pick([*State, None]))
     now = START_US + choices.pick((0, 1, 31, 400, 4000, 90_000, 10_000_000)) * 1_000_000
-    damaged = []
+    damaged: list[str] = []
     while not choices.over and len(damaged) < 4:
         column = choices.pick(COLUMNS)
         row = row._replace(**{column: _value(choices)})
