@@ -98,3 +98,18 @@ def whole_number(low: int, high: int) -> Any:
         return int(text)
 
     return convert
+
+
+def seconds(low: float, high: float) -> Any:
+    """An argument type: a number of seconds within limits."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not low <= value <= high:  # also where it is no number at all
+            raise argparse.ArgumentTypeError(f"must be a number of seconds from {low:g} to {high:g}, not {text!r}")
+        return value
+
+    return convert

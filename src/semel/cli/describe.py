@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from semel.cli.terminal import Json
 from semel.model import ANSWERED_STATES, AfterExpiry, AnswerKind, Audit, Effects, Record, State
+from semel.rules.decide import DOUBTS
 from semel.rules.identity import uuid_text
 
 
@@ -34,6 +35,11 @@ def has_lapsed(record: Record, now: int) -> bool:
     return record.state in (State.CLAIMED, State.PROCESSING) and record.lease_until <= now
 
 
+def is_unknown_by_lapse(record: Record) -> bool:
+    """Whether a record reads UNKNOWN because its holder was not heard of again."""
+    return record.state == State.UNKNOWN and record.doubt in DOUBTS.values()
+
+
 def time_text(microseconds: int | None) -> str | None:
     """A store's time in RFC 3339, or None for none. Times no calendar holds stay numbers."""
     if not microseconds:
@@ -58,7 +64,7 @@ def row_document(record: Record, now: int) -> dict[str, Json]:
         "attempt": record.attempt,
         "createdAt": time_text(record.created_at),
         "ageSeconds": round((now - record.created_at) / 1_000_000, 3),
-        "lapsed": has_lapsed(record, now),
+        "lapsed": has_lapsed(record, now) or is_unknown_by_lapse(record),
         "doubt": record.doubt,
     }
 

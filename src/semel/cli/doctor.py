@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Final
 
 from semel.cli.arguments import Commands, Parser, add_command
+from semel.cli.doctor_records import look_at_records
+from semel.cli.doctor_settings import look_at_settings
 from semel.cli.doctor_sqlite import look_at_sqlite
 from semel.cli.exits import Exit
 from semel.cli.finding import Finding
+from semel.cli.progress import add_progress
 from semel.cli.store import connect
 from semel.cli.terminal import Output, span_text
 from semel.drivers.sqlite import SqliteDriver
 from semel.engine.sync import Engine
 from semel.errors import ConfigurationError, StoreError
-from semel.model import Effects, Find, Record, State
+from semel.model import Find
+from semel.stores.base import Identity, Store
 
-PAGE: Final = 1000
 CLOCK_STEP_US_MAX: Final = 2_000_000
-REAPED_WITHIN_US: Final = 5_000_000  # a reaper looks every half second: later means that none is running
 EPOCH_FLOOR_US: Final = 1_704_067_200_000_000  # 2024-01-01: a host clock before this was never set
 _MARKS: Final = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
 _STYLES: Final = {"warning": "yellow", "problem": "red"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Standing:
-    """How many records of one kind there are (at least), and the oldest of them."""
-
-    count: int
-    oldest: Record | None
-    more: bool
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -42,9 +36,11 @@ def add(commands: Commands[Parser]) -> None:
         commands,
         "doctor",
         "check the store and what is stuck in it; every finding comes with its remedy",
-        "semel doctor\nsemel doctor --json --url sqlite:////var/lib/shop/semel.db",
+        "semel doctor\nsemel doctor --full --progress\nsemel doctor --json --url sqlite:////var/lib/shop/semel.db",
         "Changes nothing. Exit code 1 where there is a warning or a problem, 3 where the store cannot be used.",
     )
+    parser.add_argument("--full", action="store_true", help="check the integrity of a file of any size")
+    add_progress(parser)
     parser.set_defaults(run=run)
 
 
@@ -52,10 +48,11 @@ def run(options: argparse.Namespace, out: Output) -> int:
     """Look, and print what was found."""
     engine = connect(options)
     try:
-        findings, usable = examine(engine)
+        findings, usable = examine(engine, full=options.full, progress=options.progress)
+        findings += look_at_settings(options)
     finally:
         engine.close()
-    bad = [finding for finding in findings if finding.level in ("warning", "problem")]
+    bad = [finding for finding in findings if finding.is_bad]
     code = Exit.STORE if not usable else Exit.REFUSED if bad else Exit.OK
     out.document({"healthy": not bad, "findings": [asdict(finding) for finding in findings]})
     for finding in findings:
@@ -67,8 +64,11 @@ def run(options: argparse.Namespace, out: Output) -> int:
     return code
 
 
-def examine(engine: Engine) -> tuple[list[Finding], bool]:
-    """Everything that was found, and whether the store can be used at all."""
+def examine(engine: Engine, *, full: bool = False, progress: bool = False) -> tuple[list[Finding], bool]:
+    """Everything that was found in the store, and whether it can be used at all.
+
+    Parameters: ``full`` checks the integrity of a large file too; ``progress`` as asked for with ``--progress``.
+    """
     found: list[Finding] = []
     try:
         identity = engine.perform("identity", engine.store.identity)
@@ -82,9 +82,10 @@ def examine(engine: Engine) -> tuple[list[Finding], bool]:
     found.append(Finding("identity", "ok", f"{identity.store_id}, schema {identity.schema_version}"))
     try:
         if isinstance(engine.backend.driver, SqliteDriver):
-            found += look_at_sqlite(engine, engine.backend.driver)
+            found += look_at_sqlite(engine, engine.backend.driver, full=full, progress=progress)
+        found += _look_at_schema(engine.store, identity)
         found += _look_at_clock(engine)
-        found += _look_at_records(engine)
+        found += look_at_records(engine)
     except StoreError as error:
         return [*found, _problem("store", error, "repair the store, then run: semel doctor")], False
     return found, True
@@ -118,51 +119,16 @@ def _look_at_clock(engine: Engine) -> Iterator[Finding]:
         yield Finding("clock", "ok", "the store's clock agrees with its records")
 
 
-def _look_at_records(engine: Engine) -> Iterator[Finding]:
-    counts = engine.perform("counts", engine.store.counts)
-    names = {int(state): state.name.lower() for state in State}
-    listed = ", ".join(f"{count} {names.get(state, f'damaged ({state})')}" for state, count in sorted(counts.items()))
-    damaged = [state for state in counts if state not in names]
-    yield Finding(
-        "records",
-        "problem" if damaged else "ok",
-        listed or "none yet",
-        "restore the damaged records from a backup; their retries are refused meanwhile" if damaged else None,
-    )
-    now, unknown = _standing(engine, Find(states=(State.UNKNOWN,), limit=PAGE))
-    yield _about(
-        unknown,
-        now,
-        "unknown",
-        "UNKNOWN",
-        "find out what happened, then settle each: semel list --state unknown; semel settle --help",
-    )
-    now, lapsed = _standing(engine, Find(states=(State.PROCESSING,), lapsed=True, limit=PAGE))
-    yield _about_lapsed(lapsed, now)
+def _look_at_schema(store: Store, identity: Identity) -> Iterator[Finding]:
+    known = migrations_of(store)
+    pending = known[identity.schema_version :]
+    if pending:
+        yield Finding("schema", "warning", f"pending: {', '.join(pending)}", "run: semel migrate")
+    else:
+        yield Finding("schema", "ok", f"version {identity.schema_version}, nothing pending")
 
 
-def _standing(engine: Engine, query: Find) -> tuple[int, _Standing]:
-    page = engine.perform("find", lambda: engine.store.find(query))
-    oldest = min(page.records, key=lambda record: record.created_at, default=None)
-    return page.now, _Standing(len(page.records), oldest, page.next_before is not None)
-
-
-def _about(kind: _Standing, now: int, check: str, name: str, remedy: str) -> Finding:
-    if kind.oldest is None:
-        return Finding(check, "ok", "none")
-    count = f"{'more than ' if kind.more else ''}{kind.count}"
-    return Finding(
-        check, "warning", f"{count} {name}, the oldest for {span_text(now - kind.oldest.lease_until)}", remedy
-    )
-
-
-def _about_lapsed(lapsed: _Standing, now: int) -> Finding:
-    oldest = lapsed.oldest
-    if oldest is None:
-        return Finding("lapsed", "ok", "none")
-    over = now - oldest.lease_until
-    detail = f"{lapsed.count} open with a lapsed lease, the oldest for {span_text(over)}"
-    if oldest.effects != Effects.IDEMPOTENT and over > REAPED_WITHIN_US:
-        remedy = "start one: semel serve, semel.install(app), or semel.worker.reaper.Reaper in your own process"
-        return Finding("lapsed", "warning", f"{detail}; no reaper is running", remedy)
-    return Finding("lapsed", "note", detail)
+def migrations_of(store: Store) -> tuple[str, ...]:
+    """The names of all migrations that this Semel has for a store, in their order."""
+    names: tuple[str, ...] = getattr(sys.modules[type(store).__module__], "MIGRATIONS", ())
+    return names

@@ -1,42 +1,49 @@
-"""What `semel doctor` checks of a SQLite file: its journal, its promises at power loss, its integrity, its disk."""
+"""What `semel doctor` checks of a SQLite file: its journal, its promises at power loss, its integrity, its backlog."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
-from semel.cli.finding import Finding
+from semel.cli.doctor_file import look_at_file
+from semel.cli.finding import Finding, size_text
+from semel.cli.progress import told
+from semel.cli.terminal import span_text
 from semel.drivers.sqlite import SqliteDriver
 from semel.engine.sync import Engine
 from semel.flow import ask
-from semel.stores.statements import Query, statements
+from semel.rules.lease import PURGE_GRACE_US
+from semel.stores.statements import Params, Query, Row, statements
 
-DISK_BYTES_LOW: Final = 200 * 1024 * 1024
-DISK_BYTES_MIN: Final = 20 * 1024 * 1024
 WAL_BYTES_MAX: Final = 256 * 1024 * 1024
 CHECKED_BYTES_MAX: Final = 256 * 1024 * 1024
+# A reaper purges hourly: what two walks have left was left because none is running.
+OVERDUE_US: Final = PURGE_GRACE_US + 2 * 3_600_000_000
 SQL: Final = statements("semel.cli", "doctor_sqlite.sql")
 
 
-def look_at_sqlite(engine: Engine, driver: SqliteDriver) -> Iterator[Finding]:
-    """The findings about the file, its journal and its disk."""
+def look_at_sqlite(engine: Engine, driver: SqliteDriver, *, full: bool, progress: bool) -> Iterator[Finding]:
+    """The findings about the file, its journal and its disk.
+
+    Parameters: ``full`` checks the integrity of a large file too; ``progress`` as asked for with ``--progress``.
+    """
     path = Path(driver.path)
-    mode = _value(engine, "journal_mode")
+    mode = str(_row(engine, "journal_mode")[0])
     if mode == "wal":
         yield Finding("journal", "ok", "write-ahead log")
     else:
         yield Finding("journal", "warning", f"journal mode is {mode}, not WAL", "run: semel migrate (it sets WAL)")
     yield from _look_at_promise(driver)
-    yield from _look_at_integrity(engine, path)
-    yield from _look_at_disk(path)
+    yield from _look_at_integrity(engine, path, full=full, progress=progress)
+    yield from look_at_file(path)
+    yield from _look_at_log(path)
+    yield from _look_at_backlog(engine, driver.clock())
 
 
-def _value(engine: Engine, name: str) -> str:
-    rows = engine.perform(name, lambda: ask(Query(SQL[name], {})))
-    return str(rows[0][0]) if rows else "nothing"
+def _row(engine: Engine, name: str, params: Params | None = None) -> Row:
+    rows = engine.perform(name, lambda: ask(Query(SQL[name], params or {})))
+    return rows[0] if rows else ("nothing",)
 
 
 def _look_at_promise(driver: SqliteDriver) -> Iterator[Finding]:
@@ -51,41 +58,34 @@ def _look_at_promise(driver: SqliteDriver) -> Iterator[Finding]:
         yield Finding("synchronous", "ok", f"{driver.synchronous}: a stored answer survives power loss (by this URL)")
 
 
-def _look_at_integrity(engine: Engine, path: Path) -> Iterator[Finding]:
+def _look_at_integrity(engine: Engine, path: Path, *, full: bool, progress: bool) -> Iterator[Finding]:
     size = path.stat().st_size
-    if size > CHECKED_BYTES_MAX:
-        yield Finding("integrity", "note", f"not checked: the file has {_size(size)}; run: PRAGMA quick_check")
+    if size > CHECKED_BYTES_MAX and not full:
+        yield Finding("integrity", "note", f"not checked: the file has {size_text(size)}", "run: semel doctor --full")
         return
-    said = _value(engine, "quick_check")
+    said = str(told("integrity check", lambda: _row(engine, "quick_check")[0], asked=progress))
     if said == "ok":
-        yield Finding("integrity", "ok", f"the file is sound ({_size(size)})")
+        yield Finding("integrity", "ok", f"the file is sound ({size_text(size)})")
     else:
         yield Finding("integrity", "problem", f"the file is damaged: {said}", "stop its writers and restore a backup")
 
 
-def _look_at_disk(path: Path) -> Iterator[Finding]:
-    if not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
-        yield Finding(
-            "writable",
-            "problem",
-            "this user may not write the file or its folder; answers are replayed, commands refused",
-            "check the owner of the file and of its folder, and how the disk is mounted",
-        )
-    free = shutil.disk_usage(path.parent).free
-    room = "make room; on a full disk commands are refused and stored answers still replayed"
-    if free < DISK_BYTES_LOW:
-        yield Finding("disk", "problem" if free < DISK_BYTES_MIN else "warning", f"{_size(free)} free", room)
-    else:
-        yield Finding("disk", "ok", f"{_size(free)} free")
+def _look_at_log(path: Path) -> Iterator[Finding]:
     wal = Path(f"{path}-wal")
-    if wal.exists() and wal.stat().st_size > WAL_BYTES_MAX:
-        detail = f"the write-ahead log has {_size(wal.stat().st_size)}: something keeps a reading transaction open"
+    size = wal.stat().st_size if wal.exists() else 0
+    if size > WAL_BYTES_MAX:
+        detail = f"the write-ahead log has {size_text(size)}: something keeps a reading transaction open"
         yield Finding("wal", "warning", detail, "end long-running readers of this file; the log then shrinks by itself")
+    else:
+        yield Finding("wal", "ok", f"the write-ahead log has {size_text(size)}")
 
 
-def _size(size: int) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 10_240 or unit == "GiB":
-            break
-        size //= 1024
-    return f"{size} {unit}"
+def _look_at_backlog(engine: Engine, now: int) -> Iterator[Finding]:
+    row = _row(engine, "overdue", {"by": now - OVERDUE_US})
+    forgotten, answers, oldest = cast("tuple[int, int, int | None]", row)
+    if oldest is None:
+        yield Finding("purge", "ok", "nothing is overdue")
+        return
+    detail = f"{forgotten} tombstones and {answers} answers are overdue, the oldest for {span_text(now - oldest)}"
+    remedy = "run: semel purge; and keep a reaper running, which purges hourly (semel serve, semel.install(app))"
+    yield Finding("purge", "warning", detail, remedy)

@@ -7,3 +7,12 @@ PRAGMA journal_mode;
 -- name: quick_check
 -- "ok", or the first damage that is found.
 PRAGMA quick_check(1);
+
+-- name: overdue
+-- What a purge should have taken long ago: how many records, how many answers, and the oldest such time.
+SELECT
+    count(CASE WHEN forget_after <= :by THEN 1 END),
+    count(CASE WHEN forget_after > :by THEN 1 END),
+    min(CASE WHEN forget_after <= :by THEN forget_after ELSE answer_until END)
+FROM semel_record
+WHERE forget_after <= :by OR (answer_until <= :by AND answer_kind = 1);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
@@ -10,20 +11,23 @@ class Exit(IntEnum):
     """The documented exit codes, the same for every command."""
 
     OK = 0
-    REFUSED = 1  # a refusal, a finding of `doctor`, an expectation of `demo` that failed
-    USAGE = 2  # an argument or a variable is wrong
-    STORE = 3  # the store cannot be used: not reachable, not migrated, another identity
-    NOT_FOUND = 4  # no such record
+    REFUSED = 1
+    USAGE = 2
+    STORE = 3
+    NOT_FOUND = 4
     INTERRUPTED = 130
 
 
-EXIT_CODES_TEXT: Final = """\
-exit codes:
-  0  done
-  1  refused, or something was found (doctor), or an expectation failed (demo)
-  2  an argument or an environment variable is wrong
-  3  the store cannot be used: not reachable, not migrated, or another identity
-  4  no such record"""
+# The one table: `--help` prints it, and the page of the command line is compared with it.
+EXIT_CODES: Final[Mapping[Exit, str]] = {
+    Exit.OK: "done; also where whoever read the output has gone",
+    Exit.REFUSED: "refused, or something was found (doctor), or an expectation failed (demo)",
+    Exit.USAGE: "an argument or an environment variable is wrong",
+    Exit.STORE: "the store cannot be used: not reachable, not migrated, or another identity",
+    Exit.NOT_FOUND: "no such record",
+    Exit.INTERRUPTED: "interrupted by Ctrl-C (watch, which only ends so, ends with 0)",
+}
+EXIT_CODES_TEXT: Final = "exit codes:\n" + "\n".join(f"  {int(code):<3}  {text}" for code, text in EXIT_CODES.items())
 
 
 class CommandFailed(Exception):

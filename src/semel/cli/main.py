@@ -5,10 +5,23 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TextIO
 
 from semel import __version__
-from semel.cli import demo, doctor, purge, records, schema, serving, settling
+from semel.cli import (
+    completion,
+    configuring,
+    demo,
+    doctor,
+    explaining,
+    exporting,
+    purge,
+    records,
+    schema,
+    serving,
+    settling,
+    watching,
+)
 from semel.cli.arguments import Commands, Parser, add_globals, parse
 from semel.cli.exits import EXIT_CODES_TEXT, CommandFailed, Exit
 from semel.cli.terminal import Output
@@ -19,9 +32,25 @@ examples:
   semel demo                               the whole story, for real, in under a minute
   semel serve                              the reference service on 127.0.0.1:8080
   semel list --state unknown               what waits for an operator
+  semel explain KEY                        why is this key where it is, and what helps
   semel doctor --url sqlite:///semel.db    is the store sound, is anything stuck
 
 """
+# One line a command, in the order of `--help`.
+_GROUPS: Final = (
+    schema,
+    serving,
+    demo,
+    configuring,
+    records,
+    explaining,
+    settling,
+    watching,
+    purge,
+    doctor,
+    exporting,
+    completion,
+)
 
 
 def grammar() -> tuple[Parser, Commands[Parser]]:
@@ -34,7 +63,7 @@ def grammar() -> tuple[Parser, Commands[Parser]]:
     parser.add_argument("--version", action="version", version=f"semel {__version__}")
     add_globals(parser)
     commands: Commands[Parser] = parser.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)
-    for group in (schema, serving, demo, records, settling, purge, doctor):
+    for group in _GROUPS:
         group.add(commands)
     return parser, commands
 
@@ -46,7 +75,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     2
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    out = Output(machine="--json" in arguments)
+    try:
+        return _run(arguments, Output(machine="--json" in arguments))
+    except BrokenPipeError:
+        # Whoever read us has gone (`semel list | head`): end quietly, and keep the interpreter from flushing again.
+        for stream in (sys.stdout, sys.stderr):
+            _let_go(stream)
+        return Exit.OK
+
+
+def _run(arguments: Sequence[str], out: Output) -> int:
     try:
         parser, commands = grammar()
         options = parse(parser, commands, arguments)
@@ -61,9 +99,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _failed(out, "interrupted", Exit.INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read us has gone (`semel list | head`): end quietly, and keep the interpreter from flushing again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.OK
+        raise
+    except OSError as error:
+        # What every command may meet: a full disk behind stdout, a folder that is gone.
+        where = "the output" if error.filename is None else repr(error.filename)
+        return _failed(out, f"{where} cannot be used: {error.strerror or error}", Exit.REFUSED)
+
+
+def _let_go(stream: TextIO | None) -> None:
+    """Point a stream's file at nothing, where it has one."""
+    try:
+        if stream is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except (OSError, ValueError):  # a stream of a test, or closed already: there is nothing to flush into
+        return
 
 
 def _code(error: CommandFailed | SemelError) -> Exit:

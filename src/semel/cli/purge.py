@@ -6,6 +6,7 @@ import argparse
 
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit
+from semel.cli.progress import Progress, add_progress
 from semel.cli.store import opened
 from semel.cli.terminal import Output
 from semel.flow import perform
@@ -29,11 +30,12 @@ def add(commands: Commands[Parser]) -> None:
         default=PURGE_CHUNK,
         help=f"how many records one store call looks at (default {PURGE_CHUNK})",
     )
+    add_progress(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Walk the store once; progress goes to stderr."""
+    """Walk the store once."""
     with opened(options) as engine:
 
         def answer(needed: object) -> Purged:
@@ -41,14 +43,18 @@ def run(options: argparse.Namespace, out: Output) -> int:
             done: Purged = engine.perform(needed.verb, needed.make)
             return done
 
-        def progress(total: Purged) -> None:
-            out.note(f"purge: {total.scanned} looked at, {_work(total)}")
+        known = sum(engine.perform("counts", engine.store.counts).values())
+        progress = Progress("purge", asked=options.progress, total=known)
 
-        total = perform(purge_walk(engine.store, options.chunk, progress), answer)
+        def told(so_far: Purged) -> None:
+            progress.tell(so_far.scanned, _work(so_far))
+
+        total = perform(purge_walk(engine.store, options.chunk, told), answer)
+        progress.end()
     out.document(
         {"scanned": total.scanned, "answersDropped": total.answers_dropped, "recordsForgotten": total.forgotten}
     )
-    out.say(f"purged: {_work(total)}")
+    out.say(f"purged: {total.scanned} looked at, {_work(total)}")
     return Exit.OK
 
 

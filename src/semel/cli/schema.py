@@ -6,6 +6,7 @@ import argparse
 
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit
+from semel.cli.progress import add_progress, told
 from semel.cli.store import connect
 from semel.cli.terminal import Output
 
@@ -19,6 +20,7 @@ def add(commands: Commands[Parser]) -> None:
         "semel migrate\nsemel migrate --url sqlite:////var/lib/shop/semel.db",
         "Safe to run at any time, also twice at once; software of the former version keeps working.",
     )
+    add_progress(parser)
     parser.set_defaults(run=run)
 
 
@@ -26,7 +28,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     """Migrate, and say what ran."""
     engine = connect(options)
     try:
-        ran = engine.migrate()
+        ran = told("migrate", engine.migrate, asked=options.progress)
         engine.open()
     finally:
         engine.close()

@@ -16,7 +16,7 @@ from typing import Final
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.describe import is_damaged
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
-from semel.cli.records import find_operation, operation_id_of
+from semel.cli.lookup import find_operation, operation_id_of
 from semel.cli.store import opened
 from semel.cli.terminal import Output, span_text
 from semel.model import Answer, MovedOn, Resolution, Resolved, TooEarly

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from semel.cli.exits import UsageFailed
 from semel.engine.sync import Engine
 from semel.service.settings import id_secret, store_url
+
+_PASSWORD: Final = re.compile(r"(://[^/@:]*:)[^/@]*@")
+_PARAMETER: Final = re.compile(r"((?:password|passwd|secret|token)=)[^&]*", re.IGNORECASE)
 
 
 def connect(options: argparse.Namespace) -> Engine:
@@ -23,6 +29,22 @@ def url_of(options: argparse.Namespace) -> str:
     """``--url``, or else what the environment says."""
     url: str = getattr(options, "url", None) or store_url()
     return url
+
+
+def shown_url(url: str) -> str:
+    """A store's URL as it may be printed: a password is not shown.
+
+    >>> shown_url("postgresql://semel:secret@db/shop?sslmode=require&password=secret")
+    'postgresql://semel:***@db/shop?sslmode=require&password=***'
+    """
+    return _PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))
+
+
+def source_of_url(options: argparse.Namespace) -> str:
+    """Where the store's URL comes from, as people say it."""
+    if getattr(options, "url", None):
+        return "--url"
+    return "$SEMEL_URL" if os.environ.get("SEMEL_URL") else "default"
 
 
 @contextmanager

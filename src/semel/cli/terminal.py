@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from typing import Final, TextIO
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
@@ -40,13 +41,14 @@ def _escaped(char: str) -> str:
 class Output:
     """Where a command writes. In JSON mode stdout gets exactly one document, also where the command fails.
 
-    `serve` is the exception: it prints one line for each event.
+    `serve`, `watch` and `export` are the exceptions: they print one document a line.
     """
 
     def __init__(self, *, machine: bool, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
         self.machine = machine
-        self._stdout = stdout if stdout is not None else sys.stdout
-        self._stderr = stderr if stderr is not None else sys.stderr
+        # A process may be started with a closed stream (`semel list >&-`): then there is nobody to tell.
+        self._stdout = stdout or sys.stdout or StringIO()
+        self._stderr = stderr or sys.stderr or StringIO()
         if isinstance(self._stdout, TextIOWrapper):
             # A terminal that cannot show a character gets its escape, and nobody a traceback.
             self._stdout.reconfigure(errors="backslashreplace")
@@ -65,6 +67,25 @@ class Output:
             text = f"\x1b[{_STYLES[style]}m{shown}\x1b[0m" if self._coloured else shown
             print(text, file=self._stdout, flush=True)
 
+    @property
+    def on_terminal(self) -> bool:
+        """Whether a person's terminal shows the result."""
+        return not self.machine and self._stdout.isatty()
+
+    def redraw(self, lines: Sequence[str]) -> None:
+        """Draw lines over a terminal's whole screen, each made safe and cut to its width."""
+        width, height = shutil.get_terminal_size()
+        shown = [f"{safe(line)[:width]}\x1b[K" for line in lines[: height - 1]]
+        print("\x1b[H" + "\n".join(shown) + "\x1b[J", end="", file=self._stdout, flush=True)
+
+    def raw(self, text: str) -> None:
+        """Text for programs, as it is: an export's lines, a completion script. Flush when it is whole."""
+        self._stdout.write(text)
+
+    def flush(self) -> None:
+        """Let go of what was written."""
+        self._stdout.flush()
+
     def note(self, line: str) -> None:
         """A remark beside the result (progress, warnings, errors): always on stderr."""
         print(safe(line), file=self._stderr, flush=True)
@@ -76,10 +97,18 @@ class Output:
 
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Left-aligned columns, as wide as their content."""
-        cells = [[safe(cell) for cell in row] for row in (heads, *rows)]
-        widths = [max(len(row[place]) for row in cells) for place in range(len(heads))]
-        for row in cells:
-            self.say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        self.say(*columns(heads, rows))
+
+
+def columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table: left-aligned columns, as wide as their content.
+
+    >>> columns(("A", "B"), [("one", "two")])
+    ['A    B', 'one  two']
+    """
+    cells = [[safe(cell) for cell in row] for row in (heads, *rows)]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(heads))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def span_text(microseconds: int) -> str:

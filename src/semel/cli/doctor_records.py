@@ -1,0 +1,75 @@
+"""What `semel doctor` checks of the records: damaged ones, unknown ones, lapsed ones that nobody takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from semel.cli.finding import Finding
+from semel.cli.terminal import span_text
+from semel.engine.sync import Engine
+from semel.model import Effects, Find, Record, State
+
+PAGE: Final = 1000
+REAPED_WITHIN_US: Final = 5_000_000  # a reaper looks every half second: later means that none is running
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """How many records of one kind there are (at least), and the oldest of them."""
+
+    count: int
+    oldest: Record | None
+    more: bool
+
+
+def look_at_records(engine: Engine) -> Iterator[Finding]:
+    """The findings about what the store holds."""
+    counts = engine.perform("counts", engine.store.counts)
+    names = {int(state): state.name.lower() for state in State}
+    listed = ", ".join(f"{count} {names.get(state, f'damaged ({state})')}" for state, count in sorted(counts.items()))
+    damaged = [state for state in counts if state not in names]
+    yield Finding(
+        "records",
+        "problem" if damaged else "ok",
+        listed or "none yet",
+        "restore the damaged records from a backup; their retries are refused meanwhile" if damaged else None,
+    )
+    now, unknown = _standing(engine, Find(states=(State.UNKNOWN,), limit=PAGE))
+    yield _about(
+        unknown,
+        now,
+        "unknown",
+        "UNKNOWN",
+        "find out what happened, then settle each: semel list --state unknown; semel settle --help",
+    )
+    now, lapsed = _standing(engine, Find(states=(State.PROCESSING,), lapsed=True, limit=PAGE))
+    yield _about_lapsed(lapsed, now)
+
+
+def _standing(engine: Engine, query: Find) -> tuple[int, _Standing]:
+    page = engine.perform("find", lambda: engine.store.find(query))
+    oldest = min(page.records, key=lambda record: record.created_at, default=None)
+    return page.now, _Standing(len(page.records), oldest, page.next_before is not None)
+
+
+def _about(kind: _Standing, now: int, check: str, name: str, remedy: str) -> Finding:
+    if kind.oldest is None:
+        return Finding(check, "ok", "none")
+    count = f"{'more than ' if kind.more else ''}{kind.count}"
+    return Finding(
+        check, "warning", f"{count} {name}, the oldest for {span_text(now - kind.oldest.lease_until)}", remedy
+    )
+
+
+def _about_lapsed(lapsed: _Standing, now: int) -> Finding:
+    oldest = lapsed.oldest
+    if oldest is None:
+        return Finding("lapsed", "ok", "none")
+    over = now - oldest.lease_until
+    detail = f"{lapsed.count} open with a lapsed lease, the oldest for {span_text(over)}"
+    if oldest.effects != Effects.IDEMPOTENT and over > REAPED_WITHIN_US:
+        remedy = "start one: semel serve, semel.install(app), or semel.worker.reaper.Reaper in your own process"
+        return Finding("lapsed", "warning", f"{detail}; no reaper is running", remedy)
+    return Finding("lapsed", "note", detail)

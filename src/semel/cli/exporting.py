@@ -1,0 +1,160 @@
+"""`semel export`: records as JSON lines or CSV, a page at a time in memory, to stdout or to a file, whole or absent.
+
+A key is not in the store and so never leaves it; neither do requests, nonces and fingerprints. The stored answers
+leave only where they are asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from io import StringIO
+from typing import Final
+
+from semel.cli.arguments import Commands, Parser, add_command
+from semel.cli.describe import record_document
+from semel.cli.exits import Exit
+from semel.cli.filters import add_filters, pages, query_of
+from semel.cli.progress import Progress, add_progress
+from semel.cli.store import opened
+from semel.cli.terminal import Json, Output
+from semel.cli.whole_file import WholeFile
+from semel.engine.sync import Engine
+from semel.model import AnswerKind, Find, Record
+from semel.rules.stored import answer_of
+
+# An answer may have a megabyte: few are read at once.
+ANSWERS_AT_ONCE: Final = 8
+# What `show` says and an export does not: whoever has a fingerprint may try out requests.
+_LEFT_OUT: Final = ("fingerprint", "nextAttempt", "audit", "ageSeconds", "bodyBytes")
+# A spreadsheet takes a cell that begins so for a formula, and runs it.
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # also full-width
+
+Write = Callable[[str], None]
+Document = Mapping[str, Json]
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "export",
+        "write records as JSON lines or CSV, newest first",
+        "semel export > records.jsonl\n"
+        "semel export --format csv --output records.csv --state unknown\n"
+        "semel export --operation payments.create --answers --output answers.jsonl --force",
+        "Streams, so that any number of records fits in memory. A file appears whole or not at all, readable by its "
+        "owner alone. Never contains keys, requests or credentials.",
+    )
+    add_filters(parser)
+    parser.add_argument("--format", choices=("jsonl", "csv"), default="jsonl", help="jsonl (default) or csv")
+    parser.add_argument("--answers", action="store_true", help="with the stored answers: status, headers and body")
+    parser.add_argument("--output", metavar="FILE", help="where to (default: stdout)")
+    parser.add_argument("--force", action="store_true", help="with --output: replace the file if it is there")
+    add_progress(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Export, and say how many there were."""
+    if options.output is None or options.output == "-":
+        with opened(options) as engine:
+            _export(engine, options, out.raw)
+        out.flush()
+        return Exit.OK
+    # Before the store is asked: a file that is in the way would be found an hour too late.
+    with WholeFile(options.output, "--output", replace=options.force) as file, opened(options) as engine:
+        count = _export(engine, options, file.write)
+        file.keep()
+    out.document({"exported": count, "file": options.output, "format": options.format})
+    out.say(f"exported: {count} records to {options.output}")
+    return Exit.OK
+
+
+def _export(engine: Engine, options: argparse.Namespace, write: Write) -> int:
+    query = query_of(options)
+    filtered = query != Find()
+    total = None if filtered else sum(engine.perform("counts", engine.store.counts).values())
+    progress = Progress("export", asked=options.progress, total=total)
+    put = _csv(write, answers=options.answers) if options.format == "csv" else _lines(write)
+    count = 0
+    for document in _documents(engine, query, answers=options.answers):
+        put(document)
+        count += 1
+        progress.tell(count)
+    progress.end()
+    return count
+
+
+def _documents(engine: Engine, query: Find, *, answers: bool) -> Iterator[Document]:
+    for page in pages(engine, query):
+        if not answers:
+            for record in page.records:
+                yield document_of(record, page.now)
+            continue
+        for start in range(0, len(page.records), ANSWERS_AT_ONCE):
+            ids = tuple(record.id for record in page.records[start : start + ANSWERS_AT_ONCE])
+            for whole in engine.perform("read", lambda ids=ids: engine.store.read(ids)):  # type: ignore[misc]
+                if whole is not None:  # purged between the two looks
+                    yield {**document_of(whole, page.now), **answer_document(whole)}
+
+
+def document_of(record: Record, now: int) -> dict[str, Json]:
+    """A record as it is exported: what `show` says of it, less what follows from the moment and what could be tried."""
+    return {name: value for name, value in record_document(record, now, []).items() if name not in _LEFT_OUT}
+
+
+def answer_document(record: Record) -> dict[str, Json]:
+    """The stored answer; a body that is no text comes in base64. Empty where none is stored, or it is damaged."""
+    answer = answer_of(record) if record.answer_kind == AnswerKind.KEPT else None
+    if answer is None:
+        return {"answerHeaders": None, "answerBody": None, "answerBodyBase64": None}
+    headers: Json = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in answer.headers]
+    try:
+        text, encoded = answer.body.decode("utf-8"), None
+    except UnicodeDecodeError:
+        text, encoded = None, base64.b64encode(answer.body).decode("ascii")
+    return {"answerHeaders": headers, "answerBody": text, "answerBodyBase64": encoded}
+
+
+def _lines(write: Write) -> Callable[[Document], None]:
+    def put(document: Document) -> None:
+        write(json.dumps(document) + "\n")
+
+    return put
+
+
+def _csv(write: Write, *, answers: bool) -> Callable[[Document], None]:
+    """Rows under one head, which is there also where nothing is exported."""
+    buffer = StringIO()
+    rows = csv.writer(buffer, lineterminator="\r\n")  # RFC 4180
+
+    def put_row(cells: list[str]) -> None:
+        buffer.seek(0)
+        buffer.truncate()
+        rows.writerow(cells)
+        write(buffer.getvalue())
+
+    put_row([*_columns(), *(("answerHeaders", "answerBody", "answerBodyBase64") if answers else ())])
+    return lambda document: put_row([cell(value) for value in document.values()])
+
+
+def _columns() -> list[str]:
+    nobody = Record(bytes(16), 1, "", "", "", b"", "", b"", 1, 3, 0, b"", "", 1, 0, 0, bytes(16), *(0,) * 10)
+    return list(document_of(nobody, 0))
+
+
+def cell(value: Json) -> str:
+    """A value as a cell that no spreadsheet takes for a formula.
+
+    >>> cell("=1+1"), cell(-5), cell(None), cell(True), cell([["a", "b"]])
+    ("'=1+1", '-5', '', 'true', '[["a", "b"]]')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return f"'{value}" if value.startswith(_FORMULA) else value
+    return json.dumps(value)

@@ -1,0 +1,83 @@
+"""A file that appears whole or not at all: written beside its place under another name, then put there."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import Self
+
+from semel.cli.exits import CommandFailed, UsageFailed
+
+
+class WholeFile:
+    """Writes text to a file that is put in its place by :meth:`keep`; without that nothing is left behind.
+
+    Parameters: ``path`` of the file; ``name`` of the argument that gave it, for messages; ``replace`` a file that
+    is there. Only its owner may read it.
+
+    Raises UsageFailed where the file cannot be made, CommandFailed where one is there that must not be replaced.
+    """
+
+    def __init__(self, path: str, name: str, *, replace: bool) -> None:
+        self._name = name
+        self._replace = replace
+        self._target = Path(os.path.realpath(path))  # where a link leads, not the link, is replaced
+        self._temporary: Path | None = None
+
+    def __enter__(self) -> Self:
+        self._refuse_what_is_there()
+        try:
+            handle, temporary = tempfile.mkstemp(prefix=f".{self._target.name}.", dir=self._target.parent)
+        except OSError as error:
+            raise UsageFailed(f"{self._name} {self._target}: {error.strerror}; is its folder there?") from error
+        self._temporary = Path(temporary)
+        self._file = os.fdopen(handle, "w", encoding="utf-8", newline="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        if self._temporary is not None:
+            self._temporary.unlink(missing_ok=True)
+
+    def write(self, text: str) -> None:
+        """Add text. Lone surrogates, which no encoding has, are written as their escapes."""
+        self._file.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+
+    def keep(self) -> None:
+        """Put the file in its place, once its bytes are on the disk."""
+        assert self._temporary is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._refuse_what_is_there()
+        if not self._replace and self._linked():
+            return  # the second name, which is the temporary one, goes with the context
+        os.replace(self._temporary, self._target)
+        self._temporary = None
+
+    def _linked(self) -> bool:
+        """Give the file its name if nobody else has it by now; False on file systems without hard links."""
+        assert self._temporary is not None
+        try:
+            os.link(self._temporary, self._target)
+        except FileExistsError:
+            raise CommandFailed(self._in_the_way()) from None
+        except OSError:
+            return False
+        return True
+
+    def _in_the_way(self) -> str:
+        return f"refused: {self._name} {self._target} is there already; --force replaces it"
+
+    def _refuse_what_is_there(self) -> None:
+        try:
+            mode = self._target.stat().st_mode
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise UsageFailed(f"{self._name} {self._target}: {error.strerror}") from error
+        if not stat.S_ISREG(mode):
+            raise UsageFailed(f"{self._name} {self._target} is no ordinary file; give another name, or - for stdout")
+        if not self._replace:
+            raise CommandFailed(self._in_the_way())
