@@ -1,0 +1,286 @@
+"""One schedule: workers, clients, an operator and trouble, then calm; and what must hold in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final
+
+from semel.errors import SemelError
+from semel.model import Answer, Effects, Find, Record, Resolution, State
+from semel.testing.simulate import shape as shapes
+from semel.testing.simulate.client import Call, Client
+from semel.testing.simulate.coverage import Counts
+from semel.testing.simulate.database import Database, MemoryDatabase, SqliteDatabase
+from semel.testing.simulate.ledger import Execution, Ledger
+from semel.testing.simulate.server import Server
+from semel.testing.simulate.shape import Plan, Shape
+from semel.testing.simulate.surroundings import surroundings
+from semel.testing.simulate.violation import Violated
+from semel.testing.simulate.watch import OPEN, describe
+from semel.testing.simulate.worker import Worker
+from semel.testing.simulate.world import SECOND, World
+
+# The downstream remembers for as long as it promised and a while longer: clocks that are set back, a handler that
+# was granted at the last moment and runs to its deadline, a pause. That is what a margin is for (DESIGN §5).
+MEMORY_US: Final = int((shapes.DEDUP_SECONDS + 60) * SECOND)
+
+
+class Schedule:
+    """Everything that one seed decides."""
+
+    def __init__(self, seed: int, shape: Shape, *, tracing: bool = False) -> None:
+        self.world = world = World(seed, tracing=tracing)
+        self.plan: Plan = shapes.draw_plan(world, shape)
+        atomic = self.plan.policy.effects is Effects.ATOMIC
+        data: Database = SqliteDatabase() if self.plan.on_sqlite else MemoryDatabase()
+        self.ledger = Ledger(world, MEMORY_US)
+        self.server = Server(world, data, self.ledger, transactional=atomic)
+        self.server.drift = self.plan.drift
+        self.workers = [
+            Worker(world, self.server, f"worker-{n + 1}", self.plan.trouble) for n in range(self.plan.workers)
+        ]
+        self.calls: list[Call] = []
+        self.runs: list[Execution] = []
+        self.executions = 0
+        self.busy = 0
+        self.violated: BaseException | None = None
+        self._finals: dict[tuple[bytes, int], bytes] = {}
+        self._sent = 0
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    @property
+    def coverage(self) -> Counts:
+        """Which (state × event) it has reached."""
+        return self.server.watch.coverage
+
+    def perform(self) -> None:
+        """Run it to its end. Raises Violated at the first thing that must not happen."""
+        before = asyncio._get_running_loop()
+        try:
+            with surroundings(self.world):
+                self._storm()
+                self._calm()
+                self._probe()
+                self._last_look()
+        finally:
+            for worker in self.workers:
+                worker.loop.bury()
+            self.server.data.close()
+            asyncio._set_running_loop(before)
+
+    # --- trouble ------------------------------------------------------------------------------
+
+    def _storm(self) -> None:
+        world, plan = self.world, self.plan
+        if world.tracing:
+            world.tell("schedule", f"{plan}")
+        for worker in self.workers:
+            worker.wire.on_send = self._on_send(worker)
+        for n in range(plan.clients):
+            Client(self, f"client-{n + 1}", n % plan.keys)
+        for _ in range(plan.reaps):
+            world.after(world.between(0, 8 * SECOND), self._reap)
+        for us in plan.jumps:
+            world.after(world.between(0, 6 * SECOND), self._jump, us)
+        if plan.resolves:
+            for _ in range(2):
+                world.after(world.between(3 * SECOND, 20 * SECOND), self._operate)
+        if world.happens(0.3):
+            world.after(world.between(0, 30 * SECOND), self._purge)
+        self._run(4000)
+
+    def _run(self, seconds: float) -> None:
+        self.world.run(seconds)
+        if self.violated is not None:
+            raise self.violated
+
+    def _on_send(self, worker: Worker) -> Callable[[int], None]:
+        def sent(_: int) -> None:
+            self._sent += 1
+            what = self.plan.crashes.pop(self._sent, None)
+            if what is None:
+                return
+            if what == "pause":
+                self.world.after(0, self._pause, worker)
+            else:
+                self.world.after(0 if what == "crash before" else self.world.between(0, 5000), self._crash, worker)
+
+        return sent
+
+    def _ids(self, worker: Worker) -> set[bytes]:
+        return {call.id for call in self.calls if call.loop is worker.loop and call.in_flight}
+
+    def _crash(self, worker: Worker) -> None:
+        if not worker.loop.alive:
+            return
+        self.server.watch.count_all(self.server.data.rows(), self._ids(worker), "crash")
+        worker.crash()
+        for call in self.calls:
+            if call.loop is worker.loop and not call.over:
+                call.gone()
+        self.world.after(self.world.between(0, 2 * SECOND), self._restart, worker)
+
+    def _restart(self, worker: Worker) -> None:
+        if not worker.loop.alive:
+            worker.start()
+            worker.wire.on_send = self._on_send(worker)
+
+    def _pause(self, worker: Worker) -> None:
+        self.server.watch.count_all(self.server.data.rows(), self._ids(worker), "pause")
+        worker.pause(int(self.world.draw() * 3.5 * self.plan.policy.lease_seconds * SECOND))
+
+    async def strike(self, worker: Worker, what: str) -> None:
+        """A handler's own process ends, or stops, at this very point."""
+        self.world.after(0, self._crash if what == "crash" else self._pause, worker)
+        await asyncio.sleep(0.001)
+
+    def _jump(self, us: int) -> None:
+        if self.world.tracing:
+            self.world.tell("store", f"its clock is set {'on' if us > 0 else 'back'} by {abs(us) / SECOND:g} s")
+        self.server.offset_us += us
+
+    # --- recoverers ---------------------------------------------------------------------------
+
+    def _alive(self) -> Worker | None:
+        alive = [worker for worker in self.workers if worker.loop.alive]
+        return self.world.pick(alive) if alive else None
+
+    def _background(self, worker: Worker, work: Callable[[], Awaitable[object]]) -> None:
+        self._tasks.append(worker.loop.create_task(self._harmless(work)))
+
+    async def _harmless(self, work: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await work()
+        except SemelError:
+            return  # the network's fault; it is tried again another time
+
+    def _reap(self) -> None:
+        worker = self._alive()
+        if worker is not None:
+            self._background(worker, worker.reaper.run_once)
+
+    def _purge(self) -> None:
+        worker = self._alive()
+        if worker is not None:
+            self._background(worker, worker.reaper.purge)
+
+    def _operate(self) -> None:
+        worker = self._alive()
+        if worker is not None:
+            self._background(worker, lambda: self._resolve(worker))
+
+    async def _resolve(self, worker: Worker) -> None:
+        """An operator looks for what nobody knows, asks the provider, and settles it by what is true."""
+        engine = worker.engine
+        page = await engine.perform("find", lambda: engine.store.find(Find((State.UNKNOWN, State.PROCESSING))))
+        for row in page.records:
+            if row.state == State.UNKNOWN or row.lease_until <= page.now:
+                resolution = self._truth(row)
+                if resolution is not None:
+                    reply = await engine.perform("resolve", partial(engine.store.resolve, resolution))
+                    if self.world.tracing:
+                        self.world.tell("operator", f"happened={resolution.happened}: {reply}")
+
+    def _truth(self, row: Record) -> Resolution | None:
+        """What happened, as the provider says; None while somebody may still make it happen."""
+        happened = self.ledger.happened(row.id)
+        if not happened and (self.ledger.on_their_way.get(row.id) or self._may_happen(row.id)):
+            return None
+        answer = None
+        if happened and self.world.happens(0.7):
+            life = self.ledger.life(row.id)
+            answer = Answer(201, (), b"%s:%d:%d:0" % (row.id.hex().encode(), life, row.fingerprint[0]))
+        return Resolution(row.id, row.fence, happened, answer, "olga", "asked the provider")
+
+    def _may_happen(self, id: bytes) -> bool:
+        """Whether some process, paused or not, still holds a permit for it, or is on its way to one."""
+        return any(call.id == id and call.in_flight for call in self.calls) or any(
+            permit.grant.id == id
+            for worker in self.workers
+            if worker.loop.alive
+            for permit in worker.engine.core.live.values()
+        )
+
+    # --- calm ---------------------------------------------------------------------------------
+
+    def client_ends(self) -> None:
+        """One client has what it wanted, or gives up."""
+        self.busy -= 1
+        if self.busy == 0:
+            self.world.stop()
+
+    def _calm(self) -> None:
+        world = self.world
+        if world.tracing:
+            world.tell("schedule", "calm: the network works, every worker runs, the clock is left alone")
+        self.plan.crashes.clear()
+        self.plan.handler_trouble = 0.0
+        for worker in self.workers:
+            worker.calm()
+        policy = self.plan.policy
+        self._run(policy.deadline_seconds + policy.lease_seconds + 5)
+        late = [row.lease_until for row in self.server.data.rows().values() if row.state in OPEN]
+        self._run(max(0, max(late, default=0) - self.server.clock()) / SECOND * 1.2 + 1)
+        for worker in self.workers:
+            self._background(worker, worker.reaper.run_once)
+        self._run(1)
+        now = self.server.clock()
+        for row in self.server.data.rows().values():
+            if row.state in OPEN and (row.effects != Effects.IDEMPOTENT or row.lease_until > now):
+                raise Violated("I6 progress", f"still {describe(row)}, after its lease and the reaper's look")
+        for call in self.calls:
+            if call.in_flight:
+                raise Violated("I6 progress", f"a request of {call.client} never ended")
+
+    def _probe(self) -> None:
+        """Each key is asked for once more, by its own payload and by another, on a world that works."""
+        asked = sorted({(call.key, call.payload) for call in self.calls})
+        for key, payload in asked:
+            call = Call(self, "probe", self.workers[0], key, payload)
+            self.calls.append(call)
+            call.start(0.0, self._probed)
+            self._run(self.plan.policy.deadline_seconds * 2 + 10)
+            if not call.over:
+                raise Violated("I6 progress", f"the last request for key {key} never ended")
+
+    def _probed(self, call: Call) -> None:
+        self.world.stop()
+
+    def _last_look(self) -> None:
+        for run in self.runs:
+            if run.running and run.worker in {worker.who for worker in self.workers if worker.loop.alive}:
+                raise Violated("I6 progress", f"a handler never ended: {run}")
+        for row in self.server.data.rows().values():
+            happened = self.ledger.happened(row.id)
+            if row.state == State.SUCCEEDED and not happened:
+                raise Violated("I2 one answer", f"success without its effect: {describe(row)}")
+            failed = row.state in (State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE)
+            if failed and happened and (row.status is None or row.status < 500):
+                raise Violated("I2 one answer", f"a failure whose effect happened: {describe(row)}")
+
+    # --- judging ------------------------------------------------------------------------------
+
+    def final_answer(self, client: str, id: bytes, life: int, answer: Answer) -> None:
+        """A client was given a final answer: it must be the first one, and true."""
+        first = self._finals.setdefault((id, life), answer.body)
+        if first != answer.body:
+            raise Violated("I2 one answer", f"{client} was given another final answer than the first client")
+        if answer.status == 201 and not self.ledger.happened(id, life):
+            raise Violated("I2 one answer", f"{client} was told of success, and nothing happened")
+        if answer.status == 409 and self.ledger.happened(id, life):
+            raise Violated("I2 one answer", f"{client} was refused for good, and yet it happened")
+
+    def judge(self, check: Callable[[Any], None], seen: Any) -> None:
+        """Run a check inside a loop's callback, where an exception would reach nobody."""
+        try:
+            check(seen)
+        except BaseException as error:  # noqa: BLE001 - handed to whoever runs the schedule
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """It is over."""
+        if self.violated is None:
+            self.violated = error
+        self.world.stop()

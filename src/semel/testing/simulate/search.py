@@ -1,0 +1,120 @@
+"""Runs schedules: many until the first violation, or one with its whole story."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from semel.testing.simulate.coverage import Counts, add
+from semel.testing.simulate.schedule import Schedule
+from semel.testing.simulate.shape import Shape
+from semel.testing.simulate.violation import Violated
+
+FORMAT: Final = 1
+"""Grows when the same seed gives another schedule than before, whatever the code under test."""
+
+COLLECT_EVERY: Final = 200  # schedules: collecting garbage in the middle of one would cost more than the schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One schedule, told: the violation or None, the events in their order, what it covered."""
+
+    seed: int
+    violated: Violated | None
+    trace: tuple[str, ...]
+    coverage: Counts
+    executions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """The first seed at which something does not hold. ``report()`` tells the story."""
+
+    seed: int
+    invariant: str
+    seen: str
+    shape: Shape
+
+    def report(self) -> str:
+        """What was broken, by which schedule, event by event, and how to see it again.
+
+        The schedule is run once more for it, with what is patched now.
+        """
+        again = replay(self.seed, shape=self.shape)
+        lines = [
+            f"seed {self.seed} (format {FORMAT}) breaks {self.invariant}",
+            f"  {self.seen}",
+            "",
+            "what happened, in simulated seconds:",
+            *again.trace,
+            "",
+        ]
+        if again.violated is None or again.violated.seen != self.seen:
+            lines.append("the second run ended otherwise: what is under test is not deterministic")
+        lines.append(f"see it again: python -m semel.testing.simulate --seed {self.seed}")
+        return "\n".join(lines)
+
+
+def search(
+    seeds: Iterable[int],
+    *,
+    shape: Shape = Shape(),  # noqa: B008 - a frozen value
+    covered: Counts | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Violation | None:
+    """Run these seeds one by one; the first violation, or None if everything held in all of them.
+
+    Parameters: ``seeds`` whole numbers; ``shape`` of the schedules; ``covered`` is added to, (state, event) by
+    (state, event); ``progress`` is called after each schedule with how many were run.
+
+    >>> search(range(20)) is None
+    True
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for number, seed in enumerate(seeds, start=1):
+            schedule = Schedule(seed, shape)
+            violated = _perform(schedule)
+            if covered is not None:
+                add(covered, schedule.coverage)
+            if violated is not None:
+                return Violation(seed, violated.invariant, violated.seen, shape)
+            if progress is not None:
+                progress(number)
+            if number % COLLECT_EVERY == 0:
+                gc.collect()
+    finally:
+        if collecting:
+            gc.enable()
+    return None
+
+
+def replay(seed: int, *, shape: Shape = Shape()) -> Run:  # noqa: B008 - a frozen value
+    """Run one seed and tell it: the same seed, shape and code give the same trace, byte for byte.
+
+    >>> replay(7).trace == replay(7).trace
+    True
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        schedule = Schedule(seed, shape, tracing=True)
+        violated = _perform(schedule)
+        return Run(seed, violated, tuple(schedule.world.trace), schedule.coverage, schedule.executions)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _perform(schedule: Schedule) -> Violated | None:
+    try:
+        schedule.perform()
+    except Violated as violated:
+        return violated
+    except Exception as error:  # noqa: BLE001 - what the code under test raises here reached no caller that expects it
+        return Violated("no crash", f"{type(error).__name__} reached nobody: {error}")
+    return None
