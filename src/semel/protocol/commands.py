@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from semel.errors import StoreError
+from semel.errors import StoreError, StoreTimeout
 from semel.flow import Flow, ask
 from semel.model import Answer, AnswerKind, Claim, Grant, InProgress, Settlement, Settling, State, Unreadable, Verdict
 from semel.protocol.asks import Attempt, Elapsed, Jitter, Pause, Perform
@@ -49,8 +49,15 @@ def look_once(store: Store, claim: Claim, under: Under | None) -> Flow[tuple[Ver
 
 
 def reread(store: Store, claim: Claim, grant: Grant, under: Under | None) -> Flow[Verdict]:
-    """What holds instead of a settlement that was refused."""
-    seen, _ = yield from look_once(store, claim, under)
+    """What holds instead of a settlement that was refused.
+
+    Raises:
+        StoreTimeout: the store could not say: not known yet.
+    """
+    try:
+        seen, _ = yield from look_once(store, claim, under)
+    except StoreError as error:  # "unavailable" would say that the handler did not run
+        raise StoreTimeout(f"the outcome was refused, and what holds instead could not be read: {error}") from error
     return InProgress(grant.operation_id, 0) if seen is None else seen
 
 
