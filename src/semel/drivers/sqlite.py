@@ -16,7 +16,6 @@ The loop therefore never waits for a lock, and never for a commit that was slow 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sqlite3
 import threading
 import time
@@ -33,10 +32,12 @@ from semel.drivers.sqlite_connection import (
     answering,
     is_busy,
     open_connection,
+    outlives_its_cause,
     store_error,
     writes,
 )
 from semel.drivers.sqlite_job import Job, nothing, refuse_overdue, settle_jobs
+from semel.drivers.sqlite_readers import Readers
 from semel.errors import StoreUnavailable
 from semel.flow import MakeFlow
 
@@ -46,7 +47,6 @@ GROUP_MAX: Final = 200
 COMMITS_PER_CHECKPOINT: Final = 250
 INLINE_SECONDS_MAX: Final = 0.001  # a commit slower than this, on average of late, leaves the event loop
 BUSY_PAUSE_SECONDS: Final = 0.002
-READERS_KEPT: Final = 8
 
 
 class SqliteDriver:
@@ -82,7 +82,7 @@ class SqliteDriver:
     def _reset(self) -> None:
         self._gate = threading.Lock()
         self._queue: deque[Job[Any]] = deque()
-        self._readers: deque[tuple[sqlite3.Connection, Answer]] = deque()
+        self._readers = Readers(self.path, self.synchronous, self.clock, self.answering)
         self._writer: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
         self._work = threading.Condition()
@@ -95,7 +95,7 @@ class SqliteDriver:
         """Close what is idle and keep the gate; False where somebody holds it (see ``sqlite_fork``)."""
         if not self._gate.acquire(timeout=sqlite_fork.GATE_SECONDS):
             return False
-        self._close_connections()
+        self.close_idle()
         return True
 
     def begin_process(self) -> None:
@@ -151,31 +151,22 @@ class SqliteDriver:
         """Perform a flow up to its first write; True where that was all of it."""
         if job.begins(with_=writes) or job.done:
             return job.done
-        reader, answer = self._reader()
+        reader = self._readers.take()
         try:
-            finished = job.advance(answer, until=writes)
+            finished = job.advance(reader.answer, until=writes)
         except sqlite3.Error as error:
-            reader.close()
+            reader.connection.close()
+            if outlives_its_cause(error):
+                self._readers.close()
+                if self._gate.acquire(blocking=False):  # whoever has it will meet the error, too
+                    self.close_idle()
+                    self.release_gate()
             raise store_error(error) from error
         except BaseException:
-            reader.close()
+            reader.connection.close()
             raise
-        if len(self._readers) < READERS_KEPT:
-            self._readers.append((reader, answer))
-        else:
-            reader.close()
+        self._readers.give_back(reader)
         return finished
-
-    def _reader(self) -> tuple[sqlite3.Connection, Answer]:
-        try:
-            return self._readers.pop()
-        except IndexError:
-            pass
-        try:
-            reader = open_connection(self.path, self.synchronous, reading=True)
-        except sqlite3.Error as error:
-            raise store_error(error) from error
-        return reader, self.answering(reader, self.clock)
 
     # --- the gate ---------------------------------------------------------------------------
 
@@ -237,6 +228,8 @@ class SqliteDriver:
             self.commit(answer)
         except BaseException as error:
             self._rollback(writer)
+            if outlives_its_cause(error):
+                self.close_idle()
             if not isinstance(error, Exception):  # this thread is interrupted: the others' writes are still to be done
                 for job in jobs:
                     job.restart()
@@ -266,10 +259,12 @@ class SqliteDriver:
                 busy = isinstance(error, sqlite3.Error) and is_busy(error)
                 if busy and not wait:
                     return None
-                if not busy:
-                    self._forget_writer()
                 now = time.monotonic()
                 over = [job for job in jobs if not busy or job.deadline <= now]
+                if over and outlives_its_cause(error):
+                    self.close_idle()
+                elif not busy:
+                    self._forget_writer()
                 for job in over:
                     job.fail(store_error(error) if isinstance(error, sqlite3.Error) else error)
                 settle_jobs(over)
@@ -345,6 +340,8 @@ class SqliteDriver:
         try:
             job.finish(job.lend())
         except Exception as error:  # noqa: BLE001 - handed to the caller who asked for the gate
+            if outlives_its_cause(error):
+                self.close_idle()
             self._gate.release()
             job.fail(store_error(error) if isinstance(error, sqlite3.Error) else error)
         settle_jobs([job])
@@ -377,7 +374,7 @@ class SqliteDriver:
         if thread is not None:
             thread.join()
         if self._gate.acquire(timeout=self._busy_seconds):
-            self._close_connections()
+            self.close_idle()
             self._gate.release()
         with self._work:
             self._stopping = False
@@ -386,10 +383,9 @@ class SqliteDriver:
         if self._queue:  # it came in meanwhile
             self._wake()
 
-    def _close_connections(self) -> None:
-        with contextlib.suppress(IndexError):
-            while True:
-                self._readers.pop()[0].close()
+    def close_idle(self) -> None:
+        """Close every idle connection. Called with the gate held."""
+        self._readers.close()
         self._forget_writer()
 
     async def close_async(self) -> None:

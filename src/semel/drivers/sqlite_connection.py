@@ -27,7 +27,7 @@ def open_connection(
     StoreUnavailable in a forked process that must not open it.
     """
     refuse_inherited(path)
-    if reading and not Path(path).exists():
+    if reading and not _exists(path):
         raise SchemaError(f"the database file {path!r} does not exist; run: semel migrate --url sqlite:///{path}")
     connection = sqlite3.connect(
         path,
@@ -62,6 +62,17 @@ def undecodable() -> sqlite3.DatabaseError:
     error = sqlite3.DatabaseError("database disk image is malformed")
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
     return error
+
+
+def _exists(path: str) -> bool:
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        remedy = "the database file cannot be looked at: check the disk, and the permissions of its directory"
+        raise StoreUnavailable(f"SQLite: {error.strerror} ({remedy})") from error
+    return True
 
 
 class Transaction(Ask[None]):
@@ -116,6 +127,19 @@ def is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
+def outlives_its_cause(error: BaseException) -> bool:
+    """Whether a process may go on meeting this error when its cause is gone, as long as it has the file open.
+
+    A connection opened on a failing disk stays read-only, and one whose unlock failed keeps the lock: then all are to
+    be closed. Not where room is missing: a file that is opened anew needs some, also for reading.
+    """
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF if isinstance(error, sqlite3.Error) else sqlite3.SQLITE_OK
+    return code in (
+        *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
+        *(sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB),
+    )
+
+
 def store_error(error: sqlite3.Error, *, committing: bool = False) -> StoreError | SchemaError:
     """What a SQLite error means to Semel: one place for all of them, with the remedy in the message."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -127,16 +151,22 @@ def store_error(error: sqlite3.Error, *, committing: bool = False) -> StoreError
         return SchemaError("this database has no Semel tables; run: semel migrate")
     if "no such column" in text or "has no column" in text:
         return SchemaError("this database's Semel tables are of another version; run: semel migrate")
-    if committing and code == sqlite3.SQLITE_IOERR:
-        return StoreTimeout(f"the commit failed in the middle ({text}): whether it took effect is not known yet")
     remedy = {
         sqlite3.SQLITE_FULL: "the disk is full: make room; answers already stored are still replayed",
         sqlite3.SQLITE_READONLY: "the database file is read-only: check its owner, its directory and the mount",
         sqlite3.SQLITE_BUSY: "the database file is locked by another writer: retry with the same key",
         sqlite3.SQLITE_LOCKED: "the database file is locked by another writer: retry with the same key",
+        sqlite3.SQLITE_PROTOCOL: "the database file's locks fail: keep it on a local disk, then run: semel doctor",
         sqlite3.SQLITE_CANTOPEN: "the database file cannot be opened: check that its directory exists and is writable",
-        sqlite3.SQLITE_IOERR: "the disk answered with an error: check it, then run: semel doctor",
+        # A write may also end so because the file may not grow: EFBIG, and what delayed allocation reports at a sync.
+        sqlite3.SQLITE_IOERR: (
+            "the disk answered with an error, or the file may not grow: check the disk, its room and quota, "
+            "and the limit on file sizes (ulimit -f), then run: semel doctor"
+        ),
         sqlite3.SQLITE_CORRUPT: "the database file is damaged: restore it, then run: semel doctor",
         sqlite3.SQLITE_NOTADB: "the file is not a SQLite database: check the path in the URL",
     }.get(code, "run: semel doctor")
+    if committing and code == sqlite3.SQLITE_IOERR:
+        text = f"the commit failed in the middle ({text}): whether it took effect is not known yet"
+        return StoreTimeout(f"SQLite: {text} ({remedy})")
     return StoreUnavailable(f"SQLite: {text} ({remedy})")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from semel.drivers.sqlite import SqliteDriver
-from semel.drivers.sqlite_connection import BEGIN, is_busy, open_connection, store_error
+from semel.drivers.sqlite_connection import BEGIN, is_busy, open_connection, outlives_its_cause, store_error
 from semel.drivers.sqlite_guard import UnitConnection
 from semel.drivers.sqlite_job import Job
 from semel.errors import EarlyCommit, StoreUnavailable
@@ -50,6 +50,8 @@ class SqliteUnit:
                     raise StoreUnavailable("SQLite rolled the handler's transaction back; nothing of it remains")
                 return perform(make(), self._answer)
         except sqlite3.Error as error:
+            if outlives_its_cause(error):
+                self._driver.close_idle()
             raise store_error(error) from error
 
     async def run_async(self, make: MakeFlow[T]) -> T:

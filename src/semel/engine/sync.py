@@ -160,7 +160,8 @@ class Engine:
 
         Returns Settled, AlreadyMine or Superseded (then :meth:`reread` tells what holds instead).
 
-        Raises StoreTimeout: not confirmed within ``confirm_seconds``: the outcome is not known yet.
+        Raises StoreTimeout: not confirmed within ``confirm_seconds``: the outcome is not known yet; it is repeated in
+        the background until the lease is over.
         """
         core = self.core
         word = core.word(permit, outcome)
@@ -173,14 +174,18 @@ class Engine:
                 try:
                     [reply] = self._performer.store_call("settle", lambda: self.store.settle((word,)))
                 except StoreError:
-                    reply = self._confirm(word)
+                    reply = self._confirm(word, permit)
         finally:
             core.conclude(permit)
         core.tell_settled(permit, outcome, reply)
         return reply
 
-    def _confirm(self, word: Settlement) -> Settling:
-        return self._performer.drive(settle_until_confirmed(self.store, word, self.confirm_seconds))
+    def _confirm(self, word: Settlement, permit: Permit) -> Settling:
+        try:
+            return self._performer.drive(settle_until_confirmed(self.store, word, self.confirm_seconds))
+        except StoreTimeout:
+            self._upkeep.confirm(word, permit.claim.terms.lease_us / 1_000_000)  # however long the caller listens
+            raise
 
     def reread(self, permit: Permit) -> Verdict:
         """What the record says now: the verdict that a refused settlement must be answered with."""

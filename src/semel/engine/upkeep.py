@@ -2,6 +2,7 @@
 
 A claim that was given up on (its reply was lost, its caller cancelled) is released by its nonce until
 that is seen, or its lease is over. Renewal is one call for all live permits, and ends at their deadline.
+A settlement that was not confirmed is repeated for as long.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from semel.engine.core import Core
 from semel.engine.performing import AsyncPerformer, SyncPerformer
 from semel.engine.permit import Permit
 from semel.errors import SemelError
-from semel.model import Claim
+from semel.model import Claim, Settlement
 from semel.stores.base import Store
 
 ABANDON_EVERY_SECONDS: Final = 0.25
@@ -159,6 +160,7 @@ class SyncUpkeep:
         """Start without a thread: at construction, and in a forked child."""
         self._pid = os.getpid()
         self._abandoned = Abandoned()
+        self._unconfirmed: dict[Settlement, float] = {}  # until when each is repeated, in monotonic seconds
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -168,7 +170,7 @@ class SyncUpkeep:
             self.begin_process()
 
     def close(self) -> None:
-        """End the thread, after what it was doing; what was given up just now is released once more."""
+        """End the thread, after what it was doing; what is unconfirmed or given up is tried once more."""
         self._check_fork()
         with self._changed:
             self._closing = True
@@ -176,6 +178,7 @@ class SyncUpkeep:
             thread = self._thread
         if thread is not None:
             thread.join()
+        self._confirm()
         self._release()
         self.begin_process()
 
@@ -196,6 +199,13 @@ class SyncUpkeep:
         self._check_fork()
         with self._changed:
             self._abandoned.add(claim)
+        self._wake()
+
+    def confirm(self, word: Settlement, seconds: float) -> None:
+        """Repeat this settlement in the background, until the store has it or so many seconds are over."""
+        self._check_fork()
+        with self._changed:
+            self._unconfirmed[word] = time.monotonic() + seconds
         self._wake()
 
     def renew(self) -> None:
@@ -222,14 +232,30 @@ class SyncUpkeep:
         with self._changed:
             self._abandoned.released(nonces, gone)
 
+    def _confirm(self) -> None:
+        with self._changed:
+            words = tuple(sorted(self._unconfirmed, key=lambda word: word.id))
+        if not words:
+            return
+        try:
+            self._performer.store_call("settle", lambda: self._store.settle(words))
+            over = set(words)
+        except SemelError:
+            now = time.monotonic()
+            over = {word for word in words if self._unconfirmed[word] <= now}
+        with self._changed:
+            for word in over:
+                del self._unconfirmed[word]
+
     def _serve(self) -> None:
         while True:
             with self._changed:
                 if self._closing:
                     return
                 beat = self._core.beat_seconds()
-                self._changed.wait(ABANDON_EVERY_SECONDS if self._abandoned else beat)
+                self._changed.wait(ABANDON_EVERY_SECONDS if self._abandoned or self._unconfirmed else beat)
             self.renew()
+            self._confirm()
             self._release()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from semel.errors import StoreError, StoreTimeout
 from semel.flow import Flow, ask
 from semel.model import Answer, AnswerKind, Claim, Grant, InProgress, Settlement, Settling, State, Unreadable, Verdict
-from semel.protocol.asks import Attempt, Elapsed, Jitter, Pause, Perform
+from semel.protocol.asks import Attempt, Elapsed, Jitter, Pause, PerformOne
 from semel.rules.backoff import poll_seconds, retry_seconds
 from semel.rules.classify import Outcome, Refused, Released, Succeeded
 from semel.stores.base import Store
@@ -22,11 +22,11 @@ LOOK_SECONDS_MIN = 0.001
 
 def claim_once(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]:
     """One claim; if the record was made under another recipe that is known here, once more under that one."""
-    [verdict] = yield from ask(Perform("claim", lambda: store.claim((claim,))))
+    [verdict] = yield from ask(PerformOne("claim", store.claim, claim))
     again = recast(claim, verdict, under)
     if again is None:
         return verdict
-    [verdict] = yield from ask(Perform("claim", lambda: store.claim((again,))))
+    [verdict] = yield from ask(PerformOne("claim", store.claim, again))
     return verdict
 
 
@@ -40,11 +40,11 @@ def recast(claim: Claim, verdict: Verdict | None, under: Under | None) -> Claim 
 
 def look_once(store: Store, claim: Claim, under: Under | None) -> Flow[tuple[Verdict | None, Claim]]:
     """A look before or after a claim, with the claim in the terms of the recipe that the record was made under."""
-    [seen] = yield from ask(Perform("look", lambda: store.look((claim,))))
+    [seen] = yield from ask(PerformOne("look", store.look, claim))
     again = recast(claim, seen, under)
     if again is None:
         return seen, claim
-    [seen] = yield from ask(Perform("look", lambda: store.look((again,))))
+    [seen] = yield from ask(PerformOne("look", store.look, again))
     return seen, again
 
 
@@ -85,17 +85,17 @@ def settle_until_confirmed(store: Store, word: Settlement, seconds: float) -> Fl
     """Settle; where the store fails, again with the same fence and nonce until it answers.
 
     Raises:
-        StoreError: it did not answer within ``seconds``: not known yet.
+        StoreTimeout: it did not confirm within ``seconds``: not known yet.
     """
     ends = (yield from ask(Elapsed())) + seconds
     tried = 0
     while True:
         try:
-            [reply] = yield from ask(Perform("settle", lambda: store.settle((word,))))
+            [reply] = yield from ask(PerformOne("settle", store.settle, word))
             return reply
-        except StoreError:
-            if (yield from ask(Elapsed())) >= ends:
-                raise
+        except StoreError as error:
+            if (yield from ask(Elapsed())) >= ends:  # "unavailable" would say that the handler did not run
+                raise StoreTimeout(f"the outcome could not be confirmed by the store: {error}") from error
         yield from ask(Pause(retry_seconds(tried, (yield from ask(Jitter())))))
         tried += 1
 
