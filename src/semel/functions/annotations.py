@@ -110,7 +110,7 @@ class Shapes:
 
     def _structure(self, kind: Any, annotation: Any, args: tuple[Any, ...], where: str) -> Shape:
         shape: Record | Members
-        if dataclasses.is_dataclass(kind):
+        if hasattr(kind, "__dataclass_fields__"):
             names = [each.name for each in dataclasses.fields(kind)]
             shape = Record(kind, make_dataclass)
         elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
@@ -118,12 +118,14 @@ class Shapes:
             shape = Record(kind, make_tuple)
         elif typing.is_typeddict(kind):
             names = list(kind.__annotations__)
-            shape = Members(kind_name(kind), frozenset(kind.__required_keys__))
+            shape = Members(kind_name(kind))
         else:
             raise _no_form(where, annotation)
         self._known[annotation] = shape  # before its fields: they may name it again
         try:
             hints = _field_types(kind, args, where)
+            if isinstance(shape, Members):
+                shape.required = _required(kind)
             shape.fields = {name: self.of(hints.get(name, Any), f"{where}: {shape.name}.{name}") for name in names}
         except ConfigurationError:
             self._known.clear()  # others may hold this one, which has no fields
@@ -157,10 +159,21 @@ def _field_types(kind: Any, args: tuple[Any, ...], where: str) -> dict[str, Any]
             f"{where}: {kind_name(kind)} has a field of a type that is not known ({error}); define it at module level, "
             "and import it outside `if TYPE_CHECKING`"
         ) from None
-    if dataclasses.is_dataclass(kind) and any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
+    if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
         raise ConfigurationError(f"{where}: {kind_name(kind)} has an InitVar, which is not kept; make it a field")
     given = dict(zip(getattr(kind, "__parameters__", ()), args, strict=False))
     return {name: _with_arguments(hint, given) for name, hint in hints.items()}
+
+
+def _required(kind: Any) -> frozenset[str]:
+    """The members that a TypedDict must have; its own list overlooks NotRequired in annotations that are texts."""
+    said = {name: typing.get_origin(hint) for name, hint in typing.get_type_hints(kind, include_extras=True).items()}
+    own: frozenset[str] = kind.__required_keys__
+    return frozenset(
+        name
+        for name, says in said.items()
+        if says is typing.Required or (name in own and says is not typing.NotRequired)
+    )
 
 
 def _with_arguments(hint: Any, given: dict[Any, Any]) -> Any:

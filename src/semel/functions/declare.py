@@ -89,7 +89,7 @@ class _Settings:
                 given["policy"].body_bytes_max,
             ),
             shapes=shapes,
-            replays=check_replays(given["replays"]),
+            replays=check_replays(given["replays"], given["policy"].nothing_happened),
         )
 
 

@@ -200,7 +200,7 @@ class Declared:
     def with_permit(self, arguments: Mapping[str, Any], permit: Permit | None) -> inspect.BoundArguments:
         """The arguments of the function itself."""
         ordered = {name: permit if name in self.permits else arguments[name] for name in self.full_signature.parameters}
-        return inspect.BoundArguments(self.full_signature, ordered)  # type: ignore[arg-type]  # any mapping in order
+        return inspect.BoundArguments(self.full_signature, ordered)
 
 
 class Call:

@@ -130,8 +130,8 @@ class Fingerprints:
         codec = self.codecs.get(kind)
         if codec is not None:
             return _tagged("codec", kind.__qualname__, self.canonical(codec.encode_value(value), where, depth + 1))
-        if dataclasses.is_dataclass(kind):
-            members = [(each.name, getattr(value, each.name)) for each in dataclasses.fields(kind)]
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            members = [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)]
             return self._members(kind.__qualname__, members, where, depth)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return self._members(kind.__qualname__, zip(value._fields, value, strict=True), where, depth)

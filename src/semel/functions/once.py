@@ -27,7 +27,7 @@ class _Command:
     """What both forms share: they look like their function, and bind as it would."""
 
     def __init__(self, declared: Declared, binds: str) -> None:
-        functools.update_wrapper(self, declared.function)
+        functools.update_wrapper(self, declared.function)  # type: ignore[arg-type]  # which takes any callable
         self._declared = declared
         self._binds = binds  # "instance", "class" or "nothing": what stands before the arguments of a method
         self._before: tuple[Any, ...] = ()
@@ -91,7 +91,8 @@ class Once(_Command, Generic[P, R]):
         """
         call = self._declared.begin((*self._before, *args), kwargs, self._key)
         if call.command is None:
-            return self._run(call.arguments(None))
+            bare: R = self._run(call.arguments(None))
+            return bare
 
         def handler(permit: Permit) -> Answer | Refused:
             try:

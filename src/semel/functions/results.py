@@ -80,7 +80,9 @@ _OTHER: Final = "let its class take its own fields as they are, or give a Codec"
 # --- exceptions -----------------------------------------------------------------------------------
 
 
-def check_replays(replays: object) -> tuple[type[Exception], ...]:
+def check_replays(
+    replays: object, nothing_happened: tuple[type[BaseException], ...] = ()
+) -> tuple[type[Exception], ...]:
     """The exception types whose replay is declared. Raises ConfigurationError."""
     if not isinstance(replays, tuple):
         raise ConfigurationError(
@@ -93,6 +95,8 @@ def check_replays(replays: object) -> tuple[type[Exception], ...]:
             raise ConfigurationError(f"replays= must not hold {kind.__name__}: {_NEVER_REPLAYED}")
         if issubclass(kind, ExceptionGroup):
             raise ConfigurationError(f"replays= must not hold {kind.__name__}: a group holds other exceptions")
+        if kind in nothing_happened:
+            raise ConfigurationError(f"{kind.__name__} cannot be both in replays= and in nothing_happened=; choose one")
     return replays
 
 

@@ -149,7 +149,7 @@ class OneOf:
 class Several:
     """A list, a set, a frozenset, or a tuple of any length."""
 
-    kind: type
+    kind: Any
     item: Shape
 
     @property
@@ -215,9 +215,9 @@ class Mapped:
         return dict(pairs) if self._texts else [list(pair) for pair in pairs]
 
     def decode(self, form: Any) -> Any:
+        pairs = form.items() if type(form) is dict and self._texts else form
         if type(form) is not (dict if self._texts else list):
             raise Mismatch(f"{self.name} was expected")
-        pairs = form.items() if self._texts else form
         try:
             return {self.key.decode(key): self.item.decode(item) for key, item in pairs}
         except (TypeError, ValueError):  # no pairs, or a key that cannot be one

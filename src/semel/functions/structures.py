@@ -77,7 +77,7 @@ class Members:
     """A TypedDict: some members may be missing, none may be added."""
 
     name: str
-    required: frozenset[str]
+    required: frozenset[str] = frozenset()
     fields: Fields = field(default_factory=dict)
 
     def encode(self, value: Any, where: str) -> Any:

@@ -1,0 +1,365 @@
+"""Which command a call is: its key, its caller, and what of its arguments tells it from another."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from semel.errors import ConfigurationError, InvalidKey, KeyReusedError, MissingKey, RecordUnreadableError, RequestError
+from semel.functions import Caller, Codec, single_caller
+from semel.functions.arguments import key_maker
+from semel.functions.fingerprints import Fingerprints
+from semel.policy import Policy
+from semel.rules.keys import KeyFormat
+from tests.functions.stage import Stage, staged
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with staged("sync", "memory", tmp_path) as made:
+        yield made
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Word(str, enum.Enum):  # noqa: UP042 - whose str() is its name, not its text
+    YES = "yes"
+
+
+@dataclass
+class Order:
+    id: Any
+    customer: Any = "c-1"
+    tenant: Any = "acme"
+
+
+class Pair(NamedTuple):
+    left: int
+    right: int
+
+
+class Model(BaseModel):
+    id: int
+
+
+class Odd:
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+
+# --- keys ---
+
+
+@pytest.mark.parametrize(
+    ("path", "order", "key"),
+    [
+        ("order", "A-1", "A-1"),
+        ("order.id", Order("A-1"), "A-1"),
+        ("order.id", {"id": "A-1"}, "A-1"),
+        ("order.0.id", [{"id": 7}], "7"),
+        ("order.1", ("a", "b"), "b"),
+        ("order.id.left", Order(Pair(3, 4)), "3"),
+        ("order.id", Order(UUID(int=1)), "00000000-0000-0000-0000-000000000001"),
+        ("order.id", Order(date(2026, 1, 2)), "2026-01-02"),
+        ("order.id", Order(Word.YES), "yes"),
+        (("order.id", "order.customer"), Order("A", "b:c"), "1:A,3:b:c,"),
+        (lambda order: order["id"] + 1, {"id": 1}, "2"),
+    ],
+)
+def test_where_a_key_comes_from(stage: Stage, path: Any, order: Any, key: str) -> None:
+    counted: dict[str, Any] = {} if not isinstance(order, Order) else {"include": ("order.tenant",)}
+    seen = stage.command(lambda order: "done", key=path, **counted)
+    call = seen.once._declared.begin((order,), {}, None)
+    assert call.command.key == key
+
+
+PARTS = st.tuples(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5).filter(str.strip)] * 2)
+
+
+@settings(derandomize=True)
+@given(PARTS, PARTS)
+def test_several_parts_of_a_key_are_told_apart(one: tuple[str, str], other: tuple[str, str]) -> None:
+    make = key_maker(("order.0", "order.1"), ("order",))
+    assert make is not None
+    assert (make({"order": one}, (), {}) == make({"order": other}, (), {})) == (one == other)
+    assert make({"order": ("ab", "c")}, (), {}) != make({"order": ("a", "bc")}, (), {})
+
+
+@pytest.mark.parametrize(
+    ("key", "order", "error", "says"),
+    [
+        ("order.id", None, MissingKey, r"no key: 'order.id' is not there \(order is None\); every call needs one"),
+        ("order.id", {}, MissingKey, r"\(order has no member 'id'\)"),
+        ("order.id.x", Order(1), MissingKey, r"\(order.id, a int, has no attribute 'x'\)"),
+        ("order.2", [1], MissingKey, r"\(order has no item 2\)"),
+        ("order.id", {"id": None}, MissingKey, "no key: 'order.id' is None"),
+        ("order.id", {"id": ""}, MissingKey, "no key: 'order.id' is empty"),
+        ("order.id", {"id": " "}, MissingKey, "no key: 'order.id' is empty"),
+        (
+            "order.id",
+            {"id": 1.5},
+            InvalidKey,
+            "'order.id' is a float, no key; let the path lead to a text, a whole number",
+        ),
+        ("order.id", {"id": True}, InvalidKey, "'order.id' is a bool, no key"),
+        ("order.id", {"id": "x" * 256}, InvalidKey, "has 256 characters, at most 255 are taken; give a digest of it"),
+        ("order.id", {"id": "\ud800"}, InvalidKey, "no valid Unicode"),
+        (lambda order: None, 1, MissingKey, "the key function returned no key"),
+        (lambda order: 1.5, 1, InvalidKey, "the key function returned a float; return a text"),
+    ],
+)
+def test_a_key_that_is_none_is_refused(stage: Stage, key: Any, order: Any, error: type[Exception], says: str) -> None:
+    ran: list[int] = []
+    with pytest.raises(error, match=says):
+        stage.command(lambda order: ran.append(1), key=key)(order)
+    assert ran == []
+
+
+def test_a_key_may_be_given_by_each_call(stage: Stage) -> None:
+    ran: list[int] = []
+
+    def send(number: int) -> int:
+        ran.append(number)
+        return number
+
+    once = stage.command(send)
+    with pytest.raises(MissingKey, match=r"send needs a key for each call: .*send.with_key\(key\)\(...\); or declare"):
+        once(1)
+    assert [once.with_key("a")(1), once.with_key("a")(1), once.with_key("b")(1)] == [1, 1, 1]
+    assert ran == [1, 1]
+    for key, error in (("", MissingKey), (None, MissingKey), (7, InvalidKey), ("x" * 256, InvalidKey)):
+        with pytest.raises(error, match="with_key: the key"):
+            once.with_key(key)
+
+
+def test_a_key_has_the_declared_format(stage: Stage) -> None:
+    once = stage.command(lambda order: 1, key="order", key_format=KeyFormat(length_min=8))
+    with pytest.raises(InvalidKey, match="at least 8 characters"):
+        once("short")
+
+
+def test_a_call_without_a_key_runs_unprotected_where_that_is_declared(stage: Stage) -> None:
+    ran: list[object] = []
+    policy = Policy(key="optional")
+    once = stage.command(lambda order, permit=None: ran.append(order), key="order.id", policy=policy)
+    for _ in range(2):
+        once({"id": None})
+        once({"id": "A"})
+    assert ran == [{"id": None}, {"id": "A"}, {"id": None}]
+    with pytest.raises(MissingKey, match="a call without a key has no record"):
+        once.record({})
+
+
+# --- callers ---
+
+
+@pytest.mark.parametrize(
+    ("caller", "tenant", "id"),
+    [
+        (single_caller, "single", "single"),
+        (Caller("acme", "billing"), "acme", "billing"),
+        ("order.customer", "single", "c-1"),
+        (("order.tenant", "order.customer"), "acme", "c-1"),
+        (lambda order: Caller("acme", order.customer), "acme", "c-1"),
+    ],
+)
+def test_who_calls(stage: Stage, caller: Any, tenant: str, id: str) -> None:
+    once = stage.command(lambda order: 1, key="order.id", caller=caller)
+    once(Order("A"))
+    assert (once.record(Order("A")).tenant, once.record(Order("A")).caller) == (tenant, id)
+
+
+@pytest.mark.parametrize(
+    ("caller", "order", "says"),
+    [
+        (
+            "order.customer",
+            Order(1, None),
+            "caller='order.customer' is None; nothing runs for a caller that nobody knows",
+        ),
+        ("order.nobody", Order(1), r"caller='order.nobody' is not there \(order, a Order, has no attribute 'nobody'\)"),
+        (("order.tenant", "order.customer"), Order(1, ""), "caller='order.customer' is ''"),
+        ("order.customer", Order(1, 1.5), "caller='order.customer' is a float; let it lead to a text"),
+        (lambda order: "alice", Order(1), r"caller= returned a str; it must return a Caller\(tenant, id\)"),
+    ],
+)
+def test_a_caller_that_nobody_knows_is_refused(stage: Stage, caller: Any, order: Any, says: str) -> None:
+    ran: list[int] = []
+    with pytest.raises(ConfigurationError, match=says):
+        stage.command(lambda order: ran.append(1), key="order.id", caller=caller)(order)
+    assert ran == []
+
+
+def test_two_callers_never_meet(stage: Stage) -> None:
+    once = stage.command(lambda order: str(order.customer), key="order.id", caller="order.customer")
+    assert [once(Order("A", "alice")), once(Order("A", "bob"))] == ["alice", "bob"]
+
+
+def test_a_path_may_lead_to_a_caller(stage: Stage) -> None:
+    once = stage.command(lambda order, who: 1, key="order", caller="who", exclude=("who",))
+    once("A", Caller("acme", "bob"))
+    assert (once.record("A", Caller("acme", "bob")).tenant) == "acme"
+
+
+# --- fingerprints ---
+
+
+def test_every_way_to_write_a_call_is_one_command(stage: Stage) -> None:
+    ran: list[Any] = []
+
+    def pay(order: str, amount: Decimal = Decimal(1), *tags: str, currency: str = "EUR", **more: int) -> int:
+        ran.append(order)
+        return len(ran)
+
+    once = stage.command(pay, key="order")
+    assert {
+        once("A"),
+        once(order="A"),
+        once("A", Decimal(1)),
+        once(currency="EUR", amount=Decimal(1), order="A"),
+    } == {1}
+    assert once("B", Decimal(1), "x", a=1, b=2) == once("B", Decimal(1), "x", b=2, a=1)
+    for args, kwargs in (
+        (("A", Decimal(2)), {}),
+        (("A", Decimal("1.0")), {}),
+        (("A", 1), {}),
+        (("A", Decimal(1), "x"), {}),
+        (("A",), {"currency": "USD"}),
+        (("A",), {"extra": 1}),
+    ):
+        with pytest.raises(KeyReusedError):
+            once(*args, **kwargs)
+    with pytest.raises(TypeError, match="missing a required argument: 'order'"):
+        once()
+    with pytest.raises(TypeError, match="too many"):
+        stage.command(lambda order: 1, "narrow", key="order")(1, 2)
+
+
+VALUES: list[Any] = [
+    *(None, True, False, 1, 0, -1, 1.0, 1.5, "", "1", "None", b"", b"1", bytearray(b"1"), [], [1], [[1]], [1, [1]], {}),
+    *(
+        {"a": 1},
+        {"a": 2},
+        {"b": 1},
+        {1: 1},
+        {"1": 1},
+        set(),
+        {1},
+        {1, 2},
+        {"1"},
+        Decimal(1),
+        Decimal("1.0"),
+        UUID(int=1),
+    ),
+    *(date(2026, 1, 1), datetime(2026, 1, 1), Colour.RED, Order(1), Order(2), Pair(1, 2), Pair(2, 1), Model(id=1)),
+    *(Model(id=2), ["ab", "c"], ["a", "bc"], [{"a": 1}, {}], [{}, {"a": 1}], Word.YES, "yes", 10**5000, "\ud800"),
+]
+
+
+def test_different_arguments_have_different_fingerprints() -> None:
+    maker = Fingerprints(("x",))
+    found = [maker.parts({"x": value})["x"] for value in VALUES]
+    assert len(set(found)) == len(VALUES)
+
+
+def test_what_means_the_same_has_one_fingerprint() -> None:
+    def of(value: Any) -> bytes:
+        return Fingerprints(("x",)).parts({"x": value})["x"]
+
+    assert of({"a": 1, "b": 2}) == of({"b": 2, "a": 1})
+    assert of([1, 2]) == of((1, 2))
+    assert of({3, 1, 2}) == of(frozenset({2, 3, 1}))
+    assert of(Order(1)) == of(Order(1))
+
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (Odd(1), r"the argument order is a .*Odd, which has no canonical form, so that nobody .*exclude=\('order',\)"),
+        ({"a": [Odd(1)]}, r"the argument order.a\[0\] is a .*Odd"),
+        ([Order(Odd(1))], r"the argument order\[0\].id is a .*exclude=\('order',\)"),
+        (Order, "the argument order is a type"),
+        ({Odd(1)}, "an item of order is a .*Odd"),
+        (CYCLE, "nested deeper than 100 levels"),
+    ],
+)
+def test_an_argument_without_a_form_is_refused_and_named(stage: Stage, value: Any, says: str) -> None:
+    ran: list[int] = []
+    with pytest.raises(ConfigurationError, match=says):
+        stage.command(lambda order: ran.append(1), key=lambda order: "k")(value)
+    assert ran == []
+
+
+def test_a_codec_gives_an_argument_a_form(stage: Stage) -> None:
+    codec = Codec(Odd, encode=lambda odd: odd.n, decode=Odd)
+    once = stage.command(lambda odd: 1, key="odd.n", codecs=(codec,))
+    assert once(Odd(1)) == once(Odd(1))
+
+
+def test_what_is_left_out_says_nothing(stage: Stage) -> None:
+    once = stage.command(lambda order, trace: order, key="order", exclude=("trace",))
+    assert once("A", Odd(1)) == once("A", Odd(2)) == "A"
+
+
+def test_only_what_is_included_counts(stage: Stage) -> None:
+    once = stage.command(lambda order, n: order["id"], "included", key="order.id", include=("order.id", "order.amount"))
+    assert once({"id": "A", "amount": 1, "trace": Odd(1)}, 1) == once({"id": "A", "amount": 1}, 2)
+    with pytest.raises(KeyReusedError):
+        once({"id": "A", "amount": None}, 1)
+    assert once({"id": "B"}, 1) == "B"
+    with pytest.raises(KeyReusedError):
+        once({"id": "B", "amount": None}, 1)
+
+
+def test_too_large_arguments_are_refused(stage: Stage) -> None:
+    with pytest.raises(RequestError, match=r"larger than 100 bytes \(body_bytes_max\); leave the large ones out"):
+        stage.command(lambda order: 1, key=lambda order: "k", body_bytes_max=100)("x" * 100)
+
+
+# --- a function that has grown ---
+
+
+def test_a_parameter_with_a_default_may_be_added_later(stage: Stage) -> None:
+    old = stage.command(lambda order, amount: "first", "grown", key="order")
+    assert [old("A", 1), old("B", 1)] == ["first", "first"]
+
+    def declare(function: Any) -> Any:
+        function.__qualname__ = old.once.__wrapped__.__qualname__  # the same function, deployed anew
+        return stage.command(function, "grown", key="order")
+
+    new = declare(lambda order, amount, note="", tags=(): "second")
+    assert new("A", 1) == new("A", 1, note="") == "first"
+    with pytest.raises(KeyReusedError):
+        new("A", 2)
+    with pytest.raises(RecordUnreadableError, match="recipe"):
+        new("A", 1, note="x")
+    assert new("C", 1, "x") == "second"
+    with pytest.raises(RecordUnreadableError):
+        declare(lambda order, amount, note: "third")("B", 1, "")
+
+
+def test_fingerprints_are_keyed_where_the_engine_has_a_secret(tmp_path: Path) -> None:
+    prints = []
+    for secret in (None, b"0123456789abcdef"):
+        with staged("sync", "memory", tmp_path, id_secret=secret) as made:
+            once = made.command(lambda order: 1, key="order")
+            once("A")
+            prints.append(once.record("A").fingerprint)
+    assert prints[0] != prints[1]
