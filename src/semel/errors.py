@@ -22,6 +22,7 @@ The first split is whose fault it is, the second whether the same call may be re
     │   └── RecordUnreadableError
     ├── StoreError                the store's: may be repeated with the same key
     │   ├── StoreUnavailable      it did not answer; the handler did not run
+    │   │   └── StatementRefused  it answered this one statement with an error
     │   └── StoreTimeout          it did not answer in time: not known yet
     ├── SupersededError           another holder was granted the record; this one's writes are refused
     ├── EarlyCommit               an ATOMIC handler's transaction was committed before its settle
@@ -121,6 +122,10 @@ class StoreError(SemelError):
 
 class StoreUnavailable(StoreError):
     """The store cannot be reached, is read-only, full or locked. The handler did not run."""
+
+
+class StatementRefused(StoreUnavailable):
+    """The store answered this statement with an error, and did nothing of it. Others may fare better."""
 
 
 class StoreTimeout(StoreError):

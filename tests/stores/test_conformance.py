@@ -1,4 +1,4 @@
-"""Every store through the one suite, performed in threads and on an event loop."""
+"""Every store through the one suite, performed in threads and on an event loop, by every client library."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ import pytest
 from semel.testing import conformance
 from semel.testing.bench import Mode, Subject
 from semel.testing.clock import SettableClock
+from semel.testing.postgres import postgres_subject
+from tests.servers.postgres import postgres, schema
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("store", ["memory", "sqlite"])
+@pytest.mark.parametrize("store", ["memory", "sqlite", "psycopg", "asyncpg"])
 @pytest.mark.parametrize("name", conformance.CASES)
 def test_the_contract(name: str, store: str, mode: Mode, tmp_path: Path) -> None:
     def subject(clock: SettableClock) -> Subject:
-        if store == "memory":
-            return conformance.memory_subject(clock)
-        return conformance.sqlite_subject(str(tmp_path / "semel.db"), clock)
+        match store:
+            case "memory":
+                return conformance.memory_subject(clock)
+            case "sqlite":
+                return conformance.sqlite_subject(str(tmp_path / "semel.db"), clock)
+            case _:
+                return postgres_subject(postgres(), schema(), clock, asyncpg=store == "asyncpg")
 
     conformance.run(name, subject, mode)
 

@@ -17,7 +17,7 @@ import asyncpg
 from semel.drivers.lifo import AsyncLifo
 from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, store_error, unreplicated
 from semel.drivers.psycopg import PsycopgDriver, Server
-from semel.errors import SemelError, StoreTimeout, StoreUnavailable
+from semel.errors import SemelError, StatementRefused, StoreTimeout
 from semel.flow import Flow, MakeFlow
 from semel.stores.statements import Query, Script, Together
 
@@ -68,6 +68,10 @@ class AsyncpgDriver:
         task.add_done_callback(loop.tasks.discard)
         result: T = await asyncio.shield(task)
         return result
+
+    async def run_uncut(self, make: MakeFlow[T]) -> T:
+        """As ``run_async``, for a task of the engine's that nobody cancels."""
+        return await self._loop().run(make)
 
     def _loop(self) -> _Loop:
         if self._pid != os.getpid():
@@ -175,7 +179,7 @@ def _told(error: BaseException) -> BaseException:
         case TimeoutError():
             return StoreTimeout("PostgreSQL did not answer in time: not known yet")
         case asyncpg.DataError():
-            return StoreUnavailable(f"PostgreSQL cannot take these values: {error}")
+            return StatementRefused(f"PostgreSQL cannot take these values: {error}")
         case ConnectionError() | asyncpg.InterfaceError():
             return store_error(None, str(error))
         case _:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.errors import SchemaError, StoreError, StoreTimeout, StoreUnavailable
+from semel.errors import SchemaError, StatementRefused, StoreError, StoreTimeout, StoreUnavailable
 
 # The server lets these through although the standby may not have what was committed.
 UNREPLICATED: Final = "canceling wait for synchronous replication"
@@ -42,7 +42,7 @@ def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
         return SchemaError("this database's Semel tables are of another version; run: semel migrate")
     if sqlstate == "57014":
         return StoreTimeout("PostgreSQL: the statement was cancelled: whether it took effect is not known yet")
-    return StoreUnavailable(f"PostgreSQL: {text} ({_REMEDIES.get(sqlstate, 'run: semel doctor')})")
+    return StatementRefused(f"PostgreSQL: {text} ({_REMEDIES.get(sqlstate, 'run: semel doctor')})")
 
 
 def cannot_connect(text: str, sqlstate: str | None = None) -> StoreUnavailable:

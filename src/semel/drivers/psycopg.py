@@ -21,7 +21,7 @@ from psycopg import AsyncConnection, AsyncRawCursor, Connection, RawCursor
 from semel.drivers.clock import Clock
 from semel.drivers.lifo import AsyncLifo, Lifo
 from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, store_error, unreplicated
-from semel.errors import SemelError, StoreTimeout, StoreUnavailable
+from semel.errors import SemelError, StatementRefused, StoreTimeout
 from semel.flow import Ask, Flow, MakeFlow
 from semel.stores.statements import Params, Query, Row, Script, Statement, Together
 
@@ -163,6 +163,10 @@ class PsycopgDriver:
         result: T = await asyncio.shield(task)
         return result
 
+    async def run_uncut(self, make: MakeFlow[T]) -> T:
+        """As ``run_async``, for a task of the engine's that nobody cancels."""
+        return await self._loop().run(make)
+
     def _loop(self) -> _Loop:
         self._check_process()
         running = asyncio.get_running_loop()
@@ -250,7 +254,7 @@ def _is_sound(connection: Connection[Any] | AsyncConnection[Any], error: BaseExc
 
 def _told(error: psycopg.Error) -> SemelError:
     if error.sqlstate is None and not _is_lost(error):
-        return StoreUnavailable(f"PostgreSQL cannot take these values: {error}")  # refused before they were sent
+        return StatementRefused(f"PostgreSQL cannot take these values: {error}")  # refused before they were sent
     return store_error(error.sqlstate, str(error))
 
 

