@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from semel import Answer, AsyncEngine, Engine, Permit
+from semel import Answer, Permit
 from semel.engine.result import Result
 from semel.errors import CommandError, StoreError
 from semel.model import Settling
 from semel.rules.classify import Outcome
+from semel.testing.history.engines import AsyncRecordingEngine, RecordingEngine
+from semel.testing.history.recorder import Recorder
 from tests.crash.processes import Line, Worker, pause, ready, report
 from tests.crash.work import Folder, command
 
@@ -48,7 +50,7 @@ class Stops:
                 self._line.hear()  # never answered: the parent kills
 
 
-class SyncWorker(Engine):
+class SyncWorker(RecordingEngine):
     stops: Stops
 
     def settle(self, permit: Permit, outcome: Outcome) -> Settling:
@@ -58,7 +60,7 @@ class SyncWorker(Engine):
         return reply
 
 
-class AsyncWorker(AsyncEngine):
+class AsyncWorker(AsyncRecordingEngine):
     stops: Stops
 
     async def settle(self, permit: Permit, outcome: Outcome) -> Settling:
@@ -68,11 +70,11 @@ class AsyncWorker(AsyncEngine):
         return reply
 
 
-def acting(folder: Folder, stops: Stops, key: str) -> Callable[[Permit], Answer]:
+def acting(folder: Folder, stops: Stops, recorder: Recorder, key: str) -> Callable[[Permit], Answer]:
     def handler(permit: Permit) -> Answer:
         stops.passing("after-claim")
         stops.passing("before-effect")
-        answer = folder.perform_effect(permit, key)
+        answer = folder.perform_effect(permit, key, recorder)
         stops.passing("after-effect")
         return answer
 
@@ -91,10 +93,11 @@ def work_sync(folder: Folder, effects: str, keys: list[str], stops: Stops, line:
         for key in mine:
             line.say("begin", key)
             with contextlib.suppress(CommandError, StoreError):  # whoever comes next asks again
-                acked(folder, stops, key, engine.run(command(key, effects), acting(folder, stops, key)))
+                acked(folder, stops, key, engine.run(command(key, effects), acting(folder, stops, recorder, key)))
             line.say("end", key)
 
-    with SyncWorker.connect(folder.url) as engine:
+    recorder = folder.recorder()
+    with SyncWorker.connect(folder.url, recorder=recorder) as engine:
         engine.stops = stops
         threads = [threading.Thread(target=thread, args=(keys[place::2],)) for place in range(2)]
         for one in threads:
@@ -108,7 +111,7 @@ def work_async(folder: Folder, effects: str, keys: list[str], stops: Stops, line
 
     async def task(engine: AsyncWorker, mine: list[str]) -> None:
         for key in mine:
-            act = acting(folder, stops, key)
+            act = acting(folder, stops, recorder, key)
 
             async def handler(permit: Permit, act: Callable[[Permit], Answer] = act) -> Answer:
                 await asyncio.sleep(0)
@@ -120,10 +123,11 @@ def work_async(folder: Folder, effects: str, keys: list[str], stops: Stops, line
             line.say("end", key)
 
     async def main() -> None:
-        async with AsyncWorker.connect(folder.url) as engine:
+        async with AsyncWorker.connect(folder.url, recorder=recorder) as engine:
             engine.stops = stops
             await asyncio.gather(*(task(engine, keys[place::4]) for place in range(4)))
 
+    recorder = folder.recorder()
     asyncio.run(main())
 
 
@@ -133,11 +137,14 @@ WORK = {"sync": work_sync, "async": work_async}
 class Round:
     """A few workers on the same keys, each with its own moment to die."""
 
-    def __init__(self, folder: Folder, effects: str, style: str, rng: random.Random, number: int) -> None:
+    def __init__(
+        self, folder: Folder, effects: str, style: str, rng: random.Random, number: int, recorder: Recorder
+    ) -> None:
         self.begun: list[str] = []
         self.hits = 0
         self.kills = 0
         self._rng = rng
+        self._recorder = recorder
         self._job = (folder, effects, style)
         self._fresh = [f"k{number}-{place}" for place in range(FRESH_KEYS)]
 
@@ -167,6 +174,7 @@ class Round:
         if point is None:
             pause(self._rng.random() * 0.03)
         killed = worker.kill() == -9
+        self._recorder.ended(worker.pid)
         said = worker.said + worker.rest()
         worker.close()
         began = [message[1] for message in said if message[0] == "begin"]
@@ -181,8 +189,9 @@ def main(options: dict[str, Any]) -> None:
     rng = random.Random(options["seed"])
     begun: dict[str, None] = {}
     kills = hits = number = 0
-    while hits < options["hits"] and number < options["hits"]:
-        one = Round(folder, options["effects"], options["style"], rng, number)
+    recorder = folder.recorder()
+    while hits < options["hits"]:  # the test's own patience is the limit
+        one = Round(folder, options["effects"], options["style"], rng, number, recorder)
         one.play(rng.sample(list(begun), min(len(begun), OLD_KEYS)))
         begun.update(dict.fromkeys(one.begun))
         kills += one.kills

@@ -10,13 +10,12 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
-from semel import Answer, Engine, Permit, State
+from semel import Answer, Permit, State
 from semel.errors import CommandError, StoreError, StoreUnavailable
-from semel.flow import Flow
-from semel.model import Resolution, Resolving
+from semel.model import Resolution
+from semel.testing.history.engines import RecordingEngine
 from tests.crash.processes import Line, Worker, pause, report
 from tests.crash.work import HEADERS, LEASE_SECONDS, Folder, command, id_of
 
@@ -27,23 +26,25 @@ BUSY_SECONDS = 0.5
 def hold(folder: Folder, effects: str, style: str, key: str, line: Line) -> None:
     """Claim, say so, be stopped, do the effect, settle; say what the client would have been told."""
 
+    recorder = folder.recorder()
+
     def handler(permit: Permit) -> Answer:
         line.say("holding")
         line.hear()
-        return folder.perform_effect(permit, key)
+        return folder.perform_effect(permit, key, recorder)
 
     async def handling(permit: Permit) -> Answer:
         return handler(permit)
 
     async def main() -> Answer:
-        async with folder.async_engine() as engine:
+        async with folder.async_recording(recorder) as engine:
             return (await engine.run(command(key, effects), handling)).answer
 
     try:
         if style == "async":
             answer = asyncio.run(main())
         else:
-            with folder.engine() as engine:
+            with folder.recording(recorder) as engine:
                 answer = engine.run(command(key, effects), handler).answer
         line.say("told", answer.body.decode().replace(" ", "-"))
     except (CommandError, StoreError, asyncio.CancelledError) as error:
@@ -53,9 +54,9 @@ def hold(folder: Folder, effects: str, style: str, key: str, line: Line) -> None
 class Paused:
     """Holders that stand still, by key."""
 
-    def __init__(self, folder: Folder, effects: str, count: int) -> None:
+    def __init__(self, folder: Folder, effects: str, places: range) -> None:
         self.holders: dict[str, Worker] = {}
-        for place in range(count):
+        for place in places:
             key, style = f"{effects}-{place}", ("sync", "async")[place % 2]
 
             def life(line: Line, key: str = key, style: str = style) -> None:
@@ -65,9 +66,15 @@ class Paused:
         for holder in self.holders.values():
             assert holder.wait_for("holding")
             holder.signal(signal.SIGSTOP)
+        self._stopped = time.monotonic()
+
+    def outlast(self, seconds: float = 0.1) -> None:
+        """Let their leases run out, and a little more."""
+        pause(self._stopped + LEASE_SECONDS + seconds - time.monotonic())
 
     def resume(self) -> dict[str, str]:
-        """Let them go on, and hear what each told its client."""
+        """Let them go on, past their leases, and hear what each told its client."""
+        assert time.monotonic() > self._stopped + LEASE_SECONDS
         found = {}
         for holder in self.holders.values():
             holder.signal(signal.SIGCONT)
@@ -80,9 +87,9 @@ class Paused:
         return found
 
 
-def records(engine: Engine, keys: list[str]) -> dict[str, tuple[int, int, str]]:
+def records(engine: RecordingEngine, keys: list[str]) -> dict[str, tuple[int, int, str]]:
     """State, fence and answer's digest of each: what no superseded holder may change."""
-    rows = engine.perform("read", lambda: engine.store.read([id_of(key) for key in keys]))
+    rows = [engine.read(id_of(key)) for key in keys]
     return {
         key: (row.state, row.fence, (row.answer_digest or b"").hex())
         for key, row in zip(keys, rows, strict=True)
@@ -92,15 +99,16 @@ def records(engine: Engine, keys: list[str]) -> dict[str, tuple[int, int, str]]:
 
 def idempotent(folder: Folder, count: int) -> dict[str, Any]:
     """Another process takes over; the resumed holders are superseded."""
-    paused = Paused(folder, "idempotent", count)
+    paused = Paused(folder, "idempotent", range(count))
     keys = list(paused.holders)
-    pause(LEASE_SECONDS + 0.1)
-    with folder.engine() as engine:
+    paused.outlast()
+    recorder = folder.recorder()
+    with folder.recording(recorder) as engine:
         answers = {}
         for key in keys:
 
             def handler(permit: Permit, key: str = key) -> Answer:
-                return folder.perform_effect(permit, key)
+                return folder.perform_effect(permit, key, recorder)
 
             answers[key] = engine.run(command(key, "idempotent"), handler).answer.body.decode()
         before = records(engine, keys)
@@ -110,10 +118,11 @@ def idempotent(folder: Folder, count: int) -> dict[str, Any]:
 
 def external(folder: Folder, count: int) -> dict[str, Any]:
     """Half of them are settled by an operator meanwhile, half only lapse."""
-    paused = Paused(folder, "external", count)
+    paused = Paused(folder, "external", range(count))
     keys = list(paused.holders)
-    pause(LEASE_SECONDS + 0.1)
-    with folder.engine() as engine:
+    paused.outlast()
+    recorder = folder.recorder()
+    with folder.recording(recorder) as engine:
         lapsed = engine.perform("lapse", lambda: engine.store.lapse(100))
         fences = {row.id: row.fence for row in lapsed}
         unknown = records(engine, keys)
@@ -123,7 +132,7 @@ def external(folder: Folder, count: int) -> dict[str, Any]:
             word = Resolution(
                 id_of(key), fences[id_of(key)], happened, OPERATORS if happened else None, "test", "looked", True
             )
-            engine.perform("resolve", resolving(engine, word))
+            engine.resolve(word)
         before = records(engine, keys)
         told = paused.resume()
         after = records(engine, keys)
@@ -141,10 +150,6 @@ def external(folder: Folder, count: int) -> dict[str, Any]:
     }
 
 
-def resolving(engine: Engine, word: Resolution) -> Callable[[], Flow[Resolving]]:
-    return lambda: engine.store.resolve(word)
-
-
 def refuse_to_run(permit: Permit) -> Answer:
     raise AssertionError("this command was done; it must be replayed")
 
@@ -154,10 +159,10 @@ def atomic(folder: Folder, count: int) -> dict[str, Any]:
     with_answer = Worker(lambda line: seed(folder))
     assert with_answer.wait() == 0
     with_answer.close()
-    told, waits, replays = {}, [], []
+    told: dict[str, str] = {}
+    waits, replays = [], []
     for place in range(count):
-        paused = Paused(folder, "atomic", 1)
-        [key] = paused.holders
+        paused = Paused(folder, "atomic", range(place, place + 1))
 
         def beside(line: Line, place: int = place) -> None:
             ask_beside(folder, place, line)
@@ -168,9 +173,8 @@ def atomic(folder: Folder, count: int) -> dict[str, Any]:
         asking.close()
         waits += [float(words[1]) for words in said if words[0] == "unavailable"]
         replays += [float(words[1]) for words in said if words[0] == "replayed"]
-        pause(LEASE_SECONDS + 0.05 - sum(waits[-2:]))
-        told[f"{key}-{place}"] = next(iter(paused.resume().values()))
-        folder.sql("DELETE FROM semel_record WHERE id = ?", id_of(key))
+        paused.outlast(0.05)
+        told |= paused.resume()
     return {"told": told, "waits": waits, "replays": replays}
 
 

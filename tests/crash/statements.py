@@ -63,23 +63,26 @@ def condemn(doom: Doom) -> None:
 
 def run(folder: Folder, effects: str, style: str, key: str) -> Answer:
     def handler(permit: Permit) -> Answer:
-        return folder.perform_effect(permit, key)
+        return folder.perform_effect(permit, key, recorder)
 
     async def handling(permit: Permit) -> Answer:
         return handler(permit)
 
     async def main() -> Answer:
-        return (await folder.async_engine().run(command(key, effects), handling)).answer
+        return (await folder.async_recording(recorder).run(command(key, effects), handling)).answer
+
+    recorder = folder.recorder()
 
     if style == "async":
         return asyncio.run(main())
-    return folder.engine().run(command(key, effects), handler).answer
+    return folder.recording(recorder).run(command(key, effects), handler).answer
 
 
 def main(options: dict[str, Any]) -> None:
     folder, effects, style = Folder(options["folder"]), options["effects"], options["style"]
     keys = []
     kills = 0
+    recorder = folder.recorder()
     for after in (False, True):
         for nth in range(1, 100):
             key = f"{style}-{nth}-{'after' if after else 'before'}"
@@ -91,6 +94,7 @@ def main(options: dict[str, Any]) -> None:
 
             worker = Worker(life)
             killed = worker.wait()
+            recorder.ended(worker.pid)
             worker.close()
             if killed == 0:
                 break

@@ -16,6 +16,11 @@ from typing import Any
 
 from semel import Answer, AsyncEngine, Command, Effects, Engine, Permit, Policy, Scope
 from semel.rules.identity import record_id
+from semel.testing.history.check import Report, check
+from semel.testing.history.engines import AsyncRecordingEngine, RecordingEngine
+from semel.testing.history.reading import read_history
+from semel.testing.history.recorder import Recorder
+from semel.testing.history.timeline import violation_lines
 
 LEASE_SECONDS = 1.0
 SCOPE = Scope("acme", "alice", "pay")
@@ -34,6 +39,11 @@ def id_of(key: str) -> bytes:
     return record_id(SCOPE, key, None)
 
 
+def answer_of(key: str, token: str) -> Answer:
+    """The answer of the execution whose effect has this token."""
+    return Answer(201, HEADERS, f"{key}:{token}".encode())
+
+
 def append(path: Path, *words: str) -> None:
     """One line that survives this process."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -49,13 +59,14 @@ def lines(path: Path) -> list[list[str]]:
 
 
 class Folder:
-    """Where one scenario lives: the store, the ledger, the acks."""
+    """Where one scenario lives: the store, the ledger, the acks, and the histories of its processes."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.database = self.path / "semel.db"
         self.ledger = self.path / "ledger"
         self.acks = self.path / "acks"
+        self.histories = self.path / "histories"
 
     @property
     def url(self) -> str:
@@ -84,14 +95,40 @@ class Folder:
     def async_engine(self, options: str = "", **more: Any) -> AsyncEngine:
         return AsyncEngine.connect(self.url + options, **more)
 
-    def perform_effect(self, permit: Permit, key: str) -> Answer:
+    def recorder(self) -> Recorder:
+        """A history of this process; whoever asks is forked, so that each has a file of its own."""
+        return Recorder(self.histories, store=self.url)
+
+    def recording(self, recorder: Recorder, options: str = "") -> RecordingEngine:
+        return RecordingEngine.connect(self.url + options, recorder=recorder)
+
+    def async_recording(self, recorder: Recorder, options: str = "") -> AsyncRecordingEngine:
+        return AsyncRecordingEngine.connect(self.url + options, recorder=recorder)
+
+    def judge(self) -> Report:
+        """Check the histories of all processes, with the effects that an ATOMIC command committed."""
+        with self.recorder() as recorder:
+            for key, token in self.sql("SELECT key, token FROM business"):
+                answer = answer_of(key, token)
+                recorder.note_effect(id_of(key), effects="atomic", generation=0, derived=None, answer=answer)
+        report = check(read_history([self.histories]))
+        assert report.violations == [], "\n".join(
+            line for violation in report.violations[:3] for line in violation_lines(violation)
+        )
+        assert report.undecided == []
+        assert "the wall clock was stepped" not in " ".join(report.notes), report.notes
+        return report
+
+    def perform_effect(self, permit: Permit, key: str, recorder: Recorder | None = None) -> Answer:
         """The side effect, where its kind belongs, and an answer that no second execution would give."""
         token = os.urandom(8).hex()
         if permit.effects is Effects.ATOMIC:
             permit.connection.execute("INSERT INTO business (key, token) VALUES (?, ?)", (key, token))
         else:
             append(self.ledger, key, permit.key_for("charge"), token)
-        return Answer(201, HEADERS, f"{key}:{token}".encode())
+            if recorder is not None:
+                recorder.effect(permit, answer_of(key, token))
+        return answer_of(key, token)
 
     def acknowledge(self, key: str, answer: Answer) -> None:
         """The client was told."""

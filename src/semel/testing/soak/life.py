@@ -1,0 +1,89 @@
+"""A soak worker's life: threads or tasks that ask for commands until it is killed, and now and then reap or decide."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from typing import Final
+
+from semel import Answer, NothingHappened, Permit
+from semel.errors import CommandError, StoreError, SupersededError
+from semel.model import Find, Resolution, State
+from semel.testing.history.engines import AsyncRecordingEngine, RecordingEngine
+from semel.testing.history.recorder import Recorder
+from semel.testing.soak.command import HandlerFailed, acting, id_of, soak_command, windowed_commands
+from semel.testing.soak.worker import Line
+
+THREADS: Final = 2
+TASKS: Final = 4
+UPKEEP_EVERY: Final = 25  # commands
+# Whoever asks next asks again: nothing here depends on an answer.
+EXPECTED: Final = (CommandError, StoreError, SupersededError, NothingHappened, HandlerFailed)
+
+
+def live_sync(url: str, recorder: Recorder, worker: int, effects: str, seed: int, line: Line) -> None:
+    """Threads, for ever."""
+
+    def work(number: int) -> None:
+        rng = random.Random(f"{seed}.{number}")  # noqa: S311 - chooses what to ask
+        for place, command in enumerate(windowed_commands(worker, effects, rng)):
+            if place % UPKEEP_EVERY == UPKEEP_EVERY - 1:
+                with contextlib.suppress(StoreError):
+                    upkeep(engine, rng)
+            with contextlib.suppress(*EXPECTED):
+                engine.run(command, acting(recorder, rng))
+
+    with RecordingEngine.connect(url, recorder=recorder) as engine:
+        line.say("begun")
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def live_async(url: str, recorder: Recorder, worker: int, effects: str, seed: int, line: Line) -> None:
+    """Tasks of one loop, for ever."""
+
+    async def work(engine: AsyncRecordingEngine, number: int) -> None:
+        rng = random.Random(f"{seed}.{number}")  # noqa: S311 - chooses what to ask
+        act = acting(recorder, rng)
+
+        async def handler(permit: Permit) -> Answer:
+            await asyncio.sleep(0)
+            return act(permit)
+
+        for command in windowed_commands(worker, effects, rng):
+            with contextlib.suppress(*EXPECTED):
+                await engine.run(command, handler)
+
+    async def main() -> None:
+        async with AsyncRecordingEngine.connect(url, recorder=recorder) as engine:
+            line.say("begun")
+            await asyncio.gather(*(work(engine, number) for number in range(TASKS)))
+
+    asyncio.run(main())
+
+
+def upkeep(engine: RecordingEngine, rng: random.Random) -> None:
+    """The reaper's turn, then an operator's: settle something that is unknown, this way or that."""
+    engine.perform("lapse", lambda: engine.store.lapse(100))
+    found = engine.perform("find", lambda: engine.store.find(Find((State.UNKNOWN,), limit=5)))
+    for row in found.records[:1]:
+        happened = rng.random() < 0.5
+        answer = Answer(200, (), b"found by the operator") if happened else None
+        engine.resolve(Resolution(row.id, row.fence, happened, answer, "soak", "looked", True))
+
+
+def ask_everything(url: str, recorder: Recorder, keys: list[str], effects: str, seed: int) -> None:
+    """When all workers are dead and their leases over: every key must answer, or say that nobody knows."""
+    rng = random.Random(f"{seed}.last")  # noqa: S311 - chooses what to answer
+    with RecordingEngine.connect(url, recorder=recorder) as engine:
+        while engine.perform("lapse", lambda: engine.store.lapse(100)):
+            pass
+        for key in keys:
+            with contextlib.suppress(*EXPECTED):
+                engine.run(soak_command(key, effects), acting(recorder, rng))
+            engine.read(id_of(key))
