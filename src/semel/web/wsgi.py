@@ -93,6 +93,9 @@ class SemelMiddleware:
                 return _Closing(pieces, lambda: _close(pieces, spool))
             spool.close()
             return _send(start_response, refused)
+        except BaseException:
+            spool.close()  # nobody else will: a store that is not migrated, an interrupted process
+            raise
         if not isinstance(permit, Permit):
             spool.close()
             return _send(start_response, opened.present(permit))
