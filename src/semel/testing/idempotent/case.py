@@ -170,7 +170,8 @@ def altered(value: Any, members: tuple[str, ...] = ()) -> Any:
             return f"{value}2"
         case dict() if members:
             name, _, inner = members[0].partition(".")
-            return {**value, name: altered(value.get(name), (inner,) if inner else ())}
+            below = value.get(name, {} if inner else None)
+            return {**value, name: altered(below, (inner,) if inner else ())}
         case dict() if value:
             name = _first_number(value) or next(iter(value))
             return {**value, name: altered(value[name])}

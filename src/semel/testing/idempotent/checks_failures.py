@@ -87,7 +87,9 @@ async def _retries(probe: Probe, check: str, command: Attempted, when: str, *, s
             check,
             sent,
             came,
-            "while the first may still be running, its retry was not told to wait: both would pay",
+            "the retry is told to wait, and the effect happens again all the same"
+            if live.came is Came.IN_PROGRESS
+            else "while the first may still be running, its retry was not told to wait: both would pay",
             "answer 409 with Retry-After while the lease lives",
         )
     elif command.grown > probe.unit:
@@ -162,6 +164,8 @@ async def expired_key(probe: Probe) -> None:
         check,
         f"the same request with the same key, {probe.policy.answer_seconds:g} seconds after its answer",
         f"{reply.text()}; {probe.times(command.last)} again",
-        "a queue that was stuck over the weekend pays everything again" if command.last else "the client is misled",
+        "a queue that was stuck over the weekend pays everything again"
+        if command.last
+        else "the client is not told that its answer has expired, and cannot know what to do",
         "keep the fact longer than the answer: tombstone_seconds, and after_expiry='refuse'",
     )

@@ -27,8 +27,15 @@ async def missing_key_refused(probe: Probe) -> None:
     if probe.policy.key == "optional":
         await _optional_key(probe, check, keyless, command)
         return
-    if keyless.came in _REFUSALS and command.grown == 0:
+    if _is_refusal(probe, keyless) and command.grown == 0:
         return
+    means = (
+        "a client that forgets the key is not protected: when its answer is lost and it retries, the money moves twice"
+    )
+    if not keyless.done:
+        means = "the client is told that nothing was done, and the money has moved"
+    elif command.grown == 0:
+        means = "it was taken for a retry of another request: two people who buy the same thing are one to you"
     if keyless.values("idempotency-key"):
         change = "never make a key on the server: each retry would get a new one. Let the client send it"
     elif probe.known:
@@ -42,9 +49,15 @@ async def missing_key_refused(probe: Probe) -> None:
         check,
         "the request without an Idempotency-Key",
         f"{keyless.text()}; {probe.times(command.grown)}",
-        "a client that forgets the key is not protected: when its answer is lost and it retries, the money moves twice",
+        means,
         change,
     )
+
+
+def _is_refusal(probe: Probe, reply: Reply) -> bool:
+    """Whether a key was refused. A function refuses by raising, whatever it raises."""
+    raised = not probe.case.request and reply.error is not None
+    return reply.came in _REFUSALS or raised
 
 
 async def _send_keyless(probe: Probe, command: Attempted) -> Reply:
@@ -65,8 +78,9 @@ async def _optional_key(probe: Probe, check: str, first: Reply, command: Attempt
             "let it run without a permit, or declare key='required'",
         )
         return
-    await _send_keyless(probe, command)
-    if command.last == 0:
+    command = await probe.command("missing again")
+    again = await _send_keyless(probe, command)
+    if again.done and command.last == 0:
         probe.find(
             check,
             "the same request twice, both without an Idempotency-Key",
@@ -87,13 +101,15 @@ async def invalid_key_refused(probe: Probe) -> None:
     key_format = probe.policy.key_format
     if key_format is not None:
         bad["a key that breaks the declared format"] = "?"
-    taken = []
+    taken: list[str] = []
+    replies: list[Reply] = []
     grown = 0
     for name, key in bad.items():
         command = await probe.command(name)
         command.key = key
         reply = await command.send()
-        if reply.came not in _REFUSALS or command.grown:
+        replies.append(reply)
+        if not _is_refusal(probe, reply) or command.grown:
             taken.append(f"{name}: {reply.text()}")
             grown += command.grown
     if taken:
@@ -101,11 +117,14 @@ async def invalid_key_refused(probe: Probe) -> None:
             check,
             "keys that are none",
             f"{'; '.join(taken)}; {probe.times(grown)} in all",
-            "a key that your storage cuts off or your proxy cleans up meets another one: somebody gets a stranger's "
-            "answer, or pays twice",
+            "the client is told that its key is none, and the money has moved"
+            if not any(reply.done for reply in replies)
+            else "a key that your storage cuts off or your proxy cleans up meets another one: somebody gets a "
+            "stranger's answer, or pays twice",
             "protect the operation with Semel, or refuse empty, overlong (more than 255) and malformed keys with 400"
             if not probe.known
-            else "see that nothing outside of Semel answers or changes these requests",
+            else "move what has effects below the check of the key, and let nothing outside of Semel change these "
+            "requests",
         )
 
 
@@ -149,19 +168,13 @@ def _is_replay(probe: Probe, attempt: str, command: Attempted, original: Reply, 
     came = f"{reply.text()}; {probe.times(command.last)} again" if command.last else reply.text()
     if command.last and reply.replay:
         means = "the answer is a replay, and yet something was done again: every retry costs money that no answer shows"
-        change = (
-            "the effect stands outside of what is protected, before the claim: in a dependency, a middleware or a "
-            "signal. Move it into the handler, below @semel.command"
-        )
+        change = "move the effect into the handler, below the claim"
     elif command.last:
         means = "the retry ran the handler again: a client whose answer was lost is charged twice"
-        change = _why_it_ran_again(probe, reply, original)
+        change = "reserve the key before the handler runs, in one atomic statement, and store the answer with it"
     elif reply.came is Came.KEY_REUSED:
         means = "the same request is taken for another one: no client can ever retry"
-        change = (
-            "something changes the request between two attempts (a timestamp, a trace id, a new nonce in the payload). "
-            "Make it once per intent, or declare what counts: fingerprint=Recipe(body=Members(('amount',)))"
-        )
+        change = "send the same bytes for the same intent"
     elif not reply.done:
         means = "the command was done, and its retry is not told so: the client does not know what it bought"
         change = "let the first answer be stored: a 2xx, smaller than answer_bytes_max"
@@ -176,31 +189,6 @@ def _is_replay(probe: Probe, attempt: str, command: Attempted, original: Reply, 
         return True
     probe.find(check, sent, came, means, change)
     return False
-
-
-def _why_it_ran_again(probe: Probe, reply: Reply, original: Reply) -> str:
-    if probe.makes_keys:
-        return (
-            "the answers name another Idempotency-Key than the client sent: the server makes its own key for each "
-            "request. Use the client's"
-        )
-    if probe.target.found is not None and not probe.known:
-        others = probe.target.found.operations
-        if not others:
-            return (
-                "no Semel was found in this application: declare the operation (@semel.command and semel.install(app), "
-                "or SemelMiddleware with operations=[...])"
-            )
-        return (
-            f"Semel protects {', '.join(each.title for each in others)}, but not this operation: declare it as well "
-            "(see `semel check`)"
-        )
-    if probe.known and reply.replay is False:
-        return (
-            "the key was not the same to Semel: does something replace the Idempotency-Key, or is the caller another "
-            "one at each request (a session, a random user)?"
-        )
-    return "reserve the key before the handler runs, in one atomic statement, and store the answer with it"
 
 
 def _difference(original: Reply, reply: Reply) -> str:
@@ -248,7 +236,9 @@ async def other_payload_refused(probe: Probe) -> None:
     if other is None or other == command.request:
         raise NotGiven("there is no payload to change", "give another payload of the same kind: changed={...}")
     reply = await command.send(other)
-    refused = reply.came is Came.KEY_REUSED if probe.known else reply.came in (*_REFUSALS, Came.IN_PROGRESS)
+    # A 422 without Semel's code is the application's own validation.
+    own = reply.came is Came.KEY_REUSED and (reply.status is None or bool(reply.code))
+    refused = own if probe.known else reply.came in (*_REFUSALS, Came.IN_PROGRESS)
     if refused and not command.last:
         return
     if reply.came in (Came.REFUSED, Came.KEY_REUSED) and not command.last:
@@ -256,7 +246,9 @@ async def other_payload_refused(probe: Probe) -> None:
             f"the payload that was made up is refused by the application itself ({reply.text()})",
             "give another payload that it accepts: changed={...}",
         )
-    if command.last:
+    if command.last and not reply.done:
+        means = "the client is told that nothing was done, and the money has moved"
+    elif command.last:
         means = "two requests ran under one key: whichever answer is replayed later is wrong for one of them"
     elif reply.same_answer(original):
         means = (
@@ -299,7 +291,7 @@ async def concurrent_same_key_runs_once(probe: Probe) -> None:
             f"{len(done)} were told that it was done; {probe.times(command.grown)}",
             "a double click or a proxy's retry is charged more than once"
             if command.grown
-            else "nobody's request was done, although it was a good one",
+            else "nothing was done, although it was a good request",
             "claim the key by one atomic insert before the effect; `if key in seen` is too early to know"
             if not probe.known
             else "see whether all workers share one store (memory:// is one process's own), and one caller",

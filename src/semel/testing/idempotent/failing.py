@@ -11,8 +11,7 @@ from contextlib import ExitStack, contextmanager
 from enum import Enum
 from typing import Any
 
-from semel.drivers.local import LocalDriver
-from semel.drivers.sqlite import SqliteDriver
+from semel.drivers.clock import system_clock
 from semel.engine.aio import AsyncEngine
 from semel.engine.core import Core
 from semel.engine.permit import Permit
@@ -136,38 +135,43 @@ class _Shifted:
 
 @contextmanager
 def movable(engines: tuple[AnyEngine, ...]) -> Iterator[Clocks | None]:
-    """Clocks that can be moved, meanwhile; None where a store's clock belongs to its server.
+    """Clocks that can be moved, meanwhile; None where a store's clock is out of reach.
 
-    A store on the host's clock reads that clock, moved on, and afterwards the plain one again.
+    A driver on another clock than a settable one reads that clock, moved on, and afterwards the plain one again.
     """
     settable: list[SettableClock] = []
     shifted: list[_Shifted] = []
     with ExitStack() as stack:
+        reached = bool(engines)
         for driver in {id(engine.backend.driver): engine.backend.driver for engine in engines}.values():
-            inner = getattr(driver, "inner", driver)
-            name = {LocalDriver: "_clock", SqliteDriver: "clock"}.get(_kind(inner))
-            clock = None if name is None else getattr(inner, name)
-            if isinstance(clock, SettableClock):
-                settable.append(clock)
-            elif name is None:
-                yield None
-                return
-            else:
-                shifted.append(stack.enter_context(_shifting(inner, name, clock)))
-        yield Clocks(settable, shifted) if engines else None
+            holders = list(_holders(getattr(driver, "inner", driver)))
+            reached = reached and bool(holders)
+            for holder, name in holders:
+                clock = getattr(holder, name)
+                if isinstance(clock, SettableClock):
+                    settable.append(clock)
+                else:
+                    shifted.append(stack.enter_context(_shifting(driver, holder, name, clock)))
+        yield Clocks(list({id(clock): clock for clock in settable}.values()), shifted) if reached else None
+
+
+def _holders(driver: Any) -> Iterator[tuple[Any, str]]:
+    """The driver and the parts of it that read the clock, with the attribute's name."""
+    for part in (driver, *getattr(driver, "__dict__", {}).values()):
+        if any(kind.__module__.startswith("semel.drivers.") for kind in type(part).__mro__):
+            for name in ("clock", "_clock"):
+                if name in getattr(part, "__dict__", {}):
+                    yield part, name
 
 
 @contextmanager
-def _shifting(driver: Any, name: str, clock: Any) -> Iterator[_Shifted]:
-    moved = _Shifted(clock)
-    setattr(driver, name, moved)
+def _shifting(driver: Any, holder: Any, name: str, clock: Any) -> Iterator[_Shifted]:
+    # A driver of a server without a clock of its own asks the server; for a test this host's clock will do.
+    moved = _Shifted(system_clock if clock is None else clock)
+    setattr(holder, name, moved)
     driver.close()  # connections hold the clock they were opened with
     try:
         yield moved
     finally:
-        setattr(driver, name, clock)
+        setattr(holder, name, clock)
         driver.close()
-
-
-def _kind(driver: Any) -> type:
-    return next((kind for kind in (LocalDriver, SqliteDriver) if isinstance(driver, kind)), type(driver))

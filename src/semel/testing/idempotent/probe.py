@@ -15,11 +15,23 @@ from semel.testing.idempotent.case import Case, Request
 from semel.testing.idempotent.counting import counted
 from semel.testing.idempotent.failing import Clocks
 from semel.testing.idempotent.reply import Came, Reply
-from semel.testing.idempotent.report import CannotRun, Finding, NotGiven
+from semel.testing.idempotent.report import CannotRun, Finding, NotGiven, title
 from semel.testing.idempotent.target import Fate, Target
 from semel.web.caller import single_caller
 from semel.web.surface import AnyEngine
 
+# What fails as well where a plain retry fails: the report names the one cause, not a remedy for each symptom.
+_CONSEQUENCES: Final = frozenset(
+    {
+        "same_key_and_payload_replays",
+        "other_payload_refused",
+        "concurrent_same_key_runs_once",
+        "timeout_then_retry_gives_the_final_result",
+        "failure_before_the_effect",
+        "failure_after_the_effect",
+        "expired_key",
+    }
+)
 _AUTHENTICATE: Final = "give the headers of a caller that may do this: headers={'Authorization': ...}"
 
 
@@ -70,6 +82,7 @@ class Probe:
         self.policy: Policy = case.policy or (self.operation.policy if self.operation else Policy())
         self.unit = 0
         self.first: Reply | None = None
+        self.cause = ""  # why a plain retry is not safe, where that is so
         self.makes_keys = False
         self.findings: list[Finding] = []
         self.remarks: list[str] = []
@@ -109,7 +122,10 @@ class Probe:
         return Attempted(self, self.key(purpose), self._numbers, await counted(self.case.effects))
 
     def find(self, check: str, sent: str, came: str, means: str, change: str) -> None:
-        """Note what is wrong."""
+        """Note what is wrong. Where a plain retry fails already, that is the cause to name."""
+        if self.cause and check in _CONSEQUENCES:
+            told = next((each for each in self.findings if each.change == self.cause), None)
+            change = self.cause if told is None else f"the cause is most likely that of: {title(told.check)}"
         self.findings.append(Finding(check, sent, came, means, change))
 
     def remark(self, text: str) -> None:
@@ -164,7 +180,43 @@ class Probe:
         if self.unit > 1:
             self.remark(f"one request counts as {self.unit} effects; that is taken for once")
         self.first = reply
+        self.cause = self._cause(await command.send(), command.last)
         return reply
+
+    def _cause(self, retry: Reply, grown: int) -> str:
+        """Why a plain retry is not safe; empty where it is."""
+        if retry.came is Came.KEY_REUSED:
+            return (
+                "something changes the request between two attempts (a timestamp, a trace id, a new nonce in the "
+                "payload). Make it once per intent, or declare what counts: "
+                "fingerprint=Recipe(body=Members(('amount',)))"
+            )
+        if not grown:
+            return ""
+        if retry.replay:
+            return (
+                "the effect stands outside of what is protected, before the claim: in a dependency, a middleware or a "
+                "signal. Move it into the handler, below @semel.command"
+            )
+        if self.makes_keys:
+            return (
+                "the answers name another Idempotency-Key than the client sent: the server makes its own key for each "
+                "request. Use the client's"
+            )
+        if self.known:
+            return (
+                "the key was not the same to Semel: does something replace the Idempotency-Key, or is the caller "
+                "another one at each request (a session, a random user)?"
+            )
+        if self.target.found is None:
+            return "reserve the key before the handler runs, in one atomic statement, and store the answer with it"
+        others = ", ".join(each.title for each in self.target.found.operations)
+        if others:
+            return f"Semel protects {others}, but not this operation: declare it as well (see `semel check`)"
+        return (
+            "no Semel was found in this application: declare the operation (@semel.command and semel.install(app), or "
+            "SemelMiddleware with operations=[...])"
+        )
 
     def _why_not(self, reply: Reply) -> CannotRun:
         what, came = self.case.name, reply.text()
