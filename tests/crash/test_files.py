@@ -44,7 +44,13 @@ def all_say(found: dict[str, str], start: str) -> bool:
 
 @pytest.mark.parametrize(
     ("how", "refusal"),
-    [("pages", "StoreUnavailable: SQLite: database or disk is full (the disk is full: make room"), ("bytes", "Store")],
+    [
+        ("pages", "StoreUnavailable: SQLite: database or disk is full (the disk is full: make room"),
+        (
+            "bytes",
+            "StoreTimeout: SQLite: the commit failed in the middle (disk I/O error): whether it took effect is not",
+        ),
+    ],
 )
 def test_a_full_disk(folder: Folder, how: str, refusal: str) -> None:
     found = run_script("disks", folder=str(folder.path), how=how)
@@ -53,6 +59,7 @@ def test_a_full_disk(folder: Folder, how: str, refusal: str) -> None:
     assert set(found["ran"]) <= {"full-atomic"}  # it may have begun, in a transaction that was rolled back
     assert found["refused"].pop("atomic", "StoreUnavailable").startswith("StoreUnavailable")
     assert all_say(found["refused"], refusal), found["refused"]
+    assert how == "pages" or all("the limit on file sizes (ulimit -f)" in said for said in found["refused"].values())
     assert found["replayed"] == {effects: f"replayed: before-{effects}" for effects in KINDS}
     assert found["after"] == {effects: f"ran: full-{effects}" for effects in KINDS}
     assert found["again"] == {effects: f"replayed: full-{effects}" for effects in KINDS}

@@ -8,10 +8,12 @@ and asks for the same command when the lease is over.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,14 @@ from semel import Answer, Permit
 from semel.errors import CommandError
 from tests.crash.processes import Line, Worker, pause, report
 from tests.crash.work import LEASE_SECONDS, Folder, command
-from tests.processes.tracing import Act, Kill, SystemCall, Tear, Traced
+from tests.processes.tracing import Act, Fail, Kill, SystemCall, Tear, Traced
 
 # The calls that change something, or take or give a lock. Between two of them nothing can be seen from outside.
 CHANGING = frozenset(
     ("openat", "pwrite64", "write", "fsync", "fdatasync", "ftruncate", "fallocate", "unlink", "fcntl", "mmap", "close")
 )
 WRITES = frozenset(("pwrite64", "write"))  # those can be torn: half of it is in the file
+SYNCS = frozenset(("fsync", "fdatasync"))
 POINTS_MAX = 1000
 
 
@@ -66,6 +69,25 @@ class Countdown:
             return None
         self.hit = call
         return self._act
+
+
+class FailedSync:
+    """The n-th write or sync of the store fails, and the process is killed at its next call: was it written, or not?"""
+
+    def __init__(self, nth: int) -> None:
+        self._left = nth
+        self.hit: SystemCall | None = None
+
+    def __call__(self, call: SystemCall) -> Act:
+        if self.hit is not None:
+            return Kill() if call.name in CHANGING else None
+        if call.name not in WRITES | SYNCS or not call.file.startswith("semel.db"):
+            return None
+        self._left -= 1
+        if self._left > 0:
+            return None
+        self.hit = call
+        return Fail(errno.EIO)
 
 
 class Place:
@@ -125,7 +147,7 @@ class Series:
         self._effects = options["effects"]
         self._template = template
 
-    def play(self, name: str, names: frozenset[str], act: Act) -> list[Place]:
+    def play(self, name: str, at: Callable[[int], Countdown | FailedSync]) -> list[Place]:
         places: list[Place] = []
         while len(places) < POINTS_MAX:
             key = f"{name}-{len(places) + 1}"
@@ -135,7 +157,7 @@ class Series:
                 line.hear()
                 self._do(folder, key, self._effects)
 
-            decide = Countdown(len(places) + 1, names, act)
+            decide = at(len(places) + 1)
             code = Traced(folder.path, life).run(decide)
             assert code == (0 if decide.hit is None else -9), (code, decide.hit)
             if decide.hit is None:
@@ -161,8 +183,9 @@ def main(options: dict[str, Any]) -> None:
     if keeper is not None:
         assert keeper.wait_for("ready")
     series = Series(options, template)
-    killed = series.play("killed", CHANGING, Kill())
-    torn = series.play("torn", WRITES, Tear())
+    killed = series.play("killed", lambda nth: Countdown(nth, CHANGING, Kill()))
+    torn = series.play("torn", lambda nth: Countdown(nth, WRITES, Tear()))
+    failed = series.play("failed", FailedSync)
     over = time.monotonic() + LEASE_SECONDS * 1.05
     kept = None
     if keeper is not None:
@@ -170,9 +193,12 @@ def main(options: dict[str, Any]) -> None:
         kept = keeper.wait_for("kept")
         assert keeper.wait() == 0
     pause(over - time.monotonic())
-    for place in (*killed, *torn):
-        place.ask(options["effects"])
-    report({"killed": [place.found for place in killed], "torn": [place.found for place in torn], "kept": kept})
+    found: dict[str, Any] = {"kept": kept}
+    for name, places in (("killed", killed), ("torn", torn), ("failed", failed)):
+        for place in places:
+            place.ask(options["effects"])
+        found[name] = [place.found for place in places]
+    report(found)
 
 
 if __name__ == "__main__":

@@ -33,11 +33,12 @@ CASES = [("sync", False), ("async", True)]
 def test_killed_at_every_system_call(effects: str, style: str, beside: bool, tmp_path: Path) -> None:
     found = run_scenario("killing", folder=str(tmp_path), effects=effects, style=style, beside=beside)
 
-    killed, torn = found["killed"], found["torn"]
-    print(f"{effects} {style}: {len(killed)} kills, {len(torn)} torn writes")
+    killed, torn, failed = found["killed"], found["torn"], found["failed"]
+    print(f"{effects} {style}: {len(killed)} kills, {len(torn)} torn writes, {len(failed)} failed writes")
     assert len(killed) > (25 if beside else 45)
     assert len(torn) > (5 if beside else 12)
-    for place in (*killed, *torn):
+    assert len(failed) > (5 if beside else 12)
+    for place in (*killed, *torn, *failed):
         check(effects, place)
     # Every stage was reached: before the claim, between claim and answer, after the answer.
     stages = {(place["state"], place["effects"]) for place in killed}
