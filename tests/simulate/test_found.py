@@ -1,15 +1,22 @@
-"""What the simulator has found, each as a test of its own: a seed may meet another schedule once the code has changed."""
+"""What the simulator has found, each as a test of its own: once the code has changed, its seed is another schedule."""
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from semel import Answer, AsyncEngine, Policy
 from semel.errors import StoreError, StoreTimeout, StoreUnavailable
 from semel.model import Proceed
 from semel.protocol.commands import reread
 from semel.rules.decide import decide
 from semel.stores.memory import MemoryStore
 from semel.testing.attempts import attempt
+from semel.testing.simulate.shape import command
+from tests.engine.drivers import memory
 
 
 @pytest.mark.parametrize(
@@ -28,3 +35,46 @@ def test_a_handler_that_ran_is_never_told_that_nothing_ran(error: StoreError) ->
     next(flow)
     with pytest.raises(StoreTimeout, match="refused"):
         flow.throw(error)
+
+
+class SlowUnit:
+    """A unit whose server takes its time for a claim."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.rolled_back = False
+
+    async def run_async(self, make: object) -> object:
+        self.asked.set()
+        return await asyncio.Event().wait()
+
+    async def rollback_async(self) -> None:
+        self.rolled_back = True
+
+
+def test_a_cancelled_claim_leaves_no_transaction_open() -> None:
+    """Found by seed 5368 of format 1: a caller was cancelled between BEGIN and the reply, its task was kept.
+
+    The unit was left to the garbage collector, which the task's traceback kept from it; the writer's gate stayed shut.
+    """
+
+    async def scenario() -> bool:
+        unit = SlowUnit()
+
+        async def begin() -> Any:
+            return unit
+
+        backend = replace(memory(), unit=lambda: None, unit_async=begin)  # type: ignore[arg-type, return-value]
+        async with AsyncEngine(backend) as engine:
+            task = asyncio.create_task(engine.run(command(0, 1, Policy(effects="atomic")), never))
+            await unit.asked.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        return unit.rolled_back
+
+    assert asyncio.run(scenario())
+
+
+async def never(permit: object) -> Answer:
+    raise AssertionError("this must not run")

@@ -23,10 +23,10 @@ from semel.engine.result import (
 )
 from semel.engine.upkeep import AsyncUpkeep
 from semel.errors import StoreError, StoreTimeout
-from semel.flow import MakeFlow
+from semel.flow import MakeFlow, ask
 from semel.model import Answer, Claim, Effects, InProgress, Proceed, Settlement, Settling, Superseded, Verdict
 from semel.policy import Command
-from semel.protocol.asks import Begin
+from semel.protocol.asks import Begin, Rollback, Unit
 from semel.protocol.atomic import claim_unit, settle_unit
 from semel.protocol.commands import await_verdict, claim_once, reread, settle_until_confirmed
 from semel.rules.classify import Outcome, Refused, classify_exception
@@ -171,7 +171,18 @@ class AsyncEngine:
         with self.core.running_here(claim) as met:
             if met is not None:
                 return met
-            verdict, unit = await self._performer.drive(claim_unit(self.store, claim, command.under, Begin()))
+            opened: list[Unit] = []
+
+            async def begin() -> Unit:
+                opened.append(await self.backend.begin_async())
+                return opened[0]
+
+            try:
+                verdict, unit = await self._performer.drive(claim_unit(self.store, claim, command.under, Begin(begin)))
+            except asyncio.CancelledError:
+                for open_unit in opened:  # nobody will end it, and whoever keeps the cancelled task would keep its locks
+                    _ = self._upkeep.spawn(self._performer.drive(ask(Rollback(open_unit))))
+                raise
             return self.core.unit_claimed(claim, verdict, unit)
 
     async def settle(self, permit: Permit, outcome: Outcome) -> Settling:
