@@ -48,7 +48,7 @@ def all_say(found: dict[str, str], start: str) -> bool:
         ("pages", "StoreUnavailable: SQLite: database or disk is full (the disk is full: make room"),
         (
             "bytes",
-            "StoreTimeout: SQLite: the commit failed in the middle (disk I/O error): whether it took effect is not",
+            "StoreTimeout: SQLite: the commit failed in the middle (disk I/O error): whether it took effect",
         ),
     ],
 )
