@@ -180,7 +180,7 @@ class AsyncEngine:
             try:
                 verdict, unit = await self._performer.drive(claim_unit(self.store, claim, command.under, Begin(begin)))
             except asyncio.CancelledError:
-                for open_unit in opened:  # nobody will end it, and whoever keeps the cancelled task would keep its locks
+                for open_unit in opened:  # whoever keeps the cancelled task would keep its locks
                     _ = self._upkeep.spawn(self._performer.drive(ask(Rollback(open_unit))))
                 raise
             return self.core.unit_claimed(claim, verdict, unit)
