@@ -13,7 +13,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import pytest
 
-from semel import AsyncEngine, Engine, Policy
+from semel import AsyncEngine, Engine, Permit, Policy
+from semel.functions import command
 from semel.testing.idempotent import (
     Case,
     FunctionTarget,
@@ -26,6 +27,7 @@ from semel.testing.idempotent import (
     rows,
 )
 from semel.testing.required import REQUIRED
+from semel.web.caller import single_caller
 from tests.testing_plugin import good
 from tests.testing_plugin.good import ALICE, BOB, Provider
 
@@ -264,3 +266,61 @@ def test_a_client_that_makes_its_request_anew_at_each_attempt(memory: AsyncEngin
     [first, *_] = report.findings
     assert first.check == "same_key_and_payload_replays"
     assert "something changes the request between two attempts" in first.change
+
+
+# --- declared functions ---
+
+
+@pytest.mark.parametrize("effects", ["external", "idempotent"])
+def test_a_declared_function_knows_its_engine_and_its_policy(effects: str, engine: Engine, provider: Provider) -> None:
+    @command(engine, "payments.charge", caller="customer", effects=effects)
+    def charge(amount: int, customer: str = "alice", permit: Permit | None = None) -> str:
+        key = permit.key_for("charge") if permit is not None else ""
+        return f"payment {provider.charge(amount, key)}"
+
+    other = {"customer": "bob"}
+    everything(assert_idempotent(charge, arguments={"amount": 5}, other_caller=other, effects=provider.charges))
+
+
+def test_a_declared_function_whose_key_stands_in_its_arguments(engine: Engine, provider: Provider) -> None:
+    @command(engine, "orders.pay", key="order.id", caller="order.customer")
+    def pay(order: dict[str, Any]) -> int:
+        return provider.charge(order["amount"])
+
+    def order(number: int) -> dict[str, Any]:
+        return {"order": {"amount": number, "customer": "alice"}}
+
+    report = check_idempotent(
+        FunctionTarget(pay, key="order.id"),
+        arguments=order,
+        changed={"order": {"amount": 10_000, "customer": "alice"}},
+        single_caller=True,
+        effects=provider.charges,
+    )
+    everything(report)
+
+
+def test_an_async_declared_function(provider: Provider) -> None:
+    async def main() -> Report:
+        async with AsyncEngine.connect("memory://") as engine:
+
+            @command(engine, "payments.charge", caller="customer")
+            async def charge(amount: int, customer: str = "alice") -> int:
+                return provider.charge(amount)
+
+            return await assert_idempotent_async(
+                charge, arguments={"amount": 5}, other_caller={"customer": "bob"}, effects=provider.charges
+            )
+
+    everything(asyncio.run(main()))
+
+
+def test_a_declared_function_that_promises_too_much(engine: Engine, provider: Provider) -> None:
+    @command(engine, "payments.charge", caller=single_caller, effects="idempotent")
+    def charge(amount: int) -> int:
+        return provider.charge(amount)
+
+    report = check_idempotent(charge, arguments={"amount": 5}, single_caller=True, effects=provider.charges)
+    [finding] = report.findings
+    assert finding.check == "failure_after_the_effect"
+    assert "permit.key_for('charge')" in finding.change

@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Final, Literal
 
 from semel.policy import Policy
@@ -40,7 +41,7 @@ class Operation:
     surface: Surface | None
     engine: AnyEngine
     managed: bool | None
-    target: Any = None
+    caller: Any = None
 
     @property
     def title(self) -> str:
@@ -72,6 +73,14 @@ class Discovered:
     def engines(self) -> tuple[AnyEngine, ...]:
         """Every engine, once."""
         return tuple({id(each.engine): each.engine for each in self.operations}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredFunction:
+    """A function that is declared as a command; ``keyed_by_call`` where each call is given its key (``with_key``)."""
+
+    operation: Operation
+    keyed_by_call: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +137,26 @@ def discover(app: Any) -> Discovered:
     found = Discovered("WSGI" if is_wsgi(app) else "ASGI", tuple(operations), (), tuple(dict.fromkeys(listed)))
     bare = [each for each in found.routes if found.find(*_sample(each)) is None]
     return Discovered(found.kind, found.operations, tuple(bare), found.routes, tuple(mistakes))
+
+
+def function_operation(thing: Any) -> DeclaredFunction | None:
+    """What is declared of a function (``semel.functions.command``); None for anything else. Asks for its engine."""
+    if isinstance(thing, type) or not isinstance(getattr(type(thing), "with_key", None), FunctionType):
+        return None
+    declared = getattr(thing, "_declared", None)
+    if declared is None:
+        return None
+    operation = Operation(
+        thing.operation, (), "", thing.policy, "function", None, declared.engine(), None, declared.make_caller
+    )
+    return DeclaredFunction(operation, declared.make_key is None)
+
+
+def discover_functions(owner: Any) -> Discovered:
+    """The declared functions of a module or a class, or the one that is given."""
+    things = [owner] if function_operation(owner) is not None else list(vars(owner).values())
+    found = {id(each.operation): each.operation for thing in things if (each := function_operation(thing)) is not None}
+    return Discovered("functions", tuple(found.values()), (), ())
 
 
 # --- walking ------------------------------------------------------------------------------------

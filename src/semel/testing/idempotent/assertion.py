@@ -41,19 +41,18 @@ def assert_idempotent(
     Raises NotIdempotent with the report; CannotRun where the test itself cannot be run, with the remedy;
     ConfigurationError for parameters that make no sense.
 
-    >>> from semel import Answer, Command, Engine, Policy, Scope
-    >>> from semel.testing.idempotent import FunctionTarget, assert_idempotent
+    >>> from semel import Engine
+    >>> from semel.functions import command, single_caller
     >>> engine, charged = Engine.connect("memory://"), []
     >>> engine.open()
-    >>> def pay(key: str, amount: int):
-    ...     command = Command(Scope("acme", "alice", "pay"), key, amount.to_bytes(32), "v1", Policy())
-    ...     return engine.run(command, lambda permit: charged.append(amount) or Answer(201, (), b"paid"))
-    >>> target = FunctionTarget(pay, engine=engine, policy=Policy())
-    >>> report = assert_idempotent(target, arguments={"amount": 5}, effects=charged, single_caller=True)
-    Traceback (most recent call last):
-        ...
-    semel.testing.idempotent.report.NotIdempotent: the call of pay is not safe to retry: one finding
-    ...
+    >>> @command(engine, "payments.charge", caller=single_caller, effects="external")
+    ... def charge(amount: int) -> int:
+    ...     charged.append(amount)
+    ...     return len(charged)
+    >>> report = assert_idempotent(charge, arguments={"amount": 5}, effects=charged, single_caller=True)
+    >>> len(report.held), report.not_tried
+    (12, ())
+    >>> engine.close()
     """
     __tracebackhide__ = True
     report = check_idempotent(target, request, effects=effects, **options)

@@ -97,7 +97,9 @@ async def invalid_key_refused(probe: Probe) -> None:
     no key must be refused before anything runs."""
     check = "invalid_key_refused"
     await probe.baseline()
-    bad = {"an empty key": "", "a key of 300 characters": "k" * 300, "a key with a space": "a key"}
+    bad = {"an empty key": "", "a key of 300 characters": "k" * 300}
+    if probe.case.request:
+        bad["a key with a space"] = "a key"  # no header field's value; a function may take it
     key_format = probe.policy.key_format
     if key_format is not None:
         bad["a key that breaks the declared format"] = "?"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final, Protocol, runtime_checkable
 
-from semel.cli.check_discovery import Discovered, Operation, is_asgi, is_wsgi
+from semel.cli.check_discovery import Discovered, Operation, function_operation, is_asgi, is_wsgi
 from semel.errors import ConfigurationError
 from semel.testing.idempotent.case import Case, Request
 from semel.testing.idempotent.reply import Reply
@@ -63,7 +63,7 @@ def target_of(thing: Any, case: Case) -> Target:
     Raises ConfigurationError, naming what would do.
     """
     from semel.testing.idempotent.asgi_target import AsgiTarget
-    from semel.testing.idempotent.function_target import FunctionTarget, command_target
+    from semel.testing.idempotent.function_target import FunctionTarget
     from semel.testing.idempotent.url_target import UrlTarget
     from semel.testing.idempotent.wsgi_target import WsgiTarget
 
@@ -71,9 +71,8 @@ def target_of(thing: Any, case: Case) -> Target:
         return thing
     if isinstance(thing, str):
         return UrlTarget(thing)
-    commanded = command_target(thing)
-    if commanded is not None:
-        return commanded
+    if function_operation(thing) is not None:
+        return FunctionTarget(thing)
     if callable(thing) and is_asgi(thing):
         return AsgiTarget(thing)
     if callable(thing) and is_wsgi(thing) and case.request:
