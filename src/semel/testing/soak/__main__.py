@@ -94,9 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pauses", type=_count, default=500, help="effective SIGSTOPs past the lease (%(default)s)")
     parser.add_argument("--simulations", type=_count, default=1_000_000, help="simulated schedules (%(default)s)")
     parser.add_argument("--hours", type=_hours, default=None, help="stop after so long (default: until all is reached)")
-    parser.add_argument(
-        "--lanes", type=_lanes, default=2 * (os.cpu_count() or 1), help="rounds at once (%(default)s)"
-    )
+    parser.add_argument("--lanes", type=_lanes, default=2 * (os.cpu_count() or 1), help="rounds at once (%(default)s)")
     parser.add_argument("--folder", type=Path, default=None, help="where it works, and goes on (default: a new one)")
     parser.add_argument("--seed", type=_count, default=0, help="the first round's seed (default: %(default)s)")
     return parser

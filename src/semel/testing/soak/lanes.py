@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
 import select
 import shutil
 import signal
@@ -23,7 +24,6 @@ from semel.testing.soak.worker import Line, Worker
 
 LOOK_SECONDS: Final = 0.5
 PROGRESS_SECONDS: Final = 15.0
-END_SECONDS: Final = 10.0
 DISK_FREE_BYTES_MIN: Final = 500_000_000
 
 Play = Callable[[Path, int], dict[str, Any]]
@@ -89,7 +89,9 @@ class Soak:
             folder = self.plan.folder / f"round-{seed}"
             shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
             folder.mkdir()
-            self._lanes[Worker(self._lane(folder, seed))] = (seed, folder)
+            lane = Worker(self._lane(folder, seed))
+            self._lanes[lane] = (seed, folder)
+            os.setpgid(lane.pid, lane.pid)  # as the lane itself does: whoever comes first
         missing = self.plan.needs_simulations(self.summary)
         if missing and self._simulation is None:
             schedules = min(missing, SCHEDULES_AT_ONCE)
@@ -98,13 +100,9 @@ class Soak:
 
     def _lane(self, folder: Path, seed: int) -> Callable[[Line], None]:
         def lane(line: Line) -> None:
-            # An interruption is the parent's to handle; its SIGTERM unwinds the round, which kills its workers.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, _unwind)
-            try:
-                line.say(json.dumps(self.play(folder, seed), separators=(",", ":")).replace(" ", "\\u0020"))
-            except SystemExit:
-                return
+            # A group of its own, with its workers: an interruption is the parent's, and it ends them all at once.
+            os.setpgid(0, 0)
+            line.say(json.dumps(self.play(folder, seed), separators=(",", ":")).replace(" ", "\\u0020"))
 
         return lane
 
@@ -176,8 +174,7 @@ class Soak:
     def _end(self) -> None:
         """Leave nobody behind."""
         for lane, (_, folder) in self._lanes.items():
-            lane.signal(signal.SIGTERM)
-            lane.rest(END_SECONDS)
+            os.killpg(lane.pid, signal.SIGKILL)  # also those that are stopped
             lane.wait()
             lane.close()
             shutil.rmtree(folder, ignore_errors=True)
@@ -188,7 +185,3 @@ class Soak:
             process.wait()
             with contextlib.suppress(OSError):
                 log.unlink()
-
-
-def _unwind(*_: object) -> None:
-    raise SystemExit(0)
