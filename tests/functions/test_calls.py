@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -365,9 +365,14 @@ class Service:
     def inner(cls, order: str) -> str:
         return f"{cls.__name__} {order}"
 
-    @command(lambda: Service.engine, "service.static", key="order", caller=Caller("acme", "class"))
     @staticmethod
+    @command(lambda: Service.engine, "service.static", key="order", caller=Caller("acme", "class"))
     def static(order: str) -> str:
+        return order
+
+    @command(lambda: Service.engine, "service.static-inside", key="order", caller=Caller("acme", "class"))
+    @staticmethod
+    def static_inside(order: str) -> str:
         return order
 
 
@@ -379,9 +384,9 @@ def test_methods_are_commands(tmp_path: Path) -> None:
         assert [one.ran, same.ran, other.ran] == [["1"], [], ["1"]]
         assert one.pay.record("1") is not None
         assert [one.by_key.with_key("k")("x"), same.by_key.with_key("k")("x")] == ["x", "x"]
-        assert [Service.of_class("1"), one.of_class("1")] == ["Service 1"] * 2
-        assert [Service.inner("1"), one.inner("1")] == ["Service 1"] * 2  # type: ignore[call-arg]  # mypy's order
-        assert [Service.static("1"), one.static("1")] == ["1", "1"]
+        for receiver in (cast("Any", Service), cast("Any", one)):  # mypy binds only those of instances
+            assert [receiver.of_class("1"), receiver.inner("1")] == ["Service 1"] * 2
+            assert [receiver.static("1"), receiver.static_inside("1")] == ["1", "1"]
         assert one.pay.unprotected("1") == "a 1"
 
 

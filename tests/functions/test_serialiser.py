@@ -304,6 +304,11 @@ class Odd(tzinfo):
     def utcoffset(self, at: datetime | None, /) -> timedelta:
         return timedelta(0)
 
+    dst = utcoffset
+
+    def tzname(self, at: datetime | None, /) -> str:
+        return "Odd"
+
 
 CYCLE: list[Any] = []
 CYCLE.append(CYCLE)
@@ -385,7 +390,7 @@ def test_an_annotation_without_a_form_is_refused_before_anything_runs(annotation
 
 
 def test_a_field_of_an_unknown_type_is_refused() -> None:
-    late = dataclass(type("Late", (), {"__annotations__": {"x": "Nowhere"}, "__module__": __name__}))
+    late: Any = dataclass(type("Late", (), {"__annotations__": {"x": "Nowhere"}, "__module__": __name__}))
     with pytest.raises(ConfigurationError, match="a field of a type that is not known"):
         Shapes().of(late, "here")
 
