@@ -280,7 +280,11 @@ class DeclaredCall(Call):
             self._message = message
             command: Command | Answer | None = self._exchange.command(message.get("body", b""))
         else:
-            command = await self._read(message)
+            try:
+                command = await self._read(message)
+            except BaseException:  # cancelled, mostly; from the claim on, the spool is the application's
+                self._close_spool()
+                raise
         if isinstance(command, Command):
             await self._attempt(command, keep_alive)
             return
@@ -292,14 +296,19 @@ class DeclaredCall(Call):
         try:
             permit = await self._engine.claim(command, wait_seconds=self._exchange.wait_seconds)
         except StoreError as error:
-            refused = self._exchange.unclaimed(error)
-            if isinstance(refused, Unprotected):
-                assert refused.mark is not None
-                await self._app(self._scope, self._receive_unprotected, marked(self._send, refused.mark))
-            else:
-                await send_answer(self._send, refused)
-            self._close_spool()
+            try:
+                refused = self._exchange.unclaimed(error)
+                if isinstance(refused, Unprotected):
+                    assert refused.mark is not None
+                    await self._app(self._scope, self._receive_unprotected, marked(self._send, refused.mark))
+                else:
+                    await send_answer(self._send, refused)
+            finally:
+                self._close_spool()
             return
+        except BaseException:
+            self._close_spool()
+            raise
         if not isinstance(permit, Permit):
             self._close_spool()
             await send_answer(self._send, self._exchange.present(permit))
