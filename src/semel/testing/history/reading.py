@@ -184,8 +184,9 @@ def _take(
 def _header(path: Path, line: bytes) -> Header:
     try:
         words = json.loads(line)
-        assert words["format"] == FORMAT
-    except (ValueError, KeyError, TypeError, AssertionError):
+    except ValueError:
+        words = None
+    if type(words) is not dict or words.get("format") != FORMAT:
         raise HistoryError(
             f"{path}, line 1: no header of format {FORMAT!r}; this is no history, or its first line is damaged"
         ) from None
