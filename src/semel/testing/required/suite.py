@@ -42,9 +42,25 @@ class RequiredTest:
 
 
 class RequiredTests:
-    """What :func:`suite` returns: pytest collects it under the name it is given in your test file, or its subclass."""
+    """The required tests of an application's operations, as a class for your test file.
 
-    operations: ClassVar[tuple[Case, ...]] = ()
+        class TestPayments(RequiredTests):
+            app = app
+            operations = (Case(request="POST /payments", json={"amount": 5}, effects=provider.count),)
+
+    ``app`` is the ASGI or WSGI application, or a function; override ``make`` to have a new one for each test.
+    """
+
+    app: ClassVar[Any] = None
+    operations: ClassVar[Sequence[Case]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "operations" in cls.__dict__:
+            _check(cls.app, cls.operations)
+            for name in REQUIRED:
+                if f"test_{name}" not in cls.__dict__:
+                    setattr(cls, f"test_{name}", _test(name, cls.operations))
 
     @classmethod
     def checks(cls) -> Iterator[RequiredTest]:
@@ -60,12 +76,16 @@ class RequiredTests:
 
     @classmethod
     def make(cls) -> Any:
-        """The target: the application or the function under test. Override it to make a new one for each test."""
-        raise NotImplementedError
+        """The target of one test. Raises ConfigurationError where there is none."""
+        if cls.app is None:
+            raise ConfigurationError(f"{cls.__name__} has nothing to test: say app = ..., or override make")
+        return cls.app
 
 
-def suite(*, app: Any = None, make_app: Callable[[], Any] | None = None, operations: Sequence[Case]) -> Any:
-    """The required tests of an application's operations, as a class for your test file.
+def suite(
+    *, app: Any = None, make_app: Callable[[], Any] | None = None, operations: Sequence[Case]
+) -> type[RequiredTests]:
+    """The same as an expression: ``TestPayments = suite(app=app, operations=[Case(...)])``.
 
     Parameters: ``app`` the ASGI or WSGI application, or a function; or ``make_app``, which makes a new one for each
     test; ``operations`` one :class:`~semel.testing.idempotent.Case` each.
@@ -81,22 +101,23 @@ def suite(*, app: Any = None, make_app: Callable[[], Any] | None = None, operati
     """
     if (app is None) == (make_app is None):
         raise ConfigurationError("give app= or make_app=, one of them")
+    made: Callable[[], Any] = make_app if make_app is not None else lambda: app
+    members = {"app": app, "operations": tuple(operations), "make": classmethod(lambda cls: made())}
+    return type("Required", (RequiredTests,), members)
+
+
+def _check(app: Any, cases: Sequence[Case]) -> None:
     if isinstance(app, (str, UrlTarget)):
         raise ConfigurationError(
             "a running server cannot be crashed, nor its clock be moved, from outside: give the application itself, or "
             "use assert_idempotent with the URL, which says what it did not try"
         )
-    cases = tuple(operations)
     names = [case.name for case in cases]
     if not cases or len(set(names)) != len(names):
         raise ConfigurationError(
-            "operations= needs one Case for each operation, each with a name of its own"
+            "operations needs one Case for each operation, each with a name of its own"
             f"{'' if not cases else ': ' + ', '.join(names)}"
         )
-    members: dict[str, Any] = {f"test_{name}": _test(name, cases) for name in REQUIRED}
-    given = make_app if make_app is not None else lambda: app
-    members |= {"operations": cases, "make": classmethod(lambda cls: given())}
-    return type("Required", (RequiredTests,), members)
 
 
 def why(name: str) -> str:
@@ -108,7 +129,7 @@ def why(name: str) -> str:
     return " ".join((inspect.getdoc(CHECKS[name]) or "").split())
 
 
-def _test(name: str, cases: tuple[Case, ...]) -> Callable[..., None]:
+def _test(name: str, cases: Sequence[Case]) -> Callable[..., None]:
     def test(self: RequiredTests, semel_case: Case) -> None:
         __tracebackhide__ = True
         self.required(name, semel_case).run()
@@ -119,7 +140,7 @@ def _test(name: str, cases: tuple[Case, ...]) -> Callable[..., None]:
     return _parametrized(test, cases)
 
 
-def _parametrized(test: Callable[..., None], cases: tuple[Case, ...]) -> Callable[..., None]:
+def _parametrized(test: Callable[..., None], cases: Sequence[Case]) -> Callable[..., None]:
     """With pytest's mark, where there is pytest: without it the class still has ``checks``."""
     try:
         import pytest

@@ -1,0 +1,140 @@
+"""The required tests as users run them: a class in their test file, or a list without pytest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semel import AsyncEngine, Engine, Policy
+from semel.errors import ConfigurationError
+from semel.testing.required import (
+    REQUIRED,
+    CannotRun,
+    Case,
+    FunctionTarget,
+    NotIdempotent,
+    RequiredTests,
+    suite,
+)
+from tests.testing_plugin import good
+from tests.testing_plugin.broken import BROKEN
+from tests.testing_plugin.good import ALICE, BOB, Provider
+from tests.testing_plugin.test_reports import TELLING
+
+shop = Provider()
+app = good.fastapi_app(AsyncEngine.connect("memory://"), shop, effects="external")
+payments = Case(
+    request="POST /payments", json={"amount": 1250}, headers=ALICE, other_caller=BOB, effects=lambda: len(shop.charges)
+)
+
+TestPayments = suite(app=app, operations=[payments])
+
+
+optional = Case(request="POST /payments", json={"amount": 1}, effects=shop.charges)
+Optional: Any = suite(
+    make_app=lambda: good.starlette_app(AsyncEngine.connect("memory://"), shop), operations=[optional]
+)
+
+
+class TestOptional(Optional):
+    """The key is optional and there is one caller, both as declared: no test is left out for that."""
+
+
+engine = Engine.connect("memory://")
+engine.open()
+
+
+class TestPlainFunction(RequiredTests):
+    """By hand, without `suite`: the target and the names are all that is needed."""
+
+    def test_all(self) -> None:
+        provider = Provider()
+        policy = Policy(effects="idempotent")
+        target = FunctionTarget(good.function(engine, provider, policy), engine=engine, policy=policy)
+        case = Case(arguments={"amount": 5}, other_caller={"caller": "bob"}, effects=provider.charges)
+        made = suite(app=target, operations=[case])
+        assert [test.run().held for test in made.checks()] == [(name,) for name in REQUIRED]
+
+
+def test_the_names_are_those_of_the_requirement() -> None:
+    assert REQUIRED == (
+        "missing_key_refused",
+        "invalid_key_refused",
+        "first_request_runs",
+        "same_key_and_payload_replays",
+        "other_payload_refused",
+        "concurrent_same_key_runs_once",
+        "timeout_then_retry_gives_the_final_result",
+        "failure_before_the_effect",
+        "failure_after_the_effect",
+        "expired_key",
+        "no_replay_across_callers",
+        "stored_answer_never_reaches_the_wrong_caller",
+    )
+
+
+def test_each_says_why() -> None:
+    for test in TestPayments.checks():
+        assert test.why.endswith(".")
+        assert len(test.why.split()) > 15
+        assert getattr(TestPayments, f"test_{test.name}").__doc__ == test.why
+        assert (test.operation, test.case) == ("POST /payments", payments)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_application_fails_the_test_that_tells_it(name: str) -> None:
+    provider = Provider()
+    case = Case(request="POST /payments", json={"amount": 5}, headers=ALICE, other_caller=BOB, effects=provider.charges)
+    made = suite(app=BROKEN[name](AsyncEngine.connect("memory://"), provider), operations=[case])
+    failed = []
+    for test in made.checks():
+        try:
+            test.run()
+        except (NotIdempotent, CannotRun):
+            failed.append(test.name)
+    assert TELLING[name] in failed
+
+
+def test_nothing_is_left_out_silently() -> None:
+    """What a test has not been given is an error of that test, with its remedy."""
+    provider = Provider()
+    case = Case(request="POST /payments", json={"amount": 5}, headers=ALICE, effects=provider.charges)
+    made = suite(app=good.fastapi_app(AsyncEngine.connect("memory://"), provider), operations=[case])
+    refused = {}
+    for test in made.checks():
+        try:
+            test.run()
+        except CannotRun as error:
+            refused[test.name] = error.remedy
+    assert list(refused) == ["no_replay_across_callers", "stored_answer_never_reaches_the_wrong_caller"]
+    assert all("other_caller=" in remedy for remedy in refused.values())
+
+
+def test_no_protection_cannot_be_crashed() -> None:
+    provider = Provider()
+    case = Case(request="POST /payments", json={"amount": 5}, headers=ALICE, effects=provider.charges)
+    made = suite(app=BROKEN["no_semel"](AsyncEngine.connect("memory://"), provider), operations=[case])
+    with pytest.raises(CannotRun, match="no Semel was found in the application"):
+        made.required("failure_before_the_effect", case).run()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"operations": []}, "one Case for each operation"),
+        ({"operations": [payments, payments]}, "a name of its own: POST /payments, POST /payments"),
+        ({"app": None}, "app= or make_app="),
+        ({"make_app": lambda: app}, "app= or make_app="),
+        ({"app": "http://127.0.0.1:1"}, "use assert_idempotent with the URL"),
+    ],
+)
+def test_what_is_no_suite(options: dict[str, object], message: str) -> None:
+    given = {"app": app, "operations": [payments], **options}
+    with pytest.raises(ConfigurationError, match=message):
+        suite(**given)  # type: ignore[arg-type]
+
+
+def test_a_target_must_be_made() -> None:
+    with pytest.raises(NotImplementedError):
+        RequiredTests.make()
