@@ -11,11 +11,12 @@ import pytest
 
 from semel.drivers.sqlite import SqliteDriver
 from semel.engine.connect import connect_backend
-from semel.errors import StoreUnavailable, UrlError
+from semel.errors import InvalidKey, StoreUnavailable, UrlError
 from semel.model import MovedOn, Resolution, State, Superseded, Unreadable
 from semel.policy import Policy
 from semel.rules.decide import decide, first_grant
 from semel.rules.identity import uuid_text
+from semel.rules.keys import parse_key
 from semel.rules.settle import abandoned_row, lapsed_row, marked_row, renewed_row, resolved_row, settled_row
 from semel.stores.memory import granted_row
 from semel.stores.sqlite import SqliteStore
@@ -141,3 +142,10 @@ def test_a_schema_that_is_not_utf8_is_a_damaged_file(tmp_path: Path) -> None:
                 driver.run(verb)
     finally:
         driver.close()
+
+
+def test_a_display_string_among_the_parameters_has_no_escapes() -> None:
+    # RFC 9651, 3.3.8: a backslash stands for itself there, so the quote behind it ends the parameter.
+    assert parse_key([rb'"abc";note=%"C:\";w=1']) == "abc"
+    with pytest.raises(InvalidKey):
+        parse_key([rb'"abc";note=%"C:\"x";w=1'])

@@ -1,0 +1,109 @@
+"""Coverage-guided fuzzing of one target, with atheris (libFuzzer for Python).
+
+    python -m tests.fuzz keys --seconds 60 --corpus /tmp/keys
+
+reads the seeds of the repository and the folder given, keeps what it finds new in that folder, and stops at the
+first input that breaks an oracle: it prints the input, and the command that judges it alone:
+
+    python -m tests.fuzz keys --input crash-1234
+
+`--merge` writes the smallest set of files that reaches the same code from `--corpus` into the repository's seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.corpus import BYTES_MAX, FOLDER
+from tests.fuzz.targets import NAMES, target
+
+SEED = 20_260_101
+INPUT_BYTES_MAX = 2048
+TRACED = ["semel", "http_sf", "python_multipart", "tests.fuzz.targets", "tests.rules.slow_canonical"]
+REMEDY = (
+    "atheris is not installed: pip install atheris (it has wheels for Python 3.11 to 3.13 on Linux). "
+    "Without it the same targets run under hypothesis: pytest tests/fuzz"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fuzz one target for some seconds. 0 if nothing was found, 2 for a mistake in the call; libFuzzer's 77 if so."""
+    options = _options(argv)
+    if options.input is not None:
+        one = target(options.target).one
+        one(options.input.read_bytes())
+        print(f"{options.target}: the oracles hold")
+        return 0
+    try:
+        import atheris
+    except ImportError:
+        print(f"tests.fuzz: {REMEDY}", file=sys.stderr)
+        return 2
+    # The references and the oracles are traced as well: where ours is one opaque pattern, they show the way.
+    with atheris.instrument_imports(include=TRACED):
+        chosen = target(options.target)
+        chosen.one(b"")
+    seeds = FOLDER / options.target
+    seeds.mkdir(parents=True, exist_ok=True)
+    corpus: Path = options.corpus or Path(tempfile.mkdtemp(prefix=f"semel-fuzz-{options.target}-"))
+    corpus.mkdir(parents=True, exist_ok=True)
+    words = corpus.with_name(corpus.name + ".dict")
+    words.write_text("".join(f'"{_quoted(token)}"\n' for token in chosen.tokens if 0 < len(token) <= 64))
+    arguments = [f"-seed={options.seed}", f"-dict={words}", f"-artifact_prefix={corpus.parent}{os.sep}"]
+    if options.merge:
+        arguments += ["-merge=1", f"-max_len={BYTES_MAX}", str(seeds), str(corpus)]
+    else:
+        arguments += [f"-max_total_time={options.seconds}", f"-max_len={INPUT_BYTES_MAX}", "-timeout=20"]
+        arguments += ["-print_final_stats=1", str(corpus), str(seeds)]
+    print(f"tests.fuzz: {options.target}, seed {options.seed}, corpus {corpus}", flush=True)
+    atheris.Setup([sys.argv[0], *arguments], _counted(chosen.one), enable_python_coverage=True)
+    atheris.Fuzz()  # does not return
+    return 0
+
+
+def _options(argv: Sequence[str] | None) -> Any:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("target", choices=NAMES)
+    parser.add_argument("--seconds", type=int, default=60, help="how long (default: 60)")
+    parser.add_argument("--corpus", type=Path, help="folder that keeps what is found (default: a new one)")
+    parser.add_argument("--seed", type=int, default=SEED, help="of libFuzzer's choices")
+    parser.add_argument("--merge", action="store_true", help="minimise --corpus into the repository's seeds, and end")
+    parser.add_argument("--input", type=Path, help="judge this one file, and end")
+    options = parser.parse_args(argv)
+    if options.merge and options.corpus is None:
+        parser.error("--merge needs --corpus: the folder whose files are minimised")
+    if options.seconds < 1:
+        parser.error("--seconds must be at least 1")
+    return options
+
+
+def _counted(one: Any) -> Any:
+    started = time.monotonic()
+    count = 0
+
+    def judged(data: bytes) -> None:
+        nonlocal count
+        count += 1
+        try:
+            one(data)
+        except BaseException:
+            seconds = time.monotonic() - started
+            print(f"tests.fuzz: found after {count} inputs, {seconds:.1f} s: {data!r}", file=sys.stderr, flush=True)
+            raise
+
+    return judged
+
+
+def _quoted(token: bytes) -> str:
+    return "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\x{byte:02x}" for byte in token)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
