@@ -31,30 +31,27 @@ payments = Case(
 TestPayments = suite(app=app, operations=[payments])
 
 
-optional = Case(request="POST /payments", json={"amount": 1}, effects=shop.charges)
-Optional: Any = suite(
-    make_app=lambda: good.starlette_app(AsyncEngine.connect("memory://"), shop), operations=[optional]
-)
-
-
-class TestOptional(Optional):
+class TestOptional(RequiredTests):
     """The key is optional and there is one caller, both as declared: no test is left out for that."""
+
+    operations = (Case(request="POST /payments", json={"amount": 1}, effects=shop.charges),)
+
+    @classmethod
+    def make(cls) -> Any:
+        return good.starlette_app(AsyncEngine.connect("memory://"), shop)
 
 
 engine = Engine.connect("memory://")
 engine.open()
 
 
-class TestPlainFunction(RequiredTests):
-    """By hand, without `suite`: the target and the names are all that is needed."""
-
-    def test_all(self) -> None:
-        provider = Provider()
-        policy = Policy(effects="idempotent")
-        target = FunctionTarget(good.function(engine, provider, policy), engine=engine, policy=policy)
-        case = Case(arguments={"amount": 5}, other_caller={"caller": "bob"}, effects=provider.charges)
-        made = suite(app=target, operations=[case])
-        assert [test.run().held for test in made.checks()] == [(name,) for name in REQUIRED]
+def test_a_function_without_pytest() -> None:
+    provider = Provider()
+    policy = Policy(effects="idempotent")
+    target = FunctionTarget(good.function(engine, provider, policy), engine=engine, policy=policy)
+    case = Case(arguments={"amount": 5}, other_caller={"caller": "bob"}, effects=provider.charges)
+    made = suite(app=target, operations=[case])
+    assert [test.run().held for test in made.checks()] == [(name,) for name in REQUIRED]
 
 
 def test_the_names_are_those_of_the_requirement() -> None:
@@ -136,5 +133,5 @@ def test_what_is_no_suite(options: dict[str, object], message: str) -> None:
 
 
 def test_a_target_must_be_made() -> None:
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(ConfigurationError, match="or override make"):
         RequiredTests.make()
