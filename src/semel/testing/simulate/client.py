@@ -23,7 +23,6 @@ from semel.errors import (
     StoreUnavailable,
     SupersededError,
 )
-from semel.model import Effects
 from semel.rules.identity import record_id, uuid_bytes
 from semel.testing.simulate.handler import Broken, run_handler
 from semel.testing.simulate.shape import command
@@ -56,6 +55,7 @@ class Call:
         self.command = command(key, payload, schedule.plan.policy)
         self.id = record_id(self.command.scope, self.command.key)
         self.run: Execution | None = None
+        self.error: Exception | None = None
         self.task: asyncio.Task[Result] | None = None
         self.over = False
         self.final = False
@@ -100,6 +100,7 @@ class Call:
         except Violated as violated:
             self._schedule.fail(violated)
         except Exception as error:  # noqa: BLE001 - every kind of error is looked at
+            self.error = error
             self._tell(f"is told {type(error).__name__}: {error}")
             self._schedule.judge(self._refused, error)
         else:
@@ -145,8 +146,8 @@ class Call:
         elif isinstance(error, _EXPECTED):
             self._own(error.operation_id)
         elif isinstance(error, StoreUnavailable):
-            run = self.run
-            if run is not None and run.done and (run.effects is not Effects.ATOMIC or run.begun):
+            run = self.run  # of an ATOMIC one nothing remains, unless its handler commits by itself
+            if run is not None and run.done and not run.committed_early:
                 raise Violated("I2 one answer", f"{seen}: 'nothing ran', but its handler ran: {run}")
         elif isinstance(error, Broken | NothingHappened | TimeoutError):
             if self.run is None:

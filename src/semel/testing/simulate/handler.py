@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from semel.engine.permit import Permit
-from semel.errors import NothingHappened
+from semel.errors import NothingHappened, StoreError
 from semel.model import Answer, Effects
 from semel.testing.simulate.ledger import Effect, Execution
 from semel.testing.simulate.violation import Violated
@@ -22,6 +23,7 @@ ENDS: Final = (
     "raise after",
     "429",
     "500 after",
+    "hang",
     "hang",
     "crash before",
     "crash after",
@@ -112,6 +114,9 @@ async def _act(schedule: Schedule, call: Call, permit: Permit, run: Execution, e
             await schedule.strike(call.worker, "pause")
         case _:
             pass
+    if permit.unit is None and world.happens(0.04):
+        with suppress(StoreError):  # its answer will be too long to keep, said or not
+            await call.worker.engine.mark_not_kept(permit)
     with permit.effect():
         run.begun = True
         await _charge(schedule, permit, run, lost=end == "lost charge")
@@ -125,7 +130,10 @@ async def _act(schedule: Schedule, call: Call, permit: Permit, run: Execution, e
         case "pause after":
             await schedule.strike(call.worker, "pause")
         case "commit early":
+            run.committed_early = True
             permit.connection.commit()
+            if world.happens(0.5):
+                await schedule.strike(call.worker, "crash")
         case _:
             pass
     if world.happens(0.3):

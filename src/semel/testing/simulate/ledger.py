@@ -37,6 +37,7 @@ class Execution:
     payload: int
     begun: bool = False
     running: bool = True
+    committed_early: bool = False
     done: bool = False  # its effect is in the ledger, by whomever it got there
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from semel.errors import SemelError
 from semel.model import Answer, Effects, Find, Record, Resolution, State
 from semel.testing.simulate import shape as shapes
+from semel.testing.simulate.calm import calm
 from semel.testing.simulate.client import Call, Client
 from semel.testing.simulate.coverage import Counts
 from semel.testing.simulate.database import Database, MemoryDatabase, SqliteDatabase
@@ -18,7 +19,7 @@ from semel.testing.simulate.server import Server
 from semel.testing.simulate.shape import Plan, Shape
 from semel.testing.simulate.surroundings import surroundings
 from semel.testing.simulate.violation import Violated
-from semel.testing.simulate.watch import OPEN, describe
+from semel.testing.simulate.watch import describe
 from semel.testing.simulate.worker import Worker
 from semel.testing.simulate.world import SECOND, World
 
@@ -38,9 +39,8 @@ class Schedule:
         self.ledger = Ledger(world, MEMORY_US)
         self.server = Server(world, data, self.ledger, transactional=atomic)
         self.server.drift = self.plan.drift
-        self.workers = [
-            Worker(world, self.server, f"worker-{n + 1}", self.plan.trouble) for n in range(self.plan.workers)
-        ]
+        self.server.watch.on_lapse = self._lapsed
+        self.workers: list[Worker] = []
         self.calls: list[Call] = []
         self.runs: list[Execution] = []
         self.executions = 0
@@ -60,10 +60,10 @@ class Schedule:
         before = asyncio._get_running_loop()
         try:
             with surroundings(self.world):
+                for n in range(self.plan.workers):
+                    self.workers.append(Worker(self.world, self.server, f"worker-{n + 1}", self.plan.trouble))
                 self._storm()
-                self._calm()
-                self._probe()
-                self._last_look()
+                calm(self)
         finally:
             for worker in self.workers:
                 worker.loop.bury()
@@ -89,9 +89,10 @@ class Schedule:
                 world.after(world.between(3 * SECOND, 20 * SECOND), self._operate)
         if world.happens(0.3):
             world.after(world.between(0, 30 * SECOND), self._purge)
-        self._run(4000)
+        self.run(4000)
 
-    def _run(self, seconds: float) -> None:
+    def run(self, seconds: float) -> None:
+        """Let things happen for so long, or until somebody stops them. Raises what was found meanwhile."""
         self.world.run(seconds)
         if self.violated is not None:
             raise self.violated
@@ -147,7 +148,7 @@ class Schedule:
         alive = [worker for worker in self.workers if worker.loop.alive]
         return self.world.pick(alive) if alive else None
 
-    def _background(self, worker: Worker, work: Callable[[], Awaitable[object]]) -> None:
+    def background(self, worker: Worker, work: Callable[[], Awaitable[object]]) -> None:
         self._tasks.append(worker.loop.create_task(self._harmless(work)))
 
     async def _harmless(self, work: Callable[[], Awaitable[object]]) -> None:
@@ -159,17 +160,17 @@ class Schedule:
     def _reap(self) -> None:
         worker = self._alive()
         if worker is not None:
-            self._background(worker, worker.reaper.run_once)
+            self.background(worker, worker.reaper.run_once)
 
     def _purge(self) -> None:
         worker = self._alive()
         if worker is not None:
-            self._background(worker, worker.reaper.purge)
+            self.background(worker, worker.reaper.purge)
 
     def _operate(self) -> None:
         worker = self._alive()
         if worker is not None:
-            self._background(worker, lambda: self._resolve(worker))
+            self.background(worker, lambda: self._resolve(worker))
 
     async def _resolve(self, worker: Worker) -> None:
         """An operator looks for what nobody knows, asks the provider, and settles it by what is true."""
@@ -203,7 +204,7 @@ class Schedule:
             for permit in worker.engine.core.live.values()
         )
 
-    # --- calm ---------------------------------------------------------------------------------
+    # --- the end of trouble -------------------------------------------------------------------
 
     def client_ends(self) -> None:
         """One client has what it wanted, or gives up."""
@@ -211,54 +212,16 @@ class Schedule:
         if self.busy == 0:
             self.world.stop()
 
-    def _calm(self) -> None:
-        world = self.world
-        if world.tracing:
-            world.tell("schedule", "calm: the network works, every worker runs, the clock is left alone")
-        self.plan.crashes.clear()
-        self.plan.handler_trouble = 0.0
+    def _lapsed(self, row: Record) -> None:
+        """A lease is over. Where nothing was in its holder's way, it should have been renewed."""
+        plan = self.plan
+        if plan.trouble or plan.jumps or plan.drift or row.lease_until >= row.deadline_at:
+            return
         for worker in self.workers:
-            worker.calm()
-        policy = self.plan.policy
-        self._run(policy.deadline_seconds + policy.lease_seconds + 5)
-        late = [row.lease_until for row in self.server.data.rows().values() if row.state in OPEN]
-        self._run(max(0, max(late, default=0) - self.server.clock()) / SECOND * 1.2 + 1)
-        for worker in self.workers:
-            self._background(worker, worker.reaper.run_once)
-        self._run(1)
-        now = self.server.clock()
-        for row in self.server.data.rows().values():
-            if row.state in OPEN and (row.effects != Effects.IDEMPOTENT or row.lease_until > now):
-                raise Violated("I6 progress", f"still {describe(row)}, after its lease and the reaper's look")
-        for call in self.calls:
-            if call.in_flight:
-                raise Violated("I6 progress", f"a request of {call.client} never ended")
-
-    def _probe(self) -> None:
-        """Each key is asked for once more, by its own payload and by another, on a world that works."""
-        asked = sorted({(call.key, call.payload) for call in self.calls})
-        for key, payload in asked:
-            call = Call(self, "probe", self.workers[0], key, payload)
-            self.calls.append(call)
-            call.start(0.0, self._probed)
-            self._run(self.plan.policy.deadline_seconds * 2 + 10)
-            if not call.over:
-                raise Violated("I6 progress", f"the last request for key {key} never ended")
-
-    def _probed(self, call: Call) -> None:
-        self.world.stop()
-
-    def _last_look(self) -> None:
-        for run in self.runs:
-            if run.running and run.worker in {worker.who for worker in self.workers if worker.loop.alive}:
-                raise Violated("I6 progress", f"a handler never ended: {run}")
-        for row in self.server.data.rows().values():
-            happened = self.ledger.happened(row.id)
-            if row.state == State.SUCCEEDED and not happened:
-                raise Violated("I2 one answer", f"success without its effect: {describe(row)}")
-            failed = row.state in (State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE)
-            if failed and happened and (row.status is None or row.status < 500):
-                raise Violated("I2 one answer", f"a failure whose effect happened: {describe(row)}")
+            if worker.who == row.holder and worker.loop.alive and not worker.was_paused:
+                permit = worker.engine.core.live.get(row.nonce)
+                if permit is not None and not permit.settling:
+                    raise Violated("I6 progress", f"the lease of a living holder was not renewed: {describe(row)}")
 
     # --- judging ------------------------------------------------------------------------------
 

@@ -92,6 +92,12 @@ class Server:
         else:
             self._go_on(request)
 
+    def lost(self, request: Request) -> None:
+        """It never arrives: only what it was about is noted."""
+        self.store.asked = []
+        request.make().close()
+        self.watch.lost(self.store.asked, self.data.rows())
+
     def _go_on(self, request: Request) -> None:
         session = request.session
         assert session is not None

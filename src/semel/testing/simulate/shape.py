@@ -14,7 +14,7 @@ from semel.testing.simulate.world import World
 ANSWER_SECONDS: Final = 30.0
 TOMBSTONE_SECONDS: Final = 90.0
 DEDUP_SECONDS: Final = 20.0
-ATTEMPTS_MAX: Final = 3
+ATTEMPTS_MAX: Final = 2
 LEASES: Final = (1.0, 3.0)
 
 

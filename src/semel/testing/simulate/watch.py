@@ -16,6 +16,7 @@ from semel.model import (
     Claim,
     Effects,
     KeyReused,
+    OutcomeUnknown,
     Proceed,
     Record,
     Replay,
@@ -53,6 +54,9 @@ class Watch:
         self.grants: dict[tuple[bytes, int], int] = {}  # (record, fence) -> the life it was granted in
         self.operations: dict[bytes, bytes] = {}  # every operation id that was granted -> its record
         self.begun: dict[bytes, list[Execution]] = {}  # by record: runs that nobody has settled as "did not happen"
+        self.given_up: set[bytes] = set()  # the nonces of claims that their callers gave up on
+        self.repeated: set[bytes] = set()  # the nonces of claims that the network delivered late or twice
+        self.on_lapse: Callable[[Record], None] | None = None
         self._settled_at: dict[bytes, int] = {}
 
     # --- writes -------------------------------------------------------------------------------
@@ -136,6 +140,8 @@ class Watch:
             name = "I1 one effect" if was.effects == Effects.ATOMIC else "I4 no blind rerun"
             raise Violated(name, f"a lapsed {Effects(was.effects).name} command was granted anew: {seen}")
         if was.state == State.PROCESSING:
+            if self.on_lapse is not None and was.lease_until > 0:
+                self.on_lapse(was)
             if now >= was.dedup_until:
                 raise Violated("I1 one effect", f"granted anew after the downstream may have forgotten it: {seen}")
             if was.lapses + (was.lease_until > 0) >= was.attempts_max:
@@ -156,6 +162,8 @@ class Watch:
             raise Violated("I2 one answer", f"an answered record was written over: {seen}")
         if was.state == State.FAILED_NOT_REPLAYABLE:
             raise Violated("I3 fenced", f"a released record was written by its former holder: {seen}")
+        if was.state == State.PROCESSING and was.lease_until == 0:
+            raise Violated("I3 fenced", f"what its holder had given back was written by it once more: {seen}")
         if row.fence != was.fence or row.nonce != was.nonce or row.generation != was.generation:
             raise Violated("I3 fenced", f"only a grant or a resolution moves fence, nonce and generation: {seen}")
         if verb == "renew" and row.lease_until > min(now + row.lease_us, row.deadline_at):
@@ -176,6 +184,8 @@ class Watch:
     def _lapsed(self, was: Record | None, row: Record, now: int) -> None:
         if was is None or was.state != State.PROCESSING or row.state != State.UNKNOWN or now < was.lease_until:
             raise Violated("I6 progress", f"the reaper wrote: {describe(was)} -> {describe(row)}")
+        if self.on_lapse is not None:
+            self.on_lapse(was)
 
     def _resolved(self, word: Any, was: Record | None, row: Record, now: int) -> None:
         seen = f"resolve: {describe(was)} -> {describe(row)}"
@@ -232,8 +242,8 @@ class Watch:
                     for word, mine in zip(given[0], reply, strict=True):
                         self._count(before.get(word.id), now, "renew" if mine else "renew: refused")
                 case "abandon":
-                    for (id, _), seen in zip(given[0], reply, strict=True):
-                        self._count(before.get(id), now, "abandon" if seen else "abandon: nothing there")
+                    for (id, nonce), seen in zip(given[0], reply, strict=True):
+                        self._given_up(before.get(id), nonce, seen, now)
                 case "mark_not_kept":
                     for word in given[0]:
                         self._count(before.get(word.id), now, "mark not kept")
@@ -245,13 +255,24 @@ class Watch:
                 case _:
                     pass  # a look changes nothing and ends nothing
 
+    def _given_up(self, row: Record | None, nonce: bytes, seen: bool, now: int) -> None:
+        self.given_up.add(nonce)
+        self._count(row, now, "abandon" if seen else "abandon: nothing there")
+        mine = row is not None and row.nonce == nonce and row.state in (*OPEN, State.UNKNOWN) and row.lease_until > 0
+        if mine and not seen:
+            raise Violated("I6 progress", f"a claim that nobody owns was not released: {describe(row)}")
+
     def _attempted(self, who: str, claim: Claim, row: Record | None, verdict: Any, now: int, fault: str) -> None:
         same = row is None or row.fingerprint == claim.fingerprint
         self._count(row, now, "attempt" if same else "attempt, other payload")
         if fault:
             self._count(row, now, f"claim, {fault}")
+            if fault in ("twice", "late request"):
+                self.repeated.add(claim.nonce)
         if self._world.tracing:
             self._world.tell(who, f"attempt met {describe(row)}: {type(verdict).__name__}")
+        if isinstance(verdict, OutcomeUnknown) and row is not None and row.state == State.PROCESSING and self.on_lapse:
+            self.on_lapse(row)
         if row is not None and not same and not isinstance(verdict, KeyReused | Unreadable | Proceed):
             raise Violated("I7 loud misuse", f"another payload met {type(verdict).__name__}: {describe(row)}")
         if isinstance(verdict, Replay) and (row is None or row.state not in ANSWERED):
@@ -262,6 +283,16 @@ class Watch:
     def _count(self, row: Record | None, now: int, event: str) -> None:
         pair = (state_name(row, now), event)
         self.coverage[pair] = self.coverage.get(pair, 0) + 1
+
+    def lost(self, asked: Asked, rows: Rows) -> None:
+        """A request never arrived: what it was about."""
+        now = self._clock()
+        for verb, given in asked:
+            if verb in ("claim", "settle"):
+                for word in given[0]:
+                    self._count(rows.get(word.id), now, f"{verb}, lost request")
+            elif verb == "abandon":
+                self.given_up.update(nonce for _, nonce in given[0])
 
     def count_all(self, rows: Rows, ids: set[bytes], event: str) -> None:
         """An event that no flow makes, such as the crash of a worker, met these records."""

@@ -79,6 +79,7 @@ class Wire:
             case "refused":
                 world.after(there, self._deliver, future, None, StoreUnavailable("simulated: the store refuses"))
             case "lost request":
+                self._server.lost(request)
                 world.after(patience, self._deliver, future, None, StoreTimeout("simulated: no reply"))
             case "late request":
                 world.after(patience, self._deliver, future, None, StoreTimeout("simulated: no reply yet"))
@@ -151,10 +152,6 @@ class Unit:
             raise EarlyCommit("the transaction was over before Semel could commit it")
 
     async def rollback_async(self) -> None:
-        self._server.rollback(self._unit)
-
-    def __del__(self) -> None:
-        # As the real units do: one that nobody holds any more, since its claim was cancelled, keeps no gate.
         self._server.rollback(self._unit)
 
 

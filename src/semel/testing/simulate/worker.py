@@ -34,6 +34,7 @@ class Worker:
         """A new process: nothing is left of the former one."""
         world = self._world
         self.life += 1
+        self.was_paused = False
         self.who = f"{self.name}.{self.life}"
         self.loop = WorkerLoop(world, world.between(0, 1_000_000_000))
         self.wire = Wire(world, self._server, self.loop, self.who)
@@ -64,7 +65,7 @@ class Worker:
             return
         if self._world.tracing:
             self._world.tell(self.who, f"is paused for {us / 1_000_000:.3f} s")
-        self.loop.paused = True
+        self.loop.paused = self.was_paused = True
         self._world.after(us, self._resume, self.loop)
 
     def _resume(self, loop: WorkerLoop) -> None:
