@@ -39,7 +39,8 @@ _CHECKED = re.compile(r"(make|pip install|semel serve|semel demo)\b")
 def run_python(block: Block, page: str, namespace: dict[str, Any]) -> None:
     """Run a block in the page's namespace."""
     printed = io.StringIO()
-    code = compile("\n" * (block.line - 1) + block.text, page, "exec")
+    # Without this module's own __future__: a reader has none, and no dataclass can read annotations that are texts.
+    code = compile("\n" * (block.line - 1) + block.text, page, "exec", dont_inherit=True)
     with contextlib.redirect_stdout(printed):
         exec(code, namespace)
     expected = "".join(f"{line[4:]}\n" for line in block.text.splitlines() if line.startswith("# > "))

@@ -58,6 +58,12 @@ def test_what_is_not_printed_is_seen(tmp_path: Path) -> None:
     assert_shown("a ... c\n", "a b c\n", "here")
 
 
+def test_an_example_is_compiled_as_a_reader_would() -> None:
+    text = "from dataclasses import dataclass\n@dataclass\nclass A:\n    n: int\nprint(A.__annotations__)\n"
+    text += "# > {'n': <class 'int'>}\n"
+    run_python(Block("python", text, 1), "page", {"__name__": "example"})
+
+
 class Echo(BaseHTTPRequestHandler):
     """Answers with what it was sent."""
 
