@@ -6,6 +6,7 @@ damage, and is refused with its file and line.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -94,7 +95,7 @@ def history_files(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def read_history(paths: Iterable[str | Path]) -> History:
-    """All these files (or folders of files) as one history.
+    """All these files (or folders of files) as one history, in memory: some 2 KB an operation.
 
     Raises HistoryError: a file is missing, of another version, damaged, or of another machine run or store.
     """
@@ -103,8 +104,14 @@ def read_history(paths: Iterable[str | Path]) -> History:
     if not files:
         raise HistoryError("no file was named; name the folder that the recorder was given")
     deaths: list[tuple[int, int]] = []
-    for file in files:
-        _read_file(file, history, deaths)
+    collecting = gc.isenabled()
+    gc.disable()  # millions of values are made and all of them kept: looking for garbage would take half of the time
+    try:
+        for file in files:
+            _read_file(file, history, deaths)
+    finally:
+        if collecting:
+            gc.enable()
     if not history.headers:
         raise HistoryError("none of these files has a whole header: their processes died before they had begun")
     _fit_together(history, deaths)
@@ -133,15 +140,27 @@ def _read_file(path: Path, history: History, deaths: list[tuple[int, int]]) -> N
 
 
 def _events(path: Path, raw: list[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
-    load = json.loads
-    for number, line in enumerate(raw[1:], start=2):
-        try:
-            event = load(line)
-        except ValueError:
-            raise _damaged(path, number, "it is no JSON") from None
+    for number, event in enumerate(_parsed(path, raw[1:]), start=2):
         if type(event) is not dict:
             raise _damaged(path, number, "it is no event")
         yield number, event
+
+
+def _parsed(path: Path, lines: list[bytes]) -> list[Any]:
+    """All lines as one document, which shares its words and so costs half; one by one where that is not what it is."""
+    try:
+        events: list[Any] = json.loads(b"[%b]" % b",".join(lines))
+        if len(events) == len(lines):
+            return events
+    except ValueError:
+        pass  # the line is found below
+    events = []
+    for number, line in enumerate(lines, start=2):
+        try:
+            events.append(json.loads(line))
+        except ValueError:
+            raise _damaged(path, number, "it is no JSON") from None
+    return events
 
 
 def _take(
