@@ -53,6 +53,8 @@ def script(shell: str) -> str:
 
     parser, commands = grammar()
     for each in (parser, *commands.choices.values()):
+        # A menu has room for what a command does, and no more.
+        each.description = (each.description or "").partition(". ")[0].rstrip(".")
         for action in each._actions:
             _teach(action, shtab)
     text: str = shtab.complete(parser, shell=shell)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from enum import IntEnum
 
+from semel.cli.damaged import DAMAGED_STATE, is_damaged, mended
 from semel.cli.terminal import Json
 from semel.model import ANSWERED_STATES, AfterExpiry, AnswerKind, Audit, Effects, Record, State
 from semel.rules.decide import DOUBTS
@@ -22,12 +23,7 @@ def _name(kind: type[IntEnum], value: int) -> str:
     try:
         return kind(value).name
     except ValueError:
-        return f"DAMAGED ({value})"
-
-
-def is_damaged(record: Record) -> bool:
-    """Whether the record's state is none that any Semel writes."""
-    return record.state not in {int(state) for state in State}
+        return "DAMAGED" if value == DAMAGED_STATE else f"DAMAGED ({value})"
 
 
 def has_lapsed(record: Record, now: int) -> bool:
@@ -53,6 +49,7 @@ def time_text(microseconds: int | None) -> str | None:
 
 def row_document(record: Record, now: int) -> dict[str, Json]:
     """One record of a list, for machines."""
+    record = mended(record)
     return {
         "operationId": uuid_text(record.operation_id),
         "state": state_name(record, now),
@@ -71,6 +68,7 @@ def row_document(record: Record, now: int) -> dict[str, Json]:
 
 def record_document(record: Record, now: int, audit: list[Audit]) -> dict[str, Json]:
     """Everything an operator may see of one record. Never a key, a request or an answer's body."""
+    record = mended(record)
     return {
         **row_document(record, now),
         "recordId": record.id.hex(),

@@ -14,6 +14,7 @@ from semel.cli.doctor_records import look_at_records
 from semel.cli.doctor_settings import look_at_settings
 from semel.cli.doctor_sqlite import look_at_sqlite
 from semel.cli.exits import Exit
+from semel.cli.filters import pages
 from semel.cli.finding import Finding
 from semel.cli.progress import add_progress
 from semel.cli.store import connect
@@ -97,7 +98,7 @@ def _problem(check: str, error: Exception, remedy: str | None) -> Finding:
 
 
 def _look_at_clock(engine: Engine) -> Iterator[Finding]:
-    page = engine.perform("find", lambda: engine.store.find(Find(limit=1)))
+    page = next(pages(engine, Find(), 1))
     host = time.time_ns() // 1000
     ahead = max((record.created_at for record in page.records), default=0) - page.now
     if host < EPOCH_FLOOR_US:

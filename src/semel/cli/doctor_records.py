@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from semel.cli.filters import pages
 from semel.cli.finding import Finding
 from semel.cli.terminal import span_text
 from semel.engine.sync import Engine
@@ -36,7 +37,7 @@ def look_at_records(engine: Engine) -> Iterator[Finding]:
         listed or "none yet",
         "restore the damaged records from a backup; their retries are refused meanwhile" if damaged else None,
     )
-    now, unknown = _standing(engine, Find(states=(State.UNKNOWN,), limit=PAGE))
+    now, unknown = _standing(engine, Find(states=(State.UNKNOWN,)))
     yield _about(
         unknown,
         now,
@@ -44,12 +45,12 @@ def look_at_records(engine: Engine) -> Iterator[Finding]:
         "UNKNOWN",
         "find out what happened, then settle each: semel list --state unknown; semel settle --help",
     )
-    now, lapsed = _standing(engine, Find(states=(State.PROCESSING,), lapsed=True, limit=PAGE))
+    now, lapsed = _standing(engine, Find(states=(State.PROCESSING,), lapsed=True))
     yield _about_lapsed(lapsed, now)
 
 
 def _standing(engine: Engine, query: Find) -> tuple[int, _Standing]:
-    page = engine.perform("find", lambda: engine.store.find(query))
+    page = next(pages(engine, query, PAGE))
     oldest = min(page.records, key=lambda record: record.created_at, default=None)
     return page.now, _Standing(len(page.records), oldest, page.next_before is not None)
 

@@ -6,6 +6,7 @@ import argparse
 import textwrap
 
 from semel.cli.arguments import Commands, Parser, add_command
+from semel.cli.damaged import mended
 from semel.cli.describe import record_document
 from semel.cli.exits import Exit, NotFound
 from semel.cli.lookup import (
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
     story = tell(record, audit, now)
     out.document({**record_document(record, now, audit), "story": story.document()})
-    _print(record, story, out)
+    _print(mended(record), story, out)
     return Exit.OK
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from semel.cli.arguments import near
+from semel.cli.damaged import mended
 from semel.engine.sync import Engine
 from semel.model import Find, Found, State
 
@@ -42,12 +43,12 @@ def query_of(options: argparse.Namespace) -> Find:
 
 
 def pages(engine: Engine, query: Find, size: int = PAGE) -> Iterator[Found]:
-    """Every page of a query, newest first; one page at a time is in memory."""
+    """Every page of a query, newest first; one page at a time is in memory. Damaged records come mended."""
     before = query.before
     while True:
         asked = query._replace(limit=size, before=before)
         page = engine.perform("find", lambda asked=asked: engine.store.find(asked))  # type: ignore[misc]
-        yield page
+        yield page._replace(records=tuple(map(mended, page.records)))
         if page.next_before is None:
             return
         before = page.next_before

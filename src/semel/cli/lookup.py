@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from semel.cli.damaged import mended
 from semel.cli.exits import CommandFailed, NotFound, UsageFailed
 from semel.cli.filters import pages
 from semel.cli.progress import Progress
@@ -152,4 +153,5 @@ def the_one(engine: Engine, found: list[Record], name: str) -> Record:
 
 def name_of(record: Record) -> str:
     """A record's operation id and scope, for people."""
+    record = mended(record)
     return f"{uuid_text(record.operation_id)} ({record.operation} of {record.tenant}/{record.caller})"

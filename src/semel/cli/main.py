@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(arguments, Output(machine="--json" in arguments))
+        return int(_run(arguments, Output(machine="--json" in arguments)))
     except BrokenPipeError:
         # Whoever read us has gone (`semel list | head`): end quietly, and keep the interpreter from flushing again.
         for stream in (sys.stdout, sys.stderr):

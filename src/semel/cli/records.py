@@ -8,7 +8,7 @@ from typing import Final
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.describe import record_document, row_document, state_name
 from semel.cli.exits import Exit, NotFound, UsageFailed
-from semel.cli.filters import add_filters, query_of
+from semel.cli.filters import add_filters, pages, query_of
 from semel.cli.lookup import check_beginning, find_key, find_named, key_of
 from semel.cli.store import opened
 from semel.cli.terminal import Output, span_text
@@ -71,7 +71,7 @@ def run_list(options: argparse.Namespace, out: Output) -> int:
     """A page of records."""
     query = query_of(options)._replace(limit=options.limit, before=options.before)
     with opened(options) as engine:
-        page = engine.perform("find", lambda: engine.store.find(query))
+        page = next(pages(engine, query, query.limit))
     out.document(
         {"records": [row_document(record, page.now) for record in page.records], "nextBefore": page.next_before}
     )

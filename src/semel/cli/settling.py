@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
-from semel.cli.describe import is_damaged
+from semel.cli.damaged import is_damaged
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.lookup import find_operation, operation_id_of
 from semel.cli.store import opened

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from semel.cli.describe import has_lapsed, is_damaged, state_name, time_text
+from semel.cli.damaged import DAMAGED_STATE, is_damaged, mended
+from semel.cli.describe import has_lapsed, state_name, time_text
 from semel.cli.terminal import Json, span_text
 from semel.model import (
     AfterExpiry,
@@ -83,8 +84,10 @@ def _attempt_document(attempt: Attempt) -> dict[str, Json]:
 
 def tell(record: Record, audit: Sequence[Audit], now: int) -> Story:
     """The story of a record, read whole, at the store's time ``now`` (microseconds)."""
-    same = attempt_at(record, record.fingerprint, now)
-    other = attempt_at(record, bytes(byte ^ 0xFF for byte in record.fingerprint), now)
+    own = mended(record).fingerprint
+    same = attempt_at(record, own, now)
+    other = attempt_at(record, bytes(byte ^ 0xFF for byte in own) or bytes(32), now)
+    record = mended(record)
     return Story(
         happened=[*_beginning(record, now), _standing(record, now), *_settlers(audit, now)],
         same=same,
@@ -96,21 +99,20 @@ def tell(record: Record, audit: Sequence[Audit], now: int) -> Story:
 
 
 def attempt_at(record: Record, fingerprint: bytes, now: int) -> Attempt:
-    """What an attempt under the record's own scope, key and recipe would get."""
+    """What an attempt under the record's own scope, key and recipe would get. The record may be damaged."""
+    row = mended(record)  # the claim needs terms of some kind; the rules meet the record as it is
     try:
-        state, after = State(record.state), AfterExpiry(record.after_expiry)
-        effects = Effects(record.effects)
+        state, after, effects = State(row.state), AfterExpiry(row.after_expiry), Effects(row.effects)
     except ValueError:
-        # A damaged number is met by the rules as it is; the claim only needs terms of some kind.
         state, after, effects = State.PROCESSING, AfterExpiry.REFUSE, Effects.EXTERNAL
-    deadline_us = max(record.deadline_at - record.first_started_at, record.lease_us)
-    dedup_us = record.dedup_until - record.first_started_at
+    deadline_us = max(row.deadline_at - row.first_started_at, row.lease_us)
+    dedup_us = row.dedup_until - row.first_started_at
     starts = state if state is State.CLAIMED else State.PROCESSING
-    lives = (record.lease_us, deadline_us, dedup_us, record.attempts_max, record.answer_us, record.tombstone_us)
-    scope = Scope(record.tenant, record.caller, record.operation)
+    lives = (row.lease_us, deadline_us, dedup_us, row.attempts_max, row.answer_us, row.tombstone_us)
+    scope = Scope(row.tenant, row.caller, row.operation)
     terms = Terms(effects, *lives, after, starts)
-    own = (record.recipe, fingerprint, record.operation_id, "nobody")
-    claim = Claim(record.id, _NONCE, scope, record.key_hash, *own, terms)
+    own = (row.recipe, fingerprint, row.operation_id, "nobody")
+    claim = Claim(row.id, _NONCE, scope, row.key_hash, *own, terms)
     verdict = decide(record, claim, now)
     rule = TABLE[situation(record, claim, now)]
     return Attempt(type(verdict).__name__, rule.why, _meaning(record, verdict), _answer(verdict))
@@ -172,7 +174,8 @@ def _effects(record: Record) -> str:
 def _standing(record: Record, now: int) -> str:
     state = state_name(record, now)
     if is_damaged(record):
-        return f"The record is damaged: its state is {record.state}, which no Semel writes."
+        what = "columns hold" if record.state == DAMAGED_STATE else f"its state is {record.state}:"
+        return f"The record is damaged: {what} what no Semel writes."
     match State(record.state):
         case State.CLAIMED | State.PROCESSING if relinquished(record):
             return f"{state}: its holder gave the lease back ({record.doubt or 'no reason given'}); it may be repeated."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import threading
 import time
 from typing import Final
 
@@ -48,7 +47,6 @@ def _watch(options: argparse.Namespace, out: Output) -> int:
     before: Look | None = None
     lost = False
     looks = 0
-    resting = threading.Event()
     while True:
         begun = time.monotonic()
         try:
@@ -69,7 +67,12 @@ def _watch(options: argparse.Namespace, out: Output) -> int:
         if looks == options.count:
             return Exit.STORE if lost else Exit.OK
         took = time.monotonic() - begun
-        resting.wait(max(options.every - took, took * REST_PER_LOOK))
+        rest(max(options.every - took, took * REST_PER_LOOK))
+
+
+def rest(seconds: float) -> None:
+    """Wait; Ctrl-C ends it at once."""
+    time.sleep(seconds)
 
 
 def _show(options: argparse.Namespace, out: Output, before: Look | None, seen: Look) -> None:

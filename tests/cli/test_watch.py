@@ -1,0 +1,176 @@
+"""`semel watch`: what two looks tell, a store that goes away and comes back, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from semel.cli import watched, watching
+from tests.cli.conftest import HOUR_US, Ran, Shelf
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have acts done between the looks, instead of waiting."""
+
+    def plan(*acts: Callable[[], object]) -> None:
+        left: Iterator[Callable[[], object]] = iter(acts)
+        monkeypatch.setattr(watching, "rest", lambda seconds: next(left)())
+
+    return plan
+
+
+def test_what_two_looks_tell(semel: Run, shelf: Shelf, between: Callable[..., None]) -> None:
+    shelf.succeeded("before", ago_us=HOUR_US)
+    held = shelf.abandoned("held", ago_us=HOUR_US)
+
+    def work() -> None:
+        shelf.succeeded("one")
+        shelf.succeeded("two")
+        shelf.unknown("three")
+
+    between(work, lambda: None)
+    ran = semel("watch", "--count", "3", "--json")
+    first, second, third = [json.loads(line) for line in ran.out.splitlines()]
+    assert (ran.code, ran.err) == (0, "")
+    assert (first["newRecords"], first["settledNet"], first["seconds"]) == (None, None, None)
+    assert (first["open"], first["lapsed"], first["oldestOpen"]) == (1, 1, held)
+    assert 3600 <= first["oldestOpenSeconds"] < 3700
+    assert (second["newRecords"], second["settledNet"], second["unknown"]) == (3, 2, 1)
+    assert (third["newRecords"], third["settledNet"]) == (0, 0)
+    assert second["records"] == {
+        **{"CLAIMED": 0, "PROCESSING": 1, "SUCCEEDED": 3, "FAILED_REPLAYABLE": 0},
+        **{"FAILED_NOT_REPLAYABLE": 0, "UNKNOWN": 1},
+    }
+    assert not any("replay" in name.lower() and "FAILED" not in name for name in second)  # nobody can know
+
+
+def test_a_line_for_each_look_where_there_is_no_terminal(
+    semel: Run, shelf: Shelf, between: Callable[..., None]
+) -> None:
+    between(lambda: shelf.succeeded("one"))
+    first, second = semel("watch", "--count", "2").out.splitlines()
+    assert first.endswith("0 records, 0 open, 0 lapsed, 0 unknown")
+    assert "1 records" in second
+    assert "1 new (" in second
+    assert "settled +1 net (" in second
+
+
+def test_more_than_can_be_counted_is_said(
+    semel: Run, shelf: Shelf, between: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "PAGE", 2)
+    monkeypatch.setattr(watched, "COUNTED_MAX", 2)
+    between(lambda: [shelf.abandoned(f"key-{number}") for number in range(5)])
+    _, second = semel("watch", "--count", "2").out.splitlines()
+    assert "at least 2 open" in second
+    assert "at least 2 new" in second
+
+
+def test_a_store_that_goes_away_is_said_and_waited_for(semel: Run, shelf: Shelf, between: Callable[..., None]) -> None:
+    shelf.succeeded("one")
+    away = shelf.path.with_name("away")
+    between(lambda: shelf.path.rename(away), lambda: None, lambda: away.rename(shelf.path))
+    ran = semel("watch", "--count", "4")
+    lines = ran.out.splitlines()
+    assert ran.code == 0
+    assert [line.startswith("the store does not answer") for line in lines] == [False, True, True, False, False]
+    assert lines[3] == "the store answers again"
+    assert "1 records" in lines[4]
+
+
+def test_it_ends_with_code_3_while_the_store_is_away_or_was_never_there(
+    semel: Run, shelf: Shelf, between: Callable[..., None]
+) -> None:
+    between(shelf.path.unlink)
+    ran = semel("watch", "--count", "2", "--json")
+    assert ran.code == 3
+    assert "migrate" in json.loads(ran.out.splitlines()[1])["error"]
+    never = semel("watch")
+    assert never.code == 3
+    assert "migrate" in never.err
+
+
+def test_another_store_at_the_same_place_is_no_continuation(
+    semel: Run, shelf: Shelf, between: Callable[..., None]
+) -> None:
+    shelf.succeeded("one")
+
+    other = shelf.path.with_name("other.db")
+    Shelf(other)
+    between(lambda: shutil.copy(other, shelf.path))
+    ran = semel("watch", "--count", "2")
+    assert "another store stands at this URL now" in ran.out
+    assert "new (" not in ran.out
+
+
+def test_a_slow_look_is_followed_by_a_long_rest(semel: Run, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 3.0])  # a look of three seconds
+    rests: list[float] = []
+    monkeypatch.setattr(time, "monotonic", lambda: next(times, 3.0))
+    monkeypatch.setattr(watching, "look", lambda engine, before: watched.Look("s", 1, {}, (), (), (), False, False))
+    monkeypatch.setattr(watching, "rest", rests.append)
+    assert semel("watch", "--count", "2", "--every", "2").code == 0
+    assert rests == [30.0]
+
+
+# --- real processes -----------------------------------------------------------------------------
+
+
+def started(shelf: Shelf, *arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "semel.cli", "watch", *arguments, "--url", shelf.url]
+    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE)
+
+
+def test_ctrl_c_ends_it_cleanly(shelf: Shelf) -> None:
+    with started(shelf, "--every", "600") as process:
+        assert process.stdout is not None
+        assert b"0 records" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (0, b"")
+
+
+def test_a_reader_that_goes_ends_it_quietly(shelf: Shelf) -> None:
+    with started(shelf, "--every", "0.1") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=30) == 0
+        assert process.stderr.read() == b""
+
+
+def test_a_terminal_is_redrawn(shelf: Shelf) -> None:
+    shelf.unknown("lost", caller="x\x1b[2J")
+    ours, theirs = pty.openpty()
+    try:
+        with started(shelf, "--count", "2", "--every", "0.1", stdout=theirs) as process:
+            os.close(theirs)
+            shown = b""
+            while True:
+                try:
+                    piece = os.read(ours, 65536)
+                except OSError:  # Linux's way to say that the other side is closed
+                    break
+                if not piece:
+                    break
+                shown += piece
+            assert process.wait(timeout=30) == 0
+    finally:
+        os.close(ours)
+    assert shown.count(b"\x1b[H") == 2
+    assert b"\x1b[2J" not in shown
+    assert b"needs attention: 1" in shown
+    assert b"`replays` event" in shown
