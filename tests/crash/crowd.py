@@ -19,9 +19,10 @@ PATIENCE = {"wait_seconds": 20, "lease_seconds": 20}
 
 def crowd(folder: Folder, effects: str, style: str, keys: list[str], line: Line) -> None:
     random.Random(os.getpid()).shuffle(keys)
+    recorder = folder.recorder()
 
     def acting(key: str) -> Callable[[Permit], Answer]:
-        return lambda permit: folder.perform_effect(permit, key)
+        return lambda permit: folder.perform_effect(permit, key, recorder)
 
     async def one(engine: Any, key: str) -> None:
         async def handler(permit: Permit) -> Answer:
@@ -31,7 +32,7 @@ def crowd(folder: Folder, effects: str, style: str, keys: list[str], line: Line)
         line.say("told", key, result.answer.body.decode())
 
     async def main() -> None:
-        async with folder.async_engine("?busy_seconds=20") as engine:
+        async with folder.async_recording(recorder, "?busy_seconds=20") as engine:
             line.say("ready")
             line.hear()
             await asyncio.gather(*(one(engine, key) for key in keys))
@@ -39,7 +40,7 @@ def crowd(folder: Folder, effects: str, style: str, keys: list[str], line: Line)
     if style == "async":
         asyncio.run(main())
         return
-    with folder.engine("?busy_seconds=20") as engine:
+    with folder.recording(recorder, "?busy_seconds=20") as engine:
         line.say("ready")
         line.hear()
         for key in keys:

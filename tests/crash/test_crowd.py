@@ -24,3 +24,4 @@ def test_one_effect_and_one_answer(tmp_path: Path, effects: str) -> None:
     assert others == [first] * (PROCESSES - 1)
     counted = folder.business() if effects == "atomic" else folder.effects_by_key()
     assert counted == dict.fromkeys(first, 1)
+    assert folder.judge().operations >= (PROCESSES + 1) * KEYS  # an attempt of each, and a settlement

@@ -96,7 +96,7 @@ class Folder:
         return AsyncEngine.connect(self.url + options, **more)
 
     def recorder(self) -> Recorder:
-        """A history of this process; whoever asks is forked, so that each has a file of its own."""
+        """A history of this process, in a file of its own."""
         return Recorder(self.histories, store=self.url)
 
     def recording(self, recorder: Recorder, options: str = "") -> RecordingEngine:

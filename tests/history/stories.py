@@ -190,11 +190,13 @@ def main() -> None:
     for operations in (10, 30, 100, 300):
         stories = [Story(seed, ("external", "idempotent")[seed % 2], operations=operations) for seed in range(200)]
         told = [story.tell() for story in stories]
-        started = time.perf_counter()
+        started = time.process_time()
         for history in told:
             linearize(history, NOBODY_DIED)
-        seconds = time.perf_counter() - started
-        sys.stdout.write(f"{operations} operations a key: {sum(map(len, told)) / seconds:,.0f} operations/s\n")
+        seconds = time.process_time() - started
+        sys.stdout.write(
+            f"{operations} operations a key: {sum(map(len, told)) / seconds:,.0f} operations/s of CPU time\n"
+        )
 
 
 if __name__ == "__main__":
