@@ -13,6 +13,7 @@ first input that breaks an oracle: it prints the input, and the command that jud
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import tempfile
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{options.target}: the oracles hold")
         return 0
     try:
-        import atheris
+        atheris: Any = importlib.import_module("atheris")
     except ImportError:
         print(f"tests.fuzz: {REMEDY}", file=sys.stderr)
         return 2

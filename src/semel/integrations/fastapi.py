@@ -28,7 +28,8 @@ from semel.integrations.endpoint import annotations_of, permit_parameters
 from semel.integrations.starlette import DECLARED, Declared, response_of
 from semel.integrations.starlette import Semel as StarletteSemel
 from semel.policy import Policy
-from semel.web.openapi import describe_operation
+from semel.web.openapi import describe_operation, operation_responses
+from semel.web.operations import BAD_QUERY, NOT_FOUND
 
 _REQUEST: Final = "semel_request"
 
@@ -74,7 +75,12 @@ class Semel(StarletteSemel):
             raise ConfigurationError(f"install takes a FastAPI application, not a {type(app).__name__}")
         super().install(app, operations_path=None, reap=reap)
         if operations_path is not None:
-            settings: dict[str, Any] = {"methods": ["GET"], "dependencies": list(dependencies), "tags": ["operations"]}
+            settings: dict[str, Any] = {
+                "methods": ["GET"],
+                "dependencies": list(dependencies),
+                "tags": ["operations"],
+                "responses": operation_responses((BAD_QUERY, NOT_FOUND)),
+            }
             app.add_api_route(
                 operations_path, self._find_operation, summary="Where the command with a key stands", **settings
             )

@@ -12,7 +12,7 @@ import logging
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -24,7 +24,17 @@ from semel.drivers.sqlite import SqliteDriver
 from semel.errors import ConfigurationError, StoreError
 from semel.integrations.fastapi import Semel
 from semel.service import orders
-from semel.service.models import NoteIn, NoteOut, OrderIn, OrderOut, PaymentIn, PaymentListed, PaymentOut
+from semel.service.models import (
+    Health,
+    NoteIn,
+    NoteOut,
+    OrderIn,
+    OrderOut,
+    PaymentIn,
+    PaymentListed,
+    PaymentOut,
+    Refused,
+)
 from semel.service.notes import Notes
 from semel.service.provider import Charge, Provider
 from semel.service.settings import Settings
@@ -63,6 +73,11 @@ def caller_of(request: Request) -> Caller:
 
 _BEARER: Final = Depends(HTTPBearer(auto_error=False, description="`alice` or `bob`"))  # for the document
 AUTHENTICATED: Final = [Depends(caller_of), _BEARER]
+
+# What the application itself answers, for the document; Semel adds its own problems.
+_NOBODY: Final[dict[int | str, dict[str, Any]]] = {401: {"model": Refused, "description": "The caller is not known"}}
+_READ: Final = {**_NOBODY, 404: {"model": Refused, "description": "This caller has none with that id"}}
+_COMMAND: Final = {**_NOBODY, 400: {"model": Refused, "description": "The body cannot be read, or its key cannot"}}
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -119,7 +134,7 @@ async def _refuse(_: Request, error: Exception) -> Response:
 def _add_payments(parts: Parts) -> None:
     semel, provider, troubles = parts.semel, parts.provider, parts.troubles
 
-    @parts.app.post("/payments", status_code=201, dependencies=AUTHENTICATED)
+    @parts.app.post("/payments", status_code=201, dependencies=AUTHENTICATED, responses=_COMMAND)
     @semel.command(
         "payments.create",
         effects="external",
@@ -143,12 +158,12 @@ def _add_payments(parts: Parts) -> None:
         response.headers["Location"] = f"/payments/{charge.id}"
         return PaymentOut(payment_id=charge.id, status="succeeded")
 
-    @parts.app.get("/payments", dependencies=[_BEARER])
+    @parts.app.get("/payments", dependencies=[_BEARER], responses=_NOBODY)
     async def list_payments(caller: Caller = Depends(caller_of)) -> list[PaymentListed]:
         """What the provider has really charged for this caller."""
         return [_listed(charge) for charge in await asyncio.to_thread(provider.charges, caller.id)]
 
-    @parts.app.get("/payments/{payment_id}", dependencies=[_BEARER])
+    @parts.app.get("/payments/{payment_id}", dependencies=[_BEARER], responses=_READ)
     async def read_payment(payment_id: str, caller: Caller = Depends(caller_of)) -> PaymentListed:
         """One of this caller's payments."""
         for charge in await asyncio.to_thread(provider.charges, caller.id):
@@ -171,7 +186,7 @@ def _listed(charge: Charge) -> PaymentListed:
 def _add_orders(parts: Parts) -> None:
     semel, engine, troubles = parts.semel, parts.engine, parts.troubles
 
-    @parts.app.post("/orders", status_code=201, dependencies=AUTHENTICATED)
+    @parts.app.post("/orders", status_code=201, dependencies=AUTHENTICATED, responses=_COMMAND)
     @semel.command(
         "orders.create", effects="atomic", lease_seconds=parts.lease_seconds, deadline_seconds=DEADLINE_SECONDS
     )
@@ -188,12 +203,12 @@ def _add_orders(parts: Parts) -> None:
         found = await engine.perform("list_orders", lambda: orders.placed(caller.id))
         return [OrderOut(order_id=order.id, sku=order.sku, quantity=order.quantity) for order in found]
 
-    @parts.app.get("/orders", dependencies=[_BEARER])
+    @parts.app.get("/orders", dependencies=[_BEARER], responses=_NOBODY)
     async def list_orders(caller: Caller = Depends(caller_of)) -> list[OrderOut]:
         """This caller's orders."""
         return await placed_by(caller)
 
-    @parts.app.get("/orders/{order_id}", dependencies=[_BEARER])
+    @parts.app.get("/orders/{order_id}", dependencies=[_BEARER], responses=_READ)
     async def read_order(order_id: str, caller: Caller = Depends(caller_of)) -> OrderOut:
         """One of this caller's orders."""
         for order in await placed_by(caller):
@@ -205,7 +220,7 @@ def _add_orders(parts: Parts) -> None:
 def _add_notes(parts: Parts) -> None:
     semel, notes, troubles = parts.semel, parts.notes, parts.troubles
 
-    @parts.app.post("/notes", status_code=201, dependencies=AUTHENTICATED)
+    @parts.app.post("/notes", status_code=201, dependencies=AUTHENTICATED, responses=_COMMAND)
     @semel.command(
         "notes.create",
         effects="idempotent",
@@ -225,7 +240,7 @@ def _add_notes(parts: Parts) -> None:
             permit.result("note", written.id)
         return NoteOut(note_id=written.id, text=written.text)
 
-    @parts.app.get("/notes", dependencies=[_BEARER])
+    @parts.app.get("/notes", dependencies=[_BEARER], responses=_NOBODY)
     async def list_notes(caller: Caller = Depends(caller_of)) -> list[NoteOut]:
         """This caller's notes."""
         return [NoteOut(note_id=note.id, text=note.text) for note in await asyncio.to_thread(notes.written, caller.id)]
@@ -234,12 +249,12 @@ def _add_notes(parts: Parts) -> None:
 def _add_health(parts: Parts) -> None:
     engine = parts.engine
 
-    @parts.app.get("/healthz")
-    async def healthz(response: Response) -> dict[str, str]:
+    @parts.app.get("/healthz", responses={503: {"model": Health, "description": "The store cannot be used"}})
+    async def healthz(response: Response) -> Health:
         """200 while the store answers."""
         try:
             engine.core.check_identity(await engine.perform("identity", engine.store.identity))
         except (StoreError, ConfigurationError):
             response.status_code = 503
-            return {"status": "the store cannot be used; run: semel doctor"}
-        return {"status": "ok"}
+            return Health(status="the store cannot be used; run: semel doctor")
+        return Health(status="ok")

@@ -86,3 +86,15 @@ class NoteOut(Strict):
 
     note_id: str
     text: str
+
+
+class Refused(BaseModel):
+    """What the application itself refuses, before a key is looked at."""
+
+    detail: str
+
+
+class Health(BaseModel):
+    """Whether the store answers, and what to do if it does not."""
+
+    status: str

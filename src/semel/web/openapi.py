@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
-from semel.model import Effects
+from semel.model import Effects, State
 from semel.policy import Policy
-from semel.web.problem import KINDS
+from semel.web.problem import CALLER_UNKNOWN, KINDS, RECORD_UNREADABLE, STORE_UNAVAILABLE, Kind
 
 GUARANTEES: Final = {
     Effects.ATOMIC: "one committed effect per key, under any crash: the record is in the effect's own transaction",
@@ -14,35 +15,73 @@ GUARANTEES: Final = {
     Effects.EXTERNAL: "never run twice for one key; an outcome that nobody can prove is reported as unknown",
 }
 _PROBLEM: Final = {
-    "type": "object",
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "code": {"type": "string"},
-        "retryable": {"type": "boolean"},
-        "keyAction": {"type": "string", "enum": ["keep", "new", "query"]},
-        "retryAfter": {"type": "integer"},
-        "operationId": {"type": "string"},
-    },
-    "required": ["type", "title", "status", "code", "retryable", "keyAction"],
+    "type": {"type": "string"},
+    "title": {"type": "string"},
+    "detail": {"type": "string"},
+    "retryable": {"type": "boolean"},
+    "keyAction": {"type": "string", "enum": ["keep", "new", "query"]},
+    "retryAfter": {"type": "integer", "minimum": 0},
+    "operationId": {"type": "string", "format": "uuid"},
+    "operation": {"type": "string"},
+    "resource": {"type": "string"},
 }
-STATUSES: Final = (400, 409, 422, 503)
+_REQUIRED: Final = ["type", "title", "status", "detail", "code", "retryable", "keyAction"]
+_REPLAYED: Final = {
+    "schema": {"type": "string", "enum": ["true"]},
+    "description": "There if this is the stored answer to an earlier request with the same key",
+}
+_SECONDS: Final = {
+    "schema": {"type": "integer", "minimum": 0},
+    "description": "Seconds to wait before the next attempt",
+}
+_LINK: Final = {"schema": {"type": "string"}, "description": "The operation's status, and the resource it made"}
+STATUSES: Final = tuple(sorted({kind.status for kind in KINDS}))
+_DESCRIPTIONS: Final = {
+    400: "The key is missing or malformed, or the request contradicts itself",
+    401: "The caller is not known",
+    409: "The command runs, its outcome is unknown, or its answer is no longer kept",
+    413: "The request is larger or nested deeper than is taken",
+    422: "The key belongs to another request",
+    425: "Commands are not taken as TLS early data",
+    500: "The record cannot be read; the command is not run again",
+    503: "The command store did not answer; nothing was done",
+}
+
+
+def problem_content(kinds: Iterable[Kind]) -> dict[str, Any]:
+    """The `content` of a response that is one of these kinds of problem, all of one status.
+
+    >>> from semel.web.problem import TOO_LARGE
+    >>> problem_content([TOO_LARGE])["application/problem+json"]["schema"]["properties"]["status"]
+    {'type': 'integer', 'enum': [413]}
+    """
+    named = list(kinds)
+    properties = {
+        **_PROBLEM,
+        "status": {"type": "integer", "enum": sorted({kind.status for kind in named})},
+        "code": {"type": "string", "enum": [kind.code for kind in named]},
+    }
+    return {"application/problem+json": {"schema": {"type": "object", "properties": properties, "required": _REQUIRED}}}
 
 
 def describe_operation(operation: dict[str, Any], name: str, policy: Policy, header: str = "Idempotency-Key") -> None:
-    """Complete one operation object of an OpenAPI document in place."""
+    """Complete one operation object of an OpenAPI document in place: its key, its refusals, its promise."""
     parameters = operation.setdefault("parameters", [])
     if all(parameter.get("name", "").lower() != header.lower() for parameter in parameters):
         parameters.append(_header(policy, header))
     responses = operation.setdefault("responses", {})
+    for status, response in responses.items():
+        if status.startswith("2"):
+            response.setdefault("headers", {}).setdefault("Idempotency-Replayed", _REPLAYED)
     for status in STATUSES:
-        codes = [kind.code for kind in KINDS if kind.status == status]
-        known = responses.setdefault(str(status), {"description": "Refused by the command engine"})
-        known.setdefault("content", {})["application/problem+json"] = {
-            "schema": {**_PROBLEM, "properties": {**_PROBLEM["properties"], "code": {"type": "string", "enum": codes}}}  # type: ignore[dict-item]
-        }
+        known = responses.setdefault(str(status), {"description": _DESCRIPTIONS[status]})
+        known.setdefault("content", {}).update(problem_content(kind for kind in KINDS if kind.status == status))
+        headers = known.setdefault("headers", {})
+        headers.setdefault("Semel-Code", {"schema": {"type": "string"}, "description": "The problem's code"})
+        if status in (409, 503):
+            headers.setdefault("Retry-After", _SECONDS)
+        if status in (409, 500):
+            headers.setdefault("Link", _LINK)
     assert isinstance(policy.effects, Effects)
     operation["x-semel"] = {
         "operation": name,
@@ -72,3 +111,42 @@ def _header(policy: Policy, header: str) -> dict[str, Any]:
             f"The first answer is replayed for {hours:g} hours."
         ),
     }
+
+
+def operation_responses(refused: Iterable[Kind]) -> dict[int, dict[str, Any]]:
+    """The responses of the status resource; `refused` are the problems that only it has."""
+    found: dict[int, list[Kind]] = {}
+    for kind in (*refused, CALLER_UNKNOWN, RECORD_UNREADABLE, STORE_UNAVAILABLE):
+        found.setdefault(kind.status, []).append(kind)
+    responses: dict[int, dict[str, Any]] = {
+        200: {"description": "Where it stands", "content": {"application/json": {"schema": _OPERATION}}}
+    }
+    for status, kinds in sorted(found.items()):
+        responses[status] = {"description": kinds[0].title, "content": problem_content(kinds)}
+    responses[CALLER_UNKNOWN.status]["content"]["application/json"] = {}  # what the application's own check says
+    return responses
+
+
+_TIME: Final = {"type": ["string", "null"], "format": "date-time"}
+_OPERATION: Final = {
+    "type": "object",
+    "properties": {
+        "operationId": {"type": "string", "format": "uuid"},
+        "operation": {"type": "string"},
+        "state": {"type": "string", "enum": [*(state.name for state in State), "UNREADABLE"]},
+        "running": {"type": "boolean"},
+        "answerKept": {"type": "boolean"},
+        "attempt": {"type": "integer", "minimum": 1},
+        "createdAt": _TIME,
+        "settledAt": _TIME,
+        "answerUntil": _TIME,
+        "doubt": {"type": ["string", "null"]},
+        "status": {"type": "integer"},
+        "resource": {
+            "type": "object",
+            "properties": {"type": {"type": ["string", "null"]}, "id": {"type": "string"}},
+            "required": ["type", "id"],
+        },
+    },
+    "required": ["operationId", "operation", "state", "running", "answerKept", "attempt", "createdAt"],
+}
