@@ -9,6 +9,7 @@ from typing import Final, TextIO
 
 from semel import __version__
 from semel.cli import (
+    checking,
     completion,
     configuring,
     demo,
@@ -48,6 +49,7 @@ _GROUPS: Final = (
     watching,
     purge,
     doctor,
+    checking,
     exporting,
     completion,
 )
