@@ -172,6 +172,19 @@ def check_shop(folder: Folder, load: Load) -> None:
     assert folder.sql("PRAGMA integrity_check") == [("ok",)]
 
 
+def open_files(pid: int, folder: Folder) -> list[str]:
+    """The store's files that a process has open."""
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            path = os.readlink(f"/proc/{pid}/fd/{name}")
+        except FileNotFoundError:
+            continue  # closed meanwhile
+        if path.startswith(str(folder.database)):
+            found.append(path)
+    return found
+
+
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -180,11 +193,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def shop_server(folder: Folder, *command: str, opened: bool = False) -> Iterator[tuple[subprocess.Popen[bytes], Send]]:
+def shop_server(folder: Folder, *command: str, used: bool = False) -> Iterator[tuple[subprocess.Popen[bytes], Send]]:
     """A server of the shop on a free loopback port (``{port}`` in the command), ended by its own process id."""
     folder.create()
     port = free_port()
-    environment = {**os.environ, "SHOP_FOLDER": str(folder.path)} | ({"SHOP_OPENED": "1"} if opened else {})
+    environment = {**os.environ, "SHOP_FOLDER": str(folder.path)} | ({"SHOP_USED": "1"} if used else {})
     log_path = Path(folder.path) / "server.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(

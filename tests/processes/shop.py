@@ -1,6 +1,6 @@
 """The application that real servers run in these tests: three protected operations, as ASGI and as WSGI.
 
-Its engines are made when the module is imported, so before the fork where a server preloads it; with ``SHOP_OPENED`` in
+Its engines are made when the module is imported, so before the fork where a server preloads it; with ``SHOP_USED`` in
 the environment they are even used then. ``SHOP_FOLDER`` says where the store and the evidence lie.
 """
 
@@ -11,16 +11,17 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from semel import Permit, Policy
+from semel import Answer, Permit, Policy
 from semel.web.asgi import SemelMiddleware as AsgiMiddleware
 from semel.web.caller import single_caller
 from semel.web.routing import Operation
 from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
 from tests.crash.processes import pause
-from tests.crash.work import Folder
+from tests.crash.work import Folder, command
 
 KINDS = ("external", "idempotent", "atomic")
 LEASE_SECONDS = 1.5
+PRELOADED = Answer(200, (), b"before the fork")
 BUSY_SECONDS = 0.01  # what a handler takes: long enough to be met in the middle
 
 folder = Folder(os.environ["SHOP_FOLDER"])
@@ -63,9 +64,9 @@ def wsgi_app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 
 async_engine = folder.async_engine()
 sync_engine = folder.engine()
-if "SHOP_OPENED" in os.environ:
-    sync_engine.open()
-    asyncio.run(async_engine.open())
+if "SHOP_USED" in os.environ:
+    sync_engine.run(command("preloaded", "external"), lambda permit: PRELOADED)
+    asyncio.run(async_engine.claim(command("preloaded", "external")))
 
 app = AsgiMiddleware(asgi, async_engine, manage_engine=True, caller=single_caller, operations=OPERATIONS)
 wsgi = WsgiMiddleware(wsgi_app, sync_engine, caller=single_caller, operations=OPERATIONS)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.work import Folder
-from tests.processes.servers import Load, check_shop, shop_server
+from tests.processes.servers import Load, check_shop, open_files, shop_server
 from tests.service.served import await_true
 
 KEYS = 25
@@ -26,7 +26,7 @@ SERVERS = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "opened", "disturbance"),
+    ("kind", "used", "disturbance"),
     [
         ("uvicorn-worker", False, "kill"),
         ("uvicorn-worker", True, "reload"),
@@ -35,9 +35,9 @@ SERVERS = {
         ("gthread", True, "kill"),
     ],
 )
-def test_preloaded_workers(kind: str, opened: bool, disturbance: str, tmp_path: Path) -> None:
+def test_preloaded_workers(kind: str, used: bool, disturbance: str, tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    with shop_server(folder, *COMMAND, *SERVERS[kind], opened=opened) as (process, send):
+    with shop_server(folder, *COMMAND, *SERVERS[kind], used=used) as (process, send):
         load = Load(send, KINDS, KEYS)
 
         def disturb(load: Load) -> None:
@@ -53,5 +53,7 @@ def test_preloaded_workers(kind: str, opened: bool, disturbance: str, tmp_path: 
         print(f"{kind} {disturbance}: {dict(load.statuses)}, {len(load.told)} commands, {len(load.unknown())} unknown")
         check_shop(folder, load)
         assert process.pid not in load.pids()
+        assert open_files(process.pid, folder) == []  # the master's were closed before it forked
+        assert all(open_files(pid, folder) for pid in load.pids()[-1:])
         if disturbance == "reload":
             assert load.unknown() == set()
