@@ -23,7 +23,7 @@ from semel.model import Proceed
 from semel.protocol.commands import settlement
 from semel.rules.classify import Succeeded
 from semel.stores.sqlite import SqliteStore
-from semel.stores.statements import Execute, Now, Query, Row
+from semel.stores.statements import Argument, Execute, Now, Query
 from semel.web.asgi import SemelMiddleware
 from semel.web.caller import single_caller
 from semel.web.routing import Operation
@@ -130,7 +130,7 @@ def _scope(key: bytes) -> Message:
 
 # --- SQLite itself ----------------------------------------------------------------------------
 
-Statement = tuple[str, Row]
+Statement = tuple[str, tuple[Argument, ...]]
 
 
 @dataclass(frozen=True, slots=True)

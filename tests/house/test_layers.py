@@ -37,7 +37,10 @@ UPWARD_ALLOWED = {
 # The client library that a driver wraps: the only third-party code below ring 4.
 DRIVER_LIBRARIES = {
     "semel.drivers.asyncpg": "asyncpg",
+    "semel.drivers.asyncpg_unit": "asyncpg",
     "semel.drivers.psycopg": "psycopg",
+    "semel.drivers.psycopg_unit": "psycopg",
+    "semel.drivers.psycopg_unit_async": "psycopg",
     "semel.drivers.sqlalchemy": "sqlalchemy",
     "semel.drivers.sqlalchemy_async": "sqlalchemy",
 }

@@ -11,26 +11,23 @@ import pwd
 import signal
 import subprocess
 import sys
-import time
+
+WAKING = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
 
 def main() -> None:
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored by default, so that it would wake nobody
     owner, ending, user, *command = sys.argv[1:]
     if user == "-":
         server = subprocess.Popen(command)
     else:  # its own program may be out of that user's reach, so the guard keeps its rights
         account = pwd.getpwnam(user)
         server = subprocess.Popen(command, user=account.pw_uid, group=account.pw_gid, extra_groups=[])
-    stopping = False
-
-    def stop(*_: object) -> None:
-        nonlocal stopping
-        stopping = True
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    while server.poll() is None and not stopping and _lives(int(owner)):
-        time.sleep(0.1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, WAKING)  # only now: the server must not inherit it
+    while server.poll() is None and _lives(int(owner)):
+        heard = signal.sigtimedwait(WAKING, 0.2)
+        if heard is not None and heard.si_signo != signal.SIGCHLD:
+            break
     if server.poll() is None:
         server.send_signal(int(ending))
         try:

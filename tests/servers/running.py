@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pwd
+import select
 import shutil
 import signal
 import socket
@@ -49,17 +50,17 @@ def end_run(folder: Path) -> None:
 
 def stop(server: Running) -> None:
     """End one server, and wait for it."""
-    with suppress(ProcessLookupError):
-        os.kill(server.pid, signal.SIGTERM)
-    while True:
-        try:
-            os.kill(server.pid, 0)
-        except ProcessLookupError:
-            return
-        with suppress(ChildProcessError):
-            if os.waitpid(server.pid, os.WNOHANG)[0]:
-                return
-        time.sleep(0.02)
+    try:
+        process = os.pidfd_open(server.pid)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        select.select([process], [], [], 30)
+    finally:
+        os.close(process)
+    with suppress(ChildProcessError):
+        os.waitpid(server.pid, os.WNOHANG)
 
 
 def shared(name: str, start: Callable[[Path], Running]) -> Running:
@@ -117,10 +118,11 @@ def launch(
     _guards.append(guard)
     ends = time.monotonic() + seconds
     while not ready():
-        if guard.poll() is not None or time.monotonic() > ends:
+        with suppress(subprocess.TimeoutExpired):
+            guard.wait(0.02)
+        if guard.returncode is not None or time.monotonic() > ends:
             guard.terminate()
             raise AssertionError(f"{command[0]} did not start:\n{(folder / 'log').read_text()[-2000:]}")
-        time.sleep(0.02)
     return Running(port, guard.pid, str(folder))
 
 

@@ -16,7 +16,7 @@ import asyncpg
 
 from semel.drivers.lifo import AsyncLifo
 from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, store_error, unreplicated
-from semel.drivers.psycopg import PsycopgDriver, Server
+from semel.drivers.psycopg import ClosesAsync, PsycopgDriver, Server
 from semel.errors import SemelError, StatementRefused, StoreTimeout
 from semel.flow import Flow, MakeFlow
 from semel.stores.statements import Query, Script, Together
@@ -37,9 +37,10 @@ class AsyncpgDriver:
 
     coalesces = True
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, threads: PsycopgDriver, units: ClosesAsync) -> None:
         self.server = server
-        self._sync = PsycopgDriver(server)
+        self._sync = threads
+        self._units = units
         self._inherited: list[object] = []
         self._begin_process()
 
@@ -89,6 +90,7 @@ class AsyncpgDriver:
         while loop.tasks:
             await asyncio.wait(set(loop.tasks))
         await loop.close_idle()
+        await self._units.close()
         self._sync.close()
 
 
@@ -128,9 +130,9 @@ class _Loop:
                     taken.connection.terminate()
                     self._connections.gone()
                     await self.close_idle()
-                if was_idle and _is_lost(error):
+                if was_idle and is_lost(error):
                     continue  # it had died while nobody looked: every verb names its nonce, so it may be said again
-                raise _told(error) from error
+                raise told(error) from error
             self._connections.give(taken)
             return result
 
@@ -160,19 +162,19 @@ class _Loop:
                 await taken.connection.close(timeout=1)
 
 
-def _is_lost(error: BaseException) -> bool:
+def is_lost(error: BaseException) -> bool:
     lost = (ConnectionError, asyncpg.ConnectionDoesNotExistError, asyncpg.InterfaceError)
     return isinstance(error, lost) and not isinstance(error, asyncpg.DataError)
 
 
 def _is_sound(taken: _Taken, error: BaseException) -> bool:
     """Whether the connection may be used again after this error."""
-    if taken.unreplicated or taken.connection.is_closed() or _is_lost(error):
+    if taken.unreplicated or taken.connection.is_closed() or is_lost(error):
         return False
     return isinstance(error, (asyncpg.PostgresError, asyncpg.DataError, SemelError))
 
 
-def _told(error: BaseException) -> BaseException:
+def told(error: BaseException) -> BaseException:
     match error:
         case asyncpg.PostgresError():
             return store_error(error.sqlstate, str(error))

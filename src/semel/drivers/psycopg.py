@@ -13,7 +13,7 @@ import os
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncRawCursor, Connection, RawCursor
@@ -64,11 +64,31 @@ class Server:
             settings += f" -c search_path={self.schema}"
         return {**options, "options": settings, "prepare_threshold": 0}
 
+    def plain_options(self) -> dict[str, Any]:
+        """Arguments for the connections that handlers write on: the user's settings, and none of Semel's."""
+        options = self.options()
+        options.pop("options", None)
+        if self.schema is not None:
+            options["options"] = f"-c search_path={self.schema},public"
+        return {**options, "prepare_threshold": 5 if self.prepared else None}
+
     def values(self, statement: Statement, params: Params | Row) -> list[Any]:
         """The values of a statement's ``$1``, ``$2``…; the driver adds the clock."""
         assert not isinstance(params, tuple)
         now = None if self.clock is None else self.clock()
         return [now if name == "now" else params[name] for name in statement.distinct]
+
+
+class Closes(Protocol):
+    """The units' connections, closed with the driver's."""
+
+    def close(self) -> None: ...
+
+
+class ClosesAsync(Protocol):
+    """As :class:`Closes`, on an event loop."""
+
+    async def close(self) -> None: ...
 
 
 class _Notices:
@@ -87,8 +107,10 @@ class PsycopgDriver:
 
     coalesces = True
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, units: Closes | None = None, async_units: ClosesAsync | None = None) -> None:
         self.server = server
+        self._units = units
+        self._async_units = async_units
         self._inherited: list[object] = []  # a parent's connections: never used here, never closed
         self._begin_process()
 
@@ -126,10 +148,10 @@ class PsycopgDriver:
                     connection.close()
                     self._threads.gone()
                     self._close_idle()
-                if was_idle and _is_lost(error):
+                if was_idle and is_lost(error):
                     continue  # it had died while nobody looked: every verb names its nonce, so it may be said again
                 if isinstance(error, psycopg.Error):
-                    raise _told(error) from error
+                    raise told(error) from error
                 raise
             self._threads.give(taken)
             return result
@@ -151,6 +173,8 @@ class PsycopgDriver:
         """Close what is idle. The driver may be used again."""
         self._check_process()
         self._close_idle()
+        if self._units is not None:
+            self._units.close()
 
     # --- event loops ------------------------------------------------------------------------
 
@@ -181,6 +205,8 @@ class PsycopgDriver:
         while loop.tasks:
             await asyncio.wait(set(loop.tasks))
         await loop.close_idle()
+        if self._async_units is not None:
+            await self._async_units.close()
         self.close()
 
 
@@ -216,10 +242,10 @@ class _Loop:
                     await self.close_idle()
                 if isinstance(error, TimeoutError):
                     raise StoreTimeout("PostgreSQL did not answer in time: not known yet") from error
-                if was_idle and _is_lost(error):
+                if was_idle and is_lost(error):
                     continue  # as in ``run``
                 if isinstance(error, psycopg.Error):
-                    raise _told(error) from error
+                    raise told(error) from error
                 raise
             self._connections.give(taken)
             return result
@@ -240,20 +266,20 @@ class _Loop:
             await connection.close()
 
 
-def _is_lost(error: BaseException) -> bool:
+def is_lost(error: BaseException) -> bool:
     """Whether the connection ended under the statement, without a word from the server."""
     return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and error.sqlstate is None
 
 
 def _is_sound(connection: Connection[Any] | AsyncConnection[Any], error: BaseException) -> bool:
     """Whether the connection may be used again after this error."""
-    if connection.closed or _is_lost(error):
+    if connection.closed or is_lost(error):
         return False
     return isinstance(error, (psycopg.Error, SemelError))
 
 
-def _told(error: psycopg.Error) -> SemelError:
-    if error.sqlstate is None and not _is_lost(error):
+def told(error: psycopg.Error) -> SemelError:
+    if error.sqlstate is None and not is_lost(error):
         return StatementRefused(f"PostgreSQL cannot take these values: {error}")  # refused before they were sent
     return store_error(error.sqlstate, str(error))
 

@@ -21,7 +21,7 @@ from semel.drivers.sqlite_connection import BEGIN, is_busy, open_connection, out
 from semel.drivers.sqlite_guard import UnitConnection
 from semel.drivers.sqlite_job import Job
 from semel.errors import EarlyCommit, StoreUnavailable
-from semel.flow import MakeFlow, perform
+from semel.flow import Ask, MakeFlow, perform
 
 T = TypeVar("T")
 
@@ -61,6 +61,14 @@ class SqliteUnit:
     async def rollback_async(self) -> None:
         """As ``rollback``: it is as quick."""
         self.rollback()
+
+    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
+        """Never asked: SQLite declares no ``settles_by_proof``."""
+        raise NotImplementedError
+
+    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+        """Never asked, as ``settle``."""
+        raise NotImplementedError
 
     def hand_out(self) -> UnitConnection:
         """The connection, guarded: from here on the handler may write."""

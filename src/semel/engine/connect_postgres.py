@@ -74,13 +74,22 @@ def postgres_backend(
         from semel.drivers.psycopg import PsycopgDriver, Server
     except ImportError as error:
         raise ConfigurationError(_NEEDS.format(url="postgresql://", package="psycopg 3", extra="postgresql")) from error
+    from semel.drivers.psycopg_unit import UnitPool
+    from semel.drivers.psycopg_unit_async import AsyncUnitPool
+
     server = Server(conninfo, schema=schema, clock=clock, **options)
+    store, units = PostgresStore(), UnitPool(server)
     if not asyncpg:
-        return Backend("postgresql", PostgresStore(), PsycopgDriver(server))
+        async_units = AsyncUnitPool(server)
+        driver = PsycopgDriver(server, units, async_units)
+        return Backend("postgresql", store, driver, unit=units.begin, unit_async=async_units.begin)
     try:
         from semel.drivers.asyncpg import AsyncpgDriver
+        from semel.drivers.asyncpg_unit import AsyncpgUnitPool
     except ImportError as error:
         raise ConfigurationError(
             _NEEDS.format(url="postgresql+asyncpg://", package="asyncpg and psycopg 3", extra="asyncpg")
         ) from error
-    return Backend("postgresql", PostgresStore(), AsyncpgDriver(server))
+    asyncpg_units = AsyncpgUnitPool(server)
+    pooled = AsyncpgDriver(server, PsycopgDriver(server, units), asyncpg_units)
+    return Backend("postgresql", store, pooled, unit=units.begin, unit_async=asyncpg_units.begin)

@@ -18,7 +18,19 @@ from semel.engine.core import Core
 from semel.errors import StoreError
 from semel.flow import Flow, MakeFlow
 from semel.model import Verdict
-from semel.protocol.asks import Attempt, Begin, Commit, Elapsed, Jitter, Pause, Perform, PerformOne, Rollback, Within
+from semel.protocol.asks import (
+    Attempt,
+    Begin,
+    Commit,
+    Elapsed,
+    Jitter,
+    Pause,
+    Perform,
+    PerformOne,
+    Rollback,
+    SettleWithin,
+    Within,
+)
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -91,6 +103,8 @@ class AsyncPerformer:
                 return await self.store_call(needed.verb, needed.make)
             case Within():
                 return await needed.unit.run_async(needed.make)
+            case SettleWithin():
+                return await needed.unit.settle_async(needed.needed, commit=needed.commit)
             case Commit():
                 return await needed.unit.commit_async()
             case Rollback():
@@ -163,6 +177,8 @@ class SyncPerformer:
                 return self.store_call(needed.verb, needed.make)
             case Within():
                 return needed.unit.run(needed.make)
+            case SettleWithin():
+                return needed.unit.settle(needed.needed, commit=needed.commit)
             case Commit():
                 return needed.unit.commit()
             case Rollback():

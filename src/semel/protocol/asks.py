@@ -25,6 +25,12 @@ class Unit(Protocol):
     def run_async(self, make: MakeFlow[T]) -> Awaitable[T]:
         """As ``run``, without blocking the loop."""
 
+    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
+        """See :class:`SettleWithin`."""
+
+    def settle_async(self, needed: Ask[Any], *, commit: bool) -> Awaitable[bool]:
+        """As ``settle``, without blocking the loop."""
+
     def hand_out(self) -> Any:
         """Give the connection to the handler: from here on only Semel ends the transaction."""
 
@@ -80,6 +86,20 @@ class Within(Ask[T]):
         self.unit = unit
         self.verb = verb
         self.make = make
+
+
+class SettleWithin(Ask[bool]):
+    """Settle inside a unit by a store's one ask, and commit with it where Semel owns the transaction.
+
+    False: nothing was settled, and nothing of the transaction will be committed.
+    """
+
+    __slots__ = ("commit", "needed", "unit")
+
+    def __init__(self, unit: Unit, needed: Ask[Any], *, commit: bool) -> None:
+        self.unit = unit
+        self.needed = needed
+        self.commit = commit
 
 
 class Commit(Ask[None]):

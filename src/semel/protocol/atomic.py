@@ -12,9 +12,11 @@ from contextlib import suppress
 from semel.errors import EarlyCommit, StoreError, StoreTimeout, StoreUnavailable
 from semel.flow import Flow, ask
 from semel.model import Claim, Grant, Proceed, Record, Settled, Settlement, Settling, State, Superseded, Verdict
-from semel.protocol.asks import Begin, Commit, Perform, Rollback, Unit, Within
+from semel.protocol.asks import Begin, Commit, Perform, Rollback, SettleWithin, Unit, Within
 from semel.protocol.commands import Under, look_once, recast, settlement
 from semel.rules.classify import Outcome, Refused, Succeeded, Unprovable
+from semel.rules.settle import holds
+from semel.rules.stored import state_of
 from semel.stores.base import Store
 
 COMMITTED_EARLY = "committed-early"
@@ -22,12 +24,13 @@ COMMITTED_EARLY = "committed-early"
 
 def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) -> Flow[tuple[Verdict, Unit | None]]:
     """Claim in a transaction of its own, which stays open for the handler if the verdict is Proceed."""
-    seen, claim = yield from look_once(store, claim, under)
-    if seen is not None:
-        return seen, None
+    if not store.capabilities.settles_by_proof:
+        seen, claim = yield from look_once(store, claim, under)
+        if seen is not None:
+            return seen, None
     unit = yield from ask(begin)
     try:
-        verdict = yield from ask(Within(unit, "claim", lambda: store.claim_here(claim)))
+        verdict = yield from _claim_within(store, unit, claim, under)
         if isinstance(verdict, Proceed):
             unit.hand_out()
             return verdict, unit
@@ -36,6 +39,14 @@ def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) ->
         raise
     yield from ask(Rollback(unit))
     return verdict, None
+
+
+def _claim_within(store: Store, unit: Unit, claim: Claim, under: Under | None) -> Flow[Verdict]:
+    verdict = yield from ask(Within(unit, "claim", lambda: store.claim_here(claim)))
+    again = recast(claim, verdict, under)
+    if again is None:
+        return verdict
+    return (yield from ask(Within(unit, "claim", lambda: store.claim_here(again))))
 
 
 def settle_unit(
@@ -65,6 +76,8 @@ def settle_unit(
 
 
 def _settle_and_commit(store: Store, unit: Unit, grant: Grant, word: Settlement) -> Flow[Settling]:
+    if store.capabilities.settles_by_proof:
+        return (yield from _settle_with_commit(store, unit, grant, word))
     try:
         reply = yield from settle_inside(store, unit, grant, word)
     except StoreError:
@@ -79,18 +92,45 @@ def _settle_and_commit(store: Store, unit: Unit, grant: Grant, word: Settlement)
     try:
         yield from ask(Commit(unit))
     except StoreTimeout:
-        # Not a failure: not known yet. The record itself is the evidence, seen from outside.
-        try:
-            [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
-        except StoreError:  # "unavailable" would say that nothing was done
-            raise StoreTimeout("the commit was not answered, and its record could not be read back") from None
-        if not _stands(row, grant):
-            raise StoreUnavailable("the transaction did not commit; nothing of it remains") from None
+        yield from _confirm_commit(store, grant)
     return reply
 
 
+def _settle_with_commit(store: Store, unit: Unit, grant: Grant, word: Settlement) -> Flow[Settling]:
+    """Settle and COMMIT in one round trip; what the settle does not prove to be its own, the server rolls back."""
+    try:
+        stands = yield from ask(SettleWithin(unit, store.settle_within(word), commit=True))
+    except StoreTimeout:
+        try:
+            yield from _confirm_commit(store, grant)
+        except StoreUnavailable:  # invisible, but a server may be at it still: a retry meets its lock, or its answer
+            raise StoreTimeout("the commit was not answered: not known yet; retry with the same key") from None
+        return Settled()
+    if stands:
+        return Settled()
+    [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
+    if holds(row, grant.fence, grant.nonce):
+        raise (yield from note_early_commit(store, grant))
+    return Superseded(None if row is None else state_of(row))
+
+
+def _confirm_commit(store: Store, grant: Grant) -> Flow[None]:
+    """A commit that was not answered is no failure: not known yet. The record, seen from outside, is the evidence."""
+    try:
+        [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
+    except StoreError:  # "unavailable" would say that nothing was done
+        raise StoreTimeout("the commit was not answered, and its record could not be read back") from None
+    if not _stands(row, grant):
+        raise StoreUnavailable("the transaction did not commit; nothing of it remains") from None
+
+
 def settle_inside(store: Store, unit: Unit, grant: Grant, word: Settlement) -> Flow[Settling | None]:
-    """Settle in the unit's transaction; None where the record is visible from outside: it was committed early."""
+    """Settle in the unit's transaction; None where the claim was committed early, by whomever."""
+    if store.capabilities.settles_by_proof:
+        if (yield from ask(SettleWithin(unit, store.settle_within(word), commit=False))):
+            return Settled()
+        [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
+        return None if holds(row, grant.fence, grant.nonce) else Superseded(None if row is None else state_of(row))
     if (yield from _is_visible(store, grant)):
         return None
     [reply] = yield from ask(Within(unit, "settle", lambda: store.settle((word,))))
@@ -123,6 +163,7 @@ def refuse(store: Store, claim: Claim, outcome: Refused, under: Under | None) ->
 
     If another answer is there by then, that verdict is returned and nothing is written.
     """
+    yield from store.together()
     verdict = yield from store.claim_here(claim)
     again = recast(claim, verdict, under)
     if again is not None:

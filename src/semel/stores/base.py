@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from semel.flow import Flow
+from semel.flow import Ask, Flow
 from semel.model import (
     Audit,
     Claim,
@@ -35,6 +35,9 @@ class Capabilities:
     survives_server_crash: bool
     shared_between_processes: bool
     atomic_with_business_writes: bool
+    settles_by_proof: bool = (
+        False  # inside a unit, its statements see for themselves whether the claim is the unit's own
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,15 @@ class Store(Protocol):
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         """Write each holder's last word, if its fence and nonce still stand."""
+
+    def settle_within(self, settlement: Settlement) -> Ask[Any]:
+        """The one ask that settles inside a unit whose claim is its own, and fails its transaction otherwise.
+
+        Only stores that declare ``settles_by_proof`` are asked for it.
+        """
+
+    def together(self) -> Flow[None]:
+        """What follows in this flow is committed as one. Nothing to do where the driver makes every flow one."""
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         """Note on open records that their answer will not be kept, before its first byte leaves."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import resources
-from typing import Final, cast
+from typing import Any, Final, cast
 
-from semel.flow import Flow, ask
+from semel.flow import Ask, Flow, ask
 from semel.model import (
     Audit,
     Claim,
@@ -29,16 +29,15 @@ from semel.model import (
     Settlement,
     Settling,
     State,
-    Superseded,
     Verdict,
 )
 from semel.rules.decide import decide, is_grant_new
 from semel.rules.lease import PURGE_GRACE_US
-from semel.rules.settle import abandoned_row, holds, marked_row, renewed_row, resolved_row
+from semel.rules.settle import abandoned_row, marked_row, renewed_row, resolved_row
 from semel.stores.base import Capabilities, Identity
 from semel.stores.postgres_lapse import Horizon, lapse
 from semel.stores.postgres_rows import SQL as COMMANDS
-from semel.stores.postgres_rows import Rule, Verdicts, claim_all, look, replace, rewrite_all, settle_all
+from semel.stores.postgres_rows import Rule, Verdicts, claim_all, look, replace, rewrite_all, settle_all, words
 from semel.stores.postgres_text import escaped, record, unescaped
 from semel.stores.statements import TOGETHER, Argument, Query, Row, Script, script, statements
 
@@ -56,7 +55,8 @@ class PostgresStore:
         survives_process_crash=True,
         survives_server_crash=True,
         shared_between_processes=True,
-        atomic_with_business_writes=False,
+        atomic_with_business_writes=True,
+        settles_by_proof=True,
     )
 
     def __init__(self) -> None:
@@ -97,18 +97,12 @@ class PostgresStore:
         return verdicts[claim[:2]]
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
-        return (yield from settle_all(settlements, "settle"))
+        return (yield from settle_all(settlements))
 
-    def settle_here(self, word: Settlement) -> Flow[Settling | None]:
-        """Settle inside an ATOMIC unit; None where the claim is not this transaction's own: it was committed early."""
-        [done] = yield from settle_all((word,), "settle_here")
-        if not isinstance(done, Superseded):
-            return done
-        [row] = yield from self.read((word.id,))
-        return None if holds(row, word.fence, word.nonce) else done
+    def settle_within(self, settlement: Settlement) -> Ask[Any]:
+        return Query(COMMANDS["settle_here"], words([settlement]))
 
     def together(self) -> Flow[None]:
-        """What follows in this flow is committed as one."""
         yield from ask(TOGETHER)
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:

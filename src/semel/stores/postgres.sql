@@ -185,37 +185,40 @@ RETURNING r.id;
 
 -- name: settle_here
 -- The same inside an ATOMIC unit, which demands that the claim is this transaction's own: what another one committed,
--- was committed early.
+-- was committed early. Where nothing is settled it divides by zero, so that the server lets nobody commit the rest.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+),
+settled AS (
+    UPDATE semel_record AS r SET
+        state = u.state,
+        settled_at = clock.now,
+        answer_until = clock.now + r.answer_us,
+        forget_after = clock.now + greatest(r.answer_us, r.tombstone_us),
+        doubt = u.doubt,
+        error_code = u.error_code,
+        business_ref = u.business_ref,
+        resource_type = u.resource_type,
+        resource_id = u.resource_id,
+        answer_kind = u.answer_kind,
+        answer_digest = u.answer_digest,
+        status = u.status,
+        headers = u.headers,
+        request = NULL,
+        body = u.body
+    FROM clock, unnest(
+        :id::bytea[], :fence::bigint[], :nonce::bytea[], :state::smallint[], :doubt::text[], :error_code::text[],
+        :business_ref::text[], :resource_type::text[], :resource_id::text[], :answer_kind::smallint[],
+        :answer_digest::bytea[], :status::integer[], :headers::bytea[], :body::bytea[]
+    ) AS u (
+        id, fence, nonce, state, doubt, error_code, business_ref, resource_type, resource_id, answer_kind, answer_digest,
+        status, headers, body
+    )
+    WHERE r.id = u.id AND r.fence = u.fence AND r.nonce = u.nonce AND r.state IN (1, 2) AND r.lease_until > 0
+        AND r.xmin::text = (pg_current_xact_id()::text::numeric % 4294967296)::text
+    RETURNING r.id
 )
-UPDATE semel_record AS r SET
-    state = u.state,
-    settled_at = clock.now,
-    answer_until = clock.now + r.answer_us,
-    forget_after = clock.now + greatest(r.answer_us, r.tombstone_us),
-    doubt = u.doubt,
-    error_code = u.error_code,
-    business_ref = u.business_ref,
-    resource_type = u.resource_type,
-    resource_id = u.resource_id,
-    answer_kind = u.answer_kind,
-    answer_digest = u.answer_digest,
-    status = u.status,
-    headers = u.headers,
-    request = NULL,
-    body = u.body
-FROM clock, unnest(
-    :id::bytea[], :fence::bigint[], :nonce::bytea[], :state::smallint[], :doubt::text[], :error_code::text[],
-    :business_ref::text[], :resource_type::text[], :resource_id::text[], :answer_kind::smallint[],
-    :answer_digest::bytea[], :status::integer[], :headers::bytea[], :body::bytea[]
-) AS u (
-    id, fence, nonce, state, doubt, error_code, business_ref, resource_type, resource_id, answer_kind, answer_digest,
-    status, headers, body
-)
-WHERE r.id = u.id AND r.fence = u.fence AND r.nonce = u.nonce AND r.state IN (1, 2) AND r.lease_until > 0
-    AND r.xmin::text = (pg_current_xact_id()::text::numeric % 4294967296)::text
-RETURNING r.id;
+SELECT 1 / count(*) FROM settled;
 
 -- name: write_record
 -- Replace everything that may change, by compare-and-set on the version that was read. What becomes UNKNOWN is put

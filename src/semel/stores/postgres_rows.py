@@ -20,7 +20,6 @@ from semel.model import (
     Settled,
     Settlement,
     Settling,
-    Superseded,
     Verdict,
 )
 from semel.rules.decide import decide, first_grant, is_grant_new
@@ -155,27 +154,26 @@ def rewrite_all(rules: Mapping[bytes, Rule]) -> Flow[set[bytes]]:
     return done
 
 
-def settle_all(settlements: Sequence[Settlement], statement: str) -> Flow[list[Settling]]:
+def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
+    """Settlements in their order: answers in one statement, everything else by the rule."""
     # Only an answer ends a record whatever was before it; the rules say what else may become of it.
     ends = sorted((word for word in settlements if word.state in ANSWERED_STATES), key=_by_id)
     unique = list({word.id: word for word in reversed(ends)}.values())[::-1]
     settled: set[bytes] = set()
     if unique:
-        rows: list[Row] = yield from ask(Query(SQL[statement], _words(unique)))
+        rows: list[Row] = yield from ask(Query(SQL["settle"], words(unique)))
         settled = {cast(bytes, row[0]) for row in rows}
     replies: list[Settling] = []
     firsts = {id(word) for word in unique}
     for word in settlements:
         if word.id in settled and id(word) in firsts:
             replies.append(Settled())
-        elif statement == "settle":
-            replies.append((yield from _settle_by_rule(word)))
         else:
-            replies.append(Superseded(None))
+            replies.append((yield from _settle_by_rule(word)))
     return replies
 
 
-def _words(settlements: list[Settlement]) -> Mapping[str, Argument]:
+def words(settlements: list[Settlement]) -> Mapping[str, Argument]:
     """The columns of a batch of settlements."""
     blocks = [None if word.answer is None else pack_headers(word.answer.headers) for word in settlements]
     kept = [word.answer_kind == AnswerKind.KEPT for word in settlements]

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import resources
-from typing import Final, cast
+from typing import Any, Final, cast
 
-from semel.flow import Flow, ask
+from semel.flow import Ask, Flow, ask
 from semel.model import (
     ANSWERED_STATES,
     AnswerKind,
@@ -109,6 +109,12 @@ class SqliteStore:
             else:
                 replies.append((yield from _settle_by_rule(word, now)))
         return replies
+
+    def settle_within(self, settlement: Settlement) -> Ask[Any]:
+        raise NotImplementedError("this store's units are looked at from outside: it declares no settles_by_proof")
+
+    def together(self) -> Flow[None]:
+        yield from ()
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         done = []

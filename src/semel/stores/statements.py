@@ -31,8 +31,8 @@ class Statement:
     text: str
     qmark: str
     names: tuple[str, ...]
-    numbered: str
-    distinct: tuple[str, ...]
+    numbered: str = ""
+    distinct: tuple[str, ...] = ()
 
     def values(self, params: Params | Row) -> tuple[Argument, ...]:
         """The parameters in the statement's order. A tuple is in that order already."""
