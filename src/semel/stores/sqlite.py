@@ -282,6 +282,7 @@ def _replace(seen: Record, written: Record) -> Flow[bool]:
     params["seen_state"] = seen.state
     params["seen_lease_until"] = seen.lease_until
     params["seen_answer_kind"] = seen.answer_kind
+    params["seen_doubt"] = seen.doubt
     return (yield from ask(Execute(_WRITE, params))) == 1
 
 

@@ -74,7 +74,7 @@ UPDATE semel_record SET
     sealing_key_id = :sealing_key_id, status = :status, headers = :headers, request = :request, body = :body,
     business_ref = :business_ref
 WHERE id = :id AND fence = :seen_fence AND nonce = :seen_nonce AND state = :seen_state
-    AND lease_until = :seen_lease_until AND answer_kind = :seen_answer_kind;
+    AND lease_until = :seen_lease_until AND answer_kind = :seen_answer_kind AND doubt IS :seen_doubt;
 
 -- name: find_records
 -- A page for operators, newest first, without headers and bodies; seq is the page's cursor.

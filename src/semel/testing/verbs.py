@@ -1,0 +1,252 @@
+"""Every verb of a store against every other, in every order of their steps: each must look as if it had been atomic.
+
+From each situation that a record can be in, two (or three) verbs are performed at once. Whatever the order of their
+steps, what they reply and what the store holds afterwards must be what some order of *whole* verbs gives. No other
+expectation is written down here, so that the check holds for stores and verbs to come.
+
+    counted = check_pairs(SqliteWorld)
+    print(counted.interleavings)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations, combinations_with_replacement, permutations
+from typing import Any, Final
+
+from semel.flow import Flow, MakeFlow, ask
+from semel.model import Find, Grant, Proceed, Purged, Resolution, State
+from semel.policy import Policy
+from semel.protocol.asks import Perform
+from semel.stores.base import Store
+from semel.testing.attempts import OK, attempt, renewal, word
+from semel.testing.interleave import MemoryWorld, Program, World, interleavings
+
+LEASE_US: Final = 30_000_000
+DAY_US: Final = 86_400_000_000
+MINE: Final = attempt(nonce=1)
+Verb = Callable[[Store, Grant], MakeFlow[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Where the record stands when the verbs begin: what was done to it, under which policy."""
+
+    name: str
+    policy: Policy
+    prepare: Callable[[World, Grant], None]
+    claimed: bool = True
+
+
+def _nothing(world: World, grant: Grant) -> None:
+    return None
+
+
+def _lapsed(world: World, grant: Grant) -> None:
+    world.clock.advance(LEASE_US)
+
+
+def _marked(world: World, grant: Grant) -> None:
+    world.clock.advance(LEASE_US)
+    world.do(partial(world.store.lapse, 1))
+
+
+def _settled(state: State, later_us: int = 0) -> Callable[[World, Grant], None]:
+    def prepare(world: World, grant: Grant) -> None:
+        world.do(partial(world.store.settle, (word(grant, state),)))
+        world.clock.advance(later_us)
+
+    return prepare
+
+
+_EXTERNAL: Final = Policy()
+_IDEMPOTENT: Final = Policy(effects="idempotent", dedup_for_seconds=3600, attempts_max=3)
+_NEW: Final = Policy(after_expiry="new")
+SITUATIONS: Final = (
+    Situation("never seen", _EXTERNAL, _nothing, claimed=False),
+    Situation("running", _EXTERNAL, _nothing),
+    Situation("lapsed EXTERNAL", _EXTERNAL, _lapsed),
+    Situation("lapsed IDEMPOTENT", _IDEMPOTENT, _lapsed),
+    Situation("UNKNOWN", _EXTERNAL, _marked),
+    Situation("given back", _IDEMPOTENT, _settled(State.PROCESSING)),
+    Situation("released", _EXTERNAL, _settled(State.FAILED_NOT_REPLAYABLE)),
+    Situation("answered", _EXTERNAL, _settled(State.SUCCEEDED)),
+    Situation("answer over, key new", _NEW, _settled(State.SUCCEEDED, 2 * DAY_US)),
+    Situation("tombstone over", _EXTERNAL, _settled(State.SUCCEEDED, 31 * DAY_US)),
+)
+"""Every situation that a record can be in."""
+
+
+def _claims(nonce: int, request: int = 0) -> Verb:
+    return lambda store, grant: partial(store.claim, (attempt(nonce=nonce, request=request, policy=_policy_of(grant)),))
+
+
+def _policy_of(grant: Grant) -> Policy:
+    return next(situation.policy for situation in SITUATIONS if _first_grant(situation) == grant)
+
+
+def _settles(state: State) -> Verb:
+    return lambda store, grant: partial(store.settle, (word(grant, state, doubt="lost"),))
+
+
+def _resolves(happened: bool) -> Verb:
+    return lambda store, grant: partial(
+        store.resolve, Resolution(grant.id, grant.fence, happened, OK if happened else None, "olga", "asked", True)
+    )
+
+
+VERBS: Final[Mapping[str, Verb]] = {
+    "claim": _claims(2),
+    "claim by a third": _claims(3),
+    "claim again": _claims(1),
+    "claim another request": _claims(4, request=1),
+    "look": lambda store, grant: partial(store.look, (attempt(nonce=5, policy=_policy_of(grant)),)),
+    "settle succeeded": _settles(State.SUCCEEDED),
+    "settle refused": _settles(State.FAILED_REPLAYABLE),
+    "settle released": _settles(State.FAILED_NOT_REPLAYABLE),
+    "settle unknown": _settles(State.UNKNOWN),
+    "give back": _settles(State.PROCESSING),
+    "mark_not_kept": lambda store, grant: partial(store.mark_not_kept, (renewal(grant),)),
+    "renew": lambda store, grant: partial(store.renew, (renewal(grant),)),
+    "abandon": lambda store, grant: partial(store.abandon, ((grant.id, grant.nonce),)),
+    "resolve happened": _resolves(True),
+    "resolve did not": _resolves(False),
+    "lapse": lambda store, grant: partial(store.lapse, 10),
+    "purge": lambda store, grant: partial(store.purge, None, 10),
+    "read": lambda store, grant: partial(store.read, (grant.id,)),
+    "find": lambda store, grant: partial(store.find, Find(states=(State.UNKNOWN, State.PROCESSING))),
+}
+"""Every verb that reads or writes a record, on the one key of these checks."""
+
+MAY_PASS: Final[Mapping[str, Any]] = {"lapse": []}
+"""Verbs that may pass over a record which somebody else writes at that moment, and what they reply then.
+
+A reaper comes again within a second; it must not fight for a record with its holder.
+"""
+
+TRIPLES: Final = ("claim", "settle succeeded", "renew", "abandon", "resolve did not", "lapse", "purge")
+TRIPLE_SITUATIONS: Final = ("running", "lapsed EXTERNAL", "lapsed IDEMPOTENT", "UNKNOWN", "tombstone over")
+
+
+@dataclass(slots=True)
+class Counted:
+    """How much was checked."""
+
+    cases: int = 0
+    interleavings: int = 0
+
+
+class NotAtomic(AssertionError):
+    """An order of steps gave what no order of whole verbs gives."""
+
+
+def pairs() -> Iterator[tuple[Situation, tuple[str, ...]]]:
+    """Every pair of verbs, also each with itself, in every situation."""
+    for situation in SITUATIONS:
+        for names in combinations_with_replacement(VERBS, 2):
+            yield situation, names
+
+
+def triples() -> Iterator[tuple[Situation, tuple[str, ...]]]:
+    """Three of the writing verbs at once, in the situations in which they meet."""
+    for situation in SITUATIONS:
+        if situation.name in TRIPLE_SITUATIONS:
+            for names in combinations(TRIPLES, 3):
+                yield situation, names
+
+
+def check_all(make: Callable[[], World], cases: Iterator[tuple[Situation, tuple[str, ...]]]) -> Counted:
+    """Check these cases; how many interleavings there were. Raises NotAtomic."""
+    counted = Counted()
+    for situation, names in cases:
+        counted.cases += 1
+        counted.interleavings += check(make, situation, names)
+    return counted
+
+
+def check(make: Callable[[], World], situation: Situation, names: Sequence[str]) -> int:
+    """All interleavings of these verbs from this situation; how many. Raises NotAtomic."""
+    grant = _first_grant(situation)
+    flows = [VERBS[name] for name in names]
+    whole = {
+        _shown(*_in_order(make, situation, grant, names, order, passing))
+        for order in permutations(range(len(names)))
+        for passing in _passing(names)
+    }
+    programs = [_program(verb, grant) for verb in flows]
+    count = 0
+    for run in interleavings(partial(_prepared, make, situation, grant), programs):
+        count += 1
+        seen = _shown(list(run.results), _held(run.world))
+        if seen not in whole:
+            raise NotAtomic(
+                f"{' and '.join(names)}, from {situation.name!r}, in the order {run.schedule}: {seen}\n"
+                f"whole verbs give: {sorted(whole)}"
+            )
+    return count
+
+
+def _passing(names: Sequence[str]) -> Iterator[frozenset[int]]:
+    """Nobody passes; or one of those that may, does."""
+    yield frozenset()
+    yield from (frozenset((place,)) for place, name in enumerate(names) if name in MAY_PASS)
+
+
+def _shown(replies: list[Any], held: Any) -> str:
+    """A text to compare. How many records a purge looked at says nothing about any of them."""
+    said = [reply._replace(scanned=0) if isinstance(reply, Purged) else reply for reply in replies]
+    return repr((said, held))
+
+
+def _program(verb: Verb, grant: Grant) -> Program:
+    def program(world: World) -> Flow[Any]:
+        return (yield from ask(Perform("verb", verb(world.store, grant))))
+
+    return program
+
+
+def _in_order(
+    make: Callable[[], World],
+    situation: Situation,
+    grant: Grant,
+    names: Sequence[str],
+    order: Sequence[int],
+    passing: frozenset[int],
+) -> tuple[list[Any], Any]:
+    """What whole verbs give in this order: their replies, each in its place, and what the store holds."""
+    world = _prepared(make, situation, grant)
+    try:
+        replies: list[Any] = [MAY_PASS.get(name) for name in names]
+        for place in order:
+            if place not in passing:
+                replies[place] = world.do(VERBS[names[place]](world.store, grant))
+        return replies, _held(world)
+    finally:
+        world.close()
+
+
+def _held(world: World) -> Any:
+    return world.do(partial(world.store.read, (MINE.id,))), world.do(partial(world.store.audit, None, 10))
+
+
+def _prepared(make: Callable[[], World], situation: Situation, grant: Grant) -> World:
+    world = make()
+    if situation.claimed:
+        world.do(partial(world.store.claim, (attempt(nonce=1, policy=situation.policy),)))
+    situation.prepare(world, grant)
+    return world
+
+
+def _first_grant(situation: Situation) -> Grant:
+    """What a first claim is granted in every world: their clocks start alike."""
+    if situation.name not in _GRANTS:
+        world = MemoryWorld()
+        [verdict] = world.do(partial(world.store.claim, (attempt(nonce=1, policy=situation.policy),)))
+        assert isinstance(verdict, Proceed)
+        _GRANTS[situation.name] = verdict.grant
+    return _GRANTS[situation.name]
+
+
+_GRANTS: Final[dict[str, Grant]] = {}

@@ -1,0 +1,74 @@
+"""Every pair of a store's verbs in every situation of a record, and triples: each verb is atomic, on both stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from semel.stores.sqlite import SQL
+from semel.testing import verbs
+from semel.testing.explore.replacing import replaced, text_replaced
+from semel.testing.interleave import MemoryWorld, SqliteWorld, World
+from semel.testing.verbs import SITUATIONS, VERBS, NotAtomic, check, check_all
+
+WORLDS = pytest.mark.parametrize("make", [MemoryWorld, SqliteWorld], ids=["memory", "sqlite"])
+
+
+@WORLDS
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: situation.name)
+def test_every_pair_of_verbs_is_atomic(make: Callable[[], World], situation: verbs.Situation) -> None:
+    counted = check_all(make, (case for case in verbs.pairs() if case[0] is situation))
+    assert counted.cases == len(VERBS) * (len(VERBS) + 1) // 2
+    assert counted.interleavings >= 2 * counted.cases
+    print(f"{situation.name}: {counted.cases} pairs, {counted.interleavings} interleavings")
+
+
+@WORLDS
+@pytest.mark.parametrize("name", verbs.TRIPLE_SITUATIONS)
+def test_three_verbs_at_once_are_atomic(make: Callable[[], World], name: str) -> None:
+    counted = check_all(make, (case for case in verbs.triples() if case[0].name == name))
+    assert counted.cases == 35
+    assert counted.interleavings >= 6 * counted.cases
+    print(f"{name}: {counted.cases} triples, {counted.interleavings} interleavings")
+
+
+def test_a_time_that_is_old_by_then_makes_no_difference() -> None:
+    """With the asking for the time as a step of its own: the writers that meet most often."""
+    for situation in SITUATIONS:
+        for names in (
+            ("claim", "claim"),
+            ("claim", "settle succeeded"),
+            ("claim", "purge"),
+            ("resolve did not", "renew"),
+        ):
+            check(partial(SqliteWorld, fine=True), situation, names)
+
+
+def test_a_claim_that_reads_and_then_writes_is_seen() -> None:
+    """Without the conflict being told, two are granted what one may have."""
+    statement = SQL["insert_claim"]
+    with (
+        text_replaced(
+            statement, "ON CONFLICT (id) DO NOTHING", "ON CONFLICT (id) DO UPDATE SET nonce = excluded.nonce"
+        ),
+        pytest.raises(NotAtomic, match="claim and claim by a third, from 'never seen'"),
+    ):
+        check(SqliteWorld, SITUATIONS[0], ("claim", "claim by a third"))
+
+
+def test_a_write_of_what_was_read_is_seen() -> None:
+    """Without naming the version that was read, one writer undoes another's write."""
+    passage = " AND state = ?\n    AND lease_until = ? AND answer_kind = ? AND doubt IS ?"
+    unguarded = " AND ifnull(?, ifnull(?, ifnull(?, ifnull(?, 1)))) IS NOT NULL"
+    with text_replaced(SQL["write_record"], passage, unguarded), pytest.raises(NotAtomic):
+        check_all(SqliteWorld, (case for case in verbs.pairs() if case[0].name == "UNKNOWN"))
+
+
+def test_the_check_compares_what_is_held_too() -> None:
+    with (
+        replaced("semel.rules.settle:abandoned_row", lambda original: lambda row, nonce, now: None),
+        replaced("semel.rules.settle:renewed_row", lambda original: lambda row, renewal, now: row),
+    ):
+        assert check(MemoryWorld, SITUATIONS[1], ("renew", "abandon")) == 2  # wrong, and atomic all the same
