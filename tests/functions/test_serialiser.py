@@ -467,7 +467,7 @@ def test_an_exception_comes_back_with_type_args_and_attributes(kind: type[Declin
 def test_an_error_of_the_system_comes_back_whole() -> None:
     error = FileNotFoundError(2, "no such file", "a.txt")
     kept = keep_error(error, (OSError,))
-    assert (kept.value.errno, str(kept.value)[:9]) == (2, "[Errno 2]")
+    assert (kept.value.errno, kept.value.filename, str(kept.value)) == (2, "a.txt", str(error))
 
 
 def test_only_declared_exceptions_are_ever_made() -> None:
@@ -486,3 +486,45 @@ def test_an_exception_that_cannot_be_kept_says_why() -> None:
     error.response = Plain()  # type: ignore[attr-defined]
     with pytest.raises(Unserialisable, match=r"Declined\.response is a .*Plain"):
         keep_error(error, (Declined,))
+
+
+class Slotted(Exception):
+    __slots__ = ("code",)
+    code: int
+
+
+class Picky(Exception):
+    def __new__(cls, *args: Any) -> Picky:
+        if len(args) != 2:
+            raise TypeError("two, please")
+        return super().__new__(cls, *args)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(args[0])
+
+
+def slotted() -> Slotted:
+    error = Slotted("x")
+    error.code = 7
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (slotted(), r"Slotted\.code is neither in its args nor in its attributes; keep it in self.args"),
+        (ImportError("x", name="thing"), r"ImportError\.\w+ is neither"),
+        (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), r"UnicodeDecodeError\.\w+ is neither"),
+        (Picky(1, 2), r"cannot be read back \(Picky refused its args"),
+        (Exception("a", Plain()), r"Exception\.args\[1\] is a .*Plain"),
+    ],
+)
+def test_what_an_exception_would_lose_is_named(error: Exception, says: str) -> None:
+    with pytest.raises(Unserialisable, match=says):
+        keep_error(error, (type(error),))
+
+
+def test_two_declared_exceptions_of_one_name_are_not_confused() -> None:
+    twin = type("Declined", (Exception,), {"__qualname__": "Declined"})
+    with pytest.raises(Unserialisable, match="is not the only declared one of this name; rename one"):
+        keep_error(Declined("x", "y"), (Declined, twin))

@@ -14,7 +14,7 @@ from datetime import date
 from typing import Any, Final
 from uuid import UUID
 
-from semel.errors import ConfigurationError, InvalidKey, MissingKey
+from semel.errors import ConfigurationError, InvalidKey, MissingKey, RequestError
 from semel.rules.identity import frame
 from semel.rules.keys import KEY_LENGTH_MAX
 from semel.web.caller import Caller, single_caller
@@ -211,12 +211,12 @@ def _look(path: Path, arguments: Mapping[str, Any]) -> Any:
     try:
         return path.find(arguments)
     except NotThere as error:
-        raise ConfigurationError(f"caller={path.text!r} is not there ({error}); {_NO_CALLER}") from None
+        raise RequestError(f"caller={path.text!r} is not there ({error}); {_NO_CALLER}") from None
 
 
 def _named(path: Path, value: object) -> str:
     if value is None or value == "":
-        raise ConfigurationError(f"caller={path.text!r} is {value!r}; {_NO_CALLER}")
+        raise RequestError(f"caller={path.text!r} is {value!r}; {_NO_CALLER}")
     text = text_of(value)
     if text is None:
         raise ConfigurationError(f"caller={path.text!r} is a {type(value).__name__}; let it lead to {_TEXTS}")

@@ -60,9 +60,9 @@ class _Settings:
             function = function.__func__
         check_function(function)
         declared = self._declared(function)
-        if isinstance(self.engine, Engine | AsyncEngine):
-            declared.engine()
         declared.shape_early()
+        if isinstance(self.engine, Engine | AsyncEngine):
+            declared.engine()  # last: from here on the name is taken
         return (AsyncOnce if declared.is_async else Once)(declared, binds)
 
     def _declared(self, function: Callable[..., Any]) -> Declared:

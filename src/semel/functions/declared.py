@@ -6,6 +6,7 @@ No IO happens here; ``semel.functions.once`` runs it, once in threads and once o
 from __future__ import annotations
 
 import inspect
+import threading
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
@@ -89,6 +90,7 @@ class Declared:
         self.atomic = policy.terms.effects is Effects.ATOMIC
         self._shapes = shapes
         self._shape: Shape | None = None
+        self._shaping = threading.Lock()
         self._recipe = fingerprints.recipe
 
     @property
@@ -122,8 +124,9 @@ class Declared:
     def shape(self) -> Shape:
         """How results are kept. Raises ConfigurationError where the annotation has no safe form."""
         if self._shape is None:
-            annotation = annotations_of(self.function)["return"]
-            self._shape = self._shapes.of(annotation, f"the return annotation of {self.called}")
+            with self._shaping:  # a shape that another thread is still making has no fields yet
+                annotation = annotations_of(self.function)["return"]
+                self._shape = self._shapes.of(annotation, f"the return annotation of {self.called}")
         return self._shape
 
     def shape_early(self) -> None:

@@ -6,6 +6,7 @@ The first caller gets what went through the store's form, so that it is exactly 
 from __future__ import annotations
 
 import json
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -41,6 +42,11 @@ def keep_error(error: Exception, declared: tuple[type[Exception], ...]) -> Kept:
     if _type_of(name, declared) is not type(error):
         raise Unserialisable(f"the exception {name}", "is not the only declared one of this name", "rename one of them")
     body, again = _round_trip(error, _error_form, lambda form: _error(form, declared))
+    for lost in _members(error):
+        if getattr(error, lost, None) != getattr(again, lost, None):
+            raise Unserialisable(
+                f"{name}.{lost}", "is neither in its args nor in its attributes", "keep it in self.args"
+            )
     return Kept(Answer(None, (_JSON, (HEADER, RAISED)), body), again)
 
 
@@ -112,13 +118,28 @@ def _type_of(name: Any, declared: tuple[type[Exception], ...]) -> type[Exception
     return found.pop() if len(found) == 1 else None
 
 
+def _arguments(error: Exception) -> tuple[Any, ...]:
+    """What the exception was made of. An OSError's own args leave its file names out; what it says to copy does not."""
+    own = isinstance(type(error).__reduce__, types.MethodDescriptorType)
+    return tuple(error.__reduce__()[1]) if own else error.args
+
+
 def _error_form(error: Exception) -> Any:
     name = type(error).__qualname__
     return {
         "type": name,
-        "args": [to_plain(each, f"{name}.args[{n}]") for n, each in enumerate(error.args)],
+        "args": [to_plain(each, f"{name}.args[{n}]") for n, each in enumerate(_arguments(error))],
         "attributes": {key: to_plain(each, f"{name}.{key}") for key, each in vars(error).items()},
     }
+
+
+def _members(error: Exception) -> Iterator[str]:
+    """What an exception holds besides args and attributes: slots, and the members of some of Python's own types."""
+    for kind in type(error).__mro__:
+        if kind not in (BaseException, object):
+            for name, member in vars(kind).items():
+                if isinstance(member, types.MemberDescriptorType | types.GetSetDescriptorType) and name[:2] != "__":
+                    yield name
 
 
 def _error(form: Any, declared: tuple[type[Exception], ...]) -> Exception:
@@ -130,7 +151,10 @@ def _error(form: Any, declared: tuple[type[Exception], ...]) -> Exception:
     if kind is None:
         raise Mismatch(f"the exception {name} is not declared in replays= any more")
     # Without __init__, whose parameters need not be the args: __new__ sets those, and the attributes are the rest.
-    error = kind.__new__(kind, *(from_plain(each) for each in args))
-    error.args = tuple(from_plain(each) for each in args)
+    values = tuple(from_plain(each) for each in args)
+    try:
+        error = kind.__new__(kind, *values)
+    except Exception as refused:
+        raise Mismatch(f"{name} refused its args ({type(refused).__name__})") from refused
     vars(error).update({key: from_plain(each) for key, each in attributes.items()})
     return error
