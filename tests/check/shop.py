@@ -1,0 +1,140 @@
+"""Applications and functions for `semel check`: named on its command line, imported, looked at."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI
+from flask import Flask
+from starlette.requests import Request
+
+from semel import AsyncEngine, Engine, KeyFormat, Policy, Recipe
+from semel.functions import command
+from semel.integrations.fastapi import Semel
+from semel.rules.recipe import DigestField, Members
+from semel.telemetry import Logging
+from semel.testing.required import Case, suite
+from semel.web.asgi import SemelMiddleware
+from semel.web.caller import Caller, from_state, from_user, single_caller
+from semel.web.routing import Operation
+from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
+from tests.testing_plugin import good
+from tests.testing_plugin.broken import BROKEN
+
+observer = Logging(logging.getLogger("semel"))
+engine = AsyncEngine.connect("sqlite:///shop.db", observer=observer, id_secret=b"0123456789abcdef")
+sync_engine = Engine.connect("sqlite:///shop.db", observer=observer)
+
+# --- everything as it should be ---
+
+app = FastAPI()
+semel = Semel(engine, caller=from_state("caller"))
+
+
+@app.post("/payments")
+@semel.command("payments.create", effects="atomic", key_format=KeyFormat(uuid=True, length_min=10))
+async def create(body: dict[str, Any]) -> dict[str, Any]:
+    return body
+
+
+@app.get("/payments")
+async def read() -> None: ...
+
+
+semel.install(app)
+
+
+# --- everything that can be asked about ---
+
+risky = AsyncEngine.connect("memory://")
+
+
+def by_header(request: Request) -> Caller:
+    return Caller("acme", request.headers["x-user"])
+
+
+mixed = FastAPI()
+operations = [
+    Operation("/a/{id}", Policy(key="optional", on_unprotected="mark", after_expiry="new", answer_seconds=60)),
+    Operation("/b", Policy(effects="idempotent", fingerprint=Recipe(body=Members(("amount",)))), name="b"),
+    Operation("/c", Policy(on_error="replay", fingerprint=Recipe(body=DigestField()), after_expiry="new")),
+    Operation("/d", Policy(replay="2xx", answer_seconds=600, replay_headers=frozenset({"x-receipt"}))),
+]
+
+
+@mixed.post("/login")
+async def login() -> None: ...
+
+
+@mixed.put("/profile")
+async def profile() -> None: ...
+
+
+guarded = SemelMiddleware(mixed, risky, caller=by_header, operations=operations)
+everything = SemelMiddleware(mixed, engine, caller=single_caller, default=Policy(), manage_engine=True)
+by_user = SemelMiddleware(mixed, engine, caller=from_user("id"), operations=[Operation("/a")])
+weak = SemelMiddleware(
+    mixed,
+    AsyncEngine.connect("sqlite:///weak.db?synchronous=NORMAL"),
+    caller=single_caller,
+    operations=[Operation("/a")],
+)
+
+forgotten = FastAPI()
+uninstalled = Semel(AsyncEngine.connect("memory://"), caller=single_caller)
+
+
+@forgotten.post("/payments")
+@uninstalled.command("payments.create")
+async def forgot() -> None: ...
+
+
+flask = Flask("shop")
+
+
+@flask.post("/orders/<int:number>")
+def order(number: int) -> str:
+    return ""
+
+
+@flask.post("/carts")
+def cart() -> str:
+    return ""
+
+
+flask.wsgi_app = WsgiMiddleware(  # type: ignore[method-assign]
+    flask.wsgi_app, sync_engine, caller=single_caller, operations=[Operation("/orders/{number}")]
+)
+
+
+@command(sync_engine, "payments.charge", key="number", caller=single_caller, effects="external")
+def charge(number: int) -> int:
+    return number
+
+
+def make_app() -> Any:
+    return app
+
+
+def breaks() -> Any:
+    raise RuntimeError("no configuration")
+
+
+nothing = 5
+
+# --- suites to be run ---
+
+provider = good.Provider()
+case = Case(
+    request="POST /payments",
+    json={"amount": 5},
+    headers=good.ALICE,
+    other_caller=good.BOB,
+    effects=lambda: len(provider.charges),
+)
+safe = suite(make_app=lambda: good.fastapi_app(AsyncEngine.connect("memory://"), provider), operations=[case])
+unsafe = suite(
+    make_app=lambda: BROKEN["idempotent_in_name_only"](AsyncEngine.connect("memory://"), provider), operations=[case]
+)
+broken = suite(make_app=breaks, operations=[case])

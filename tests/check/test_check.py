@@ -1,0 +1,220 @@
+"""`semel check` as it is typed: what it answers, what it leaves open, what it calls unsafe, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from semel.cli.check_answers import QUESTIONS
+from semel.cli.main import main
+
+SHOP = "tests.check.shop"
+
+
+def check(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["check", *words])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def document(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
+    code, out, _ = check(capsys, "--json", *words)
+    return code, json.loads(out)
+
+
+def level_of(found: Any, operation: str, question: str) -> tuple[str, str]:
+    [each] = [each for each in found["operations"] if each["operation"] == operation]
+    [answer] = [answer for answer in each["answers"] if answer["question"] == question]
+    assert bool(answer["remedy"]) == (answer["level"] != "ok"), answer
+    return answer["level"], answer["answer"]
+
+
+def test_every_question_is_answered_for_every_operation(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("app", "guarded", "everything", "flask", "charge"):
+        _, found = document(capsys, f"{SHOP}:{name}")
+        assert found["operations"]
+        for operation in found["operations"]:
+            assert [answer["question"] for answer in operation["answers"]] == list(QUESTIONS)
+            for answer in operation["answers"]:
+                assert answer["level"] in ("ok", "open", "unsafe")
+                assert bool(answer["remedy"]) == (answer["level"] != "ok"), answer
+    assert len(QUESTIONS) == 18
+
+
+def test_an_application_that_may_ship(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = check(capsys, f"{SHOP}:app")
+    assert code == 0
+    assert "payments.create (POST /payments)" in out
+    assert "1 operation(s): 0 unsafe, 3 open, 15 ok" in out
+    code, found = document(capsys, f"{SHOP}:app")
+    assert (code, found["unsafe"], found["open"], found["unprotected"], found["mistakes"]) == (0, 0, 3, [], [])
+    ok = {
+        "key required": "yes",
+        "key scope": "from_state",
+        "key format and length": "a UUID, at least 10 characters",
+        "retention": "lease 30 s (handlers: 5 min), answer 24 h, fact 30 d",
+        "fingerprint canonical": "canonical form",
+        "on mismatch": "422",
+        "while running": "waits 2 s, then 409",
+        "replayed or rebuilt": "exactly",
+        "unique constraint": "HMAC under the id secret",
+        "atomic claim": "durable",
+        "transaction": "yes",
+        "downstream idempotency": "not needed",
+        "reconciliation": "not needed",
+        "retry with the same key": "from nothing",
+        "cleanup": "own reaper",
+    }
+    for question, words in ok.items():
+        level, said = level_of(found, "payments.create", question)
+        assert level == "ok", question
+        assert words in said
+
+
+def test_what_cannot_be_known_is_asked_and_what_does_not_exist_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    _, found = document(capsys, f"{SHOP}:app")
+    assert level_of(found, "payments.create", "gateway retries") == ("open", "cannot be seen from here")
+    assert "sealing and redacting do not exist yet" in level_of(found, "payments.create", "sensitive answers")[1]
+    assert "alerts cannot be seen" in level_of(found, "payments.create", "metrics and alerts")[1]
+    _, found = document(capsys, f"{SHOP}:guarded")
+    assert "an automatic reconciler does not exist yet" in level_of(found, "b", "reconciliation")[1]
+    assert "a hook that rebuilds answers does not exist yet" in level_of(found, "b", "replayed or rebuilt")[1]
+
+
+@pytest.mark.parametrize(
+    ("app", "operation", "question", "level", "words"),
+    [
+        ("guarded", "POST /a/{id}", "key required", "open", "unprotected, and are counted"),
+        ("guarded", "POST /a/{id}", "key scope", "unsafe", "on_unprotected='mark'"),
+        ("guarded", "POST /a/{id}", "retention", "unsafe", "after_expiry='new'"),
+        ("guarded", "POST /a/{id}", "atomic claim", "unsafe", "lives and dies with one process"),
+        ("guarded", "POST /a/{id}", "metrics and alerts", "unsafe", "nobody hears"),
+        ("guarded", "POST /a/{id}", "cleanup", "open", "nothing here runs a reaper"),
+        ("guarded", "b", "key scope", "open", "what by_header returns"),
+        ("guarded", "b", "fingerprint canonical", "open", "only amount count"),
+        ("guarded", "b", "downstream idempotency", "open", "Semel cannot check it"),
+        ("guarded", "b", "retry with the same key", "ok", "the same derived keys, up to 5 crashes"),
+        ("guarded", "b", "unique constraint", "ok", "one table under one lock"),
+        ("guarded", "POST /c", "fingerprint canonical", "ok", "Content-Digest"),
+        ("guarded", "POST /c", "retention", "open", "after_expiry='new'"),
+        ("guarded", "POST /c", "retry with the same key", "open", "also a 5xx"),
+        ("guarded", "POST /d", "retention", "open", "answer 10 min"),
+        ("guarded", "POST /d", "replayed or rebuilt", "ok", "and x-receipt"),
+        ("guarded", "POST /d", "downstream idempotency", "open", "none is declared"),
+        ("everything", "any other", "key required", "open", "default of a middleware"),
+        ("everything", "any other", "key scope", "open", "every client shares every key"),
+        ("everything", "any other", "cleanup", "ok", "manage_engine=True"),
+        ("by_user", "POST /a", "key scope", "ok", "user.id"),
+        ("weak", "POST /a", "atomic claim", "unsafe", "synchronous=NORMAL"),
+        ("charge", "payments.charge", "on mismatch", "ok", "KeyReusedError"),
+        ("charge", "payments.charge", "while running", "ok", "InProgressError"),
+        ("charge", "payments.charge", "gateway retries", "open", "cannot be seen"),
+    ],
+)
+def test_an_answer(
+    app: str, operation: str, question: str, level: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, found = document(capsys, f"{SHOP}:{app}")
+    given, said = level_of(found, operation, question)
+    assert given == level
+    assert words in said
+
+
+def test_routes_that_nobody_declared(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = check(capsys, f"{SHOP}:by_user")
+    assert code == 1
+    assert "UNSAFE  not declared             POST /login is not protected: a retry runs it again" in out
+    assert "open    not declared             PUT /profile is not protected; PUT may be repeated" in out
+    assert "--unprotected-ok 'POST /login'" in out
+    code, out, _ = check(
+        capsys, f"{SHOP}:by_user", "--unprotected-ok", "POST /login", "--unprotected-ok", "PUT /profile"
+    )
+    assert code == 0
+    assert "not declared" not in out
+    assert check(capsys, f"{SHOP}:everything")[1].count("POST /login") == 0  # the default takes it
+
+
+def test_flask(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = document(capsys, f"{SHOP}:flask")
+    assert code == 1
+    assert [each["path"] for each in found["operations"]] == ["/orders/{number}"]
+    assert found["unprotected"] == ["POST /carts"]
+
+
+def test_a_module_of_functions_and_a_factory(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = document(capsys, SHOP)
+    assert (code, [each["operation"] for each in found["operations"]]) == (0, ["payments.charge"])
+    code, found = document(capsys, f"{SHOP}:make_app()")
+    assert [each["operation"] for each in found["operations"]] == ["payments.create"]
+
+
+def test_an_application_that_was_not_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = check(capsys, f"{SHOP}:forgotten")
+    assert code == 1
+    assert "semel.install(app) was not called" in out
+
+
+def test_nothing_of_an_application_is_started(capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.check import shop
+
+    check(capsys, f"{SHOP}:app")
+    assert shop.app.middleware_stack is None
+    assert not shop.engine.core.live
+
+
+# --- the required tests ---
+
+
+def test_the_required_tests_are_run_without_pytest(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = check(capsys, "--run", f"{SHOP}:safe")
+    assert code == 0
+    assert "12 required test(s): 0 failed, 12 passed" in out
+    code, out, _ = check(capsys, f"{SHOP}:app", "--run", f"{SHOP}:unsafe")
+    assert code == 1
+    assert "1 operation(s): 0 unsafe" in out
+    assert "FAILED  failure_after_the_effect" in out
+    assert "hand it permit.key_for('charge')" in out
+    assert "why: A worker dies when the money has moved" in out
+    code, found = document(capsys, "--run", f"{SHOP}:unsafe")
+    assert (code, found["unsafe"]) == (1, 1)
+    assert [each["test"] for each in found["tests"] if each["failure"]] == ["failure_after_the_effect"]
+
+
+def test_an_application_that_breaks_is_a_failed_test(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = check(capsys, "--run", f"{SHOP}:broken")
+    assert code == 1
+    assert out.count("RuntimeError: no configuration") == 12
+
+
+# --- mistakes on the command line ---
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give an application, such as shop.main:app, or --run module:tests"),
+        ([f"{SHOP}:ap"], "has no 'ap'; did you mean 'app'?"),
+        (["no_such_module:app"], "there is no module 'no_such_module'"),
+        ([f"{SHOP}:nothing"], "is a int, no ASGI or WSGI application"),
+        ([f"{SHOP}:make_app"], "for a factory write 'tests.check.shop:make_app()'"),
+        ([f"{SHOP}:breaks()"], "RuntimeError: no configuration"),
+        (["json"], "has no operation that can be seen"),
+        ([f"{SHOP}:app", "--unprotected-ok", "POST /payment"], "did you mean 'POST /payments'?"),
+        (["--run", f"{SHOP}:app"], "is a FastAPI, no suite"),
+        ([f"{SHOP}:app", "--rnu", "x"], "unknown option '--rnu'; did you mean '--run'?"),
+    ],
+)
+def test_a_mistake_is_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = check(capsys, *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = check(capsys, "--help")
+    assert code == 0
+    assert "semel check --run tests.test_payments:TestPayments" in out
+    assert "exit codes:" in out
