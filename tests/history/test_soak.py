@@ -46,12 +46,13 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def start(folder: Path, *arguments: str, code: str | None = None) -> subprocess.Popen[str]:
-    """A soak in a process of its own: pytest's has threads, and must not fork."""
+def start(folder: Path, *arguments: str, code: str | None = None, measured: bool = False) -> subprocess.Popen[str]:
+    """A soak in a process of its own: pytest's has threads, and must not fork. One is enough for the coverage tool."""
     what = ["-m", "semel.testing.soak"] if code is None else ["-c", code]
+    unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
     return subprocess.Popen(
         [sys.executable, *what, *arguments, "--folder", str(folder)],
-        env={name: value for name, value in os.environ.items() if not name.startswith("COV")},
+        env=None if measured else unmeasured,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -84,7 +85,7 @@ def session(id: int) -> list[int]:
 
 
 def test_a_short_soak_reaches_its_goals_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    process = start(tmp_path, *SHORT)
+    process = start(tmp_path, *SHORT, measured=True)
     said = finish(process)
     assert process.returncode == OK, said
     found = Summary.load(tmp_path)
