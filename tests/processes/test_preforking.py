@@ -20,6 +20,7 @@ KINDS = ("external", "idempotent", "atomic")
 COMMAND = ("gunicorn", "--preload", "--workers", "3", "--bind", "127.0.0.1:{port}", "--graceful-timeout", "10")
 SERVERS = {
     "uvicorn-worker": ("-k", "uvicorn_worker.UvicornWorker", "tests.processes.shop:app"),
+    "asgi": ("-k", "asgi", "tests.processes.shop:app"),
     "sync": ("-k", "sync", "tests.processes.shop:wsgi"),
     "gthread": ("-k", "gthread", "--threads", "4", "tests.processes.shop:wsgi"),
 }
@@ -30,6 +31,7 @@ SERVERS = {
     [
         ("uvicorn-worker", False, "kill"),
         ("uvicorn-worker", True, "reload"),
+        ("asgi", True, "kill"),
         ("sync", True, "kill"),
         ("gthread", False, "reload"),
         ("gthread", True, "kill"),

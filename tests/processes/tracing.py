@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.crash.processes import Line, Worker
 
-_SEIZE, _INTERRUPT, _SYSCALL, _POKEUSER, _GET_SYSCALL_INFO = 0x4206, 0x4207, 24, 6, 0x420E
+_SEIZE, _INTERRUPT, _SYSCALL, _POKEUSER, _DETACH, _GET_SYSCALL_INFO = 0x4206, 0x4207, 24, 6, 17, 0x420E
 _SYSGOOD, _TRACECLONE, _EXITKILL = 1, 8, 0x100000
 _WALL = 0x40000000
 _SYSCALL_STOP = signal.SIGTRAP | 0x80
@@ -48,6 +48,20 @@ def _ptrace(request: int, task: int, address: int = 0, data: int = 0) -> None:
         if number == 3:  # ESRCH: it was killed in the meantime
             raise ProcessLookupError(number, os.strerror(number))
         raise OSError(number, f"ptrace: {os.strerror(number)}")
+
+
+class StoppedThread:
+    """One thread of a worker, stopped alone, which no signal can do: SIGSTOP stops the whole process."""
+
+    def __init__(self, task: int) -> None:
+        self._task = task
+        _ptrace(_SEIZE, task)
+        _ptrace(_INTERRUPT, task)
+        os.waitpid(task, _WALL)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        _ptrace(_DETACH, self._task)
 
 
 @dataclass(frozen=True, slots=True)

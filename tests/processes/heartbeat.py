@@ -1,0 +1,128 @@
+"""Scenario: what renews a lease is stopped, and its holder is not.
+
+In the sync engine that is a thread of its own, stopped alone by the tracer; in the async one it is a timer of the loop,
+stopped by a handler that blocks the loop. Past the lease another process asks for the same command, or nobody does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from typing import Any
+
+from semel import Answer, Permit
+from semel.errors import CommandError
+from tests.crash.processes import Line, Worker, pause, report
+from tests.crash.work import LEASE_SECONDS, Folder, command
+from tests.processes.tracing import StoppedThread
+
+PAST_THE_LEASE = LEASE_SECONDS * 1.3
+STOPS_MAX = 5
+HEARTBEAT = "semel-upkeep"
+
+
+def hold_in_thread(folder: Folder, effects: str, line: Line) -> None:
+    """A sync engine; says which thread renews, and answers for itself while that one is stopped."""
+
+    def handler(permit: Permit) -> Answer:
+        [task] = [thread.native_id for thread in threading.enumerate() if thread.name == HEARTBEAT]
+        line.say("holding", str(task))
+        line.hear()
+        line.say("alive")
+        line.hear()
+        return folder.perform_effect(permit, "k")
+
+    with folder.engine() as engine:
+        line.say("told", *told(lambda: engine.run(command("k", effects), handler)))
+
+
+def hold_in_loop(folder: Folder, effects: str, line: Line) -> None:
+    """An async engine whose handler blocks the loop, and with it the heartbeat."""
+
+    async def handler(permit: Permit) -> Answer:
+        line.say("holding", "0")
+        line.hear()
+        line.say("alive")
+        line.hear()
+        return folder.perform_effect(permit, "k")
+
+    async def main() -> None:
+        async with folder.async_engine() as engine:
+            try:
+                result = await engine.run(command("k", effects), handler)
+                line.say("told", "replayed" if result.replayed else "ran", result.answer.body.decode())
+            except (CommandError, asyncio.CancelledError) as error:
+                line.say("told", type(error).__name__)
+
+    asyncio.run(main())
+
+
+def told(run: Any) -> list[str]:
+    try:
+        result = run()
+    except CommandError as error:
+        return [type(error).__name__]
+    return ["replayed" if result.replayed else "ran", result.answer.body.decode()]
+
+
+def ask(folder: Folder, effects: str, line: Line) -> None:
+    """Somebody else, who asks for the same command whenever it is told to."""
+    with folder.engine() as engine:
+        for _ in range(2):
+            line.hear()
+            act = command("k", effects, wait_seconds=0)
+            line.say("told", *told(lambda act=act: engine.run(act, lambda permit: folder.perform_effect(permit, "k"))))
+
+
+def stop_heartbeat(holder: Worker, task: int) -> StoppedThread:
+    """Stop that thread between two beats. Within one it may hold the interpreter's lock: then all would stand still."""
+    for _ in range(STOPS_MAX):
+        stopped = StoppedThread(task)
+        holder.tell()
+        try:
+            assert holder.next(2) == ["alive"]
+        except AssertionError:
+            stopped.resume()
+            assert holder.next() == ["alive"]
+            continue
+        return stopped
+    raise AssertionError("the heartbeat could not be stopped alone")
+
+
+def main(options: dict[str, Any]) -> None:
+    folder, effects = Folder(options["folder"]), options["effects"]
+    hold = {"thread": hold_in_thread, "loop": hold_in_loop}[options["how"]]
+    folder.create()
+    holder = Worker(lambda line: hold(folder, effects, line))
+    asker = Worker(lambda line: ask(folder, effects, line))
+    said = holder.wait_for("holding")
+    assert said is not None
+    stopped = None
+    if options["how"] == "thread":
+        stopped = stop_heartbeat(holder, int(said[1]))
+    else:
+        holder.tell()
+        assert holder.next() == ["alive"]  # and it goes on to block its loop
+    pause(PAST_THE_LEASE)
+    if options["resumed"]:
+        assert stopped is not None
+        stopped.resume()
+        pause(LEASE_SECONDS / 2)  # the next beat is at most a sixth of a lease away
+    asker.tell()
+    first = asker.wait_for("told")
+    holder.tell()
+    held = holder.wait_for("told")
+    if stopped is not None and not options["resumed"]:
+        stopped.resume()
+    asker.tell()
+    second = asker.wait_for("told")
+    ends = [holder.wait(), asker.wait()]
+    derived = len(folder.derived_keys()["k"])
+    effects_done = folder.effects_by_key()["k"]
+    report({"first": first, "held": held, "second": second, "ends": ends, "derived": derived, "effects": effects_done})
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
