@@ -143,7 +143,7 @@ def outlives_its_cause(error: BaseException) -> bool:
 def store_error(error: sqlite3.Error, *, committing: bool = False) -> StoreError | SchemaError:
     """What a SQLite error means to Semel: one place for all of them, with the remedy in the message."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    text = str(error)
+    text = " ".join(str(error).split())  # one line: SQLite quotes a damaged schema over several
     if text.startswith("Could not decode to UTF-8"):
         text = "a text in the database is not UTF-8"  # Python's own message quotes it, and it may be anybody's
         code = sqlite3.SQLITE_CORRUPT
