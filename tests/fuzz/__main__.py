@@ -7,7 +7,8 @@ first input that breaks an oracle: it prints the input, and the command that jud
 
     python -m tests.fuzz keys --input crash-1234
 
-`--merge` writes the smallest set of files that reaches the same code from `--corpus` into the repository's seeds.
+`--keep 40` copies the 40 smallest files of the folder into the repository's seeds: libFuzzer keeps no file there that
+reached nothing new.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.corpus import BYTES_MAX, FOLDER
+from tests.fuzz.corpus import BYTES_MAX, FOLDER, write
 from tests.fuzz.targets import NAMES, target
 
 SEED = 20_260_101
@@ -42,6 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         one(options.input.read_bytes())
         print(f"{options.target}: the oracles hold")
         return 0
+    if options.keep is not None:
+        kept = sorted((path.read_bytes() for path in options.corpus.iterdir()), key=len)[: options.keep]
+        small = [data for data in kept if len(data) <= BYTES_MAX]
+        print(f"{options.target}: {write(FOLDER / options.target, small)} seeds")
+        return 0
     try:
         atheris: Any = importlib.import_module("atheris")
     except ImportError:
@@ -58,11 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = corpus.with_name(corpus.name + ".dict")
     words.write_text("".join(f'"{_quoted(token)}"\n' for token in chosen.tokens if 0 < len(token) <= 64))
     arguments = [f"-seed={options.seed}", f"-dict={words}", f"-artifact_prefix={corpus.parent}{os.sep}"]
-    if options.merge:
-        arguments += ["-merge=1", f"-max_len={BYTES_MAX}", str(seeds), str(corpus)]
-    else:
-        arguments += [f"-max_total_time={options.seconds}", f"-max_len={INPUT_BYTES_MAX}", "-timeout=20"]
-        arguments += ["-print_final_stats=1", str(corpus), str(seeds)]
+    arguments += [f"-max_total_time={options.seconds}", f"-max_len={INPUT_BYTES_MAX}", "-timeout=20"]
+    arguments += ["-print_final_stats=1", str(corpus), str(seeds)]
     print(f"tests.fuzz: {options.target}, seed {options.seed}, corpus {corpus}", flush=True)
     atheris.Setup([sys.argv[0], *arguments], _counted(chosen.one), enable_python_coverage=True)
     atheris.Fuzz()  # does not return
@@ -75,11 +78,11 @@ def _options(argv: Sequence[str] | None) -> Any:
     parser.add_argument("--seconds", type=int, default=60, help="how long (default: 60)")
     parser.add_argument("--corpus", type=Path, help="folder that keeps what is found (default: a new one)")
     parser.add_argument("--seed", type=int, default=SEED, help="of libFuzzer's choices")
-    parser.add_argument("--merge", action="store_true", help="minimise --corpus into the repository's seeds, and end")
+    parser.add_argument("--keep", type=int, help="copy the smallest files of --corpus into the seeds, and end")
     parser.add_argument("--input", type=Path, help="judge this one file, and end")
     options = parser.parse_args(argv)
-    if options.merge and options.corpus is None:
-        parser.error("--merge needs --corpus: the folder whose files are minimised")
+    if options.keep is not None and (options.corpus is None or not options.corpus.is_dir()):
+        parser.error("--keep needs --corpus: the folder of a former run")
     if options.seconds < 1:
         parser.error("--seconds must be at least 1")
     return options

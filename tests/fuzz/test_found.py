@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from semel.drivers.sqlite import SqliteDriver
+from semel.drivers.sqlite_connection import store_error
 from semel.engine.connect import connect_backend
 from semel.errors import InvalidKey, StoreUnavailable, UrlError
 from semel.model import MovedOn, Resolution, State, Superseded, Unreadable
@@ -149,3 +150,11 @@ def test_a_display_string_among_the_parameters_has_no_escapes() -> None:
     assert parse_key([rb'"abc";note=%"C:\";w=1']) == "abc"
     with pytest.raises(InvalidKey):
         parse_key([rb'"abc";note=%"C:\"x";w=1'])
+
+
+def test_an_error_that_quotes_a_damaged_schema_is_one_line() -> None:
+    told = str(
+        store_error(sqlite3.DatabaseError('malformed database schema (x) - unrecognized token: "\'\n    act\n"'))
+    )
+    assert "\n" not in told
+    assert "malformed database schema" in told

@@ -102,7 +102,7 @@ def test_one_input_is_judged_alone(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "the oracles hold" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["nothing"], ["keys", "--merge"], ["keys", "--seconds", "0"]])
+@pytest.mark.parametrize("arguments", [["nothing"], ["keys", "--keep", "3"], ["keys", "--seconds", "0"]])
 def test_a_call_that_cannot_be_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         command.main(arguments)
