@@ -168,6 +168,27 @@ def test_a_summary_of_other_software_is_not_added_to(tmp_path: Path, capsys: pyt
     assert "is damaged or of another version" in capsys.readouterr().err
 
 
+NO_ROUNDS = ["--kills", "0", "--operations", "0", "--pauses", "0", "--lanes", "1"]
+
+
+def test_schedules_are_simulated_and_counted(tmp_path: Path) -> None:
+    assert main([*NO_ROUNDS, "--simulations", "40", "--folder", str(tmp_path)]) == OK
+    assert Summary.load(tmp_path).simulations == 40
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    assert main([*NO_ROUNDS, "--simulations", "60", "--folder", str(tmp_path)]) == OK
+    assert Summary.load(tmp_path).simulations == 60
+
+
+def test_a_simulation_that_fails_ends_the_soak_and_leaves_its_story(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(simulation, "MODULE", "semel.testing.history")  # it has no such options, and says so
+    assert main([*NO_ROUNDS, "--simulations", "40", "--folder", str(tmp_path)]) == BROKEN
+    assert f"the evidence is in {tmp_path}/simulation-0.log" in capsys.readouterr().err
+    assert "usage: " in (tmp_path / "simulation-0.log").read_text()
+    assert json.loads((tmp_path / "summary.json").read_text())["simulations"] == 0
+
+
 def test_a_simulator_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

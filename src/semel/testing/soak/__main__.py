@@ -74,7 +74,8 @@ def _end(plan: Plan, summary: Summary) -> int:
     )
     if summary.status == "violated":
         _note(f"VIOLATION: the evidence is in {summary.evidence}")
-        _note(f"  look at it: python -m semel.testing.history check {summary.evidence}")
+        if Path(summary.evidence or "").is_dir():
+            _note(f"  look at it: python -m semel.testing.history check {summary.evidence}")
         return BROKEN
     if summary.status == "time-up":
         _note("the time was up before everything was reached (or less than 500 MB of disk are free); nothing broken")

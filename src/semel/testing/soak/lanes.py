@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import os
 import select
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,7 +16,7 @@ from typing import Any, Final
 
 from semel.testing.soak.plan import Plan
 from semel.testing.soak.round import Round
-from semel.testing.soak.simulation import SCHEDULES_AT_ONCE, start
+from semel.testing.soak.simulation import SCHEDULES_AT_ONCE, Chunk
 from semel.testing.soak.summary import Summary, versions
 from semel.testing.soak.worker import Line, Worker
 
@@ -46,7 +44,7 @@ class Soak:
         self.before = copy.copy(self.summary)
         self.summary.next_seed = max(self.summary.next_seed, plan.seed)
         self._lanes: dict[Worker, tuple[int, Path]] = {}
-        self._simulation: tuple[subprocess.Popen[bytes], Path, int, float] | None = None
+        self._simulation: Chunk | None = None
         self._started = time.monotonic()
         self._said = self._started
 
@@ -95,8 +93,8 @@ class Soak:
         missing = self.plan.needs_simulations(self.summary)
         if missing and self._simulation is None:
             schedules = min(missing, SCHEDULES_AT_ONCE)
-            process, log = start(self.plan.seed + self.summary.simulations, schedules, self.plan.folder)
-            self._simulation = (process, log, schedules, time.monotonic())
+            jobs = self.plan.lanes if not self._lanes else 1
+            self._simulation = Chunk(self.plan.seed + self.summary.simulations, schedules, jobs, self.plan.folder)
 
     def _lane(self, folder: Path, seed: int) -> Callable[[Line], None]:
         def lane(line: Line) -> None:
@@ -146,19 +144,15 @@ class Soak:
             (folder / "evidence.json").write_text(json.dumps(evidence, indent=2) + "\n", "utf-8")
 
     def _hear_simulation(self) -> None:
-        if self._simulation is None:
-            return
-        process, log, schedules, started = self._simulation
-        code = process.poll()
-        if code is None:
+        chunk = self._simulation
+        if chunk is None or not chunk.ended():
             return
         self._simulation = None
-        self.summary.simulation_seconds += time.monotonic() - started
-        if code == 0:
-            self.summary.simulations += schedules
-            log.unlink()
+        self.summary.simulation_seconds += time.monotonic() - chunk.started
+        if chunk.held():
+            self.summary.simulations += chunk.schedules
         else:
-            self._violated(log, {})
+            self._violated(chunk.log, {})  # it tells the seed and the story
         self._save()
 
     def _tell(self) -> None:
@@ -180,8 +174,4 @@ class Soak:
             shutil.rmtree(folder, ignore_errors=True)
         self._lanes.clear()
         if self._simulation is not None:
-            process, log, _, _ = self._simulation
-            process.terminate()
-            process.wait()
-            with contextlib.suppress(OSError):
-                log.unlink()
+            self._simulation.kill()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Final
 
@@ -17,16 +21,38 @@ def there() -> bool:
     return importlib.util.find_spec(MODULE) is not None and importlib.util.find_spec(f"{MODULE}.__main__") is not None
 
 
-def simulating(seed: int, schedules: int, folder: Path) -> tuple[list[str], Path]:
-    """The command line of one chunk, and the file that takes what it prints."""
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", MODULE, "--seed", str(seed), "--schedules", str(schedules)]
-    return command, folder / f"simulation-{seed}.log"
+class Chunk:
+    """Some schedules, simulated by a process of their own; ``log`` takes what it prints."""
 
+    def __init__(self, first: int, schedules: int, jobs: int, folder: Path) -> None:
+        self.schedules = schedules
+        self.log = folder / f"simulation-{first}.log"
+        self.started = time.monotonic()
+        options = ["--start", str(first), "--seeds", str(schedules), "--jobs", str(jobs), "--quiet"]
+        with self.log.open("wb") as out:
+            # Our own module and three numbers; a group of its own, with its workers.
+            self._process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-m", MODULE, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
 
-def start(seed: int, schedules: int, folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
-    """Begin a chunk; its exit code 0 says that no schedule broke a promise."""
-    command, log = simulating(seed, schedules, folder)
-    with log.open("wb") as out:
-        # Our own module and two numbers.
-        return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL), log  # noqa: S603
+    def ended(self) -> bool:
+        """Whether it is over."""
+        return self._process.poll() is not None
+
+    def held(self) -> bool:
+        """Whether it is over and every schedule held; then its log says nothing more and is gone."""
+        if self._process.wait() == 0:
+            self.log.unlink(missing_ok=True)
+            return True
+        return False
+
+    def kill(self) -> None:
+        """End it, with its workers, and forget it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self.log.unlink(missing_ok=True)
