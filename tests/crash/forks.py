@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,7 @@ from tests.crash.processes import Line, Worker, pause, report
 from tests.crash.work import HEADERS, LEASE_SECONDS, Folder, command, id_of
 
 LONGER_THAN_A_LEASE = LEASE_SECONDS * 1.6
+READING_FORKS = 30
 
 
 def saying(text: str) -> Callable[[Permit], Answer]:
@@ -198,6 +201,52 @@ def busy_parent(folder: Folder) -> dict[str, Any]:
     return {"ends": ends, "ran": len(ran), "stored": folder.sql("SELECT count(*) FROM semel_record")[0][0]}
 
 
+def reading_parent(folder: Folder) -> dict[str, Any]:
+    """Forks out of a process whose threads read: whatever SQLite locks in memory meanwhile is locked in no child.
+
+    The child uses SQLite beside Semel, as its own application may, or a tool that keeps its data so.
+    """
+    engine = folder.engine()
+    run_here(engine, "read")
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            lease_left_us(engine, "read")
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    ends: Counter[str] = Counter()
+    try:
+        for _ in range(READING_FORKS):
+
+            def child(line: Line) -> None:
+                connection = sqlite3.connect(":memory:")
+                connection.execute("CREATE TABLE mine (text TEXT)")
+                connection.close()
+                try:
+                    line.say(run_here(engine, "read"))
+                except StoreUnavailable:
+                    line.say("refused")
+
+            worker = Worker(child)
+            try:
+                [said] = worker.rest()
+            except AssertionError:  # it hangs
+                worker.kill()
+                raise
+            assert worker.wait() == 0
+            worker.close()
+            ends[said[0]] += 1
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    engine.close()
+    return {"ends": ends}
+
+
 def preload(folder: Folder) -> dict[str, Any]:
     """An engine made before the fork and opened after it, in each of three workers."""
     engine = folder.engine()
@@ -230,7 +279,7 @@ def memory(folder: Folder) -> dict[str, Any]:
     return {"said": said, "parent": run_here(engine, "after")}
 
 
-SCENARIOS = (closing_parent, live_permits, live_loop, atomic_parent, busy_parent, preload, memory)
+SCENARIOS = (closing_parent, live_permits, live_loop, atomic_parent, busy_parent, reading_parent, preload, memory)
 
 
 def main(options: dict[str, Any]) -> None:

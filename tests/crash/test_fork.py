@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.crash.forks import READING_FORKS
 from tests.crash.processes import run_script
 from tests.crash.work import Folder
 
@@ -55,6 +56,13 @@ def test_forks_out_of_a_busy_process(tmp_path: Path) -> None:
     assert sum(found["ends"].values()) == 20
     assert found["ends"]["failed"] == 0
     assert found["stored"] == found["ran"] + found["ends"]["ran"]
+
+
+def test_forks_out_of_a_process_that_reads(tmp_path: Path) -> None:
+    """No child hangs in SQLite on what a thread of its parent had locked in memory, nor finds the file still open."""
+    found = run("reading_parent", tmp_path)
+
+    assert found["ends"] == {"read": READING_FORKS}
 
 
 def test_an_engine_made_before_the_fork_and_opened_after_it(tmp_path: Path) -> None:

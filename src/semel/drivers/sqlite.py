@@ -52,10 +52,10 @@ BUSY_PAUSE_SECONDS: Final = 0.002
 class SqliteDriver:
     """Runs flows on one SQLite file.
 
-    Parameters: ``path`` of the database file; ``synchronous`` "FULL" (default: a commit survives power
-    loss) or "NORMAL" (the last commits may be lost with the power, never the file); ``busy_seconds`` how
-    long a write may wait for the file before :class:`~semel.errors.StoreUnavailable`; ``clock`` in
-    microseconds; ``answering`` how asks are performed on a connection (tests stand in between).
+    Parameters: ``path`` of the database file; ``synchronous`` "FULL" (default: a commit survives power loss) or
+    "NORMAL" (the last commits may be lost with the power, never the file); ``busy_seconds`` how long a write may
+    wait for the file before :class:`~semel.errors.StoreUnavailable`; ``clock`` in microseconds; ``answering`` how
+    asks are performed on a connection (tests stand in between).
     """
 
     def __init__(
@@ -92,11 +92,20 @@ class SqliteDriver:
         self._ticking: asyncio.AbstractEventLoop | None = None  # the loop whose tick is to commit
 
     def before_fork(self) -> bool:
-        """Close what is idle and keep the gate; False where somebody holds it (see ``sqlite_fork``)."""
+        """Close all and let nobody in until ``after_fork``; False where somebody stays (see ``sqlite_fork``)."""
         if not self._gate.acquire(timeout=sqlite_fork.GATE_SECONDS):
             return False
-        self.close_idle()
-        return True
+        still = self._readers.hold(sqlite_fork.GATE_SECONDS)
+        if still:
+            self.close_idle()
+        else:
+            self.release_gate()
+        return still
+
+    def after_fork(self) -> None:
+        """In the parent: go on."""
+        self._readers.release()
+        self.release_gate()
 
     def begin_process(self) -> None:
         """In a forked child: a connection must not cross, not even to be closed (sqlite.org/howtocorrupt.html §2.6)."""
@@ -155,15 +164,13 @@ class SqliteDriver:
         try:
             finished = job.advance(reader.answer, until=writes)
         except sqlite3.Error as error:
-            reader.connection.close()
-            if outlives_its_cause(error):
-                self._readers.close()
-                if self._gate.acquire(blocking=False):  # whoever has it will meet the error, too
-                    self.close_idle()
-                    self.release_gate()
+            self._readers.discard(reader)
+            if outlives_its_cause(error) and self._gate.acquire(blocking=False):  # its holder will meet it, too
+                self.close_idle()
+                self.release_gate()
             raise store_error(error) from error
         except BaseException:
-            reader.connection.close()
+            self._readers.discard(reader)
             raise
         self._readers.give_back(reader)
         return finished
@@ -301,7 +308,7 @@ class SqliteDriver:
         return self._commit_seconds >= INLINE_SECONDS_MAX
 
     def release_gate(self) -> None:
-        """End of an ATOMIC unit, or of a fork: whatever queued up meanwhile is next."""
+        """End of an ATOMIC unit, say: whatever queued up meanwhile is next."""
         self._gate.release()
         if self._queue or self._uncheckpointed >= COMMITS_PER_CHECKPOINT:
             self._wake()

@@ -4,7 +4,8 @@ SQLite notes in memory which locks its process holds, per file. A child inherits
 locks: a connection it opens beside an inherited one takes no lock of its own, so that the parent may delete
 the write-ahead log under it, answers and all; and a lock that the parent held stays held in the child for ever.
 So the parent's idle connections are closed before a fork, and a child whose parent still had the file open
-(an ATOMIC unit, a read just then, the application's own connection) refuses to open it at all.
+(an ATOMIC unit, a long read, the application's own connection) refuses to open it at all. Semel's threads are kept out
+of SQLite during the fork: what one of them had locked in memory would stay locked in the child, for any use of SQLite.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Forking(Protocol):
     def before_fork(self) -> bool:
         """Close what is idle and hold still; whether that was all."""
 
-    def release_gate(self) -> None:
+    def after_fork(self) -> None:
         """In the parent: go on."""
 
     def begin_process(self) -> None:
@@ -64,7 +65,7 @@ def _before() -> None:
 
 def _in_parent() -> None:
     for driver in _held:
-        driver.release_gate()
+        driver.after_fork()
     _held.clear()
     _open_across.clear()
 
