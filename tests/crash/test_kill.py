@@ -28,7 +28,7 @@ def test_kills(tmp_path: Path, effects: str, style: str, record_property: Callab
     folder = Folder(tmp_path)
     folder.create()
 
-    found = run_script("kills", folder=str(tmp_path), effects=effects, style=style, seed=2026, hits=HITS)
+    found = run_script("kills", timeout=150, folder=str(tmp_path), effects=effects, style=style, seed=2026, hits=HITS)
 
     print(f"{effects} {style}: {found['hits']} {REPORTED} (of {found['kills']}), {len(found['keys'])} keys")
     record_property(REPORTED, found["hits"])
