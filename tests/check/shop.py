@@ -138,3 +138,28 @@ unsafe = suite(
     make_app=lambda: BROKEN["idempotent_in_name_only"](AsyncEngine.connect("memory://"), provider), operations=[case]
 )
 broken = suite(make_app=breaks, operations=[case])
+
+# --- mounted applications ---
+
+inner = FastAPI()
+
+
+@inner.post("/pay")
+async def pay() -> None: ...
+
+
+@inner.post("/bare")
+async def bare() -> None: ...
+
+
+rest = FastAPI()
+
+
+@rest.post("/anything")
+async def anything() -> None: ...
+
+
+outer = FastAPI()
+outer.mount("/api", SemelMiddleware(inner, engine, caller=single_caller, operations=[Operation("/pay")]))
+outer.mount("/v1", app)
+outer.mount("/rest", SemelMiddleware(rest, engine, caller=single_caller, default=Policy()))

@@ -218,3 +218,10 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert "semel check --run tests.test_payments:TestPayments" in out
     assert "exit codes:" in out
+
+
+def test_what_is_mounted_is_named_by_its_whole_path(capsys: pytest.CaptureFixture[str]) -> None:
+    _, found = document(capsys, f"{SHOP}:outer")
+    paths = {each["operation"]: each["path"] for each in found["operations"]}
+    assert paths == {"POST /pay": "/api/pay", "payments.create": "/v1/payments", "any other": "/rest*"}
+    assert found["unprotected"] == ["POST /api/bare"]

@@ -12,6 +12,10 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
 
 from semel import AsyncEngine, Engine, Permit, Policy
 from semel.functions import command
@@ -27,7 +31,9 @@ from semel.testing.idempotent import (
     rows,
 )
 from semel.testing.required import REQUIRED
+from semel.web.asgi import SemelMiddleware as AsgiMiddleware
 from semel.web.caller import single_caller
+from semel.web.routing import Operation
 from tests.testing_plugin import good
 from tests.testing_plugin.good import ALICE, BOB, Provider
 
@@ -324,3 +330,13 @@ def test_a_declared_function_that_promises_too_much(engine: Engine, provider: Pr
     [finding] = report.findings
     assert finding.check == "failure_after_the_effect"
     assert "permit.key_for('charge')" in finding.change
+
+
+def test_a_mounted_application(memory: AsyncEngine, provider: Provider) -> None:
+    async def create(request: Request) -> Response:
+        return JSONResponse({"id": provider.charge((await request.json())["amount"])})
+
+    inner = Starlette(routes=[Route("/pay/{number:int}", create, methods=["POST"])])
+    guarded = AsgiMiddleware(inner, memory, caller=single_caller, operations=[Operation("/pay/{number}")])
+    app = Starlette(routes=[Mount("/api", guarded)])
+    everything(assert_idempotent(app, "POST /api/pay/7?x=1", **PAY, effects=provider.charges))

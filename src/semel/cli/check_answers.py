@@ -52,7 +52,7 @@ def _seconds(seconds: float) -> str:
 def _key_required(operation: Operation) -> Said:
     if operation.policy.key == "required":
         return "ok", "yes: a request without one is refused with 400", ""
-    if operation.path == "*":
+    if operation.path.endswith("*"):
         return (
             "open",
             "no: this is the default of a middleware, for requests that carry a key",

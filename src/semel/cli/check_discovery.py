@@ -51,7 +51,8 @@ class Operation:
 
     def serves(self, method: str, path: str) -> bool:
         """Whether a request is one of this operation."""
-        return method in self.methods and (self.path == "*" or _matches(self.path, path))
+        any_path = self.path.endswith("*") and path.startswith(self.path[:-1])
+        return method in self.methods and (any_path or _matches(self.path, path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Discovered:
     def find(self, method: str, path: str) -> Operation | None:
         """The operation of a request: a declared one before the default of a middleware."""
         found = [each for each in self.operations if each.serves(method, path)]
-        return min(found, key=lambda each: each.path == "*", default=None)
+        return min(found, key=lambda each: each.path.endswith("*"), default=None)
 
     @property
     def engines(self) -> tuple[AnyEngine, ...]:
@@ -97,6 +98,7 @@ class _Layer:
     surface: Surface | None
     engine: AnyEngine
     managed: bool | None
+    prefix: str
 
 
 def is_wsgi(app: Any) -> bool:
@@ -124,9 +126,9 @@ def discover(app: Any) -> Discovered:
     """Look at an ASGI or WSGI application."""
     layers: list[_Layer] = []
     routes: list[_Route] = []
-    for part in _parts(app):
-        layers += _layers(part)
-        routes += _routes(getattr(part, "routes", None) or (), "")
+    for part, prefix in _parts(app):
+        layers += _layers(part, prefix)
+        routes += _routes(getattr(part, "routes", None) or (), prefix)
         routes += _rules(getattr(part, "url_map", None))
     operations = [*_of_layers(layers), *_of_endpoints(routes, layers)]
     declared = any(each.way == "endpoint" for each in operations)
@@ -162,36 +164,37 @@ def discover_functions(owner: Any) -> Discovered:
 # --- walking ------------------------------------------------------------------------------------
 
 
-def _parts(app: Any) -> Iterator[Any]:
-    """The application and everything that it wraps, from the outside in."""
+def _parts(app: Any) -> Iterator[tuple[Any, str]]:
+    """The application and everything that it wraps or mounts, from the outside in, each with where it is mounted."""
     seen: set[int] = set()
-    waiting = [app]
+    waiting: list[tuple[Any, str]] = [(app, "")]
     while waiting and len(seen) < _LAYERS_MAX:
-        part = waiting.pop(0)
+        part, prefix = waiting.pop(0)
         if part is None or id(part) in seen:
             continue
         seen.add(id(part))
-        yield part
+        yield part, prefix
         instance = getattr(part, "__dict__", {})
-        waiting += [instance.get(name) for name in ("wsgi_app", "app", "asgi_app", "middleware_stack")]
-        inner = getattr(part, "routes", None)
-        waiting += [] if not isinstance(inner, list) else [getattr(each, "app", None) for each in inner]
+        waiting += [(instance.get(name), prefix) for name in ("wsgi_app", "app", "asgi_app", "middleware_stack")]
+        for route in inner if isinstance(inner := getattr(part, "routes", None), list) else ():
+            if hasattr(route, "routes"):  # a mount; of a plain route "app" is the endpoint
+                waiting.append((getattr(route, "app", None), prefix + (getattr(route, "path", None) or "")))
 
 
-def _layers(part: Any) -> Iterator[_Layer]:
+def _layers(part: Any, prefix: str) -> Iterator[_Layer]:
     if isinstance(part, AsgiMiddleware):
-        yield _Layer(part.surface, part.engine, part._manage_engine)
+        yield _Layer(part.surface, part.engine, part._manage_engine, prefix)
     elif isinstance(part, WsgiMiddleware):
-        yield _Layer(part.surface, part.engine, None)
+        yield _Layer(part.surface, part.engine, None, prefix)
     built = getattr(part, "middleware_stack", None) is not None
     for entry in getattr(part, "user_middleware", ()):
         kind, options = getattr(entry, "cls", None), dict(getattr(entry, "kwargs", {}))
         if kind is AsgiMiddleware and not built:  # a built stack is walked as it is
             managed = options.pop("manage_engine", False)
             engine = options.pop("engine")
-            yield _Layer(Surface.of(engine, options), engine, managed)
+            yield _Layer(Surface.of(engine, options), engine, managed, prefix)
         elif getattr(kind, "__name__", "") == CAPTURE:
-            yield _Layer(None, options["engine"], None)
+            yield _Layer(None, options["engine"], None, prefix)
 
 
 def _routes(routes: Any, prefix: str) -> Iterator[_Route]:
@@ -235,14 +238,20 @@ def _of_layers(layers: list[_Layer]) -> Iterator[Operation]:
         for each in surface.operations:
             methods = tuple(each.methods)
             name = each.name or f"{'|'.join(methods)} {each.template}"
-            yield Operation(
-                name, methods, each.template, each.policy, "middleware", surface, layer.engine, layer.managed
-            )
+            path = layer.prefix + each.template
+            yield Operation(name, methods, path, each.policy, "middleware", surface, layer.engine, layer.managed)
         if surface.default is not None:
             policy = surface.routes.find("POST", "/")
             assert policy is not None
             yield Operation(
-                "any other", DEFAULT_METHODS, "*", policy[0].policy, "middleware", surface, layer.engine, layer.managed
+                "any other",
+                DEFAULT_METHODS,
+                f"{layer.prefix}*",
+                policy[0].policy,
+                "middleware",
+                surface,
+                layer.engine,
+                layer.managed,
             )
 
 
