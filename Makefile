@@ -11,7 +11,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types bench lock clean
+.PHONY: help run test lint types bench fuzz soak lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +31,14 @@ types: .venv/dev.stamp ## mypy, strict
 
 bench: .venv/dev.stamp ## measure Semel against a bare application
 	$(BIN)/python -m bench $(ARGS)
+
+fuzz: .venv/dev.stamp ## fuzz every target with atheris, SECONDS=60 each (pip install atheris)
+	@for target in keys canonical form multipart fingerprint prefer urls records exchange files; do \
+		$(BIN)/python -m tests.fuzz $$target --seconds $(or $(SECONDS),60) $(ARGS) || exit 1; \
+	done
+
+soak: .venv/dev.stamp ## hours of real kills, recorded histories and simulated schedules
+	$(BIN)/python -m semel.testing.soak $(ARGS)
 
 lock: .venv/dev.stamp ## resolve requirements/*.in anew into hashed *.txt
 	$(COMPILE) requirements/run.in -o requirements/run.txt $(ARGS)

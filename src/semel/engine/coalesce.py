@@ -1,0 +1,127 @@
+"""Many callers, one round trip: what queues up while a batch is out is the next batch.
+
+Never by a timer: a caller that is alone is sent at the end of the loop's tick. A batch that the server
+refuses is taken apart, so that one bad request does not fail its neighbours; one that was lost is lost
+for all of them, and each reads back by its own nonce.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from semel.errors import StatementRefused, StoreUnavailable
+from semel.flow import Flow, MakeFlow
+
+BATCH_MAX: Final = 200
+QUEUE_MAX: Final = 10_000
+WAIT_SECONDS_MAX: Final = 5.0  # what waited longer for its turn is refused unsent: its caller has other plans by now
+
+_OVERFULL = "too many calls are waiting for the store; retry with the same key"
+_OVERDUE = "the store was busy for too long, and this call was not sent; retry with the same key"
+
+Verb = Callable[[Sequence[Any]], Flow[list[Any]]]
+Run = Callable[[MakeFlow[list[Any]]], Awaitable[list[Any]]]
+
+
+class Coalescer:
+    """The calls of one verb on one event loop, in batches of at most ``BATCH_MAX``, one at a time.
+
+    Parameters: ``verb`` of the store; ``run`` performs a flow, and is never cancelled; ``keeps`` whether a request
+    goes out although its caller has been cancelled (a settlement must, a claim must not).
+    """
+
+    def __init__(self, verb: Verb, run: Run, *, keeps: bool) -> None:
+        self._verb = verb
+        self._run = run
+        self._keeps = keeps
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[tuple[Any, asyncio.Future[Any], float]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def ask(self, request: Any) -> asyncio.Future[Any]:
+        """A future of this request's reply.
+
+        Raises:
+            StoreUnavailable: ``QUEUE_MAX`` requests are waiting already.
+        """
+        if len(self._queue) >= QUEUE_MAX:
+            raise StoreUnavailable(_OVERFULL)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._queue.append((request, future, self._loop.time()))
+        if self._task is None:
+            self._task = self._loop.create_task(self._serve())  # begins at the end of this tick
+        return future
+
+    async def _serve(self) -> None:
+        try:
+            while self._queue:
+                batch = self._next_batch()
+                if batch:
+                    await self._send(batch)
+        finally:
+            self._task = None
+            for _, future, _ in self._queue:  # only where this task was torn down with its loop
+                future.cancel()
+            self._queue.clear()
+
+    def _next_batch(self) -> list[tuple[Any, asyncio.Future[Any]]]:
+        batch: list[tuple[Any, asyncio.Future[Any]]] = []
+        oldest = self._loop.time() - WAIT_SECONDS_MAX
+        while self._queue and len(batch) < BATCH_MAX:
+            request, future, since = self._queue.popleft()
+            if future.cancelled() and not self._keeps:
+                continue
+            if since < oldest:
+                _fail(future, StoreUnavailable(_OVERDUE))
+            else:
+                batch.append((request, future))
+        return batch
+
+    async def _send(self, batch: list[tuple[Any, asyncio.Future[Any]]]) -> None:
+        requests = tuple(request for request, _ in batch)
+        try:
+            replies = await self._run(lambda: self._verb(requests))
+        except StatementRefused as error:
+            if len(batch) == 1:
+                _fail(batch[0][1], error)
+                return
+            for one in batch:
+                await self._send([one])
+        except BaseException as error:
+            for _, future in batch:
+                _fail(future, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            for (_, future), reply in zip(batch, replies, strict=True):
+                if not future.done():
+                    future.set_result(reply)
+
+
+class Coalescers:
+    """The coalescers of one engine: one for each verb, on each event loop that it is used on."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Coalescer]]
+        self._loops = weakref.WeakKeyDictionary()
+
+    async def ask(self, name: str, verb: Verb, request: Any) -> Any:
+        """One request of a verb, in the next batch. Raises what its batch raised."""
+        loop = asyncio.get_running_loop()
+        verbs = self._loops.get(loop)
+        if verbs is None:
+            verbs = self._loops[loop] = {}
+        coalescer = verbs.get(name)
+        if coalescer is None:
+            coalescer = verbs[name] = Coalescer(verb, self._run, keeps=name == "settle")
+        return await coalescer.ask(request)
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
