@@ -62,10 +62,15 @@ class Paused:
             def life(line: Line, key: str = key, style: str = style) -> None:
                 hold(folder, effects, style, key, line)
 
-            self.holders[key] = Worker(life)
-        for holder in self.holders.values():
+            # One after the other: whoever holds the file's lock then is the one that was stopped.
+            self.holders[key] = holder = Worker(life)
             assert holder.wait_for("holding")
             holder.signal(signal.SIGSTOP)
+            while effects != "atomic" and folder.is_locked():
+                # It stands in the middle of a renewal, as on a busy machine: that would stop the file's writers too.
+                holder.signal(signal.SIGCONT)
+                pause(0.01)
+                holder.signal(signal.SIGSTOP)
         self._stopped = time.monotonic()
 
     def outlast(self, seconds: float = 0.1) -> None:

@@ -89,6 +89,20 @@ class Folder:
         finally:
             connection.close()
 
+    def is_locked(self) -> bool:
+        """Whether somebody is writing to the file."""
+        import sqlite3
+
+        connection = sqlite3.connect(self.database, timeout=0, isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            return True
+        finally:
+            connection.close()
+        return False
+
     def engine(self, options: str = "", **more: Any) -> Engine:
         return Engine.connect(self.url + options, **more)
 
