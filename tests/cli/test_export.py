@@ -6,8 +6,10 @@ import base64
 import csv
 import json
 import os
+import sqlite3
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from semel.cli import exporting, filters
 from semel.cli.exits import CommandFailed
 from semel.cli.exporting import cell
 from semel.cli.whole_file import WholeFile
+from semel.stores.sqlite import SQL
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 
 Run = Callable[..., Ran]
@@ -193,3 +196,11 @@ def test_where_a_link_leads_is_replaced(tmp_path: Path) -> None:
         file.keep()
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real").read_text("utf-8") == "new"
+
+
+def test_a_page_begins_where_the_last_one_ended(shelf: Shelf) -> None:
+    """Without looking at all that came before it: else a walk over n records would cost n squared."""
+    statement = SQL["find_records"]
+    with closing(sqlite3.connect(shelf.path)) as connection:
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {statement.qmark}", [None] * len(statement.names)).fetchall()
+    assert [row[3] for row in plan] == ["SEARCH semel_record USING INTEGER PRIMARY KEY (rowid<?)"]

@@ -77,7 +77,8 @@ WHERE id = :id AND fence = :seen_fence AND nonce = :seen_nonce AND state = :seen
     AND lease_until = :seen_lease_until AND answer_kind = :seen_answer_kind AND doubt IS :seen_doubt;
 
 -- name: find_records
--- A page for operators, newest first, without headers and bodies; seq is the page's cursor.
+-- A page for operators, newest first, without headers and bodies; seq is the page's cursor. Without one it is the
+-- greatest number, not an OR: that would look at everything before the page again.
 SELECT
     seq,
     id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce,
@@ -86,7 +87,7 @@ SELECT
     answer_until, forget_after, doubt, business_ref, resource_type, resource_id, error_code, answer_kind,
     answer_digest, sealing_key_id, status
 FROM semel_record
-WHERE (:before IS NULL OR seq < :before)
+WHERE seq < coalesce(:before, 9223372036854775807)
     AND (:states IS NULL OR instr(:states, ',' || state || ',') > 0)
     AND (:tenant IS NULL OR tenant = :tenant)
     AND (:caller IS NULL OR caller = :caller)
