@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from semel import Answer, AsyncEngine, Policy
+from semel.engine import upkeep
 from semel.errors import StoreError, StoreTimeout, StoreUnavailable
 from semel.model import Proceed
 from semel.protocol.commands import reread
 from semel.rules.decide import decide
 from semel.stores.memory import MemoryStore
 from semel.testing.attempts import attempt
+from semel.testing.clock import SettableClock
 from semel.testing.simulate.shape import command
 from tests.engine.drivers import memory
 
@@ -74,6 +77,31 @@ def test_a_cancelled_claim_leaves_no_transaction_open() -> None:
         return unit.rolled_back
 
     assert asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("mode", ["answered", "given up"])
+def test_a_claim_given_up_on_is_released_after_an_outage_longer_than_its_lease(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by seed 71200 of format 1: its only release met a store that was away, and then its lease was over.
+
+    The record read UNKNOWN for ever, for a command that never ran.
+    """
+    clock = SettableClock()
+    monkeypatch.setattr(upkeep, "time", SimpleNamespace(monotonic=lambda: clock.now_us / 1_000_000))
+    given_up = upkeep.Abandoned()
+    claim = attempt("k")
+    given_up.add(claim)
+    clock.advance(claim.terms.lease_us + 1)
+    nonces = given_up.batch()
+    given_up.unanswered(nonces)
+    assert given_up.batch() == ((claim.id, claim.nonce),)  # nobody has said that it is not there
+    if mode == "answered":
+        given_up.released(nonces, [False])  # now somebody has
+    else:
+        clock.advance(seconds=upkeep.OUTAGE_SECONDS_MAX)
+        given_up.unanswered(nonces)  # nobody will
+    assert not given_up
 
 
 async def never(permit: object) -> Answer:

@@ -23,6 +23,7 @@ from semel.stores.base import Store
 
 ABANDON_EVERY_SECONDS: Final = 0.25
 ABANDON_MAX: Final = 200
+OUTAGE_SECONDS_MAX: Final = 600.0  # for how long after its lease a claim is tried of which the store has said nothing
 
 
 class Abandoned:
@@ -43,10 +44,17 @@ class Abandoned:
         return tuple(sorted(self._until)[:ABANDON_MAX])
 
     def released(self, nonces: tuple[tuple[bytes, bytes], ...], gone: list[bool]) -> None:
-        """Forget those that were seen to be released, and those whose lease is over."""
+        """Forget those that were seen to be released, and those that are not there although their lease is over."""
         now = time.monotonic()
         for nonce, seen in zip(nonces, gone, strict=True):
             if seen or self._until[nonce] <= now:
+                del self._until[nonce]
+
+    def unanswered(self, nonces: tuple[tuple[bytes, bytes], ...]) -> None:
+        """The store said nothing of these: an outage that outlives the lease must not leave them UNKNOWN for ever."""
+        now = time.monotonic()
+        for nonce in nonces:
+            if self._until[nonce] + OUTAGE_SECONDS_MAX <= now:
                 del self._until[nonce]
 
 
@@ -139,8 +147,9 @@ class AsyncUpkeep:
             try:
                 gone = await self._performer.store_call("abandon", _abandoning(self._store, nonces))
             except SemelError:
-                gone = [False] * len(nonces)
-            self._abandoned.released(nonces, gone)
+                self._abandoned.unanswered(nonces)
+            else:
+                self._abandoned.released(nonces, gone)
             if self._abandoned and self._closing:
                 self._abandoned = Abandoned()
             elif self._abandoned:
@@ -228,7 +237,9 @@ class SyncUpkeep:
         try:
             gone = self._performer.store_call("abandon", _abandoning(self._store, nonces))
         except SemelError:
-            gone = [False] * len(nonces)
+            with self._changed:
+                self._abandoned.unanswered(nonces)
+            return
         with self._changed:
             self._abandoned.released(nonces, gone)
 
