@@ -40,6 +40,7 @@ def _unheard(call: object) -> None:
     return None
 
 
+PURGE_GRACE_US: Final = 600_000_000
 _EXPECTED: Final = (InProgressError, KeyExpiredError, NotReplayableError, OutcomeUnknownError, RecordUnreadableError)
 
 
@@ -220,6 +221,8 @@ class Client:
             pause, self._waits, self._left = self._waits[0], self._waits[1:], 1
         else:
             pause = world.pick((0, 20_000, 500_000, 2_500_000))
+        if pause > PURGE_GRACE_US:
+            world.after(pause - world.between(0, 5_000_000), schedule.purge)
         world.after(pause, self._ask)
 
     _current: Call | None = None

@@ -42,3 +42,80 @@ def add(counts: Counts, more: Mapping[tuple[str, str], int]) -> None:
     """Add one schedule's counts to those of many."""
     for pair, count in more.items():
         counts[pair] = counts.get(pair, 0) + count
+
+
+# One sign for each state, in the order of STATES: R must be reached by a run of CI, r is possible and too rare for
+# that (the soak reaches it), and a dot is impossible; ``why_not`` says why.
+_EXPECTED: Final[Mapping[str, str]] = {
+    "attempt": "R.RRRRRRRR",
+    "attempt, other payload": "..RRRRRRRR",
+    "claim, lost request": "R.RRRRrRRR",
+    "claim, late request": "R.RRRRRRRR",
+    "claim, lost reply": "R.RRRRRRRR",
+    "claim, twice": "R.RRRRRRRR",
+    "claim, slow": "R.RRRRRRRR",
+    "abandon": "..RR....R.",
+    "abandon: nothing there": "R.RRRRRRRR",
+    "mark not kept": "..RRrRrrr.",
+    "renew": "..RR....R.",
+    "renew: refused": "..RRRRRRR.",
+    "settle: succeeded": "..RR.R..R.",
+    "settle: refused": "R.Rr..R.r.",
+    "settle: nothing happened": "..RRr..Rr.",
+    "settle: give back": "..RRR...r.",
+    "settle: unknown": "..RR....R.",
+    "settle: superseded": "..RrRRrrr.",
+    "settle, lost request": "r.RRrRrrr.",
+    "settle, late request": "r.RRRRrrR.",
+    "settle, lost reply": "r.RRrRrrr.",
+    "settle, twice": "r.RRRRRRR.",
+    "settle, slow": "r.RRrRrrr.",
+    "lapse": "..RRRRRRRR",
+    "resolve": "..rRRRrrR.",
+    "purge": "..RRRRRRRR",
+    "purge: answer dropped": ".........R",
+    "purge: forgotten": ".......R.R",
+    "crash": "R.RRRRRRRR",
+    "pause": "R.RRRRRRRR",
+}
+EVENTS: Final = tuple(_EXPECTED)
+_WHY_NOT: Final[Mapping[str, str]] = {
+    "attempt, other payload": "no payload came before it",
+    "abandon": "what is settled, given back or absent is answered with 'nothing there'",
+    "renew": "only an open lease is renewed, or one that was let lapse: the others are refused",
+    "settle: succeeded": "the record is another holder's, or has ended otherwise: then it is superseded",
+    "settle: refused": "the record is another holder's, or has ended otherwise: then it is superseded",
+    "settle: nothing happened": "the record is another holder's, or has ended otherwise: then it is superseded",
+    "settle: give back": "the record is another holder's, or has ended otherwise: then it is superseded",
+    "settle: unknown": "the record is another holder's, or has ended otherwise: then it is superseded",
+    "purge: answer dropped": "an answer is dropped when its retention is over, and not before",
+    "purge: forgotten": "what is open, UNKNOWN or within its retention is never forgotten",
+}
+
+
+def must_reach(state: str, event: str) -> bool:
+    """Whether a run of CI has to reach this pair."""
+    return _EXPECTED[event][STATES.index(state)] == "R"
+
+
+def why_not(state: str, event: str) -> str | None:
+    """Why this pair cannot be; None where it can."""
+    if _EXPECTED.get(event, "?" * len(STATES))[STATES.index(state)] != ".":
+        return None
+    if state == "CLAIMED":
+        return "no operation declares steps or queued work yet: every claim writes PROCESSING"
+    if event in _WHY_NOT:
+        return _WHY_NOT[event]
+    if state == "never seen":
+        return "it looks at records, or names a grant, and no record is forgotten while one is in anybody's hands"
+    return "the holder's deadline is over long before the answer's retention is"
+
+
+def table(counts: Mapping[tuple[str, str], int]) -> str:
+    """The counts as text: a line for each event, a column for each state; ``·`` where that is impossible."""
+    width = max(map(len, EVENTS))
+    lines = [" " * width + "".join(f"{state[:9]:>10}" for state in STATES)]
+    for event in EVENTS:
+        cells = ["·" if why_not(state, event) else str(counts.get((state, event), 0)) for state in STATES]
+        lines.append(f"{event:<{width}}" + "".join(f"{cell:>10}" for cell in cells))
+    return "\n".join(lines)

@@ -133,6 +133,8 @@ class WorkerLoop(_Loop):  # type: ignore[misc]
             self.ready.append(turn)
 
     def create_future(self) -> asyncio.Future[Any]:
+        if not self.alive:
+            raise GeneratorExit  # a process that is gone waits for nothing on its way out
         return asyncio.Future(loop=cast("Any", self))
 
     def create_task(self, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:

@@ -60,8 +60,7 @@ class Schedule:
         before = asyncio._get_running_loop()
         try:
             with surroundings(self.world):
-                for n in range(self.plan.workers):
-                    self.workers.append(Worker(self.world, self.server, f"worker-{n + 1}", self.plan.trouble))
+                self._start_workers()
                 self._storm()
                 calm(self)
         finally:
@@ -69,6 +68,12 @@ class Schedule:
                 worker.loop.bury()
             self.server.data.close()
             asyncio._set_running_loop(before)
+
+    def _start_workers(self) -> None:
+        plan = self.plan
+        for n in range(plan.workers):
+            name = f"worker-{n + 1}"
+            self.workers.append(Worker(self.world, self.server, name, plan.trouble, coalesces=plan.coalesces))
 
     # --- trouble ------------------------------------------------------------------------------
 
@@ -88,7 +93,7 @@ class Schedule:
             for _ in range(2):
                 world.after(world.between(3 * SECOND, 20 * SECOND), self._operate)
         if world.happens(0.3):
-            world.after(world.between(0, 30 * SECOND), self._purge)
+            world.after(world.between(0, 30 * SECOND), self.purge)
         self.run(4000)
 
     def run(self, seconds: float) -> None:
@@ -162,7 +167,8 @@ class Schedule:
         if worker is not None:
             self.background(worker, worker.reaper.run_once)
 
-    def _purge(self) -> None:
+    def purge(self) -> None:
+        """The hourly purge comes by."""
         worker = self._alive()
         if worker is not None:
             self.background(worker, worker.reaper.purge)

@@ -60,6 +60,7 @@ class Plan:
     reaps: int = 0
     jumps: tuple[int, ...] = ()
     drift: float = 0.0
+    coalesces: bool = False
     resolves: bool = False
 
 
@@ -90,6 +91,7 @@ def draw_plan(world: World, shape: Shape) -> Plan:
         plan.jumps = tuple(world.pick((-4, -1, 2, 10)) * 1_000_000 for _ in range(world.between(1, 3)))
     if world.happens(0.1):
         plan.drift = world.pick((-0.1, 0.1))
+    plan.coalesces = world.happens(0.25)
     world.shuffles = world.happens(0.25)
     return plan
 

@@ -200,6 +200,7 @@ class Watch:
 
     def _answer_dropped(self, was: Record | None, row: Record, now: int) -> None:
         until = None if was is None else self._settled_at.get(was.id)
+        self._count(was, now, "purge: answer dropped")
         if was is None or was.state not in ANSWERED or until is None or now < until + was.answer_us + GRACE_US:
             raise Violated("I2 one answer", f"an answer was dropped within its retention: {describe(was)}")
         if row.state != was.state or row.answer_kind != AnswerKind.NOT_KEPT:
@@ -208,6 +209,7 @@ class Watch:
     def _forgotten(self, who: str, asked: Asked, was: Record, now: int) -> None:
         if self._world.tracing:
             self._world.tell(who, f"forgets {describe(was)}")
+        self._count(was, now, "purge: forgotten")
         since = self._settled_at.get(was.id)
         settled = was.state in ANSWERED or was.state == State.FAILED_NOT_REPLAYABLE
         if not settled or since is None or now < since + max(was.answer_us, was.tombstone_us) + GRACE_US:

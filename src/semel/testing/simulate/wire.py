@@ -28,6 +28,7 @@ class Wire:
         self._loop = loop
         self.who = who
         self.trouble = 0.0
+        self.coalesces = False  # what queues up while a batch is out is the next batch, as with a server's driver
         self.sent = 0
         self.units: list[Transaction] = []
         self.on_send: Callable[[int], None] | None = None
@@ -37,6 +38,8 @@ class Wire:
         fault = self._fault(FAULTS)
         reply: T = await self._send(Request(self.who, make, _nobody, fault), self._server.arrive, fault)
         return reply
+
+    run_uncut = run_async  # what the engine's coalescer calls, from a task that nobody cancels
 
     async def begin_async(self) -> Any:
         """Open an ATOMIC unit."""

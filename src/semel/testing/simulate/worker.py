@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from semel.engine import aio
 from semel.engine.backend import Backend
@@ -22,12 +22,13 @@ def _no_threads() -> Any:
 class Worker:
     """One process of the application. ``life`` counts its starts."""
 
-    def __init__(self, world: World, server: Server, name: str, trouble: float) -> None:
+    def __init__(self, world: World, server: Server, name: str, trouble: float, *, coalesces: bool) -> None:
         self._world = world
         self._server = server
         self.name = name
         self.life = 0
         self.trouble = trouble
+        self.coalesces = coalesces
         self.start()
 
     def start(self) -> None:
@@ -39,8 +40,9 @@ class Worker:
         self.loop = WorkerLoop(world, world.between(0, 1_000_000_000))
         self.wire = Wire(world, self._server, self.loop, self.who)
         self.wire.trouble = self.trouble
+        self.wire.coalesces = self.coalesces
         backend = Backend(
-            "simulated", self._server.store, self.wire, unit=_no_threads, unit_async=self.wire.begin_async
+            "simulated", cast("Any", self._server.store), self.wire, unit=_no_threads, unit_async=self.wire.begin_async
         )
         self.engine = aio.AsyncEngine(backend, confirm_seconds=CONFIRM_SECONDS)
         self.engine.core.holder = self.who

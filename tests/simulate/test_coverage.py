@@ -1,0 +1,38 @@
+"""Every (state × event) that can be is reached, and nothing that cannot be: both ways, so that neither list ages."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.testing.simulate import search
+from semel.testing.simulate.coverage import EVENTS, STATES, Counts, must_reach, table, why_not
+
+SCHEDULES: Final = 20_000
+PAIRS: Final = [(state, event) for state in STATES for event in EVENTS]
+
+
+def test_every_pair_that_can_be_is_reached(untraced: None) -> None:
+    reached: Counts = {}
+    violation = search(range(SCHEDULES), covered=reached)
+    assert violation is None, violation.report()
+    print(table(reached))
+    assert [pair for pair in PAIRS if must_reach(*pair) and pair not in reached] == []
+    assert [pair for pair in reached if why_not(*pair) is not None] == []
+    assert set(reached) <= set(PAIRS)
+
+
+def test_each_pair_is_demanded_or_possible_or_explained() -> None:
+    for pair in PAIRS:
+        assert not (must_reach(*pair) and why_not(*pair)), pair
+    assert sum(must_reach(*pair) for pair in PAIRS) > 150
+    assert all(why_not("CLAIMED", event) for event in EVENTS)
+    assert (
+        why_not("PROCESSING", "purge: forgotten") == "what is open, UNKNOWN or within its retention is never forgotten"
+    )
+    assert why_not("never seen", "attempt") is None
+
+
+def test_the_table_shows_what_cannot_be() -> None:
+    shown = table({("PROCESSING", "attempt"): 7})
+    [line] = [line for line in shown.splitlines() if line.startswith("attempt ")]
+    assert line.split() == ["attempt", "0", "·", "7", "0", "0", "0", "0", "0", "0", "0"]

@@ -1,0 +1,30 @@
+"""A hundred thousand schedules, in chunks that run side by side; and every seed that has ever found something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from semel.testing.simulate import search
+from semel.testing.simulate.recording import Recorded, read_recording
+
+SCHEDULES: Final = 100_000
+CHUNK: Final = 2_000
+SEEDS: Final = Path(__file__).parent / "seeds.json"
+
+
+@pytest.mark.parametrize("start", range(0, SCHEDULES, CHUNK))
+def test_every_invariant_holds(start: int, untraced: None) -> None:
+    ran: list[int] = []
+    violation = search(range(start, start + CHUNK), progress=ran.append)
+    assert violation is None, violation.report()
+    assert len(ran) == CHUNK
+    print(f"{len(ran)} schedules, seeds {start} to {start + CHUNK - 1}")
+
+
+@pytest.mark.parametrize("recorded", read_recording(SEEDS), ids=lambda recorded: str(recorded.seed))
+def test_what_was_found_once_stays_away(recorded: Recorded) -> None:
+    violation = search([recorded.seed])
+    assert violation is None, violation.report()
