@@ -34,11 +34,14 @@ def found(place: str) -> tuple[Any, str, Any]:
 
 
 @contextmanager
-def replaced(place: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """While inside, ``make(original)`` stands at the place and at every name of Semel's that meant the original."""
+def replaced(place: str, make: Callable[[Any], Any], *, only_there: bool = False) -> Iterator[None]:
+    """While inside, ``make(original)`` stands at the place and at every name of Semel's that meant the original.
+
+    Parameters: ``only_there`` leaves the other names alone.
+    """
     owner, name, original = found(place)
     other = make(original)
-    if isinstance(owner, type):
+    if isinstance(owner, type) or only_there:
         setattr(owner, name, other)
         try:
             yield

@@ -1,0 +1,135 @@
+"""The parts of the kit, each asked the same question: is anything wrong with what runs now?
+
+What is exhaustive elsewhere is cut here to what a mutant of a minute can be given: a part that is silent after that
+much is counted as silent, though the whole part might still have found something.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from semel.testing import conformance
+from semel.testing.cases import races
+from semel.testing.explore import MODES, explore
+from semel.testing.interleave import MemoryWorld, SqliteWorld
+from semel.testing.mutants import stories, wire
+from semel.testing.mutants.mutant import Finding
+from semel.testing.simulate import search
+from semel.testing.verbs import NotAtomic, check, pairs
+
+SEEDS: Final = range(600)
+STATES_MAX: Final = 1500
+_RACES: Final = {case.__name__ for case in races.ALL}
+_MEETING: Final = frozenset(
+    {"claim", "claim by a third", "settle succeeded", "settle unknown", "renew", "mark_not_kept", "abandon", "purge"}
+)
+
+
+def contract() -> Finding | None:
+    """The conformance suite, on both stores, one verb after the other."""
+    number = 0
+    with tempfile.TemporaryDirectory(prefix="semel-mutants-") as folder:
+        for name in conformance.CASES:
+            if name in _RACES:
+                continue
+            for make in (
+                conformance.memory_subject,
+                lambda clock: conformance.sqlite_subject(str(Path(folder) / f"{number}.db"), clock),  # noqa: B023
+            ):
+                number += 1
+                try:
+                    conformance.run(name, make, "sync")
+                except Exception as error:  # noqa: BLE001 - whatever a mutant does, it was noticed
+                    return Finding("contract", number, "cases", f"{name}: {_line(error)}")
+    return None
+
+
+def model() -> Finding | None:
+    """The explorer, the first states of every mode."""
+    states = 0
+    for mode in MODES:
+        try:
+            found = explore(mode, states_max=STATES_MAX)
+        except Exception as error:  # noqa: BLE001 - as above
+            return Finding("model", states, "states", f"{mode.name}: {_line(error)}")
+        states += found.states
+        if found.violation is not None:
+            broken = found.violation
+            said = f"{mode.name}: {broken.invariant}: {broken.why}, in {len(broken.trace)} steps"
+            return Finding("model", states, "states", said)
+    return None
+
+
+def orders() -> Finding | None:
+    """Pairs of verbs that meet, in every order of their steps, on both stores."""
+    count = 0
+    for situation, names in pairs():
+        if not _MEETING.issuperset(names):
+            continue
+        for make in (MemoryWorld, SqliteWorld):
+            try:
+                count += check(make, situation, names)
+            except NotAtomic as error:
+                return Finding("orders", count, "interleavings", _line(error))
+            except Exception as error:  # noqa: BLE001 - as above
+                return Finding("orders", count, "interleavings", f"{' and '.join(names)}: {_line(error)}")
+    return None
+
+
+def faults() -> Finding | None:
+    """Commands under every fault, and what is told of them afterwards."""
+    with tempfile.TemporaryDirectory(prefix="semel-mutants-") as folder:
+        return _first("faults", "stories", stories.stories(Path(folder)))
+
+
+def http() -> Finding | None:
+    """The wire, as a client sees it."""
+    return _first("http", "checks", wire.checks())
+
+
+def simulator() -> Finding | None:
+    """The simulator's first seeds."""
+    try:
+        violation = search(SEEDS)
+    except Exception as error:  # noqa: BLE001 - as above
+        return Finding("simulator", 0, "seeds", _line(error))
+    if violation is None:
+        return None
+    return Finding("simulator", violation.seed + 1, "seeds", f"{violation.invariant}: {violation.seen}")
+
+
+def _first(part: str, unit: str, told: Iterator[object]) -> Finding | None:
+    number = 0
+    try:
+        for _ in told:
+            number += 1
+    except Exception as error:  # noqa: BLE001 - as above
+        note = getattr(error, "__notes__", [""])[0]
+        return Finding(part, number + 1, unit, f"{_line(error)} ({note})")
+    return None
+
+
+def _line(error: BaseException) -> str:
+    """What an error says, in one line. A mutant that merely falls over proves nothing about the kit."""
+    if isinstance(error, (TypeError, NameError, AttributeError)):
+        raise error
+    text = str(error).strip().splitlines()
+    if text:
+        return text[0][:160]
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {frames[-1].line}"
+
+
+PARTS: Final[Mapping[str, Callable[[], Finding | None]]] = {
+    "http": http,
+    "contract": contract,
+    "model": model,
+    "faults": faults,
+    "orders": orders,
+    "simulator": simulator,
+}
+"""Every part by its name, the quickest first."""

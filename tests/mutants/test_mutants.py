@@ -1,0 +1,82 @@
+"""Every mutant is found by the part of the kit that is meant to find it, and by nothing when there is no mutant."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from semel.testing.explore.replacing import found
+from semel.testing.mutants import MUTANTS, PARTS, Finding, Mutant
+from semel.testing.mutants.__main__ import main
+from semel.testing.mutants.catalogue import tried
+
+INVARIANTS = {f"I{number}" for number in range(1, 9)}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_found(mutant: Mutant) -> None:
+    with mutant.patch():
+        finding = PARTS[mutant.part]()
+    assert finding is not None, f"{mutant.does}, and {mutant.part} saw nothing"
+    assert finding.after >= 1
+    assert finding.said
+    print(f"{mutant.name}: {finding.part}, {finding.after} {finding.unit}: {finding.said}")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_nothing_is_found_where_nothing_is_wrong(part: str) -> None:
+    assert PARTS[part]() is None
+
+
+def test_there_are_enough_and_each_says_what_it_is() -> None:
+    assert len(MUTANTS) >= 30
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    assert {mutant.part for mutant in MUTANTS} == set(PARTS)  # every part earns its place
+    assert {mutant.breaks for mutant in MUTANTS} <= INVARIANTS
+    assert [mutant.name for mutant in MUTANTS if not mutant.does or mutant.does.endswith(".")] == []
+
+
+def test_a_mutant_leaves_nothing_behind() -> None:
+    places = ("semel.rules.settle:holds", "semel.engine.sync:Engine.settle", "semel.rules.decide:decide")
+    before = [found(place)[2] for place in places]
+    for mutant in MUTANTS:
+        with mutant.patch():
+            pass
+    assert [found(place)[2] for place in places] == before
+
+
+def test_a_survivor_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A kit without eyes finds nothing, and the command says so."""
+    blind = dict.fromkeys(PARTS, lambda: None)
+    monkeypatch.setattr("semel.testing.mutants.catalogue.PARTS", blind)
+    assert main(["--only", "drop-both-checks"]) == 1
+    said = capsys.readouterr().out
+    assert "NOTHING" in said
+    assert "1 mutants, 0 found" in said
+
+
+def test_the_parts_are_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = Finding("orders", 3, "interleavings", "seen")
+    parts = dict.fromkeys(PARTS, lambda: None) | {"orders": lambda: finding, "http": lambda: finding}
+    monkeypatch.setattr("semel.testing.mutants.catalogue.PARTS", parts)
+    assert len(tried(MUTANTS[0]).findings) == 1
+    assert len(tried(MUTANTS[0], everything=True).findings) == 2
+
+
+def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "scope-without-caller", "--only", "5xx-is-final"]) == 0
+    said = capsys.readouterr().out
+    assert "scope-without-caller            I5      http" in said
+    assert "one caller was given another's answer" in said
+    assert main(["--only", "5xx-is-final", "--json", "--jobs", "2"]) == 0
+    [document] = json.loads(capsys.readouterr().out)
+    assert (document["mutant"], document["found"]) == ("5xx-is-final", True)
+
+
+def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(MUTANTS)
+    with pytest.raises(SystemExit, match="2"):
+        main(["--only", "nothing"])
+    assert "there is no mutant 'nothing'; see --list" in capsys.readouterr().err
