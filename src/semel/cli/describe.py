@@ -44,7 +44,7 @@ def time_text(microseconds: int | None) -> str | None:
         moment = datetime.fromtimestamp(microseconds // 1_000_000, UTC)
     except (ValueError, OverflowError, OSError):
         return str(microseconds)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{microseconds % 1_000_000:06d}Z"
+    return f"{moment.isoformat()[:19]}.{microseconds % 1_000_000:06d}Z"
 
 
 def row_document(record: Record, now: int) -> dict[str, Json]:
