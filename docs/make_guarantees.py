@@ -127,6 +127,7 @@ CAPABILITIES: Final[Mapping[str, str]] = {
     "survives_server_crash": "records survive a crash of the host (see below for power loss)",
     "shared_between_processes": "several processes share one truth",
     "atomic_with_business_writes": "a record commits together with the handler's own writes (ATOMIC)",
+    "settles_by_proof": "inside a unit, its statements prove by themselves that the claim is the unit's own",
 }
 
 

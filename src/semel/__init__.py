@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from semel.engine.sync import Engine as Engine
     from semel.errors import NothingHappened as NothingHappened
     from semel.errors import SemelError as SemelError
+    from semel.functions.declare import command as command
     from semel.model import Answer as Answer
     from semel.model import Effects as Effects
     from semel.model import Scope as Scope
@@ -41,6 +42,7 @@ _HOMES = {
     "Scope": "semel.model",
     "SemelError": "semel.errors",
     "State": "semel.model",
+    "command": "semel.functions.declare",
 }
 
 __all__ = [
@@ -58,6 +60,7 @@ __all__ = [
     "Scope",
     "SemelError",
     "State",
+    "command",
 ]
 
 

@@ -41,8 +41,6 @@ DRIVER_LIBRARIES = {
     "semel.drivers.psycopg": "psycopg",
     "semel.drivers.psycopg_unit": "psycopg",
     "semel.drivers.psycopg_unit_async": "psycopg",
-    "semel.drivers.redis": "redis",
-    "semel.drivers.redis_errors": "redis",
     "semel.drivers.sqlalchemy": "sqlalchemy",
     "semel.drivers.sqlalchemy_async": "sqlalchemy",
 }

@@ -32,7 +32,7 @@ from semel.rules import classify, decide, settle
 from semel.stores import memory
 from semel.testing.simulate import Shape, Violation, search
 
-SEEDS_MAX: Final = 6_000
+SEEDS_MAX: Final = 20_000
 Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTED: Final[dict[str, Plant]] = {}
 

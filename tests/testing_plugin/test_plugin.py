@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from importlib.metadata import entry_points
 
 import pytest
 
+from tests.house.sources import ROOT
+
 pytest_plugins = ["pytester"]
 
-# Where the entry point is installed pytest loads the plugin by itself.
-LOADED = any(point.name == "semel" for point in entry_points(group="pytest11"))
-PLUGIN = () if LOADED else ("-p", "semel.testing.pytest_plugin")
+# Named, and nothing else loaded: quick, and the same whether or not this checkout is installed with its entry point.
+PLUGINS = ("-p", "semel.testing.pytest_plugin", "-p", "anyio.pytest_plugin")
 
 SHOP = """
 from semel.testing.idempotent import rows
@@ -24,10 +25,19 @@ PAY = dict(json={"amount": 1250}, headers=ALICE, other_caller=BOB)
 """
 
 
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The applications of these tests, for the runs that they start."""
+    places = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 def run(pytester: pytest.Pytester, text: str, *options: str) -> pytest.RunResult:
+    """In a process of its own, as users do: in this one the modules that it imports would be there twice."""
     pytester.makepyfile(SHOP + text)
-    strict = ("-W", "error", "--strict-markers", "-p", "no:cacheprovider", "-p", "no:asyncio")
-    return pytester.runpytest_inprocess(*PLUGIN, *strict, *options)
+    strict = ("-W", "error", "--strict-markers", "-p", "no:cacheprovider")
+    return pytester.runpytest_subprocess(*PLUGINS, *strict, *options)
 
 
 def test_the_fixtures_make_an_application_testable_in_three_lines(pytester: pytest.Pytester) -> None:
