@@ -28,9 +28,6 @@ _REMEDIES: Final = {
     "55P03": "a row is locked by another transaction: retry with the same key",
     "57P03": "the server is starting up or shutting down: retry with the same key",
 }
-_CONFLICTS: Final = frozenset({"40001", "40P01"})  # another transaction was first: the same again may well succeed
-# What a handler's own writes can be refused for at the commit: deferred constraints and the triggers that raise.
-_OF_THE_HANDLER: Final = ("22", "23", "44", "P0")
 _UNDECIDED: Final = frozenset({"40003", "57P01", "57P02", "57P05"})  # the connection ended under a statement
 
 
@@ -46,20 +43,6 @@ def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
     if sqlstate == "57014":
         return StoreTimeout("PostgreSQL: the statement was cancelled: whether it took effect is not known yet")
     return StatementRefused(f"PostgreSQL: {text} ({_REMEDIES.get(sqlstate, 'run: semel doctor')})")
-
-
-def is_conflict(error: BaseException | None) -> bool:
-    """Whether the server rolled back because of another transaction, by whichever library (or wrapper) it was told."""
-    while error is not None:
-        if getattr(error, "sqlstate", None) in _CONFLICTS:
-            return True
-        error = getattr(error, "orig", None) or error.__cause__
-    return False
-
-
-def is_of_the_handler(sqlstate: str | None) -> bool:
-    """Whether a commit was refused for what the handler wrote: then the error is the handler's own."""
-    return sqlstate is not None and sqlstate.startswith(_OF_THE_HANDLER)
 
 
 def cannot_connect(text: str, sqlstate: str | None = None) -> StoreUnavailable:

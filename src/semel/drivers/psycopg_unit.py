@@ -8,33 +8,29 @@ written as SQL does end it; then the settle fails by itself, since the claim is 
 
 from __future__ import annotations
 
-import os
 from typing import Any, Final, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, Connection, RawCursor
-from psycopg.pq import PGconn, TransactionStatus
+from psycopg import Connection, RawCursor
+from psycopg.pq import TransactionStatus
 
 from semel.drivers.lifo import Lifo
-from semel.drivers.postgres_errors import cannot_connect, is_conflict, is_of_the_handler
-from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
-from semel.drivers.psycopg_patience import PatientConnection
-from semel.errors import StoreUnavailable
+from semel.drivers.postgres_errors import cannot_connect
+from semel.drivers.psycopg import Server, is_lost, told
+from semel.errors import EarlyCommit, StoreTimeout, StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
 
 T = TypeVar("T")
-C = TypeVar("C", bound=Connection[Any] | AsyncConnection[Any])
 
 SAVEPOINT: Final = b"SAVEPOINT semel_unit"
 ROLLBACK_TO: Final = b"ROLLBACK TO SAVEPOINT semel_unit"
+OVER: Final = "the transaction was over before Semel could commit it"
 GONE: Final = "the handler's transaction was rolled back by the server; nothing of it remains"
-LATE: Final = "this command's transaction is over; nothing more can be written in it"
-BROKEN: Final = (psycopg.errors.InFailedSqlTransaction, psycopg.errors.InvalidSavepointSpecification)
 
 
-class UnitConnection(PatientConnection):
-    """What a handler writes on. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
+class UnitConnection(Connection[Any]):
+    """What a handler writes on. ``commit`` and ``rollback`` stay inside the unit."""
 
     handed_out = False
 
@@ -50,44 +46,16 @@ class UnitConnection(PatientConnection):
         else:
             super().rollback()
 
-    def close(self) -> None:
-        """Nothing, while the command runs: the unit needs it still."""
-        if not self.handed_out:
-            super().close()
-
-
-def successor(connection: C) -> C:
-    """The same session under another object; the one that a handler may have kept is closed for good.
-
-    Adapters, factories and handlers that were set on the former stay with it. What the server has prepared is the
-    session's, so the new one must know of it.
-    """
-    fresh = type(connection)(connection.pgconn)
-    fresh._prepared = connection._prepared
-    connection.pgconn = PGconn()
-    return fresh
-
 
 class PsycopgUnit:
     """One transaction of a thread's. Made by :class:`UnitPool`; nothing is sent before the claim."""
 
     def __init__(self, pool: UnitPool, connection: UnitConnection, *, was_idle: bool) -> None:
-        self._connection = connection
+        self.connection = connection
         self._pool = pool
-        self._pid = os.getpid()
         self._was_idle = was_idle
         self._begun = False
         self._ended = False
-
-    @property
-    def connection(self) -> UnitConnection:
-        """What the handler writes on.
-
-        Raises psycopg.ProgrammingError after the end: the connection is another command's by then.
-        """
-        if self._ended:
-            raise psycopg.ProgrammingError(LATE)
-        return self._connection
 
     def run(self, make: MakeFlow[T]) -> T:
         """Run a flow inside the transaction, which the first statement begins.
@@ -112,42 +80,35 @@ class PsycopgUnit:
         values = self._pool.server.values(needed.statement, needed.params)
         text = needed.statement.numbered.encode()
         if self._begun:
-            return RawCursor(self._connection).execute(text, values, binary=True).fetchall()
+            if self.connection.info.transaction_status is TransactionStatus.INERROR:
+                raise StoreUnavailable(GONE)
+            return RawCursor(self.connection).execute(text, values, binary=True).fetchall()
         self._begun = True
-        conflicts = 0
-        while True:
-            try:
-                return _begin_with(self._connection, text, values)
-            except psycopg.Error as error:
-                conflicts += 1
-                if is_conflict(error) and conflicts <= CONFLICTS_MAX:
-                    self._connection.execute(b"ROLLBACK")
-                elif self._was_idle and is_stale(error):
-                    # It had died while nobody looked. The claim names its nonce, so it may be made again.
-                    self._was_idle = False
-                    self._connection = self._pool.instead_of(self._connection)
-                else:
-                    raise
+        try:
+            return _begin_with(self.connection, text, values)
+        except psycopg.Error as error:
+            if not self._was_idle or not is_lost(error):
+                raise
+        # It had died while nobody looked. The claim names its nonce, so it may be made again.
+        self.connection = self._pool.instead_of(self.connection)
+        return _begin_with(self.connection, text, values)
 
     def hand_out(self) -> UnitConnection:
-        """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
-        self._connection.handed_out = True
-        self._connection.patience_seconds = None
-        return self._connection
+        """The connection: from here on only Semel ends the transaction."""
+        self.connection.handed_out = True
+        return self.connection
 
     def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
         """Settle, and COMMIT in the same round trip. False: the claim is not this transaction's own; rolled back.
 
         Raises:
-            psycopg.Error: the commit was refused for what the handler wrote (a deferred constraint): rolled back.
-            StatementRefused: it was refused otherwise: rolled back.
+            StatementRefused: the server refused the commit (a deferred constraint): rolled back.
             StoreTimeout: not answered: not known yet.
         """
         assert isinstance(needed, Query)
         if self._ended:
             return False
-        connection = self._connection
-        connection.patience_seconds = self._pool.server.patience_seconds
+        connection = self.connection
         values = self._pool.server.values(needed.statement, needed.params)
         try:
             with connection.pipeline():
@@ -156,7 +117,7 @@ class PsycopgUnit:
         except psycopg.errors.DivisionByZero:
             self.rollback()
             return False
-        except BROKEN as error:
+        except psycopg.errors.InFailedSqlTransaction as error:
             self.rollback()
             raise StoreUnavailable(GONE) from error
         except psycopg.Error as error:
@@ -164,32 +125,37 @@ class PsycopgUnit:
                 self._end(sound=False)
             else:
                 self.rollback()
-            if is_of_the_handler(error.sqlstate):
-                raise
             raise told(error) from error
         self._end(sound=True)
         return True
 
     async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked: event loops have units of their own (``psycopg_unit_async``)."""
-        raise NotImplementedError
+        """As ``settle``; threads have no loop to block."""
+        return self.settle(needed, commit=commit)
 
     def commit(self) -> None:
-        """Never asked: the settle commits (``settles_by_proof``)."""
-        raise NotImplementedError
+        """End it without a settle.
+
+        Raises EarlyCommit where it was over already.
+        """
+        if self._ended or self.connection.info.transaction_status is TransactionStatus.IDLE:
+            self._end(sound=True)
+            raise EarlyCommit(OVER)
+        try:
+            self.connection.execute(b"COMMIT")
+        except psycopg.Error as error:
+            self._end(sound=False)
+            raise StoreTimeout(f"the commit failed in the middle ({error}): not known yet") from error
+        self._end(sound=True)
 
     def rollback(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
         if self._ended:
             return
-        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
-            self._ended = True
-            return
         sound = True
-        if self._connection.info.transaction_status is not TransactionStatus.IDLE:
-            self._connection.patience_seconds = self._pool.server.patience_seconds
+        if self._begun:
             try:
-                self._connection.execute(b"ROLLBACK")
+                self.connection.execute(b"ROLLBACK")
             except psycopg.Error:
                 sound = False
         self._end(sound=sound)
@@ -198,21 +164,21 @@ class PsycopgUnit:
         if self._ended:
             return
         self._ended = True
-        idle = sound and self._connection.info.transaction_status is TransactionStatus.IDLE
-        self._connection.handed_out = False
-        self._pool.give(self._connection, sound=idle)
+        idle = sound and self.connection.info.transaction_status is TransactionStatus.IDLE
+        self.connection.handed_out = False
+        self._pool.give(self.connection, sound=idle)
 
     async def run_async(self, make: MakeFlow[T]) -> T:
-        """Never asked, as ``settle_async``."""
-        raise NotImplementedError
+        """As ``run``; threads have no loop to block."""
+        return self.run(make)
 
     async def commit_async(self) -> None:
-        """Never asked, as ``settle_async``."""
-        raise NotImplementedError
+        """As ``commit``."""
+        self.commit()
 
     async def rollback_async(self) -> None:
-        """Never asked, as ``settle_async``."""
-        raise NotImplementedError
+        """As ``rollback``."""
+        self.rollback()
 
 
 class UnitPool:
@@ -220,43 +186,32 @@ class UnitPool:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._inherited: list[object] = []  # a parent's connections: never used here, never closed
-        self._begin_process()
-
-    def _begin_process(self) -> None:
-        self._pid = os.getpid()
-        self.lifo: Lifo[UnitConnection] = Lifo(self._open, self.server.connections_max)
+        self._lifo: Lifo[UnitConnection] = Lifo(self._open, server.connections_max)
 
     def begin(self) -> PsycopgUnit:
         """A unit on a connection of its own.
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
-        if self._pid != os.getpid():
-            self._inherited.append(self.lifo)
-            self._begin_process()
         while True:
-            connection, was_idle = self.lifo.take(self.server.patience_seconds)
+            connection, was_idle = self._lifo.take(self.server.patience_seconds)
             if not connection.closed:
-                connection.patience_seconds = self.server.patience_seconds
                 return PsycopgUnit(self, connection, was_idle=was_idle)
-            self.lifo.gone()
+            self._lifo.gone()
 
     def instead_of(self, connection: UnitConnection) -> UnitConnection:
         """A new connection for one that was lost, and probably all idle ones with it."""
         connection.close()
         self.close()
-        fresh = self._open()
-        fresh.patience_seconds = self.server.patience_seconds
-        return fresh
+        return self._open()
 
     def give(self, connection: UnitConnection, *, sound: bool) -> None:
         """It is free again, or to be dropped."""
         if sound:
-            self.lifo.give(successor(connection))
+            self._lifo.give(connection)
         else:
             connection.close()
-            self.lifo.gone()
+            self._lifo.gone()
 
     def _open(self) -> UnitConnection:
         try:
@@ -266,15 +221,15 @@ class UnitPool:
 
     def close(self) -> None:
         """Close what is idle."""
-        if self._pid == os.getpid():
-            for connection in self.lifo.forget_idle():
-                connection.close()
+        for connection in self._lifo.forget_idle():
+            connection.close()
 
 
 def _begin_with(connection: UnitConnection, text: bytes, values: list[Any]) -> list[Any]:
-    """BEGIN, which psycopg adds, the claim and the savepoint under which the handler works, in one round trip."""
+    """BEGIN, the claim and the savepoint under which the handler works, in one round trip."""
     cursor = RawCursor(connection)
     with connection.pipeline():
+        connection.execute(b"BEGIN")
         cursor.execute(text, values, binary=True)
         connection.execute(SAVEPOINT)
     return cursor.fetchall()
