@@ -11,16 +11,19 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types bench fuzz soak lock clean
+.PHONY: help run test servers lint types bench fuzz soak lock clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
 
 run: .venv/run.stamp ## serve the reference service on 127.0.0.1:8080 (HOST, PORT and SEMEL_URL override)
 	@exec env SEMEL_DEMO=1 $(BIN)/semel serve
 
-test: lint types ## everything: lint, types, all tests with branch coverage
+test: servers lint types ## everything: lint, types, all tests with branch coverage, on real servers
 	$(BIN)/python -m pytest -n auto --cov --cov-report=term $(ARGS)
+
+servers: ## install the database servers that come in no wheel (as root, with apt; otherwise say which are missing)
+	@scripts/install-servers
 
 lint: .venv/dev.stamp ## ruff: rules and formatting
 	$(BIN)/ruff check .
