@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.needed import LeftOut
 from tests.servers.running import begin_run, end_run
 
 _RUN = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(LeftOut())
     if not hasattr(config, "workerinput"):  # the one that outlives the workers
         os.environ["SEMEL_TEST_OWNER"] = str(os.getpid())
         config.stash[_RUN] = begin_run()
