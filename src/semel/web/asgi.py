@@ -51,8 +51,8 @@ class SemelMiddleware:
                 query = scope.get("query_string", b"")
                 opened = open_exchange(self.surface, *found, scope["method"], query, scope["headers"], scope)
                 if isinstance(opened, Exchange):
-                    keep_alive = None if self._kept_alive.is_needless() else self._kept_alive.shield
-                    await DeclaredCall(self.app, self.engine, opened, scope, receive, send).run(keep_alive)
+                    kept_alive = None if self._kept_alive.is_needless() else self._kept_alive
+                    await DeclaredCall(self.app, self.engine, opened, scope, receive, send).run(kept_alive)
                 elif isinstance(opened, Unprotected):
                     await self.app(scope, receive, send if opened.mark is None else marked(send, opened.mark))
                 else:

@@ -8,9 +8,8 @@ store before its first byte leaves. A client that goes away changes nothing: the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from enum import Enum
 from typing import Any, Final
 
@@ -20,6 +19,8 @@ from semel.errors import SemelError, StoreError
 from semel.model import Answer, Effects, Superseded, Verdict
 from semel.policy import Command
 from semel.rules.classify import Outcome
+from semel.web.asgi_listener import Listener, is_disconnect
+from semel.web.asgi_tasks import KeptAlive
 from semel.web.capture import Capture
 from semel.web.exchange import AnswerTooLarge, Exchange, IncompleteAnswer, Unprotected
 from semel.web.spool import Spool
@@ -29,7 +30,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-KeepAlive = Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
 
 # Ways to answer that leave no bytes to capture; the application is shown a server without them.
 _UNCAPTURED: Final = frozenset(
@@ -124,8 +124,12 @@ class Call:
         try:
             answer = await self._settle(permit, error)
             if answer is not None and self._mode is not _Mode.THROUGH:
-                with contextlib.suppress(OSError):  # the client is gone; its retry will be given this answer
+                try:
                     await send_answer(self._send, answer)
+                except Exception as refused:
+                    if not is_disconnect(refused):
+                        raise
+                    # The client is gone; its retry will be given this answer.
             if error is not None and not (self._lost and isinstance(error, asyncio.CancelledError)):
                 raise error
         finally:
@@ -234,9 +238,9 @@ class Call:
             return
         try:
             await self._send(message)
-        except OSError:
+        except Exception as refused:
             # A stream without an end would never learn that nobody listens.
-            if self._capture.endless or time.monotonic() >= self._deadline:
+            if not is_disconnect(refused) or self._capture.endless or time.monotonic() >= self._deadline:
                 raise
             self._gone = True
 
@@ -270,10 +274,10 @@ class DeclaredCall(Call):
         self._prepare(app, engine, scope, receive, send)
         self._exchange = exchange
 
-    async def run(self, keep_alive: KeepAlive | None) -> None:
+    async def run(self, kept_alive: KeptAlive | None) -> None:
         """The whole way, from reading the body to the last byte of the answer.
 
-        Parameters: ``keep_alive`` runs to its end what must not end with its client; None where nobody cancels.
+        Parameters: ``kept_alive`` runs to its end what must not end with its client; None where nobody cancels.
         """
         message = await self._receive()
         if message["type"] == "http.request" and not message.get("more_body"):
@@ -286,13 +290,13 @@ class DeclaredCall(Call):
                 self._close_spool()
                 raise
         if isinstance(command, Command):
-            await self._attempt(command, keep_alive)
+            await self._attempt(command, kept_alive)
             return
         self._close_spool()
         if command is not None:
             await send_answer(self._send, command)
 
-    async def _attempt(self, command: Command, keep_alive: KeepAlive | None) -> None:
+    async def _attempt(self, command: Command, kept_alive: KeptAlive | None) -> None:
         try:
             permit = await self._engine.claim(command, wait_seconds=self._exchange.wait_seconds)
         except StoreError as error:
@@ -312,10 +316,12 @@ class DeclaredCall(Call):
         if not isinstance(permit, Permit):
             self._close_spool()
             await send_answer(self._send, self._exchange.present(permit))
-        elif keep_alive is None:
+        elif kept_alive is None:
             await self._proceed(permit)
         else:
-            await keep_alive(self._proceed(permit))
+            listener = Listener(self._send)
+            self._send = listener.send
+            await kept_alive.shield(self._proceed(permit), listener)
 
     async def _proceed(self, permit: Permit) -> None:
         """Run the application under the permit."""

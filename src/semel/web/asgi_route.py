@@ -19,6 +19,7 @@ from semel.model import Answer, Effects
 from semel.policy import Command
 from semel.rules.classify import Outcome, classify_exception
 from semel.web.asgi_call import App, Call, Message, Receive, Scope, Send
+from semel.web.asgi_listener import Listener
 from semel.web.asgi_tasks import KeptAlive
 from semel.web.exchange import Exchange, Unprotected, open_exchange
 from semel.web.routing import UNSAFE_METHODS, Params, Route
@@ -216,7 +217,11 @@ class CaptureMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI says."""
         if scope["type"] == "http" and scope["method"] in UNSAFE_METHODS and CALL_KEY not in scope:
-            call = RouteCall(self.app, self._engine, scope, receive, send, self._may_claim)
-            await self._kept_alive.run(call.run_app())
+            if self._kept_alive.is_needless():
+                await RouteCall(self.app, self._engine, scope, receive, send, self._may_claim).run_app()
+            else:
+                listener = Listener(send)
+                call = RouteCall(self.app, self._engine, scope, receive, listener.send, self._may_claim)
+                await self._kept_alive.shield(call.run_app(), listener)
         else:
             await self.app(scope, receive, send)

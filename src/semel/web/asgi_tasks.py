@@ -7,6 +7,8 @@ from collections.abc import Coroutine
 from types import CodeType
 from typing import Any, Final
 
+from semel.web.asgi_listener import Listener, tells_of_leaving
+
 _UVICORN_CALL: Final = "RequestResponseCycle.run_asgi"
 
 
@@ -19,18 +21,15 @@ class KeptAlive:
         self._tasks: set[asyncio.Task[None]] = set()
         self._uvicorn_code: CodeType | None = None
 
-    async def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what must not end with its client, in a task of its own where that is needed."""
-        await (work if self.is_needless() else self.shield(work))
-
-    async def shield(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what must not end with its client, in a task of its own."""
+    async def shield(self, work: Coroutine[Any, Any, None], listener: Listener) -> None:
+        """Run what must not end with its client, in a task of its own; the listener is told when it has left."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
+            listener.left()
             # The shield would drop what the handler still raises, and nobody else is listening.
             task.add_done_callback(_report)
             raise
@@ -56,6 +55,6 @@ class KeptAlive:
 
 def _report(task: asyncio.Task[None]) -> None:
     error = None if task.cancelled() else task.exception()
-    if error is not None:
+    if error is not None and not tells_of_leaving(error):
         what = {"message": "a handler failed after its client had gone", "exception": error, "task": task}
         task.get_loop().call_exception_handler(what)
