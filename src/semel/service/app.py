@@ -23,6 +23,7 @@ from semel import AsyncEngine, Permit, __version__
 from semel.drivers.sqlite import SqliteDriver
 from semel.errors import ConfigurationError, StoreError
 from semel.integrations.fastapi import Semel
+from semel.integrations.starlette import response_of
 from semel.service import orders
 from semel.service.models import (
     Health,
@@ -41,6 +42,8 @@ from semel.service.settings import Settings
 from semel.service.simulation import DEMO, Broken, TimedOut, Troubles, Unreachable
 from semel.telemetry import Logging
 from semel.web.caller import Caller
+from semel.web.openapi import problem_content
+from semel.web.problem import STORE_UNAVAILABLE, Problems
 
 TENANT: Final = "demo"
 CALLERS: Final = ("alice", "bob")  # the token is the name: this authenticates nobody, it shows where you would
@@ -77,6 +80,9 @@ AUTHENTICATED: Final = [Depends(caller_of), _BEARER]
 # What the application itself answers, for the document; Semel adds its own problems.
 _NOBODY: Final[dict[int | str, dict[str, Any]]] = {401: {"model": Refused, "description": "The caller is not known"}}
 _READ: Final = {**_NOBODY, 404: {"model": Refused, "description": "This caller has none with that id"}}
+_STORED: Final[dict[int | str, dict[str, Any]]] = {
+    503: {"description": "The store did not answer; ask again", "content": problem_content([STORE_UNAVAILABLE])}
+}
 _COMMAND: Final = {**_NOBODY, 400: {"model": Refused, "description": "The body cannot be read, or its key cannot"}}
 
 
@@ -107,6 +113,7 @@ def create_app(settings: Settings) -> FastAPI:
     for kind in _STATUS:
         app.add_exception_handler(kind, _explain)
     app.add_exception_handler(RequestValidationError, _refuse)
+    app.add_exception_handler(StoreError, _unavailable)
     parts.semel.install(app, dependencies=AUTHENTICATED)
     return app
 
@@ -122,6 +129,14 @@ def ledger_path(engine: AsyncEngine, name: str) -> Path:
 async def _explain(_: Request, error: Exception) -> Response:
     document = {"title": type(error).__name__, "status": _STATUS[type(error)], "detail": str(error)}
     return JSONResponse(document, _STATUS[type(error)], media_type="application/problem+json")
+
+
+async def _unavailable(request: Request, error: Exception) -> Response:
+    """What was only read may be asked for again. A command says for itself what became of it."""
+    if request.method != "GET" or not isinstance(error, StoreError):
+        raise error
+    logging.getLogger("semel").warning("%s could not be read: %s", request.url.path, error)
+    return response_of(Problems().of_error(error))
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
@@ -203,12 +218,12 @@ def _add_orders(parts: Parts) -> None:
         found = await engine.perform("list_orders", lambda: orders.placed(caller.id))
         return [OrderOut(order_id=order.id, sku=order.sku, quantity=order.quantity) for order in found]
 
-    @parts.app.get("/orders", dependencies=[_BEARER], responses=_NOBODY)
+    @parts.app.get("/orders", dependencies=[_BEARER], responses={**_NOBODY, **_STORED})
     async def list_orders(caller: Caller = Depends(caller_of)) -> list[OrderOut]:
         """This caller's orders."""
         return await placed_by(caller)
 
-    @parts.app.get("/orders/{order_id}", dependencies=[_BEARER], responses=_READ)
+    @parts.app.get("/orders/{order_id}", dependencies=[_BEARER], responses={**_READ, **_STORED})
     async def read_order(order_id: str, caller: Caller = Depends(caller_of)) -> OrderOut:
         """One of this caller's orders."""
         for order in await placed_by(caller):
