@@ -78,29 +78,36 @@ class SemelMiddleware:
         if isinstance(opened, Unprotected):
             return self.app(environ, start_response if opened.mark is None else _marked(start_response, opened.mark))
         spool = Spool()
-        command = _read(opened, environ, spool)
+        try:
+            return self._spooled(opened, environ, start_response, spool)
+        except BaseException:
+            spool.close()  # nobody else will: a client or a store that failed, an interrupted process
+            raise
+
+    def _spooled(
+        self, exchange: Exchange, environ: Environ, start_response: StartResponse, spool: Spool
+    ) -> Iterable[bytes]:
+        """Read the body, claim and answer. The spool is closed with the answer; where this raises, by the caller."""
+        command = _read(exchange, environ, spool)
         if isinstance(command, Answer):
             spool.close()
             return _send(start_response, command)
         environ = {**environ, "wsgi.input": spool.open(), "CONTENT_LENGTH": str(spool.size)}
         try:
-            permit = self.engine.claim(command, wait_seconds=opened.wait_seconds)
+            permit = self.engine.claim(command, wait_seconds=exchange.wait_seconds)
         except StoreError as error:
-            refused = opened.unclaimed(error)
+            refused = exchange.unclaimed(error)
             if isinstance(refused, Unprotected):
                 assert refused.mark is not None
                 pieces = self.app(environ, _marked(start_response, refused.mark))
                 return _Closing(pieces, lambda: _close(pieces, spool))
             spool.close()
             return _send(start_response, refused)
-        except BaseException:
-            spool.close()  # nobody else will: a store that is not migrated, an interrupted process
-            raise
         if not isinstance(permit, Permit):
             spool.close()
-            return _send(start_response, opened.present(permit))
+            return _send(start_response, exchange.present(permit))
         environ["semel.permit"] = permit
-        return Call(self.app, self.engine, opened, permit, start_response).run(environ, spool)
+        return Call(self.app, self.engine, exchange, permit, start_response).run(environ, spool)
 
 
 class Call:
@@ -310,10 +317,12 @@ class _Closing:
 
 
 def _close(*things: object) -> None:
-    for thing in things:
-        close = getattr(thing, "close", None)
-        if close is not None:
-            close()
+    """Close each that can be closed, in their order, whatever one of them raises."""
+    with contextlib.ExitStack() as closing:
+        for thing in reversed(things):
+            close = getattr(thing, "close", None)
+            if close is not None:
+                closing.callback(close)
 
 
 def _written_nowhere(data: bytes) -> None:
