@@ -15,8 +15,8 @@ from typing import Any, Final, TypeVar
 import asyncpg
 
 from semel.drivers.lifo import AsyncLifo
-from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, store_error, unreplicated
-from semel.drivers.psycopg import ClosesAsync, PsycopgDriver, Server
+from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, is_conflict, store_error, unreplicated
+from semel.drivers.psycopg import CONFLICTS_MAX, ClosesAsync, PsycopgDriver, Server
 from semel.errors import SemelError, StatementRefused, StoreTimeout
 from semel.flow import Flow, MakeFlow
 from semel.stores.statements import Query, Script, Together
@@ -29,6 +29,7 @@ PLANNING: Final = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "jit": "off",
+    "default_transaction_isolation": "read committed",
 }
 
 
@@ -116,6 +117,7 @@ class _Loop:
         self._connections: AsyncLifo[_Taken] = AsyncLifo(self._open, server.connections_max)
 
     async def run(self, make: MakeFlow[T]) -> T:
+        conflicts = 0
         while True:
             taken, was_idle = await self._connections.take(self._server.patience_seconds)
             try:
@@ -132,6 +134,9 @@ class _Loop:
                     await self.close_idle()
                 if was_idle and is_lost(error):
                     continue  # it had died while nobody looked: every verb names its nonce, so it may be said again
+                conflicts += 1
+                if is_conflict(error) and conflicts <= CONFLICTS_MAX:
+                    continue  # rolled back, for the same reason
                 raise told(error) from error
             self._connections.give(taken)
             return result

@@ -1,41 +1,76 @@
 """An ATOMIC unit through asyncpg: one transaction that holds the record and the handler's own writes.
 
 asyncpg cannot send statements behind one another, so BEGIN, the claim, the settle and COMMIT are round trips of
-their own: two before the handler and two after it. A handler ends no transaction with asyncpg but by SQL, or by
-a ``transaction()`` block of its own, which inside the unit is a savepoint; a COMMIT written as SQL ends it, and then
-the settle fails by itself, since the claim is not its transaction's own.
+their own: two before the handler and two after it. A handler ends no transaction with asyncpg but by SQL: a
+``transaction()`` block of its own is a savepoint inside the unit's. After a COMMIT or ROLLBACK written as SQL nothing
+more can be written, and the settle fails by itself, since the claim is not its transaction's own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import asyncpg
+from asyncpg.pool import PoolConnectionProxy
 
 from semel.drivers.asyncpg import told
 from semel.drivers.lifo import AsyncLifo
-from semel.drivers.postgres_errors import cannot_connect
-from semel.drivers.psycopg import Server
-from semel.errors import EarlyCommit, StoreError, StoreUnavailable
+from semel.drivers.postgres_errors import cannot_connect, is_conflict
+from semel.drivers.psycopg import CONFLICTS_MAX, Server
+from semel.errors import StoreError, StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
 
 T = TypeVar("T")
 
 _LOST: Final = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
+_BROKEN: Final = (asyncpg.InFailedSQLTransactionError, asyncpg.InvalidSavepointSpecificationError)
 _GONE: Final = "the handler's transaction was rolled back by the server; nothing of it remains"
+_OVER: Final = "the transaction of this command is over: nothing more can be written in it"
+
+
+class UnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg carries no types
+    """What a handler writes on: refuses to write once the unit's transaction is over."""
+
+    __slots__ = ("handed_out",)
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        if getattr(self, "handed_out", False) and not self.is_in_transaction():
+            raise asyncpg.InterfaceError(_OVER)
+
+    async def close(self, **options: Any) -> None:
+        """Nothing, while the command runs: the unit needs it still."""
+        if not getattr(self, "handed_out", False):
+            await super().close(**options)
 
 
 class AsyncpgUnit:
     """One transaction. Made by :class:`AsyncpgUnitPool`."""
 
-    def __init__(self, pool: AsyncpgUnitPool, connection: Any) -> None:
-        self.connection = connection
+    def __init__(self, pool: AsyncpgUnitPool, connection: UnitConnection) -> None:
+        self._raw = connection
+        self._lent: Any = None
         self._pool = pool
+        self._pid = os.getpid()
+        self._transaction = connection.transaction()
         self._ended = False
+
+    @property
+    def connection(self) -> Any:
+        """What the handler writes on, as asyncpg's own pool lends it."""
+        if self._ended or self._lent is None:
+            raise asyncpg.InterfaceError(_OVER)
+        return self._lent
+
+    async def begin(self) -> None:
+        """BEGIN."""
+        async with asyncio.timeout(self._pool.server.patience_seconds):
+            await self._transaction.start()
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a flow inside the transaction.
@@ -44,27 +79,42 @@ class AsyncpgUnit:
             StoreUnavailable, StatementRefused: the server refused; nothing of the transaction remains.
             StoreTimeout: the connection was lost.
         """
-        flow = make()
+        conflicts = 0
+        while True:
+            flow = make()
+            try:
+                needed = next(flow)
+                while True:
+                    assert type(needed) is Query
+                    needed = flow.send(await self._ask(needed))
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            except (*_LOST, TimeoutError) as error:
+                conflicts += 1
+                if self._lent is not None or not is_conflict(error) or conflicts > CONFLICTS_MAX:
+                    raise told(error) from error
+            await self._begin_again()  # the claim names its nonce, so it may be made again
+
+    async def _begin_again(self) -> None:
         try:
-            needed = next(flow)
-            while True:
-                assert type(needed) is Query
-                needed = flow.send(await self._ask(needed))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        except _LOST as error:
+            await self._transaction.rollback()
+            self._transaction = self._raw.transaction()
+            await self.begin()
+        except (*_LOST, TimeoutError) as error:
             raise told(error) from error
 
     async def _ask(self, needed: Query) -> list[Any]:
         server = self._pool.server
         values = server.values(needed.statement, needed.params)
-        rows = await self.connection.fetch(needed.statement.numbered, *values, timeout=server.patience_seconds)
+        rows = await self._raw.fetch(needed.statement.numbered, *values, timeout=server.patience_seconds)
         return [tuple(row) for row in rows]
 
     def hand_out(self) -> Any:
         """The connection: from here on only Semel ends the transaction."""
-        return self.connection
+        self._raw.handed_out = True
+        self._lent = PoolConnectionProxy(None, self._raw)
+        return self._lent
 
     async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
         """Settle, then COMMIT. False: the claim is not this transaction's own; rolled back.
@@ -76,45 +126,49 @@ class AsyncpgUnit:
         assert isinstance(needed, Query)
         if self._ended:
             return False
+        self._raw.handed_out = False
         try:
             await self._ask(needed)
         except asyncpg.DivisionByZeroError:
             await self.rollback_async()
             return False
-        except asyncpg.InFailedSQLTransactionError as error:
+        except _BROKEN as error:
             await self.rollback_async()
             raise StoreUnavailable(_GONE) from error
-        except _LOST as error:
+        except (*_LOST, TimeoutError) as error:
             await self.rollback_async()
             raise told(error) from error
-        await self.commit_async()
+        await self._commit()
         return True
 
-    async def commit_async(self) -> None:
-        """End it well.
-
-        Raises:
-            EarlyCommit: it was over already.
-            StoreTimeout: not answered: not known yet.
-        """
-        if self._ended or not self.connection.is_in_transaction():
-            await self._end(sound=True)
-            raise EarlyCommit("the transaction was over before Semel could commit it")
+    async def _commit(self) -> None:
         try:
-            await self.connection.execute("COMMIT", timeout=self._pool.server.patience_seconds)
+            async with asyncio.timeout(self._pool.server.patience_seconds):
+                await self._transaction.commit()
+        except asyncpg.PostgresError as error:
+            await self.rollback_async()
+            raise told(error) from error
         except (*_LOST, TimeoutError) as error:
             await self._end(sound=False)
             raise told(error) from error
         await self._end(sound=True)
 
+    async def commit_async(self) -> None:
+        """Never asked: the settle commits (``settles_by_proof``)."""
+        raise NotImplementedError
+
     async def rollback_async(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
         if self._ended:
             return
+        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
+            self._ended = True
+            return
+        self._raw.handed_out = False
         sound = False
         with suppress(*_LOST, TimeoutError):
-            if self.connection.is_in_transaction():
-                await self.connection.execute("ROLLBACK", timeout=self._pool.server.patience_seconds)
+            if self._raw.is_in_transaction():
+                await self._raw.execute("ROLLBACK", timeout=self._pool.server.patience_seconds)
             sound = True
         await self._end(sound=sound)
 
@@ -122,7 +176,12 @@ class AsyncpgUnit:
         if self._ended:
             return
         self._ended = True
-        await self._pool.give(self.connection, sound=sound and not self.connection.is_closed())
+        if self._lent is not None:
+            self._lent._detach()  # what the handler may have kept of it is closed for good
+            self._raw._on_release()
+        self._raw.handed_out = False
+        self._raw._top_xact = None  # it was ended by words, not by its object
+        await self._pool.give(self._raw, sound=sound and not self._raw.is_closed())
 
     def run(self, make: MakeFlow[T]) -> T:
         """Never asked: threads have units of psycopg's."""
@@ -146,10 +205,20 @@ class AsyncpgUnitPool:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncLifo[Any]]
+        self._inherited: list[object] = []  # a parent's connections: never used here, never closed
+        self._begin_process()
+
+    def _begin_process(self) -> None:
+        self._pid = os.getpid()
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncLifo[UnitConnection]]
         self._loops = weakref.WeakKeyDictionary()
 
-    def _lifo(self) -> AsyncLifo[Any]:
+    @property
+    def lifo(self) -> AsyncLifo[UnitConnection]:
+        """Those of this process and the running loop."""
+        if self._pid != os.getpid():
+            self._inherited.append(self._loops)
+            self._begin_process()
         loop = asyncio.get_running_loop()
         lifo = self._loops.get(loop)
         if lifo is None:
@@ -161,32 +230,38 @@ class AsyncpgUnitPool:
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
-        lifo = self._lifo()
+        lifo = self.lifo
         while True:
             connection, was_idle = await lifo.take(self.server.patience_seconds)
             try:
-                await connection.execute("BEGIN", timeout=self.server.patience_seconds)
-                return AsyncpgUnit(self, connection)
+                unit = AsyncpgUnit(self, connection)
+                await unit.begin()
+                return unit
             except (*_LOST, TimeoutError) as error:
                 connection.terminate()
                 lifo.gone()
-                if not was_idle:  # a new one at that: the server is not well
+                if not was_idle or isinstance(error, TimeoutError):  # the server is not well
                     raise _unbegun(error) from error
+            except BaseException:  # a caller that was cancelled leaves no transaction open
+                connection.terminate()
+                lifo.gone()
+                raise
 
-    async def give(self, connection: Any, *, sound: bool) -> None:
+    async def give(self, connection: UnitConnection, *, sound: bool) -> None:
         """It is free again, or to be dropped."""
         if sound:
-            self._lifo().give(connection)
+            self.lifo.give(connection)
         else:
             connection.terminate()
-            self._lifo().gone()
+            self.lifo.gone()
 
-    async def _open(self) -> Any:
+    async def _open(self) -> UnitConnection:
         server = self.server
         settings = {"search_path": f"{server.schema},public"} if server.schema is not None else None
         try:
-            return await asyncpg.connect(
+            connection: UnitConnection = await asyncpg.connect(
                 server.conninfo,
+                connection_class=UnitConnection,
                 timeout=server.patience_seconds,
                 statement_cache_size=100 if server.prepared else 0,
                 server_settings=settings,
@@ -195,10 +270,11 @@ class AsyncpgUnitPool:
             raise cannot_connect(str(error), error.sqlstate) from error
         except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
             raise cannot_connect(str(error) or type(error).__name__) from error
+        return connection
 
     async def close(self) -> None:
         """Close what is idle on this loop."""
-        for connection in self._lifo().forget_idle():
+        for connection in self.lifo.forget_idle():
             with suppress(*_LOST, TimeoutError):
                 await connection.close(timeout=1)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from semel.drivers.refusals import BROKEN_RULE
 from semel.errors import SchemaError, StatementRefused, StoreError, StoreTimeout, StoreUnavailable
 
 # The server lets these through although the standby may not have what was committed.
@@ -28,6 +29,9 @@ _REMEDIES: Final = {
     "55P03": "a row is locked by another transaction: retry with the same key",
     "57P03": "the server is starting up or shutting down: retry with the same key",
 }
+_CONFLICTS: Final = frozenset({"40001", "40P01"})  # another transaction was first: the same again may well succeed
+# What a handler's own writes can be refused for, also at the commit: constraints, and triggers that raise.
+_OF_THE_HANDLER: Final = ("23", "44", "P0")
 _UNDECIDED: Final = frozenset({"40003", "57P01", "57P02", "57P05"})  # the connection ended under a statement
 
 
@@ -42,7 +46,17 @@ def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
         return SchemaError("this database's Semel tables are of another version; run: semel migrate")
     if sqlstate == "57014":
         return StoreTimeout("PostgreSQL: the statement was cancelled: whether it took effect is not known yet")
-    return StatementRefused(f"PostgreSQL: {text} ({_REMEDIES.get(sqlstate, 'run: semel doctor')})")
+    remedy = BROKEN_RULE if sqlstate.startswith(_OF_THE_HANDLER) else _REMEDIES.get(sqlstate, "run: semel doctor")
+    return StatementRefused(f"PostgreSQL: {text} ({remedy})")
+
+
+def is_conflict(error: BaseException | None) -> bool:
+    """Whether the server rolled back because of another transaction, by whichever library (or wrapper) it was told."""
+    while error is not None:
+        if getattr(error, "sqlstate", None) in _CONFLICTS:
+            return True
+        error = getattr(error, "orig", None) or error.__cause__
+    return False
 
 
 def cannot_connect(text: str, sqlstate: str | None = None) -> StoreUnavailable:

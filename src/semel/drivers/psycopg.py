@@ -20,8 +20,9 @@ from psycopg import AsyncConnection, AsyncRawCursor, Connection, RawCursor
 
 from semel.drivers.clock import Clock
 from semel.drivers.lifo import AsyncLifo, Lifo
-from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, store_error, unreplicated
-from semel.errors import SemelError, StatementRefused, StoreTimeout
+from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, is_conflict, store_error, unreplicated
+from semel.drivers.psycopg_patience import Overdue, PatientAsyncConnection, PatientConnection
+from semel.errors import SemelError, StatementRefused
 from semel.flow import Ask, Flow, MakeFlow
 from semel.stores.statements import Params, Query, Row, Script, Statement, Together
 
@@ -31,9 +32,11 @@ PLANNING: Final = " ".join(
     f"-c {setting}"
     for setting in (
         *("plan_cache_mode=force_custom_plan", "enable_seqscan=off", "enable_hashjoin=off", "enable_mergejoin=off"),
-        "jit=off",
+        *("jit=off", "default_transaction_isolation=read\\ committed"),
     )
 )
+
+CONFLICTS_MAX: Final = 3  # how often the same is asked again where another transaction was first
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Server:
         options.pop("options", None)
         if self.schema is not None:
             options["options"] = f"-c search_path={self.schema},public"
-        return {**options, "prepare_threshold": 5 if self.prepared else None}
+        return {**options, "autocommit": False, "prepare_threshold": 5 if self.prepared else None}
 
     def values(self, statement: Statement, params: Params | Row) -> list[Any]:
         """The values of a statement's ``$1``, ``$2``…; the driver adds the clock."""
@@ -134,6 +137,7 @@ class PsycopgDriver:
             StoreTimeout: the answer was lost; whether it took effect is not known yet.
         """
         self._check_process()
+        conflicts = 0
         while True:
             taken, was_idle = self._threads.take(self.server.patience_seconds)
             connection, notices = taken
@@ -148,8 +152,11 @@ class PsycopgDriver:
                     connection.close()
                     self._threads.gone()
                     self._close_idle()
-                if was_idle and is_lost(error):
+                if was_idle and is_stale(error):
                     continue  # it had died while nobody looked: every verb names its nonce, so it may be said again
+                conflicts += 1
+                if is_conflict(error) and conflicts <= CONFLICTS_MAX:
+                    continue  # rolled back, for the same reason
                 if isinstance(error, psycopg.Error):
                     raise told(error) from error
                 raise
@@ -158,9 +165,12 @@ class PsycopgDriver:
 
     def _open(self) -> tuple[Connection[Any], _Notices]:
         try:
-            connection = Connection.connect(self.server.conninfo, cursor_factory=RawCursor, **self.server.options())
+            connection = PatientConnection.connect(
+                self.server.conninfo, cursor_factory=RawCursor, **self.server.options()
+            )
         except psycopg.Error as error:
             raise cannot_connect(str(error), error.sqlstate) from error
+        connection.patience_seconds = self.server.patience_seconds
         notices = _Notices()
         connection.add_notice_handler(notices)
         return connection, notices
@@ -225,12 +235,12 @@ class _Loop:
         return asyncio.get_running_loop()
 
     async def run(self, make: MakeFlow[T]) -> T:
+        conflicts = 0
         while True:
             taken, was_idle = await self._connections.take(self._server.patience_seconds)
             connection, notices = taken
             try:
-                async with asyncio.timeout(self._server.patience_seconds):
-                    result = await _perform_async(connection, make(), self._server)
+                result = await _perform_async(connection, make(), self._server)
                 if notices.unreplicated:
                     raise unreplicated()
             except BaseException as error:
@@ -240,10 +250,11 @@ class _Loop:
                     await connection.close()
                     self._connections.gone()
                     await self.close_idle()
-                if isinstance(error, TimeoutError):
-                    raise StoreTimeout("PostgreSQL did not answer in time: not known yet") from error
-                if was_idle and is_lost(error):
-                    continue  # as in ``run``
+                if was_idle and is_stale(error):
+                    continue  # as in threads
+                conflicts += 1
+                if is_conflict(error) and conflicts <= CONFLICTS_MAX:
+                    continue
                 if isinstance(error, psycopg.Error):
                     raise told(error) from error
                 raise
@@ -252,11 +263,12 @@ class _Loop:
 
     async def _open(self) -> tuple[AsyncConnection[Any], _Notices]:
         try:
-            connection = await AsyncConnection.connect(
+            connection = await PatientAsyncConnection.connect(
                 self._server.conninfo, cursor_factory=AsyncRawCursor, **self._server.options()
             )
         except psycopg.Error as error:
             raise cannot_connect(str(error), error.sqlstate) from error
+        connection.patience_seconds = self._server.patience_seconds
         notices = _Notices()
         connection.add_notice_handler(notices)
         return connection, notices
@@ -269,6 +281,11 @@ class _Loop:
 def is_lost(error: BaseException) -> bool:
     """Whether the connection ended under the statement, without a word from the server."""
     return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and error.sqlstate is None
+
+
+def is_stale(error: BaseException) -> bool:
+    """Whether the connection had died before: a new one may do better. Not where the server hangs."""
+    return is_lost(error) and not isinstance(error, Overdue)
 
 
 def _is_sound(connection: Connection[Any] | AsyncConnection[Any], error: BaseException) -> bool:

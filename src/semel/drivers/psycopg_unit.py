@@ -8,29 +8,33 @@ written as SQL does end it; then the settle fails by itself, since the claim is 
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final, TypeVar
 
 import psycopg
-from psycopg import Connection, RawCursor
-from psycopg.pq import TransactionStatus
+from psycopg import AsyncConnection, Connection, RawCursor
+from psycopg.pq import PGconn, TransactionStatus
 
 from semel.drivers.lifo import Lifo
-from semel.drivers.postgres_errors import cannot_connect
-from semel.drivers.psycopg import Server, is_lost, told
-from semel.errors import EarlyCommit, StoreTimeout, StoreUnavailable
+from semel.drivers.postgres_errors import cannot_connect, is_conflict
+from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
+from semel.drivers.psycopg_patience import PatientConnection
+from semel.errors import StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Connection[Any] | AsyncConnection[Any])
 
 SAVEPOINT: Final = b"SAVEPOINT semel_unit"
 ROLLBACK_TO: Final = b"ROLLBACK TO SAVEPOINT semel_unit"
-OVER: Final = "the transaction was over before Semel could commit it"
 GONE: Final = "the handler's transaction was rolled back by the server; nothing of it remains"
+LATE: Final = "this command's transaction is over; nothing more can be written in it"
+BROKEN: Final = (psycopg.errors.InFailedSqlTransaction, psycopg.errors.InvalidSavepointSpecification)
 
 
-class UnitConnection(Connection[Any]):
-    """What a handler writes on. ``commit`` and ``rollback`` stay inside the unit."""
+class UnitConnection(PatientConnection):
+    """What a handler writes on. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
 
     handed_out = False
 
@@ -46,16 +50,44 @@ class UnitConnection(Connection[Any]):
         else:
             super().rollback()
 
+    def close(self) -> None:
+        """Nothing, while the command runs: the unit needs it still."""
+        if not self.handed_out:
+            super().close()
+
+
+def successor(connection: C) -> C:
+    """The same session under another object; the one that a handler may have kept is closed for good.
+
+    Adapters, factories and handlers that were set on the former stay with it. What the server has prepared is the
+    session's, so the new one must know of it.
+    """
+    fresh = type(connection)(connection.pgconn)
+    fresh._prepared = connection._prepared
+    connection.pgconn = PGconn()
+    return fresh
+
 
 class PsycopgUnit:
     """One transaction of a thread's. Made by :class:`UnitPool`; nothing is sent before the claim."""
 
     def __init__(self, pool: UnitPool, connection: UnitConnection, *, was_idle: bool) -> None:
-        self.connection = connection
+        self._connection = connection
         self._pool = pool
+        self._pid = os.getpid()
         self._was_idle = was_idle
         self._begun = False
         self._ended = False
+
+    @property
+    def connection(self) -> UnitConnection:
+        """What the handler writes on.
+
+        Raises psycopg.ProgrammingError after the end: the connection is another command's by then.
+        """
+        if self._ended:
+            raise psycopg.ProgrammingError(LATE)
+        return self._connection
 
     def run(self, make: MakeFlow[T]) -> T:
         """Run a flow inside the transaction, which the first statement begins.
@@ -64,39 +96,51 @@ class PsycopgUnit:
             StoreUnavailable, StatementRefused: the server refused; nothing of the transaction remains.
             StoreTimeout: the connection was lost.
         """
-        flow = make()
+        conflicts = 0
+        while True:
+            flow = make()
+            try:
+                needed = next(flow)
+                while True:
+                    assert type(needed) is Query
+                    needed = flow.send(self._ask(needed))
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            except psycopg.Error as error:
+                conflicts += 1
+                if self._connection.handed_out or not is_conflict(error) or conflicts > CONFLICTS_MAX:
+                    raise told(error) from error
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Another transaction was first. The claim names its nonce, so it may be made again, on a new snapshot."""
         try:
-            needed = next(flow)
-            while True:
-                assert type(needed) is Query
-                needed = flow.send(self._ask(needed))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+            self._connection.execute(b"ROLLBACK")
         except psycopg.Error as error:
             raise told(error) from error
+        self._begun = False
 
     def _ask(self, needed: Query) -> list[Any]:
         values = self._pool.server.values(needed.statement, needed.params)
         text = needed.statement.numbered.encode()
         if self._begun:
-            if self.connection.info.transaction_status is TransactionStatus.INERROR:
-                raise StoreUnavailable(GONE)
-            return RawCursor(self.connection).execute(text, values, binary=True).fetchall()
+            return RawCursor(self._connection).execute(text, values, binary=True).fetchall()
         self._begun = True
         try:
-            return _begin_with(self.connection, text, values)
+            return _begin_with(self._connection, text, values)
         except psycopg.Error as error:
-            if not self._was_idle or not is_lost(error):
+            if not self._was_idle or not is_stale(error):
                 raise
-        # It had died while nobody looked. The claim names its nonce, so it may be made again.
-        self.connection = self._pool.instead_of(self.connection)
-        return _begin_with(self.connection, text, values)
+        # It had died while nobody looked.
+        self._connection = self._pool.instead_of(self._connection)
+        return _begin_with(self._connection, text, values)
 
     def hand_out(self) -> UnitConnection:
-        """The connection: from here on only Semel ends the transaction."""
-        self.connection.handed_out = True
-        return self.connection
+        """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
+        self._connection.handed_out = True
+        self._connection.patience_seconds = None
+        return self._connection
 
     def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
         """Settle, and COMMIT in the same round trip. False: the claim is not this transaction's own; rolled back.
@@ -108,7 +152,8 @@ class PsycopgUnit:
         assert isinstance(needed, Query)
         if self._ended:
             return False
-        connection = self.connection
+        connection = self._connection
+        connection.patience_seconds = self._pool.server.patience_seconds
         values = self._pool.server.values(needed.statement, needed.params)
         try:
             with connection.pipeline():
@@ -117,7 +162,7 @@ class PsycopgUnit:
         except psycopg.errors.DivisionByZero:
             self.rollback()
             return False
-        except psycopg.errors.InFailedSqlTransaction as error:
+        except BROKEN as error:
             self.rollback()
             raise StoreUnavailable(GONE) from error
         except psycopg.Error as error:
@@ -130,32 +175,25 @@ class PsycopgUnit:
         return True
 
     async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """As ``settle``; threads have no loop to block."""
-        return self.settle(needed, commit=commit)
+        """Never asked: event loops have units of their own (``psycopg_unit_async``)."""
+        raise NotImplementedError
 
     def commit(self) -> None:
-        """End it without a settle.
-
-        Raises EarlyCommit where it was over already.
-        """
-        if self._ended or self.connection.info.transaction_status is TransactionStatus.IDLE:
-            self._end(sound=True)
-            raise EarlyCommit(OVER)
-        try:
-            self.connection.execute(b"COMMIT")
-        except psycopg.Error as error:
-            self._end(sound=False)
-            raise StoreTimeout(f"the commit failed in the middle ({error}): not known yet") from error
-        self._end(sound=True)
+        """Never asked: the settle commits (``settles_by_proof``)."""
+        raise NotImplementedError
 
     def rollback(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
         if self._ended:
             return
+        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
+            self._ended = True
+            return
         sound = True
-        if self._begun:
+        if self._connection.info.transaction_status is not TransactionStatus.IDLE:
+            self._connection.patience_seconds = self._pool.server.patience_seconds
             try:
-                self.connection.execute(b"ROLLBACK")
+                self._connection.execute(b"ROLLBACK")
             except psycopg.Error:
                 sound = False
         self._end(sound=sound)
@@ -164,21 +202,26 @@ class PsycopgUnit:
         if self._ended:
             return
         self._ended = True
-        idle = sound and self.connection.info.transaction_status is TransactionStatus.IDLE
-        self.connection.handed_out = False
-        self._pool.give(self.connection, sound=idle)
+        idle = sound and self._connection.info.transaction_status is TransactionStatus.IDLE
+        self._connection.handed_out = False
+        self._pool.give(self._connection, sound=idle)
+
+    def __del__(self) -> None:
+        # A unit that nobody holds any more (Ctrl-C in its claim) would keep its connection and its lock for ever.
+        if not self._ended:
+            self.rollback()
 
     async def run_async(self, make: MakeFlow[T]) -> T:
-        """As ``run``; threads have no loop to block."""
-        return self.run(make)
+        """Never asked, as ``settle_async``."""
+        raise NotImplementedError
 
     async def commit_async(self) -> None:
-        """As ``commit``."""
-        self.commit()
+        """Never asked, as ``settle_async``."""
+        raise NotImplementedError
 
     async def rollback_async(self) -> None:
-        """As ``rollback``."""
-        self.rollback()
+        """Never asked, as ``settle_async``."""
+        raise NotImplementedError
 
 
 class UnitPool:
@@ -186,32 +229,43 @@ class UnitPool:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._lifo: Lifo[UnitConnection] = Lifo(self._open, server.connections_max)
+        self._inherited: list[object] = []  # a parent's connections: never used here, never closed
+        self._begin_process()
+
+    def _begin_process(self) -> None:
+        self._pid = os.getpid()
+        self.lifo: Lifo[UnitConnection] = Lifo(self._open, self.server.connections_max)
 
     def begin(self) -> PsycopgUnit:
         """A unit on a connection of its own.
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
+        if self._pid != os.getpid():
+            self._inherited.append(self.lifo)
+            self._begin_process()
         while True:
-            connection, was_idle = self._lifo.take(self.server.patience_seconds)
+            connection, was_idle = self.lifo.take(self.server.patience_seconds)
             if not connection.closed:
+                connection.patience_seconds = self.server.patience_seconds
                 return PsycopgUnit(self, connection, was_idle=was_idle)
-            self._lifo.gone()
+            self.lifo.gone()
 
     def instead_of(self, connection: UnitConnection) -> UnitConnection:
         """A new connection for one that was lost, and probably all idle ones with it."""
         connection.close()
         self.close()
-        return self._open()
+        fresh = self._open()
+        fresh.patience_seconds = self.server.patience_seconds
+        return fresh
 
     def give(self, connection: UnitConnection, *, sound: bool) -> None:
         """It is free again, or to be dropped."""
         if sound:
-            self._lifo.give(connection)
+            self.lifo.give(successor(connection))
         else:
             connection.close()
-            self._lifo.gone()
+            self.lifo.gone()
 
     def _open(self) -> UnitConnection:
         try:
@@ -221,15 +275,15 @@ class UnitPool:
 
     def close(self) -> None:
         """Close what is idle."""
-        for connection in self._lifo.forget_idle():
-            connection.close()
+        if self._pid == os.getpid():
+            for connection in self.lifo.forget_idle():
+                connection.close()
 
 
 def _begin_with(connection: UnitConnection, text: bytes, values: list[Any]) -> list[Any]:
-    """BEGIN, the claim and the savepoint under which the handler works, in one round trip."""
+    """BEGIN, which psycopg adds, the claim and the savepoint under which the handler works, in one round trip."""
     cursor = RawCursor(connection)
     with connection.pipeline():
-        connection.execute(b"BEGIN")
         cursor.execute(text, values, binary=True)
         connection.execute(SAVEPOINT)
     return cursor.fetchall()

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, AsyncRawCursor
+from psycopg import AsyncRawCursor
 from psycopg.pq import TransactionStatus
 
 from semel.drivers.lifo import AsyncLifo
-from semel.drivers.postgres_errors import cannot_connect
-from semel.drivers.psycopg import Server, is_lost, told
-from semel.drivers.psycopg_unit import GONE, OVER, ROLLBACK_TO, SAVEPOINT
-from semel.errors import EarlyCommit, StoreTimeout, StoreUnavailable
+from semel.drivers.postgres_errors import cannot_connect, is_conflict
+from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
+from semel.drivers.psycopg_patience import PatientAsyncConnection
+from semel.drivers.psycopg_unit import BROKEN, GONE, LATE, ROLLBACK_TO, SAVEPOINT, successor
+from semel.errors import StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
 
 T = TypeVar("T")
 
 
-class AsyncUnitConnection(AsyncConnection[Any]):
-    """What an async handler writes on. ``commit`` and ``rollback`` stay inside the unit."""
+class AsyncUnitConnection(PatientAsyncConnection):
+    """What an async handler writes on. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
 
     handed_out = False
 
@@ -38,16 +40,32 @@ class AsyncUnitConnection(AsyncConnection[Any]):
         else:
             await super().rollback()
 
+    async def close(self) -> None:
+        """Nothing, while the command runs: the unit needs it still."""
+        if not self.handed_out:
+            await super().close()
+
 
 class AsyncPsycopgUnit:
     """One transaction of an event loop's. Made by :class:`AsyncUnitPool`; nothing is sent before the claim."""
 
     def __init__(self, pool: AsyncUnitPool, connection: AsyncUnitConnection, *, was_idle: bool) -> None:
-        self.connection = connection
+        self._connection = connection
         self._pool = pool
+        self._pid = os.getpid()
         self._was_idle = was_idle
         self._begun = False
         self._ended = False
+
+    @property
+    def connection(self) -> AsyncUnitConnection:
+        """What the handler writes on.
+
+        Raises psycopg.ProgrammingError after the end: the connection is another command's by then.
+        """
+        if self._ended:
+            raise psycopg.ProgrammingError(LATE)
+        return self._connection
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a flow inside the transaction, which the first statement begins.
@@ -56,52 +74,51 @@ class AsyncPsycopgUnit:
             StoreUnavailable, StatementRefused: the server refused; nothing of the transaction remains.
             StoreTimeout: the connection was lost.
         """
-        flow = make()
+        conflicts = 0
+        while True:
+            flow = make()
+            try:
+                needed = next(flow)
+                while True:
+                    assert type(needed) is Query
+                    needed = flow.send(await self._ask(needed))
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            except psycopg.Error as error:
+                conflicts += 1
+                if self._connection.handed_out or not is_conflict(error) or conflicts > CONFLICTS_MAX:
+                    raise told(error) from error
+            await self._begin_again()
+
+    async def _begin_again(self) -> None:
+        """Another transaction was first. The claim names its nonce, so it may be made again, on a new snapshot."""
         try:
-            needed = next(flow)
-            while True:
-                assert type(needed) is Query
-                needed = flow.send(await self._ask(needed))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+            await self._connection.execute(b"ROLLBACK")
         except psycopg.Error as error:
             raise told(error) from error
+        self._begun = False
 
     async def _ask(self, needed: Query) -> list[Any]:
         values = self._pool.server.values(needed.statement, needed.params)
         text = needed.statement.numbered.encode()
         if self._begun:
-            if self.connection.info.transaction_status is TransactionStatus.INERROR:
-                raise StoreUnavailable(GONE)
-            cursor = await AsyncRawCursor(self.connection).execute(text, values, binary=True)
-            return await cursor.fetchall()
+            return await (await AsyncRawCursor(self._connection).execute(text, values, binary=True)).fetchall()
         self._begun = True
         try:
-            return await self._begin_with(text, values)
+            return await _begin_with(self._connection, text, values)
         except psycopg.Error as error:
-            if not self._was_idle or not is_lost(error):
+            if not self._was_idle or not is_stale(error):
                 raise
-        # It had died while nobody looked. The claim names its nonce, so it may be made again.
-        self.connection = await self._pool.instead_of(self.connection)
-        return await self._begin_with(text, values)
-
-    async def _begin_with(self, text: bytes, values: list[Any]) -> list[Any]:
-        connection = self.connection
-        cursor = AsyncRawCursor(connection)
-        try:
-            async with asyncio.timeout(self._pool.server.patience_seconds), connection.pipeline():
-                await connection.execute(b"BEGIN")
-                await cursor.execute(text, values, binary=True)
-                await connection.execute(SAVEPOINT)
-        except TimeoutError as error:
-            raise StoreTimeout("PostgreSQL did not answer in time: not known yet") from error
-        return await cursor.fetchall()
+        # It had died while nobody looked.
+        self._connection = await self._pool.instead_of(self._connection)
+        return await _begin_with(self._connection, text, values)
 
     def hand_out(self) -> AsyncUnitConnection:
-        """The connection: from here on only Semel ends the transaction."""
-        self.connection.handed_out = True
-        return self.connection
+        """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
+        self._connection.handed_out = True
+        self._connection.patience_seconds = None
+        return self._connection
 
     async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
         """Settle, and COMMIT in the same round trip. False: the claim is not this transaction's own; rolled back.
@@ -113,7 +130,8 @@ class AsyncPsycopgUnit:
         assert isinstance(needed, Query)
         if self._ended:
             return False
-        connection = self.connection
+        connection = self._connection
+        connection.patience_seconds = self._pool.server.patience_seconds
         values = self._pool.server.values(needed.statement, needed.params)
         try:
             async with connection.pipeline():
@@ -123,7 +141,7 @@ class AsyncPsycopgUnit:
         except psycopg.errors.DivisionByZero:
             await self.rollback_async()
             return False
-        except psycopg.errors.InFailedSqlTransaction as error:
+        except BROKEN as error:
             await self.rollback_async()
             raise StoreUnavailable(GONE) from error
         except psycopg.Error as error:
@@ -136,28 +154,21 @@ class AsyncPsycopgUnit:
         return True
 
     async def commit_async(self) -> None:
-        """End it without a settle.
-
-        Raises EarlyCommit where it was over already.
-        """
-        if self._ended or self.connection.info.transaction_status is TransactionStatus.IDLE:
-            await self._end(sound=True)
-            raise EarlyCommit(OVER)
-        try:
-            await self.connection.execute(b"COMMIT")
-        except psycopg.Error as error:
-            await self._end(sound=False)
-            raise StoreTimeout(f"the commit failed in the middle ({error}): not known yet") from error
-        await self._end(sound=True)
+        """Never asked: the settle commits (``settles_by_proof``)."""
+        raise NotImplementedError
 
     async def rollback_async(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
         if self._ended:
             return
+        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
+            self._ended = True
+            return
         sound = True
-        if self._begun:
+        if self._connection.info.transaction_status is not TransactionStatus.IDLE:
+            self._connection.patience_seconds = self._pool.server.patience_seconds
             try:
-                await self.connection.execute(b"ROLLBACK")
+                await self._connection.execute(b"ROLLBACK")
             except psycopg.Error:
                 sound = False
         await self._end(sound=sound)
@@ -166,9 +177,9 @@ class AsyncPsycopgUnit:
         if self._ended:
             return
         self._ended = True
-        idle = sound and self.connection.info.transaction_status is TransactionStatus.IDLE
-        self.connection.handed_out = False
-        await self._pool.give(self.connection, sound=idle)
+        idle = sound and self._connection.info.transaction_status is TransactionStatus.IDLE
+        self._connection.handed_out = False
+        await self._pool.give(self._connection, sound=idle)
 
     def run(self, make: MakeFlow[T]) -> T:
         """Never asked: threads have units of their own (``psycopg_unit``)."""
@@ -192,10 +203,20 @@ class AsyncUnitPool:
 
     def __init__(self, server: Server) -> None:
         self.server = server
+        self._inherited: list[object] = []  # a parent's connections: never used here, never closed
+        self._begin_process()
+
+    def _begin_process(self) -> None:
+        self._pid = os.getpid()
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncLifo[AsyncUnitConnection]]
         self._loops = weakref.WeakKeyDictionary()
 
-    def _lifo(self) -> AsyncLifo[AsyncUnitConnection]:
+    @property
+    def lifo(self) -> AsyncLifo[AsyncUnitConnection]:
+        """Those of this process and the running loop."""
+        if self._pid != os.getpid():
+            self._inherited.append(self._loops)
+            self._begin_process()
         loop = asyncio.get_running_loop()
         lifo = self._loops.get(loop)
         if lifo is None:
@@ -207,10 +228,11 @@ class AsyncUnitPool:
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
-        lifo = self._lifo()
+        lifo = self.lifo
         while True:
             connection, was_idle = await lifo.take(self.server.patience_seconds)
             if not connection.closed:
+                connection.patience_seconds = self.server.patience_seconds
                 return AsyncPsycopgUnit(self, connection, was_idle=was_idle)
             lifo.gone()
 
@@ -218,15 +240,17 @@ class AsyncUnitPool:
         """A new connection for one that was lost, and probably all idle ones with it."""
         await connection.close()
         await self.close()
-        return await self._open()
+        fresh = await self._open()
+        fresh.patience_seconds = self.server.patience_seconds
+        return fresh
 
     async def give(self, connection: AsyncUnitConnection, *, sound: bool) -> None:
         """It is free again, or to be dropped."""
         if sound:
-            self._lifo().give(connection)
+            self.lifo.give(successor(connection))
         else:
             await connection.close()
-            self._lifo().gone()
+            self.lifo.gone()
 
     async def _open(self) -> AsyncUnitConnection:
         try:
@@ -236,5 +260,13 @@ class AsyncUnitPool:
 
     async def close(self) -> None:
         """Close what is idle on this loop."""
-        for connection in self._lifo().forget_idle():
+        for connection in self.lifo.forget_idle():
             await connection.close()
+
+
+async def _begin_with(connection: AsyncUnitConnection, text: bytes, values: list[Any]) -> list[Any]:
+    cursor = AsyncRawCursor(connection)
+    async with connection.pipeline():
+        await cursor.execute(text, values, binary=True)
+        await connection.execute(SAVEPOINT)
+    return await cursor.fetchall()

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from semel.drivers.clock import Clock
+from semel.drivers.refusals import BROKEN_RULE
 from semel.drivers.sqlite_fork import refuse_inherited
-from semel.errors import SchemaError, StoreError, StoreTimeout, StoreUnavailable
+from semel.errors import SchemaError, StatementRefused, StoreError, StoreTimeout, StoreUnavailable
 from semel.flow import Ask
 from semel.stores.statements import NOW_LOCKED, Execute, Now, Query, Script
 
@@ -151,6 +152,8 @@ def store_error(error: sqlite3.Error, *, committing: bool = False) -> StoreError
         return SchemaError("this database has no Semel tables; run: semel migrate")
     if "no such column" in text or "has no column" in text:
         return SchemaError("this database's Semel tables are of another version; run: semel migrate")
+    if code == sqlite3.SQLITE_CONSTRAINT:
+        return StatementRefused(f"SQLite: {text} ({BROKEN_RULE})")
     remedy = {
         sqlite3.SQLITE_FULL: "the disk is full: make room; answers already stored are still replayed",
         sqlite3.SQLITE_READONLY: "the database file is read-only: check its owner, its directory and the mount",

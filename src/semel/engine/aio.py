@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
-from semel.engine.backend import Backend
+from semel.engine.backend import UNIT_RUNS_MAX, Backend
 from semel.engine.connect import connect_backend
 from semel.engine.core import Core
 from semel.engine.joining import AsyncAtomic
@@ -249,16 +249,25 @@ class AsyncEngine:
 
         A handler returns an Answer, or ``Refused(answer)`` where no status says that it is a definite refusal.
 
-        A cancelled caller changes nothing: the handler finishes and its outcome is stored.
+        A cancelled caller changes nothing: the handler finishes and its outcome is stored. An ATOMIC handler whose
+        transaction met a deadlock or a serialization failure is run again, up to four times.
 
         Raises the handler's own exception, a CommandError for every verdict but Proceed and Replay, and
         StoreError where the store cannot say that this process owns the command.
         """
-        permit = await self.claim(command, wait_seconds=wait_seconds)
-        if not isinstance(permit, Permit):
-            return begun_result(permit)
-        result: Result = await asyncio.shield(self._upkeep.spawn(self._finish(permit, handler)))
-        return result
+        runs = 0
+        while True:
+            permit = await self.claim(command, wait_seconds=wait_seconds)
+            if not isinstance(permit, Permit):
+                return begun_result(permit)
+            runs += 1
+            try:
+                result: Result = await asyncio.shield(self._upkeep.spawn(self._finish(permit, handler)))
+            except Exception as error:
+                if permit.unit is None or runs == UNIT_RUNS_MAX or not self.backend.conflicts(error):
+                    raise
+            else:
+                return result
 
     async def _finish(self, permit: Permit, handler: Callable[[Permit], Awaitable[Answer | Refused]]) -> Result:
         policy = permit.command.policy

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from semel.errors import ConfigurationError
 from semel.protocol.asks import Unit
 from semel.stores.base import Store
 
+UNIT_RUNS_MAX: Final = 4  # an ATOMIC handler that meets a deadlock or a serialization failure each time is told so
+
 _NO_UNITS = (
     "effects='atomic' needs a store in the same database as the handler's writes; {name} cannot hold both in one "
-    "transaction. Use sqlite:///, or declare the operation 'external' or 'idempotent'"
+    "transaction. Use sqlite:/// or postgresql://, or declare the operation 'external' or 'idempotent'"
 )
 
 
@@ -27,6 +29,7 @@ class Backend:
     unit_async: Callable[[], Awaitable[Unit]] | None = None
     joins: Callable[[Any], Unit] | None = None
     joins_async: Callable[[Any], Awaitable[Unit]] | None = None
+    conflicts: Callable[[BaseException], bool] = lambda error: False  # rolled back because of another transaction
     url: str = ""
 
     def check_atomic(self) -> None:

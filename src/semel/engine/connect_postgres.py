@@ -74,6 +74,7 @@ def postgres_backend(
         from semel.drivers.psycopg import PsycopgDriver, Server
     except ImportError as error:
         raise ConfigurationError(_NEEDS.format(url="postgresql://", package="psycopg 3", extra="postgresql")) from error
+    from semel.drivers.postgres_errors import is_conflict
     from semel.drivers.psycopg_unit import UnitPool
     from semel.drivers.psycopg_unit_async import AsyncUnitPool
 
@@ -82,7 +83,9 @@ def postgres_backend(
     if not asyncpg:
         async_units = AsyncUnitPool(server)
         driver = PsycopgDriver(server, units, async_units)
-        return Backend("postgresql", store, driver, unit=units.begin, unit_async=async_units.begin)
+        return Backend(
+            "postgresql", store, driver, unit=units.begin, unit_async=async_units.begin, conflicts=is_conflict
+        )
     try:
         from semel.drivers.asyncpg import AsyncpgDriver
         from semel.drivers.asyncpg_unit import AsyncpgUnitPool
@@ -92,4 +95,6 @@ def postgres_backend(
         ) from error
     asyncpg_units = AsyncpgUnitPool(server)
     pooled = AsyncpgDriver(server, PsycopgDriver(server, units), asyncpg_units)
-    return Backend("postgresql", store, pooled, unit=units.begin, unit_async=asyncpg_units.begin)
+    return Backend(
+        "postgresql", store, pooled, unit=units.begin, unit_async=asyncpg_units.begin, conflicts=is_conflict
+    )

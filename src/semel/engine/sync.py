@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
-from semel.engine.backend import Backend
+from semel.engine.backend import UNIT_RUNS_MAX, Backend
 from semel.engine.connect import connect_backend
 from semel.engine.core import Core
 from semel.engine.joining import Atomic
@@ -207,13 +207,22 @@ class Engine:
 
         A handler returns an Answer, or ``Refused(answer)`` where no status says that it is a definite refusal.
 
+        An ATOMIC handler whose transaction met a deadlock or a serialization failure is run again, up to four times.
+
         Raises the handler's own exception, a CommandError for every verdict but Proceed and Replay, and
         StoreError where the store cannot say that this process owns the command.
         """
-        permit = self.claim(command, wait_seconds=wait_seconds)
-        if not isinstance(permit, Permit):
-            return begun_result(permit)
-        return self._finish(permit, handler)
+        runs = 0
+        while True:
+            permit = self.claim(command, wait_seconds=wait_seconds)
+            if not isinstance(permit, Permit):
+                return begun_result(permit)
+            runs += 1
+            try:
+                return self._finish(permit, handler)
+            except Exception as error:
+                if permit.unit is None or runs == UNIT_RUNS_MAX or not self.backend.conflicts(error):
+                    raise
 
     def _finish(self, permit: Permit, handler: Callable[[Permit], Answer | Refused]) -> Result:
         policy = permit.command.policy

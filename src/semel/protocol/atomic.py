@@ -111,7 +111,9 @@ def _settle_with_commit(store: Store, unit: Unit, grant: Grant, word: Settlement
     [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
     if holds(row, grant.fence, grant.nonce):
         raise (yield from note_early_commit(store, grant))
-    return Superseded(None if row is None else state_of(row))
+    if row is None:
+        raise StoreUnavailable("the handler's transaction was rolled back behind its unit; nothing of it remains")
+    return Superseded(state_of(row))
 
 
 def _confirm_commit(store: Store, grant: Grant) -> Flow[None]:

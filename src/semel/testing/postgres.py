@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psycopg
 from psycopg import sql
 
@@ -12,18 +14,28 @@ from semel.testing.bench import Subject
 from semel.testing.clock import SettableClock
 
 
-def postgres_subject(conninfo: str, schema: str, clock: SettableClock, *, asyncpg: bool = False) -> Subject:
-    """A new, empty schema on the server that ``conninfo`` names; whatever it held is dropped.
-
-    Parameters: ``schema`` a lower-case identifier; ``asyncpg`` whether that library performs on event loops.
-    """
+def empty_schema(conninfo: str, schema: str) -> None:
+    """A new, empty schema on the server that ``conninfo`` names; whatever it held is dropped."""
     name = sql.Identifier(schema)
-    with psycopg.connect(conninfo, autocommit=True) as connection:
+    with psycopg.connect(conninfo, autocommit=True, options="-c client_min_messages=warning") as connection:
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(name))
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
 
+
+def postgres_subject(
+    conninfo: str, schema: str, clock: SettableClock, *, asyncpg: bool = False, through: str | None = None
+) -> Subject:
+    """The store in a new, empty schema on the server that ``conninfo`` names.
+
+    Parameters: ``schema`` a lower-case identifier; ``asyncpg`` whether that library performs on event loops;
+    ``through`` the connection string of a pooler in transaction mode before that server, whose connections have
+    ``schema`` on their search_path.
+    """
+    empty_schema(conninfo, schema)
+
     def opened() -> Backend:
-        return postgres_backend(conninfo, schema=schema, clock=clock, asyncpg=asyncpg)
+        options: dict[str, Any] = {"schema": schema} if through is None else {"prepared": False}
+        return postgres_backend(through or conninfo, clock=clock, asyncpg=asyncpg, **options)
 
     def corrupt(row: Record) -> None:
         with psycopg.connect(conninfo, autocommit=True, options=f"-c search_path={schema}") as connection:

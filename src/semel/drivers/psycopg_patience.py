@@ -1,0 +1,68 @@
+"""psycopg connections that do not wait for ever: a server that hangs, or a network that swallows, ends a wait in time.
+
+libpq has a time-out for connecting alone. psycopg's waits are generators that are woken every tenth of a second,
+so that a wrapper around them can look at the clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection, Connection
+
+T = TypeVar("T")
+
+
+class Overdue(psycopg.OperationalError):
+    """The server did not answer in time. The connection is of no use any more."""
+
+
+def within(waits: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
+    """The same waits, ended by :class:`Overdue` after ``seconds`` in which nothing came of them."""
+    ends = time.monotonic() + seconds
+    try:
+        wanted = next(waits)
+        while True:
+            ready = yield wanted
+            if not ready and time.monotonic() >= ends:
+                waits.close()
+                raise Overdue(f"no answer within {seconds:g} seconds")
+            wanted = waits.send(ready)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+class PatientConnection(Connection[Any]):
+    """A connection whose every wait ends after ``patience_seconds``; None waits as long as it takes."""
+
+    patience_seconds: float | None = None
+
+    def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        """As psycopg's, in time."""
+        if self.patience_seconds is None:
+            return super().wait(gen, *args, **options)
+        try:
+            return super().wait(within(gen, self.patience_seconds), *args, **options)
+        except Overdue:
+            self.pgconn.finish()  # so that nothing is waited for on the way out
+            raise
+
+
+class PatientAsyncConnection(AsyncConnection[Any]):
+    """As :class:`PatientConnection`, on an event loop."""
+
+    patience_seconds: float | None = None
+
+    async def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        """As psycopg's, in time."""
+        if self.patience_seconds is None:
+            return await super().wait(gen, *args, **options)
+        try:
+            return await super().wait(within(gen, self.patience_seconds), *args, **options)
+        except Overdue:
+            self.pgconn.finish()  # so that nothing is waited for on the way out
+            raise

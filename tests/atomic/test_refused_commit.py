@@ -1,0 +1,25 @@
+"""A commit that SQLite refuses for what the handler wrote is the handler's to mend, and is told so."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from semel.drivers.sqlite_connection import store_error
+from semel.errors import StatementRefused
+
+
+def test_a_deferred_constraint_that_fails_at_the_commit_has_a_remedy() -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript("PRAGMA foreign_keys=ON; CREATE TABLE effect (n INTEGER UNIQUE)")
+        connection.execute("CREATE TABLE child (n INTEGER REFERENCES effect (n) DEFERRABLE INITIALLY DEFERRED)")
+        connection.execute("INSERT INTO child VALUES (99)")
+        with pytest.raises(sqlite3.IntegrityError) as refused:
+            connection.commit()
+        said = store_error(refused.value, committing=True)
+    assert type(said) is StatementRefused
+    assert "FOREIGN KEY constraint failed" in str(said)
+    assert "correct the handler" in str(said)
+    assert "doctor" not in str(said)

@@ -1,0 +1,212 @@
+"""A schema of its own for each test, engines of each kind on it, handlers written once for all of them, and a view
+from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import closing
+from typing import Any, Literal, TypeVar
+
+import psycopg
+import pytest
+
+from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy
+from semel.engine.connect_postgres import postgres_backend
+from semel.engine.result import Result
+from semel.testing.postgres import empty_schema
+from tests.engine.shells import MADE, command
+from tests.servers.postgres import postgres, schema
+
+T = TypeVar("T")
+Kind = Literal["psycopg", "psycopg-async", "asyncpg"]
+KINDS: tuple[Kind, ...] = ("psycopg", "psycopg-async", "asyncpg")
+ATOMIC = Policy(effects="atomic")
+WHAT = command(policy=ATOMIC)
+INSERT = "INSERT INTO effect VALUES ({})"
+
+
+class Writes:
+    """One connection of any of the three libraries, awaited alike: psycopg's sync one never waits here."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    async def execute(self, text: str) -> None:
+        done = self.connection.execute(text)
+        if not isinstance(self.connection, psycopg.Connection):
+            await done
+
+    async def fetch(self, text: str) -> list[tuple[Any, ...]]:
+        if isinstance(self.connection, psycopg.Connection):
+            return self.connection.execute(text).fetchall()
+        if isinstance(self.connection, psycopg.AsyncConnection):
+            return await (await self.connection.execute(text)).fetchall()
+        return [tuple(row) for row in await self.connection.fetch(text)]
+
+    async def insert(self, n: int = 1) -> None:
+        await self.execute(INSERT.format(n))
+
+    async def commit(self) -> None:
+        """psycopg's habit; asyncpg knows no such method."""
+        await self._end("commit")
+
+    async def rollback(self) -> None:
+        await self._end("rollback")
+
+    async def close(self) -> None:
+        await self._end("close")
+
+    async def _end(self, name: str) -> None:
+        ended = getattr(self.connection, name)()
+        if isinstance(ended, Awaitable):
+            await ended
+
+
+Handler = Callable[[Permit, Writes], Coroutine[Any, Any, Answer]]
+
+
+class Fellow:
+    """One process's engine of one kind, and its loop if it has one."""
+
+    def __init__(self, kind: Kind, conninfo: str, **options: Any) -> None:
+        self.kind = kind
+        self.runner = asyncio.Runner() if kind != "psycopg" else None
+        made: Any = Engine if self.runner is None else AsyncEngine
+        self.backend = postgres_backend(conninfo, asyncpg=kind == "asyncpg", schema=schema(), **options)
+        self.engine: Any = made(self.backend)
+
+    def run(self, what: Command, handler: Handler, *, wait_seconds: float = 0) -> Result:
+        return self.tell(self.running(what, handler, wait_seconds=wait_seconds))
+
+    async def running(self, what: Command, handler: Handler, *, wait_seconds: float = 0) -> Result:
+        """To be awaited on this fellow's own loop."""
+        result: Result
+        if self.runner is None:
+            result = self.engine.run(
+                what, lambda permit: at_once(handler(permit, Writes(permit.connection))), wait_seconds=wait_seconds
+            )
+            return result
+
+        async def handled(permit: Permit) -> Answer:
+            return await handler(permit, Writes(permit.connection))
+
+        result = await self.engine.run(what, handled, wait_seconds=wait_seconds)
+        return result
+
+    def tell(self, story: Coroutine[Any, Any, T]) -> T:
+        """Perform a coroutine: on this fellow's loop, or where there is none, at once."""
+        return at_once(story) if self.runner is None else self.runner.run(story)
+
+    def performs(self, verb: str, make: Any) -> Any:
+        reply = self.engine.perform(verb, make)
+        return reply if self.runner is None else self.runner.run(reply)
+
+    @property
+    def units(self) -> tuple[int, int]:
+        """Connections of the units: how many there are, and how many of them are idle."""
+        begin: Any = self.backend.unit if self.runner is None else self.backend.unit_async
+
+        async def count() -> tuple[int, int]:
+            lifo = begin.__self__.lifo
+            return lifo.count, len(lifo.idle)
+
+        return self.tell(count())
+
+    def close(self) -> None:
+        if self.runner is None:
+            self.engine.close()
+        else:
+            self.runner.run(self.engine.close())
+            self.runner.close()
+
+
+def at_once(story: Coroutine[Any, Any, T]) -> T:
+    """The end of a coroutine that never waits."""
+    try:
+        story.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("it waited")
+
+
+class Outside:
+    """What somebody else sees in the database, and does to it."""
+
+    def __init__(self, conninfo: str) -> None:
+        self.connection = psycopg.connect(conninfo, autocommit=True, options=f"-c search_path={schema()}")
+
+    def fetch(self, text: str) -> list[tuple[Any, ...]]:
+        return self.connection.execute(text).fetchall()
+
+    def rows(self, table: str = "effect") -> list[int]:
+        return [n for (n,) in self.fetch(f"SELECT n FROM {table} ORDER BY n")]
+
+    @property
+    def states(self) -> list[int]:
+        return [state for (state,) in self.fetch("SELECT state FROM semel_record ORDER BY seq")]
+
+    @property
+    def open_transactions(self) -> int:
+        """Backends in a transaction that touches this schema's tables, other than this one."""
+        [(count,)] = self.fetch(
+            "SELECT count(DISTINCT pid) FROM pg_locks WHERE relation = 'semel_record'::regclass AND pid <> "
+            "pg_backend_pid()"
+        )
+        return int(count)
+
+
+@pytest.fixture
+def conninfo() -> str:
+    """This run's server, with a new schema in it: migrated, and with the application's own table."""
+    server = postgres()
+    empty_schema(server, schema())
+    with closing(Engine(postgres_backend(server, schema=schema()))) as engine:
+        engine.migrate()
+    with psycopg.connect(server, autocommit=True, options=f"-c search_path={schema()}") as connection:
+        connection.execute("CREATE TABLE effect (n integer PRIMARY KEY)")
+    return server
+
+
+@pytest.fixture
+def outside(conninfo: str) -> Iterator[Outside]:
+    made = Outside(conninfo)
+    yield made
+    made.connection.close()
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    given: Kind = request.param
+    return given
+
+
+@pytest.fixture
+def make_fellow(kind: Kind, conninfo: str) -> Iterator[Callable[..., Fellow]]:
+    """Engines on the schema, each as in a process of its own."""
+    made: list[Fellow] = []
+
+    def make(**options: Any) -> Fellow:
+        fellow = Fellow(kind, options.pop("conninfo", conninfo), **options)
+        made.append(fellow)
+        return fellow
+
+    yield make
+    for fellow in made:
+        fellow.close()
+
+
+@pytest.fixture
+def fellow(make_fellow: Callable[..., Fellow]) -> Fellow:
+    return make_fellow()
+
+
+async def never(permit: Permit, db: Writes) -> Answer:
+    raise AssertionError("this must not run")
+
+
+async def made(permit: Permit, db: Writes) -> Answer:
+    await db.insert()
+    return MADE
