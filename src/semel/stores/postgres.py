@@ -35,17 +35,25 @@ from semel.rules.decide import decide, is_grant_new
 from semel.rules.lease import PURGE_GRACE_US
 from semel.rules.settle import abandoned_row, marked_row, renewed_row, resolved_row
 from semel.stores.base import Capabilities, Identity
-from semel.stores.postgres_lapse import Horizon, lapse
 from semel.stores.postgres_rows import SQL as COMMANDS
-from semel.stores.postgres_rows import Rule, Verdicts, claim_all, look, replace, rewrite_all, settle_all, words
+from semel.stores.postgres_rows import VERSIONS, claim_all, look, replace, settle_all, words
 from semel.stores.postgres_text import escaped, record, unescaped
 from semel.stores.statements import TOGETHER, Argument, Query, Row, Script, script, statements
+from semel.stores.versions import Rule, Verdicts
+from semel.stores.walk import Horizon, Walk
 
 SQL: Final = statements("semel.stores", "postgres_upkeep.sql")
 MIGRATIONS: Final = ("0001_first",)
 SCHEMA_VERSION: Final = len(MIGRATIONS)
 MIGRATION_LOCK: Final = 0x53656D656C  # "Semel", as the number of an advisory lock
 _WANTED: Final = frozenset({State.UNKNOWN})
+
+
+def _keep(ids: Sequence[bytes], horizon: int) -> Flow[None]:
+    yield from ask(Query(SQL["keep_horizon"], {"ids": list(ids), "horizon": horizon}))
+
+
+_WALK: Final = Walk(SQL["read_horizon"], SQL["scan_open"], SQL["find_lapsed"], _keep, VERSIONS)
 
 
 class PostgresStore:
@@ -107,14 +115,14 @@ class PostgresStore:
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         rules = {renewal.id: _ruled(partial(marked_row, renewal=renewal)) for renewal in renewals}
-        done = yield from rewrite_all(rules)
+        done = yield from VERSIONS.rewrite_all(rules)
         return [renewal.id in done for renewal in renewals]
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         def rule(renewal: Renewal) -> Rule:
             return lambda row, now: renewed_row(row, renewal, now)
 
-        done = yield from rewrite_all({renewal.id: rule(renewal) for renewal in renewals})
+        done = yield from VERSIONS.rewrite_all({renewal.id: rule(renewal) for renewal in renewals})
         return [renewal.id in done for renewal in renewals]
 
     def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
@@ -123,7 +131,7 @@ class PostgresStore:
 
         done: list[bool] = []
         for id, nonce in nonces:  # one id may have been given up twice, by two nonces
-            done.append(id in (yield from rewrite_all({id: rule(nonce)})))
+            done.append(id in (yield from VERSIONS.rewrite_all({id: rule(nonce)})))
         return done
 
     def read(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
@@ -174,7 +182,7 @@ class PostgresStore:
                 return reply
 
     def lapse(self, limit: int) -> Flow[list[Record]]:
-        return (yield from lapse(self._horizon, limit, look, replace))
+        return (yield from _WALK.lapse(self._horizon, limit))
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         [row] = yield from ask(Query(SQL["purge"], {"after": after or 0, "chunk": chunk, "grace": PURGE_GRACE_US}))

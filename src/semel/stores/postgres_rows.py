@@ -6,7 +6,7 @@ is written by compare-and-set on the version that was read; where somebody was q
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
 from semel.flow import Flow, ask
@@ -20,21 +20,16 @@ from semel.model import (
     Settled,
     Settlement,
     Settling,
-    Verdict,
 )
-from semel.rules.decide import decide, first_grant, is_grant_new
-from semel.rules.settle import settled_row
+from semel.rules.decide import first_grant
 from semel.rules.stored import answer_digest, pack_headers
-from semel.stores.memory import granted_row
 from semel.stores.postgres_text import escaped, record
 from semel.stores.postgres_text import written as texts_written
 from semel.stores.statements import Argument, Query, Row, statements
+from semel.stores.versions import Seen, Verdicts, Versions
 
 SQL: Final = statements("semel.stores", "postgres.sql")
 ASKED_AGAIN_MAX: Final = 3  # a claim that is in neither half this often is held by a transaction that goes on
-Rule = Callable[[Record | None, int], Record | None]
-Seen = tuple[int, Record]
-Verdicts = dict[tuple[bytes, bytes], Verdict]  # by a claim's first two fields: its record's id and its nonce
 
 
 def lock_of(id: bytes) -> int:
@@ -56,28 +51,12 @@ def claim_all(claims: list[Claim], verdicts: Verdicts, statement: str = "claim")
             if row[2] is None:
                 verdicts[claim[:2]] = Proceed(first_grant(claim, now))
             else:
-                yield from _decide(claim, now, record(row[1:]), verdicts)
+                yield from VERSIONS.decide(claim, now, record(row[1:]), verdicts)
         left = [claim for claim in left if claim[:2] not in verdicts]
         if not left:
             return
     for claim in left:
         verdicts[claim[:2]] = InProgress(claim.operation_id, claim.terms.lease_us)
-
-
-def _decide(claim: Claim, now: int, row: Record, verdicts: Verdicts) -> Flow[None]:
-    """Decide on a record that is there, and write what that grants; if somebody is quicker, decide again."""
-    while True:
-        verdict = decide(row, claim, now)
-        if type(verdict) is not Proceed or not is_grant_new(row, verdict.grant):
-            verdicts[claim[:2]] = verdict
-            return
-        if (yield from replace(row, granted_row(row, claim, verdict.grant))):
-            verdicts[claim[:2]] = verdict
-            return
-        found = yield from look([claim.id])
-        if claim.id not in found:
-            return  # forgotten in the meantime: claimed as new by the caller's next round
-        now, row = found[claim.id]
 
 
 def _by_id(word: Claim | Settlement) -> bytes:
@@ -132,26 +111,7 @@ def replace(seen: Record, written: Record, audit: Mapping[str, Argument] | None 
     return rows[0][0] == 1
 
 
-def rewrite_all(rules: Mapping[bytes, Rule]) -> Flow[set[bytes]]:
-    """Write what each rule makes of its record, asking the rule again where somebody wrote in between."""
-    done: set[bytes] = set()
-    left = sorted(rules)
-    while left:
-        found = yield from look(left)
-        again = []
-        for id in left:
-            if id not in found:
-                continue
-            now, row = found[id]
-            written = rules[id](row, now)
-            if written is None:
-                continue
-            if (yield from replace(row, written)):
-                done.add(id)
-            else:
-                again.append(id)
-        left = again
-    return done
+VERSIONS: Final = Versions(look, replace)
 
 
 def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
@@ -169,7 +129,7 @@ def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         if word.id in settled and id(word) in firsts:
             replies.append(Settled())
         else:
-            replies.append((yield from _settle_by_rule(word)))
+            replies.append((yield from VERSIONS.settle(word)))
     return replies
 
 
@@ -197,14 +157,3 @@ def words(settlements: list[Settlement]) -> Mapping[str, Argument]:
         "headers": [block if keep else None for block, keep in zip(blocks, kept, strict=True)],
         "body": [answer.body if answer and keep else None for answer, keep in zip(answers, kept, strict=True)],
     }
-
-
-def _settle_by_rule(word: Settlement) -> Flow[Settling]:
-    while True:
-        found = yield from look([word.id])
-        now, row = found.get(word.id, (0, None))
-        reply, written = settled_row(row, word, now)
-        if row is None or written is None:
-            return reply
-        if (yield from replace(row, written)):
-            return reply

@@ -1,0 +1,79 @@
+"""Compare-and-set on records, for stores that write without holding a lock since they read.
+
+A rule says what becomes of the record that was seen; it is written only if the record is still that one. Where
+somebody was quicker the record is read and the rule asked again, so that safety hangs on no transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from semel.flow import Flow
+from semel.model import Claim, Proceed, Record, Settlement, Settling, Verdict
+from semel.rules.decide import decide, is_grant_new
+from semel.rules.settle import settled_row
+from semel.stores.memory import granted_row
+
+Seen = tuple[int, Record]  # the time to decide by, and the record as it was then
+Rule = Callable[[Record, int], Record | None]
+Verdicts = dict[tuple[bytes, bytes], Verdict]  # by a claim's first two fields: its record's id and its nonce
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """A store's two statements for it.
+
+    Parameters: ``look`` answers the records of these ids; ``replace`` writes the second record over the first, and
+    answers False where the first is not there any more.
+    """
+
+    look: Callable[[Sequence[bytes]], Flow[dict[bytes, Seen]]]
+    replace: Callable[[Record, Record], Flow[bool]]
+
+    def decide(self, claim: Claim, now: int, row: Record, verdicts: Verdicts) -> Flow[None]:
+        """Decide on a record that is there, and write what that grants; no verdict where it was forgotten meanwhile."""
+        while True:
+            verdict = decide(row, claim, now)
+            if type(verdict) is not Proceed or not is_grant_new(row, verdict.grant):
+                verdicts[claim[:2]] = verdict
+                return
+            if (yield from self.replace(row, granted_row(row, claim, verdict.grant))):
+                verdicts[claim[:2]] = verdict
+                return
+            found = yield from self.look([claim.id])
+            if claim.id not in found:
+                return
+            now, row = found[claim.id]
+
+    def rewrite_all(self, rules: Mapping[bytes, Rule]) -> Flow[set[bytes]]:
+        """Write what each rule makes of its record; answers the ids of those that were written."""
+        done: set[bytes] = set()
+        left = sorted(rules)
+        while left:
+            found = yield from self.look(left)
+            again = []
+            for id in left:
+                if id not in found:
+                    continue
+                now, row = found[id]
+                written = rules[id](row, now)
+                if written is None:
+                    continue
+                if (yield from self.replace(row, written)):
+                    done.add(id)
+                else:
+                    again.append(id)
+            left = again
+        return done
+
+    def settle(self, word: Settlement) -> Flow[Settling]:
+        """Settle one record by the rule."""
+        while True:
+            found = yield from self.look([word.id])
+            now, row = found.get(word.id, (0, None))
+            reply, written = settled_row(row, word, now)
+            if row is None or written is None:
+                return reply
+            if (yield from self.replace(row, written)):
+                return reply
