@@ -9,11 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -121,18 +122,25 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str, demo: bool = True, workers: int = 1) -> Iterator[Served]:
+def serving(
+    folder: Path,
+    *arguments: str,
+    demo: bool = True,
+    workers: int = 1,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Served]:
     """`semel serve` on a free loopback port; ended by its own process id."""
-    environment = {
+    told = {
         **os.environ,
         "SEMEL_URL": f"sqlite:///{folder / 'semel.db'}",
         "SEMEL_DEMO": "1" if demo else "0",
         "SEMEL_WORKERS": str(workers),
+        **environment,
     }
     with (folder / "service.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "semel.cli", "serve", "--json", "--host", "127.0.0.1", "--port", "0", *arguments],
-            env=environment,
+            env=told,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

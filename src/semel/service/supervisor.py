@@ -2,7 +2,7 @@
 
 A small process that cannot crash with its workers: it binds, migrates, starts them on the inherited socket,
 and waits. Requests that arrive while a worker is being replaced wait in the socket's queue. It ends its
-workers by their own process ids, and never anything else.
+workers by their own process ids, and never anything else. SIGHUP replaces the workers one by one, without a gap.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from semel.engine.sync import Engine
@@ -24,11 +21,11 @@ from semel.errors import ConfigurationError
 from semel.service.greeting import greeting
 from semel.service.orders import create_table
 from semel.service.settings import Settings
+from semel.service.worker_process import WorkerProcess
 
 BACKLOG: Final = 2048
 SHORT_LIFE_SECONDS: Final = 1.0
 BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-KILL_AFTER_SECONDS: Final = 15.0  # longer than a worker's own drain
 FAILED_STARTS_MAX: Final = 5
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -44,12 +41,6 @@ class Say(Protocol):
 
     def document(self, value: dict[str, str | int | list[int]]) -> None:
         """One event for machines."""
-
-
-@dataclass(slots=True)
-class _Worker:
-    process: subprocess.Popen[bytes]
-    started: float
 
 
 def serve(settings: Settings, out: Say, *, supervised: bool) -> int:
@@ -115,11 +106,13 @@ class Supervisor:
         self._settings = settings
         self._listening = listening
         self._out = out
-        self._workers: list[_Worker] = []
+        self._workers: list[WorkerProcess] = []
         self._due: list[float] = []  # when to start replacements
         self._short_lives = 0
         self._failed_starts = 0
         self._stopping = False
+        self._hung_up = False
+        self._has_terminal = os.isatty(0)
 
     def run(self) -> int:
         """Serve until told to end; 0, or 1 where workers cannot start."""
@@ -129,8 +122,9 @@ class Supervisor:
                 self._due = [time.monotonic()] * self._settings.workers
                 while not self._stopping:
                     self._start_due(lifeline)
-                    self._wait(woken, min(self._due, default=None))
+                    self._wait(woken, self._next_due())
                     self._reap()
+                    self._roll()
                 self._end_workers(woken)
         finally:
             os.close(lifeline)
@@ -142,53 +136,83 @@ class Supervisor:
         ready = [due for due in self._due if due <= now]
         self._due = [due for due in self._due if due > now]
         for _ in ready:
-            descriptors = (self._listening.fileno(), lifeline)
-            process = subprocess.Popen(  # noqa: S603  # our own interpreter and module
-                [
-                    *(sys.executable, "-m", "semel.service.worker_main"),
-                    *("--socket", str(descriptors[0]), "--lifeline", str(descriptors[1])),
-                ],
-                pass_fds=descriptors,
-                env=_environment(self._settings),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C reaches the supervisor alone, which passes it on once
-            )
-            self._workers.append(_Worker(process, now))
+            worker = WorkerProcess(self._settings, self._listening.fileno(), lifeline)
+            self._workers.append(worker)
             pids = [worker.process.pid for worker in self._workers]
-            self._out.document({"event": "worker", "pid": process.pid, "pids": pids})
+            self._out.document({"event": "worker", "pid": worker.process.pid, "pids": pids})
 
     def _reap(self) -> None:
         """Take note of workers that ended, and plan their replacements."""
         for worker in list(self._workers):
+            worker.kill_if_due()
             code = worker.process.poll()
             if code is None:
                 continue
+            worker.forget()
             self._workers.remove(worker)
-            if self._stopping:
-                continue
-            short = time.monotonic() - worker.started < SHORT_LIFE_SECONDS
-            self._short_lives = self._short_lives + 1 if short else 0
-            self._failed_starts = self._failed_starts + 1 if code > 0 else 0
-            if self._failed_starts >= FAILED_STARTS_MAX:
-                self._out.note(f"semel: workers fail to start (exit code {code}), see above; run: semel doctor")
-                self._stopping = True
-                continue
-            pause = BACKOFF_SECONDS[min(self._short_lives, len(BACKOFF_SECONDS) - 1)]
-            self._due.append(time.monotonic() + pause)
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            self._out.note(f"semel: worker {worker.process.pid} ended ({how}); starting another")
+            if not self._stopping and worker.kill_at is None:
+                self._replace(worker, code)
+
+    def _replace(self, worker: WorkerProcess, code: int) -> None:
+        """A worker has ended that nobody had asked to."""
+        short = time.monotonic() - worker.started < SHORT_LIFE_SECONDS
+        self._short_lives = self._short_lives + 1 if short else 0
+        self._failed_starts = self._failed_starts + 1 if code > 0 else 0
+        if self._failed_starts >= FAILED_STARTS_MAX:
+            self._give_up(code)
+            return
+        pause = BACKOFF_SECONDS[min(self._short_lives, len(BACKOFF_SECONDS) - 1)]
+        self._due.append(time.monotonic() + pause)
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        self._out.note(f"semel: worker {worker.process.pid} ended ({how}); starting another")
+
+    def _give_up(self, code: int) -> None:
+        """Workers fail to start: where former ones still serve they go on, else this is the end."""
+        if any(worker.former for worker in self._workers):
+            self._out.note(f"semel: new workers fail to start (exit code {code}), see above; the former ones go on")
+            for worker in self._workers:
+                worker.former = False
+            self._failed_starts = 0
+            self._due = [time.monotonic()] * (self._settings.workers - self._staying())
+        else:
+            self._out.note(f"semel: workers fail to start (exit code {code}), see above; run: semel doctor")
+            self._stopping = True
+
+    # --- a rolling restart --------------------------------------------------------------------
+
+    def _roll(self) -> None:
+        """After SIGHUP: as soon as a new worker serves, one of the former is asked to end; and so on."""
+        if self._hung_up:
+            self._hung_up = False
+            self._out.note("semel: SIGHUP; replacing the workers one by one")
+            for worker in self._workers:
+                worker.former = worker.former or worker.kill_at is None
+        former = [worker for worker in self._workers if worker.former and worker.kill_at is None]
+        if not former or self._stopping:
+            return
+        if self._staying() + len(self._due) <= self._settings.workers:
+            self._due.append(time.monotonic())
+        elif not self._due and all(worker.serves for worker in self._workers if not worker.former):
+            former[0].end()
+
+    def _staying(self) -> int:
+        return sum(worker.kill_at is None for worker in self._workers)
+
+    def _hang_up(self, *_: object) -> None:
+        if self._has_terminal and not os.isatty(0):
+            self._stopping = True  # the terminal was closed: nobody is there to end this by hand
+        else:
+            self._hung_up = True
+
+    # --- waiting and ending -------------------------------------------------------------------
 
     def _end_workers(self, woken: int) -> None:
         """Ask each worker to drain, wait, and kill what does not end in time."""
         for worker in self._workers:
-            worker.process.terminate()
-        ends = time.monotonic() + KILL_AFTER_SECONDS
-        while self._workers and time.monotonic() < ends:
-            self._wait(woken, ends)
+            worker.end()
+        while self._workers:
+            self._wait(woken, self._next_due())
             self._reap()
-        for worker in self._workers:
-            worker.process.kill()
-            worker.process.wait()
 
     @contextmanager
     def _signals(self) -> Iterator[int]:
@@ -196,6 +220,7 @@ class Supervisor:
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         former_wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         former = {number: signal.signal(number, self._stop) for number in _FORWARDED}
+        former[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._hang_up)
         former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         try:
             yield reading
@@ -209,20 +234,19 @@ class Supervisor:
     def _stop(self, *_: object) -> None:
         self._stopping = True
 
-    @staticmethod
-    def _wait(woken: int, until: float | None) -> None:
+    def _next_due(self) -> float | None:
+        kills = [worker.kill_at for worker in self._workers if worker.kill_at is not None]
+        return min([*self._due, *kills], default=None)
+
+    def _wait(self, woken: int, until: float | None) -> None:
+        """Until a signal, a worker that has something to say, or a time."""
         with selectors.DefaultSelector() as selector:
             selector.register(woken, selectors.EVENT_READ)
-            if selector.select(None if until is None else max(until - time.monotonic(), 0)):
-                os.read(woken, 4096)
-
-
-def _environment(settings: Settings) -> dict[str, str]:
-    """The supervisor's environment, with the settings as they were resolved."""
-    return {
-        **os.environ,
-        "HOST": settings.host,
-        "PORT": str(settings.port),
-        "SEMEL_URL": settings.url,
-        "SEMEL_DEMO": "1" if settings.demo else "0",
-    }
+            for worker in self._workers:
+                if worker.ready is not None:
+                    selector.register(worker.ready, selectors.EVENT_READ, worker)
+            for key, _ in selector.select(None if until is None else max(until - time.monotonic(), 0)):
+                if isinstance(key.data, WorkerProcess):
+                    key.data.hear()
+                else:
+                    os.read(woken, 4096)
