@@ -11,7 +11,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test servers lint types bench fuzz soak lock clean
+.PHONY: help run test servers lint types bench compare peers fuzz soak lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
@@ -32,8 +32,13 @@ lint: .venv/dev.stamp ## ruff: rules and formatting
 types: .venv/dev.stamp ## mypy, strict
 	$(BIN)/mypy
 
-bench: .venv/dev.stamp ## measure Semel against a bare application
+bench: .venv/dev.stamp ## measure Semel against a bare application, and peers where installed
 	$(BIN)/python -m bench $(ARGS)
+
+compare: .venv/dev.stamp ## what hard cases do to effects: Semel, and peers where installed
+	$(BIN)/python -m bench.correctness $(ARGS)
+
+peers: .venv-peers/peers.stamp ## install the packages that bench and compare add, into .venv-peers
 
 fuzz: .venv/dev.stamp ## fuzz every target with atheris, SECONDS=60 each (pip install atheris)
 	@for target in keys canonical form multipart fingerprint prefer urls records exchange files; do \
@@ -46,9 +51,10 @@ soak: .venv/dev.stamp ## hours of real kills, recorded histories and simulated s
 lock: .venv/dev.stamp ## resolve requirements/*.in anew into hashed *.txt
 	$(COMPILE) requirements/run.in -o requirements/run.txt $(ARGS)
 	$(COMPILE) requirements/dev.in -c requirements/run.txt -o requirements/dev.txt $(ARGS)
+	$(COMPILE) bench/peers/requirements.in -c requirements/run.txt -o bench/peers/requirements.txt $(ARGS)
 
 clean: ## remove the environment, caches and build results (databases stay)
-	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.* htmlcov build dist
+	rm -rf .venv .venv-peers .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.* htmlcov build dist
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One environment, filled in two steps: `make run` stops after the first. Each stamp is written last, so that an
@@ -64,6 +70,14 @@ clean: ## remove the environment, caches and build results (databases stay)
 .venv/dev.stamp: requirements/dev.txt .venv/run.stamp
 	@echo "semel: installing into .venv what requirements/dev.txt adds for tests and checks"
 	@$(PIP) install --quiet --require-hashes -r requirements/dev.txt
+	@touch $@
+
+# The peers need other versions of some libraries than Semel, so that they never share an environment.
+.venv-peers/peers.stamp: bench/peers/requirements.txt | .venv/bin/pip
+	@test -x .venv-peers/bin/pip || $(BIN)/python -m venv .venv-peers
+	@echo "semel: installing into .venv-peers what bench/peers/requirements.txt locks"
+	@.venv-peers/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes \
+		-r bench/peers/requirements.txt
 	@touch $@
 
 # A name on the PATH proves nothing (version managers leave names behind for versions they do not run), and Debian's

@@ -5,22 +5,27 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final
 
-from bench.subjects import LIMIT, MIDDLEWARE, NAMES
+from bench.subjects import LIMIT, MIDDLEWARE, NAMES, of_url
 
 CONNECTIONS: Final = (1, 32, 128)
 CONNECTIONS_MAX: Final = 512
 
 _EXAMPLES: Final = f"""\
-names for --only: {", ".join(NAMES)}
-(every run through HTTP measures the bare application too: a ratio needs it)
+names for --only, also as patterns: {", ".join(NAMES)}
+(every run through HTTP measures the bare application too: a ratio needs it; peers are measured where `make peers` has
+installed them)
 
 examples:
-  python -m bench                                             everything, in under 4 minutes
+  python -m bench                                             everything that is installed, in some minutes
   python -m bench --only sqlite-fresh,limit --connections 32  one cell, and the store's own limit
   python -m bench --only middleware                           the middleware by itself, in seconds
   python -m bench --rounds 5 --seconds 5 --json               longer, every sample, for a script
+  python -m bench --only 'sqlite-*,*-sqlite-*'                Semel and its peers on SQLite
+  python -m bench --url 'postgresql://shop@db/shop' --only 'postgresql-*'
+                                                              Semel on a server of yours
   make bench ARGS="--rounds 1"                                the same through make
 """
 
@@ -33,17 +38,22 @@ class Options:
     rounds: int
     connections: tuple[int, ...]
     only: tuple[str, ...]
+    url: tuple[str, ...]
     json: bool
+
+    def includes(self, name: str) -> bool:
+        """Whether something is asked for."""
+        return any(fnmatchcase(name, pattern) for pattern in self.only)
 
     @property
     def middleware(self) -> bool:
         """Whether the middleware is measured by itself."""
-        return MIDDLEWARE in self.only
+        return self.includes(MIDDLEWARE)
 
     @property
     def limit(self) -> bool:
         """Whether the store's own limit is measured."""
-        return LIMIT in self.only
+        return self.includes(LIMIT)
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -61,9 +71,19 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument(
         "--connections", type=_connections, default=CONNECTIONS, help="numbers of connections (default: 1,32,128)"
     )
-    parser.add_argument("--only", type=_names, default=NAMES, metavar="NAMES", help="measure these, comma-separated")
+    parser.add_argument("--only", default="*", metavar="NAMES", help="measure these, comma-separated")
+    parser.add_argument(
+        "--url", action="append", default=[], metavar="URL", help="measure Semel on this store as well; may be repeated"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document with every sample")
-    return Options(**vars(parser.parse_args(arguments)))
+    given = parser.parse_args(arguments)
+    given.url = tuple(given.url)
+    known = [*NAMES, *(subject.name for url in given.url for subject in of_url(url))]
+    given.only = tuple(name.strip() for name in given.only.split(","))
+    for name in given.only:
+        if not any(fnmatchcase(one, name) for one in known):
+            parser.error(f"argument --only: unknown name {name!r}; known are {', '.join(known)}")
+    return Options(**vars(given))
 
 
 def _seconds(text: str) -> float:
@@ -85,11 +105,3 @@ def _connections(text: str) -> tuple[int, ...]:
     if not all(1 <= value <= CONNECTIONS_MAX for value in values):
         raise argparse.ArgumentTypeError(f"give numbers from 1 to {CONNECTIONS_MAX}, comma-separated")
     return values
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if name not in NAMES:
-            raise argparse.ArgumentTypeError(f"unknown name {name!r}; known are {', '.join(NAMES)}")
-    return names

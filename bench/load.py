@@ -37,7 +37,8 @@ class Plan:
     """What to send. ``seed`` makes the keys; ``primes`` sends the keys of a replay once before the clock runs.
 
     It ends after ``seconds`` or ``requests_max`` requests, whichever is first. ``server`` is the process whose CPU
-    is read.
+    is read. ``marked`` says whether replays carry the header that Semel marks them with; where they do not, they
+    are not counted.
     """
 
     port: int
@@ -50,6 +51,7 @@ class Plan:
     requests_max: int = REQUESTS_MAX
     primes: bool = True
     path: str = PATH
+    marked: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

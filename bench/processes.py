@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from bench.load import Plan, Report
-from bench.subjects import COUNTS_PATH, Mode
+from bench.setup import Setup
+from bench.subjects import COUNTS_PATH, KEY_TEMPLATE, PATH, REQUEST_BODY, Mode
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 END_SECONDS: Final = 5.0
@@ -39,24 +40,107 @@ class Counts:
     commits: int | None
 
 
-@contextmanager
-def serving(store_url: str | None, *, counted: bool = False) -> Iterator[Server]:
-    """A server on a free port of the loopback interface; None is the bare application."""
-    arguments = [] if store_url is None else ["--store", store_url]
-    with _child("bench.server", *arguments, *(["--counted"] if counted else [])) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
+class Child:
+    """A Python child in a session of its own: Ctrl-C reaches the bench alone, which ends its children itself.
+
+    Parameters: ``python`` its interpreter; ``log`` where its stderr goes, by default to ours.
+    """
+
+    def __init__(self, module: str, *arguments: str, python: str = sys.executable, log: Path | None = None) -> None:
+        errors = None if log is None else log.open("ab")
+        try:
+            self._process = subprocess.Popen(
+                [python, "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        finally:
+            if errors is not None:
+                errors.close()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.stdout = self._process.stdout
+        self.pid = self._process.pid
+
+    def kill(self) -> None:
+        """SIGKILL, and wait."""
+        self._process.kill()
+        self._process.wait()
+
+    def wait(self) -> int:
+        """Wait for it to end by itself; its exit code."""
+        return self._process.wait()
+
+    def end(self) -> None:
+        """Close its stdin, which asks it to end; kill it where it does not. Nothing where it has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(END_SECONDS)
+        except (subprocess.TimeoutExpired, OSError):
+            pass
+        finally:
+            if self._process.poll() is None:
+                self._process.kill()
+            self._process.wait()
+            self.stdout.close()
+
+
+def start(setup: Setup, *, python: str = sys.executable, log: Path | None = None) -> tuple[Child, Server]:
+    """A server on a free port of the loopback interface.
+
+    Raises BenchError: it did not start; what it said is on stderr, or in ``log``.
+    """
+    child = Child("bench.server", setup.to_json(), python=python, log=log)
+    try:
+        line = child.stdout.readline()
         if not line:
-            raise BenchError(f"the server of {store_url or 'the bare application'} did not start; see its words above")
-        yield Server(json.loads(line)["port"], process.pid)
+            where = "see its words above" if log is None else f"it said: {_last_line(log)}"
+            raise BenchError(f"the server of {setup.module} on {setup.store or 'no store'} did not start; {where}")
+        return child, Server(json.loads(line)["port"], child.pid)
+    except BaseException:
+        child.end()
+        raise
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "nothing"
+
+
+@contextmanager
+def serving(setup: Setup, *, python: str = sys.executable) -> Iterator[Server]:
+    """A server for the length of a block."""
+    child, server = start(setup, python=python)
+    try:
+        yield server
+    finally:
+        child.end()
 
 
 def counts(server: Server) -> Counts:
     """Ask a counted server for its counts."""
+    return Counts(**json.loads(_asked(server, "GET", COUNTS_PATH)))
+
+
+def payments_made(server: Server, seed: int) -> int:
+    """How often the handler has run, this time included: the number in the answer to a key of its own."""
+    key = (KEY_TEMPLATE % (seed, 0)).decode()
+    headers = {"idempotency-key": key, "content-type": "application/json"}
+    payment = json.loads(_asked(server, "POST", PATH, REQUEST_BODY, headers))
+    return int(payment["paymentId"].removeprefix("pay_"))
+
+
+def _asked(
+    server: Server, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+) -> bytes:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=END_SECONDS)
     try:
-        connection.request("GET", COUNTS_PATH)
-        return Counts(**json.loads(connection.getresponse().read()))
+        connection.request(method, path, body, headers or {})
+        return connection.getresponse().read()
     finally:
         connection.close()
 
@@ -67,42 +151,20 @@ def load(plan: Plan) -> Report:
     Raises BenchError: an answer was not 2xx, or was a replay where it must not be, or was none where it must.
     """
     words = json.dumps({**asdict(plan), "mode": plan.mode.value})
-    with _child("bench.load", words) as process:
-        assert process.stdout is not None
-        said = process.stdout.read()
-        if process.wait() != 0:
+    generator = Child("bench.load", words)
+    try:
+        said = generator.stdout.read()
+        if generator.wait() != 0:
             raise BenchError("the load generator failed; see its words above")
+    finally:
+        generator.end()
     report = Report(**json.loads(said))
     if report.wrong:
         first = report.wrong.partition("\r\n")[0]
         raise BenchError(f"after {report.requests} right answers came a wrong one: {first}")
     replays = report.requests if plan.mode is Mode.REPLAY else 0
-    if report.replayed != replays:
+    if plan.marked and report.replayed != replays:
         raise BenchError(f"{report.replayed} of {report.requests} answers were replays; it should be {replays}")
     if not report.requests:
         raise BenchError("not a single answer came in the given time")
     return report
-
-
-@contextmanager
-def _child(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python child in a session of its own: Ctrl-C reaches the bench alone, which ends its children itself."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        yield process
-        process.stdin.close()
-        process.wait(END_SECONDS)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()

@@ -9,7 +9,7 @@ from typing import Final
 
 from bench.inprocess import MiddlewareCost, StoreLimit
 from bench.load import Report
-from bench.subjects import BARE, Subject
+from bench.subjects import BARES, Subject
 
 SATURATED_SHARE: Final = 0.95
 
@@ -38,7 +38,10 @@ class PerRequest:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One subject at one number of connections; each list has one entry for each round."""
+    """One subject at one number of connections; each list has one entry for each round.
+
+    ``failed`` says why a peer's cell could not be measured; then the lists are empty.
+    """
 
     subject: str
     connections: int
@@ -49,6 +52,7 @@ class Row:
     generator_shares: list[float]  # of one core
     ratios: list[float]  # to the bare application of the same round; empty where the generator was the bottleneck
     counted: PerRequest | None
+    failed: str | None = None
 
 
 @dataclass(slots=True)
@@ -59,14 +63,18 @@ class Results:
     counted: dict[tuple[Subject, int], PerRequest] = field(default_factory=dict)
     middleware: list[MiddlewareCost] = field(default_factory=list)
     limits: list[StoreLimit] = field(default_factory=list)
+    failed: dict[tuple[Subject, int], str] = field(default_factory=dict)
 
     def rows(self) -> list[Row]:
         """The rows in the order of the plan."""
         return [self._row(subject, connections) for subject, connections in self.reports]
 
     def _row(self, subject: Subject, connections: int) -> Row:
+        failed = self.failed.get((subject, connections))
+        if failed is not None:
+            return Row(subject.name, connections, [], [], [], [], [], [], None, failed)
         reports = self.reports[subject, connections]
-        bare = self.reports[BARE, connections]
+        bare = self.reports[next(bare for bare in BARES if bare.name == subject.bare), connections]
         saturated = max(report.generator_share for report in (*reports, *bare)) > SATURATED_SHARE
         ratios = [rate(mine) / rate(other) for mine, other in zip(reports, bare, strict=True)]
         return Row(

@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from bench.arguments import Options
 from bench.inprocess import middleware_cost, sqlite_limit
-from bench.load import Plan
-from bench.processes import BenchError, Server, counts, load, serving
+from bench.load import REPLAYED_KEYS, Plan, Report
+from bench.processes import BenchError, Server, counts, load, payments_made, serving
 from bench.results import PerRequest, Results
-from bench.subjects import BARE, SUBJECTS, Mode, Subject
+from bench.setup import Setup
+from bench.subjects import Mode, Subject
 
 WARMUP_SHARE: Final = 0.2  # of a measurement's length, in addition to it
 WARMUP_SECONDS_MAX: Final = 0.4
@@ -41,22 +43,21 @@ class Progress:
         print(f"bench: {self._done} of {self._cells}{left}: {what}", file=sys.stderr, flush=True)
 
 
-def measure(options: Options, folder: Path) -> Results:
-    """Measure what the options ask for; database files are made below ``folder``.
+def measure(options: Options, chosen: Sequence[Subject], folder: Path, urls: Mapping[str, str]) -> Results:
+    """Measure the chosen subjects; database files are made below ``folder``.
 
-    Raises BenchError: an answer was wrong, or a process did not do what it must.
+    Parameters: ``chosen`` with the bare applications they are compared with; ``urls`` of the servers that the run
+    has started, by kind of store.
+    Raises BenchError: an answer was wrong, or a process did not do what it must. Where that is a peer's, its cell says
+    so and the run goes on.
     """
-    chosen = [subject for subject in SUBJECTS if subject.name in options.only]
-    if chosen and BARE not in chosen:
-        chosen.insert(0, BARE)
-    protected = [subject for subject in chosen if subject is not BARE]
+    ours = [subject for subject in chosen if subject.store is not None and not subject.peer]
     results = Results({(subject, number): [] for number in options.connections for subject in chosen})
     each = len(chosen) * len(options.connections) + options.middleware + options.limit
-    progress = Progress(len(protected) * len(options.connections) + options.rounds * each)
-    _count(results, protected, options, folder, progress)
+    progress = Progress(len(ours) * len(options.connections) + options.rounds * each)
+    _count(results, ours, options, Stores(folder, "counted", urls), progress)
     for number in range(options.rounds):
-        if chosen:
-            _round(results, chosen, options, folder, number, progress)
+        _round(results, list(chosen), options, Stores(folder, f"round-{number}", urls), number, progress)
         if options.middleware:
             progress.begin(f"round {number + 1}, the middleware by itself")
             results.middleware.append(middleware_cost())
@@ -67,40 +68,78 @@ def measure(options: Options, folder: Path) -> Results:
     return results
 
 
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The URLs of one round's stores: each server has a file of its own."""
+
+    folder: Path
+    name: str
+    urls: Mapping[str, str]
+
+    def setup(self, subject: Subject, *, counted: bool) -> Setup:
+        """What a subject's server serves."""
+        url = subject.store
+        if url is not None and "://" not in url:
+            file = self.folder / f"{self.name}-{subject.module}.db"
+            url = {"memory": "memory://", "sqlite": f"sqlite:///{file}", **self.urls}[url]
+        return Setup(module=subject.module, store=url, counted=counted)
+
+
 def _round(
-    results: Results, chosen: list[Subject], options: Options, folder: Path, number: int, progress: Progress
+    results: Results, chosen: list[Subject], options: Options, stores: Stores, number: int, progress: Progress
 ) -> None:
     """Every cell once, on new servers and new stores; what is compared runs side by side in time."""
-    warmup = min(options.seconds * WARMUP_SHARE, WARMUP_SECONDS_MAX)
-    turn = number % len(chosen)  # each round begins with another subject
+    turn = number % max(len(chosen), 1)  # each round begins with another subject
     with ExitStack() as stack:
-        servers = _serve(stack, chosen, folder, f"round-{number}", counted=False)
+        servers = _serve(stack, chosen, stores, counted=False)
         for connections in options.connections:
             for subject in (*chosen[turn:], *chosen[:turn]):
-                progress.begin(f"round {number + 1}, {_cell(subject, connections)}")
-                server = servers[subject.store]
-                plan = Plan(
-                    port=server.port,
-                    server=server.pid,
-                    connections=connections,
-                    mode=subject.mode,
-                    seed=new_seed(),
-                    seconds=options.seconds,
-                    warmup_seconds=warmup,
-                )
-                with blaming(_cell(subject, connections)):
-                    results.reports[subject, connections].append(load(plan))
+                cell = (subject, connections)
+                progress.begin(f"round {number + 1}, {_cell(*cell)}")
+                if cell in results.failed:
+                    continue
+                try:
+                    with blaming(_cell(*cell)):
+                        results.reports[cell].append(_measured(servers[subject.server], subject, connections, options))
+                except BenchError as error:
+                    if not subject.peer:
+                        raise
+                    results.failed[cell] = f"not measured: {error.__cause__ or error}"
 
 
-def _count(results: Results, protected: list[Subject], options: Options, folder: Path, progress: Progress) -> None:
+def _measured(server: Server, subject: Subject, connections: int, options: Options) -> Report:
+    """One cell once. What a peer's handler ran is counted by the numbers that it gives out."""
+    plan = Plan(
+        port=server.port,
+        server=server.pid,
+        connections=connections,
+        mode=subject.mode,
+        seed=new_seed(),
+        seconds=options.seconds,
+        warmup_seconds=min(options.seconds * WARMUP_SHARE, WARMUP_SECONDS_MAX),
+        marked=not subject.peer,
+    )
+    if not subject.peer:
+        return load(plan)
+    before = payments_made(server, new_seed())
+    report = load(plan)
+    runs = payments_made(server, new_seed()) - before - 1
+    if subject.mode is Mode.REPLAY and runs > REPLAYED_KEYS:
+        raise BenchError(f"its handler ran {runs} times for {REPLAYED_KEYS} keys")
+    if subject.mode is Mode.FRESH and runs < report.requests:
+        raise BenchError(f"its handler ran {runs} times for {report.requests} keys")
+    return report
+
+
+def _count(results: Results, ours: list[Subject], options: Options, stores: Stores, progress: Progress) -> None:
     """Store calls and commits per request, on servers that are observed: no clock runs here."""
     with ExitStack() as stack:
-        servers = _serve(stack, protected, folder, "counted", counted=True)
+        servers = _serve(stack, ours, stores, counted=True)
         for connections in options.connections:
-            for subject in protected:
+            for subject in ours:
                 progress.begin(f"counting {_cell(subject, connections)}")
                 with blaming(_cell(subject, connections)):
-                    results.counted[subject, connections] = count(servers[subject.store], subject.mode, connections)
+                    results.counted[subject, connections] = count(servers[subject.server], subject.mode, connections)
 
 
 def count(server: Server, mode: Mode, connections: int) -> PerRequest:
@@ -132,11 +171,13 @@ def count(server: Server, mode: Mode, connections: int) -> PerRequest:
 
 
 def _serve(
-    stack: ExitStack, subjects: list[Subject], folder: Path, name: str, *, counted: bool
-) -> dict[str | None, Server]:
-    urls = {None: None, "memory": "memory://", "sqlite": f"sqlite:///{folder / name}.db"}
-    stores = dict.fromkeys(subject.store for subject in subjects)
-    return {store: stack.enter_context(serving(urls[store], counted=counted)) for store in stores}
+    stack: ExitStack, subjects: list[Subject], stores: Stores, *, counted: bool
+) -> dict[tuple[str, str | None], Server]:
+    first = {subject.server: subject for subject in reversed(subjects)}
+    return {
+        server: stack.enter_context(serving(stores.setup(subject, counted=counted), python=subject.python))
+        for server, subject in first.items()
+    }
 
 
 @contextmanager

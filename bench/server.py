@@ -1,75 +1,30 @@
-"""One server of the bench, a process of its own: the bare application, or the same under Semel.
+"""One server of the bench, a process of its own, in the environment of what it serves.
 
 It announces its port with one line on stdout, and ends when its stdin is closed: it cannot outlive the bench.
+Imports nothing of Semel: the peers' environment has none.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import itertools
 import json
 import socket
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from importlib import import_module
+from pathlib import Path
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
 
-from bench.subjects import COUNTS_PATH, PATH
-from semel import AsyncEngine, Engine, Policy
-from semel.telemetry import Counting
-from semel.web.asgi import SemelMiddleware
-from semel.web.caller import single_caller
-from semel.web.routing import Operation
-
-Message = MutableMapping[str, Any]
-App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+from bench.correctness.handlers import order_handlers
+from bench.payments import payment_handlers
+from bench.setup import App, Setup
 
 
-def bare_app(*more: Route) -> Starlette:
-    """The application that everything is compared with: about 200 bytes of JSON in, about 100 out."""
-    numbers = itertools.count(1)
-
-    async def pay(request: Request) -> JSONResponse:
-        order = await request.json()
-        payment = {
-            "paymentId": f"pay_{next(numbers):016d}",
-            "status": "captured",
-            "amount": order["amount"],
-            "currency": order["currency"],
-            "version": 1,
-        }
-        return JSONResponse(payment, status_code=201)
-
-    return Starlette(routes=[Route(PATH, pay, methods=["POST"]), *more])
-
-
-def protected_app(url: str, *, counted: bool) -> App:
-    """The same application under Semel. Only where it is ``counted`` does an observer watch the store calls."""
-    counting = Counting()
-    engine = AsyncEngine.connect(url, observer=counting) if counted else AsyncEngine.connect(url)
-
-    async def counts(request: Request) -> JSONResponse:
-        # Those of requests: the reaper looks at the store by the clock, whatever is asked of it.
-        calls = sum(counting.counts["store_call_seconds", (verb,)] for verb in ("claim", "settle"))
-        commits: int | None = getattr(engine.backend.driver, "commits", None)
-        return JSONResponse({"store_calls": calls, "commits": commits})
-
-    app = bare_app(*([Route(COUNTS_PATH, counts)] if counted else []))
-    operations = [Operation(PATH, Policy())]
-    return SemelMiddleware(app, engine, caller=single_caller, operations=operations, manage_engine=True)
-
-
-def migrate(url: str) -> None:
-    """Make the store ready, as an operator would have before."""
-    engine = Engine.connect(url)
-    engine.migrate()
-    engine.close()
+def application(setup: Setup) -> App:
+    """What the setup asks for."""
+    handlers = payment_handlers() if setup.book is None else order_handlers(Path(setup.book))
+    app: App = import_module(setup.module).build(setup, handlers)
+    return app
 
 
 class AnnouncedServer(uvicorn.Server):
@@ -88,14 +43,8 @@ class AnnouncedServer(uvicorn.Server):
 
 
 def main() -> None:
-    """Serve until stdin is closed."""
-    parser = argparse.ArgumentParser(description="One server of the bench.")
-    parser.add_argument("--store", help="a store URL; without it the bare application is served")
-    parser.add_argument("--counted", action="store_true", help=f"count store calls and commits: GET {COUNTS_PATH}")
-    options = parser.parse_args()
-    app = bare_app() if options.store is None else protected_app(options.store, counted=options.counted)
-    if options.store is not None:
-        migrate(options.store)
+    """Serve what the command line describes until stdin is closed."""
+    app = application(Setup.from_json(sys.argv[1]))
     config = uvicorn.Config(
         app, loop="uvloop", http="httptools", lifespan="on", access_log=False, log_level="warning", workers=1
     )

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+
+from bench.peers.environment import Installed
+from bench.peers.registry import PEERS
 
 
 class Mode(Enum):
@@ -16,18 +21,32 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A server under one kind of request. ``store`` is None for the bare application.
+    """A server under one kind of request.
 
-    ``ratio_goal`` is what shall remain of the bare application's rate at 32 connections.
+    ``store`` is memory, sqlite, redis or a URL, and None for a bare application. ``ratio_goal`` is what shall remain
+    of the bare application's rate at 32 connections. ``module`` builds it, ``python`` runs it, ``bare`` names the
+    bare application that it is compared with. ``peer`` says that it is not Semel: its store is not counted, and its
+    replays are told by the runs of its handler, because not all of them mark a replay.
     """
 
     name: str
     store: str | None
     mode: Mode
     ratio_goal: float | None = None
+    module: str = "bench.protected"
+    python: str = sys.executable
+    bare: str = "bare"
+    peer: bool = False
+
+    @property
+    def server(self) -> tuple[str, str | None]:
+        """What subjects of one server have in common."""
+        return self.module, self.store
 
 
-BARE: Final = Subject("bare", None, Mode.FRESH)
+BARE: Final = Subject("bare", None, Mode.FRESH, module="bench.bare")
+BARE_FASTAPI: Final = Subject("bare-fastapi", None, Mode.FRESH, module="bench.bare_fastapi", bare="bare-fastapi")
+BARES: Final = (BARE, BARE_FASTAPI)
 SUBJECTS: Final = (
     BARE,
     Subject("memory-fresh", "memory", Mode.FRESH, 0.75),
@@ -39,7 +58,10 @@ GOAL_CONNECTIONS: Final = 32
 
 MIDDLEWARE: Final = "middleware"
 LIMIT: Final = "limit"
-NAMES: Final = (*(subject.name for subject in SUBJECTS), MIDDLEWARE, LIMIT)
+PEER_NAMES: Final = tuple(
+    f"{peer.name}-{store}-{mode.value}" for peer in PEERS for store in peer.stores for mode in Mode
+)
+NAMES: Final = (*(subject.name for subject in SUBJECTS), BARE_FASTAPI.name, *PEER_NAMES, MIDDLEWARE, LIMIT)
 
 PATH: Final = "/payments"
 COUNTS_PATH: Final = "/_counts"
@@ -52,3 +74,33 @@ ANSWER_BODY: Final = (
     b'{"paymentId":"pay_0000000000000001","status":"captured","amount":"129.90","currency":"EUR","version":1}'
 )
 KEY_TEMPLATE: Final = b"%08x-5eed-4000-8000-%012x"  # the form of a UUID, which is what clients send
+
+
+def of_peers(found: Installed) -> list[Subject]:
+    """The peers that are installed, fresh and replay on each of their stores."""
+    return [
+        Subject(
+            f"{peer.name}-{store}-{mode.value}",
+            store,
+            mode,
+            module=peer.module,
+            python=found.python,
+            bare=peer.bare,
+            peer=True,
+        )
+        for peer in found.peers()
+        for store in peer.stores
+        for mode in Mode
+    ]
+
+
+def of_url(url: str) -> list[Subject]:
+    """Semel on a store by its URL, such as ``postgresql://shop@db/shop``; named by the URL's scheme."""
+    scheme = url.partition("://")[0]
+    return [Subject(f"{scheme}-{mode.value}", url, mode) for mode in Mode]
+
+
+def with_bare(chosen: Sequence[Subject]) -> list[Subject]:
+    """The chosen ones, after the bare applications that they are compared with: a ratio needs them."""
+    needed = {subject.bare for subject in chosen}
+    return [*(bare for bare in BARES if bare.name in needed), *(one for one in chosen if one not in BARES)]

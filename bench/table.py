@@ -25,10 +25,11 @@ _HEAD: Final = (
     "generator CPU",
 )
 _LEGEND: Final = """\
-Median (min–max) of the rounds; `of bare` compares with the bare application in the same round. One uvicorn
-worker (uvloop, httptools); a POST of about 200 bytes of JSON with a UUID as its key, answered with 201 and about 100
-bytes; the load generator shares the machine. SQLite commits with synchronous=FULL. CPU is user and system time of
-the server process per request. Store calls and commits per request were counted in a pass of their own."""
+Median (min–max) of the rounds; `of bare` compares with the bare application in the same round, and where a subject
+works in FastAPI alone, with bare FastAPI. One uvicorn worker (uvloop, httptools); a POST of about 200 bytes of JSON
+with a UUID as its key, answered with 201 and about 100 bytes; the load generator shares the machine. Semel's SQLite
+commits with synchronous=FULL, peers are set up as their documents say. CPU is user and system time of the server
+process per request. Semel's store calls and commits per request were counted in a pass of their own."""
 
 
 def as_json(results: Results, about: Mapping[str, str]) -> str:
@@ -47,13 +48,13 @@ def as_text(results: Results, about: Mapping[str, str]) -> str:
     parts = []
     rows = results.rows()
     if rows:
-        parts += [_table(_HEAD, [_cells(row) for row in rows]), _LEGEND]
+        parts += [as_markdown(_HEAD, [_cells(row) for row in rows]), _LEGEND]
     inside = _inside(results)
     if inside:
-        parts.append(_table(("in one process, without a server", "median (min–max)"), inside))
+        parts.append(as_markdown(("in one process, without a server", "median (min–max)"), inside))
     reached = _goals(rows, results)
     if reached:
-        parts.append(_table(("goal", "measured", ""), reached))
+        parts.append(as_markdown(("goal", "measured", ""), reached))
     parts.append("\n".join(f"- {name}: {text}" for name, text in about.items()))
     return "\n\n".join(parts)
 
@@ -64,13 +65,13 @@ def _cells(row: Row) -> list[str]:
         row.subject,
         str(row.connections),
         _spread(row.rates, "{:,.0f}"),
-        _spread(row.ratios, "{:.2f}") if row.ratios else "the load generator was the bottleneck",
+        row.failed or (_spread(row.ratios, "{:.2f}") if row.ratios else "the load generator was the bottleneck"),
         _spread(row.cpu_us, "{:.0f}"),
         _median(row.p50_ms),
         _median(row.p99_ms),
         "-" if counted is None else f"{counted.store_calls:.2f}",
         "-" if counted is None or counted.commits is None else f"{counted.commits:.2f}",
-        f"{max(row.generator_shares):.0%}",
+        f"{max(row.generator_shares, default=0):.0%}",
     ]
 
 
@@ -95,10 +96,10 @@ def _inside(results: Results) -> list[list[str]]:
 
 
 def _goals(rows: Sequence[Row], results: Results) -> list[list[str]]:
-    goals = {subject.name: subject.ratio_goal for subject in SUBJECTS}
+    goals = {subject.name: subject.ratio_goal for subject in SUBJECTS if subject.ratio_goal is not None}
     found = []
     for row in rows:
-        goal, ratio = goals[row.subject], Spread.of(row.ratios)
+        goal, ratio = goals.get(row.subject), Spread.of(row.ratios)
         if row.connections == GOAL_CONNECTIONS and goal is not None and ratio is not None:
             what = f"{row.subject} at {row.connections} connections, at least {goal:.2f} of bare"
             found.append([what, f"{ratio.median:.2f}", _reached(ratio.median >= goal)])
@@ -113,7 +114,8 @@ def _reached(yes: bool) -> str:
     return "reached" if yes else "not reached"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def as_markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """One table."""
     lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
     return "\n".join(lines)
 

@@ -16,16 +16,18 @@ from bench.load import REPLAYED_KEYS, Plan, Report, end_of_answer, percentile
 from bench.main import main
 from bench.processes import ROOT, BenchError, Server, counts, load, serving
 from bench.results import Results
+from bench.setup import Setup
 from bench.subjects import ANSWER_BODY, BARE, REQUEST_BODY, SUBJECTS, Mode
 from bench.table import as_text
 
 SHORT = ["--rounds", "1", "--seconds", "0.2", "--connections", "1"]
+OURS = [*SHORT, "--only", ",".join([*(subject.name for subject in SUBJECTS), "middleware", "limit"])]
 
 
 @pytest.fixture(scope="module")
 def protected() -> Iterator[Server]:
     """A counted server under Semel, with a memory store."""
-    with serving("memory://", counted=True) as server:
+    with serving(Setup(module="bench.protected", store="memory://", counted=True)) as server:
         yield server
 
 
@@ -38,7 +40,7 @@ def plan(server: Server, mode: Mode = Mode.FRESH, **more: Any) -> Plan:
 
 
 def test_a_short_run_measures_every_cell_and_counts_what_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SHORT, "--json"]) == 0
+    assert main([*OURS, "--json"]) == 0
 
     said = capsys.readouterr()
     document = json.loads(said.out)
@@ -55,7 +57,7 @@ def test_a_short_run_measures_every_cell_and_counts_what_is_promised(capsys: pyt
     }
     assert document["limit"][0]["pairs_per_second"] > 0
     assert document["middleware"][0]["fresh_us"] > 0
-    assert document["about"]["command"] == f"python -m bench {' '.join(SHORT)} --json"
+    assert document["about"]["command"] == f"python -m bench {' '.join(OURS)} --json"
     assert "bench: 11 of 11" in said.err
 
 
@@ -128,14 +130,15 @@ def test_a_replay_that_is_none_is_seen(protected: Server) -> None:
 
 
 def test_a_server_that_is_gone_is_seen() -> None:
-    with serving(None) as server:
+    with serving(Setup(module="bench.bare")) as server:
         pass
     with pytest.raises(BenchError, match="the load generator failed"):
         load(plan(server))
 
 
 def test_a_server_that_does_not_start_is_seen(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="did not start"), serving(f"sqlite:///{tmp_path}/no/such/folder/bench.db"):
+    setup = Setup(module="bench.protected", store=f"sqlite:///{tmp_path}/no/such/folder/bench.db")
+    with pytest.raises(BenchError, match="did not start"), serving(setup):
         raise AssertionError("it cannot have started")
 
 

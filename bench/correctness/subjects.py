@@ -1,0 +1,71 @@
+"""What the table compares: Semel and every peer that is installed, each on its stores."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bench.peers.environment import Installed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One column. ``store`` is the kind (memory, sqlite, redis) or a URL; see Peer for the others."""
+
+    package: str
+    store: str
+    module: str
+    python: str = sys.executable
+    lease_seconds: float | None = 1.0
+    not_offered: Mapping[str, str] = field(default_factory=dict)
+    documented: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What it is called on the command line and in the table."""
+        return f"{self.package}-{self.kind}"
+
+    @property
+    def kind(self) -> str:
+        """The kind of its store."""
+        return self.store.partition("://")[0]
+
+    @property
+    def durable(self) -> bool:
+        """Whether its store outlives its process."""
+        return self.kind != "memory"
+
+
+SEMEL: Final = "bench.protected"
+
+
+def semel(store: str) -> Subject:
+    """Semel on a kind of store, or on a URL."""
+    documented = {
+        "killed": "If its end is unknown (the worker died, …), nobody runs it again.",
+        "reply-3mb": "a longer answer is streamed through and not kept",
+        "callers": "A key means something only for its caller, so that there is no default.",
+        "body-20mb": "a larger request is refused with 413",
+    }
+    return Subject(package="semel", store=store, module=SEMEL, documented=documented)
+
+
+def subjects(found: Installed, urls: Sequence[str] = ()) -> list[Subject]:
+    """Every subject that can be compared here."""
+    ours = [semel(store) for store in ("memory", "sqlite", *urls)]
+    peers = [
+        Subject(
+            package=peer.name,
+            store=store,
+            module=peer.module,
+            python=found.python,
+            lease_seconds=peer.lease_seconds,
+            not_offered=peer.not_offered,
+            documented=peer.documented,
+        )
+        for peer in found.peers()
+        for store in peer.stores
+    ]
+    return ours + peers

@@ -1,0 +1,58 @@
+"""The same application under Semel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from bench.bare import application
+from bench.setup import App, Handlers, Setup
+from bench.subjects import COUNTS_PATH
+from semel import AsyncEngine, Engine, Policy
+from semel.telemetry import Counting
+from semel.web.asgi import SemelMiddleware
+from semel.web.caller import Caller, single_caller
+from semel.web.routing import Operation
+
+
+def build(setup: Setup, handlers: Handlers) -> App:
+    """Every handler is a declared operation; settings are the defaults but for what the setup says."""
+    assert setup.store is not None
+    migrate(setup.store)
+    counting = Counting()
+    engine = AsyncEngine.connect(setup.store, observer=counting) if setup.counted else AsyncEngine.connect(setup.store)
+
+    async def counts(request: Request) -> JSONResponse:
+        # Those of requests: the reaper looks at the store by the clock, whatever is asked of it.
+        calls = sum(counting.counts["store_call_seconds", (verb,)] for verb in ("claim", "settle"))
+        commits: int | None = getattr(engine.backend.driver, "commits", None)
+        return JSONResponse({"store_calls": calls, "commits": commits})
+
+    app = application(handlers, *([Route(COUNTS_PATH, counts)] if setup.counted else []))
+    policy = Policy() if setup.lease_seconds is None else Policy(lease_seconds=setup.lease_seconds)
+    operations = [Operation(path, policy) for path in handlers]
+    settings: dict[str, Any] = {}
+    if setup.book is None:
+        settings["caller"] = single_caller
+    elif setup.callers:
+        settings["caller"] = caller_of
+    # Without either, Semel is asked to guess, as a newcomer might.
+    return SemelMiddleware(app, engine, operations=operations, manage_engine=True, **settings)
+
+
+def caller_of(scope: Mapping[str, Any]) -> Caller | None:
+    """Whoever the request says; a real application would verify it first."""
+    name = Headers(raw=list(scope["headers"])).get("x-user")
+    return None if name is None else Caller("shop", name)
+
+
+def migrate(url: str) -> None:
+    """Make the store ready, as an operator would have before."""
+    engine = Engine.connect(url)
+    engine.migrate()
+    engine.close()
