@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,13 @@ _RUN = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A run that a shell put into the background ignores SIGINT, and so would every program that a test interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(LeftOut())
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A run in a shell's background inherits that Ctrl-C is ignored, and so would every process whose end by Ctrl-C
+        # is tested: it would never end. A signal with a handler is at its default in what is started.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):  # the one that outlives the workers
         os.environ["SEMEL_TEST_OWNER"] = str(os.getpid())
         config.stash[_RUN] = begin_run()

@@ -134,7 +134,7 @@ def started(shelf: Shelf, *arguments: str, stdout: int = subprocess.PIPE) -> sub
 
 
 def test_ctrl_c_ends_it_cleanly(shelf: Shelf) -> None:
-    with started(shelf, "--every", "600") as process:
+    with started(shelf, "--every", "60") as process:
         assert process.stdout is not None
         assert b"0 records" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
