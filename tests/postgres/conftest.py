@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import closing
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -18,6 +19,7 @@ from semel.engine.result import Result
 from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE, command
 from tests.servers.postgres import postgres, schema
+from tests.servers.relay import Relay
 
 T = TypeVar("T")
 Kind = Literal["psycopg", "psycopg-async", "asyncpg"]
@@ -64,6 +66,11 @@ class Writes:
             await ended
 
 
+def writes_of(permit: Permit) -> Writes:
+    """What a handler writes on; nothing where its command is not ATOMIC."""
+    return Writes(permit.connection if permit.unit is not None else None)
+
+
 Handler = Callable[[Permit, Writes], Coroutine[Any, Any, Answer]]
 
 
@@ -85,12 +92,12 @@ class Fellow:
         result: Result
         if self.runner is None:
             result = self.engine.run(
-                what, lambda permit: at_once(handler(permit, Writes(permit.connection))), wait_seconds=wait_seconds
+                what, lambda permit: at_once(handler(permit, writes_of(permit))), wait_seconds=wait_seconds
             )
             return result
 
         async def handled(permit: Permit) -> Answer:
-            return await handler(permit, Writes(permit.connection))
+            return await handler(permit, writes_of(permit))
 
         result = await self.engine.run(what, handled, wait_seconds=wait_seconds)
         return result
@@ -210,3 +217,13 @@ async def never(permit: Permit, db: Writes) -> Answer:
 async def made(permit: Permit, db: Writes) -> Answer:
     await db.insert()
     return MADE
+
+
+@pytest.fixture
+def relay(conninfo: str) -> Iterator[Relay]:
+    """A relay before the server."""
+    port = urlsplit(conninfo).port
+    assert port is not None
+    made = Relay(port)
+    yield made
+    made.close()

@@ -9,6 +9,8 @@ written as SQL does end it; then the settle fails by itself, since the claim is 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -281,9 +283,20 @@ class UnitPool:
 
 
 def _begin_with(connection: UnitConnection, text: bytes, values: list[Any]) -> list[Any]:
-    """BEGIN, which psycopg adds, the claim and the savepoint under which the handler works, in one round trip."""
+    """BEGIN, the claim and the savepoint under which the handler works, in one round trip."""
     cursor = RawCursor(connection)
-    with connection.pipeline():
+    with beginning(connection), connection.pipeline():
+        connection.execute(b"BEGIN")
         cursor.execute(text, values, binary=True)
         connection.execute(SAVEPOINT)
     return cursor.fetchall()
+
+
+@contextmanager
+def beginning(connection: UnitConnection | AsyncConnection[Any]) -> Iterator[None]:
+    """Let Semel send BEGIN: psycopg's own would be waited for, which is a round trip more."""
+    connection._autocommit = True  # the public setter refuses to put it back inside the transaction
+    try:
+        yield
+    finally:
+        connection._autocommit = False

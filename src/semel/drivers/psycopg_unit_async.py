@@ -15,7 +15,7 @@ from semel.drivers.lifo import AsyncLifo
 from semel.drivers.postgres_errors import cannot_connect, is_conflict
 from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
 from semel.drivers.psycopg_patience import PatientAsyncConnection
-from semel.drivers.psycopg_unit import BROKEN, GONE, LATE, ROLLBACK_TO, SAVEPOINT, successor
+from semel.drivers.psycopg_unit import BROKEN, GONE, LATE, ROLLBACK_TO, SAVEPOINT, beginning, successor
 from semel.errors import StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
@@ -266,7 +266,9 @@ class AsyncUnitPool:
 
 async def _begin_with(connection: AsyncUnitConnection, text: bytes, values: list[Any]) -> list[Any]:
     cursor = AsyncRawCursor(connection)
-    async with connection.pipeline():
-        await cursor.execute(text, values, binary=True)
-        await connection.execute(SAVEPOINT)
+    with beginning(connection):
+        async with connection.pipeline():
+            await connection.execute(b"BEGIN")
+            await cursor.execute(text, values, binary=True)
+            await connection.execute(SAVEPOINT)
     return await cursor.fetchall()

@@ -1,0 +1,95 @@
+"""What is lost on the wire, at each step of an ATOMIC unit: one effect or none, told truly, and nothing stuck."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from semel import Answer, Permit
+from semel.errors import SemelError, StoreError, StoreTimeout
+from semel.model import State
+from tests.engine.shells import MADE, command
+from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Handler, Kind, Outside, Writes, made
+from tests.servers.relay import Loss, Relay
+
+MakeFellow = Callable[..., Fellow]
+PATIENCE_SECONDS = 0.4
+CLAIM, SETTLE, COMMIT = "pg_try_advisory_xact_lock(w.lock)", "1 / count(*)", "COMMIT"
+
+
+async def other(permit: Permit, db: Writes) -> Answer:
+    return MADE
+
+
+@pytest.fixture(params=["new", "idle"])
+def fellow(request: pytest.FixtureRequest, make_fellow: MakeFellow, relay: Relay) -> Fellow:
+    """An engine behind the relay, which has used its connections before, or not yet."""
+    made = make_fellow(conninfo=relay.conninfo(), patience_seconds=PATIENCE_SECONDS)
+    if request.param == "idle":
+        made.run(command("before", policy=ATOMIC), other)
+        made.run(command("before", policy=ATOMIC), other)
+    else:
+        made.tell(_opened(made))
+    return made
+
+
+async def _opened(fellow: Fellow) -> None:
+    opening = fellow.engine.open()
+    if opening is not None:
+        await opening
+
+
+def ends_well(fellow: Fellow, outside: Outside, relay: Relay) -> None:
+    """A retry gets the one answer, whether it runs or replays; nothing is left behind."""
+    result = fellow.run(WHAT, made, wait_seconds=10)
+    assert result.answer == MADE
+    assert outside.rows() == [1]
+    assert set(outside.states) == {State.SUCCEEDED}
+    assert outside.open_transactions == 0
+    count, idle = fellow.units
+    assert count == idle
+
+
+def attempted(fellow: Fellow, handler: Handler) -> Answer | SemelError:
+    try:
+        return fellow.run(WHAT, handler).answer
+    except SemelError as error:
+        return error
+
+
+@pytest.mark.parametrize("loss", ["reply", "both"])
+def test_a_commit_whose_answer_is_lost_is_read_back(fellow: Fellow, outside: Outside, relay: Relay, loss: Loss) -> None:
+    relay.lose(loss, COMMIT)
+    result = fellow.run(WHAT, made)
+    assert (result.answer, result.replayed) == (MADE, False)
+    assert outside.rows() == [1]
+    ends_well(fellow, outside, relay)
+
+
+def test_a_commit_that_never_arrives_is_not_known_yet(fellow: Fellow, outside: Outside, relay: Relay) -> None:
+    relay.lose("request", COMMIT)
+    with pytest.raises(StoreTimeout, match="not known yet"):
+        fellow.run(WHAT, made)
+    ends_well(fellow, outside, relay)
+
+
+@pytest.mark.parametrize("loss", ["request", "reply", "both"])
+@pytest.mark.parametrize("word", [CLAIM, SETTLE])
+def test_what_is_lost_before_the_commit_leaves_nothing_or_all(
+    fellow: Fellow, kind: Kind, outside: Outside, relay: Relay, word: str, loss: Loss
+) -> None:
+    ran: list[int] = []
+
+    async def handler(permit: Permit, db: Writes) -> Answer:
+        ran.append(1)
+        return await made(permit, db)
+
+    relay.lose(loss, word)
+    begun = time.monotonic()
+    told = attempted(fellow, handler)
+    assert isinstance(told, StoreError) or (told, outside.rows()) == (MADE, [1])
+    assert time.monotonic() - begun < 10 * PATIENCE_SECONDS
+    assert len(ran) <= 1
+    ends_well(fellow, outside, relay)

@@ -1,0 +1,97 @@
+"""Round trips, counted on the wire: what a command costs through each client library, and that nothing chatters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from semel import Answer, Permit
+from tests.engine.shells import MADE, command
+from tests.postgres.conftest import ATOMIC, Fellow, Kind, Writes
+from tests.servers.relay import Relay, Trip
+
+MakeFellow = Callable[..., Fellow]
+CLAIM, SETTLE, BUSINESS = "claim", "settle", "business"
+
+
+async def handler(permit: Permit, db: Writes) -> Answer:
+    await db.execute("SELECT 'business'")
+    return MADE
+
+
+async def nothing(permit: Permit, db: Writes) -> Answer:
+    return MADE
+
+
+def words(trips: list[Trip]) -> list[str]:
+    """Each round trip by the names of its statements."""
+    return [" + ".join(_name(text) for text in trip) for trip in trips]
+
+
+def _name(text: str) -> str:
+    if "INSERT INTO semel_record" in text:
+        return CLAIM
+    if "UPDATE semel_record" in text:
+        return SETTLE
+    return BUSINESS if "business" in text else text.strip(";").removesuffix(" semel_unit")
+
+
+@pytest.fixture
+def counted(make_fellow: MakeFellow, relay: Relay) -> Fellow:
+    """An engine behind the relay, whose connections are warm: a server and its clients have met each statement."""
+    fellow = make_fellow(conninfo=relay.conninfo())
+    for number in range(2):
+        fellow.run(command(f"warm-{number}"), nothing)
+        fellow.run(command(f"warm-atomic-{number}", policy=ATOMIC), handler)
+    return fellow
+
+
+def test_a_fresh_command_is_two_round_trips_and_a_replay_one(counted: Fellow, relay: Relay) -> None:
+    """No BEGIN, no COMMIT, no reset of the session."""
+    for number in range(3):
+        with relay.counting() as fresh:
+            counted.run(command(f"key-{number}"), nothing)
+        with relay.counting() as replayed:
+            assert counted.run(command(f"key-{number}"), nothing).replayed
+        assert (words(fresh), words(replayed)) == ([CLAIM, SETTLE], [CLAIM])
+
+
+FRESH: dict[Kind, list[str]] = {
+    "psycopg": [f"BEGIN + {CLAIM} + SAVEPOINT", BUSINESS, f"{SETTLE} + COMMIT"],
+    "psycopg-async": [f"BEGIN + {CLAIM} + SAVEPOINT", BUSINESS, f"{SETTLE} + COMMIT"],
+    "asyncpg": ["BEGIN", CLAIM, BUSINESS, SETTLE, "COMMIT"],
+}
+REPLAYED: dict[Kind, list[str]] = {
+    "psycopg": [f"BEGIN + {CLAIM} + SAVEPOINT", "ROLLBACK"],
+    "psycopg-async": [f"BEGIN + {CLAIM} + SAVEPOINT", "ROLLBACK"],
+    "asyncpg": ["BEGIN", CLAIM, "ROLLBACK"],
+}
+
+
+def test_an_atomic_command_costs_what_the_page_says(counted: Fellow, relay: Relay) -> None:
+    for number in range(3):
+        what = command(f"atomic-{number}", policy=ATOMIC)
+        with relay.counting() as fresh:
+            counted.run(what, handler)
+        with relay.counting() as replayed:
+            assert counted.run(what, handler).replayed
+        assert words(fresh) == FRESH[counted.kind]
+        assert words(replayed) == REPLAYED[counted.kind]
+
+
+def test_a_crowd_of_claims_travels_together(counted: Fellow, relay: Relay) -> None:
+    """Forty commands at once: as many batches as there are answers to wait for, not as many as there are commands."""
+    if counted.runner is None:
+        return  # threads send their own
+    claims = [counted.engine.core.attempt(command(f"crowd-{number}")) for number in range(40)]
+    engine = counted.engine
+
+    async def all_at_once() -> None:
+        performer = engine._performer
+        await asyncio.gather(*[performer.store_one("claim", engine.store.claim, claim) for claim in claims])
+
+    with relay.counting() as trips:
+        counted.tell(all_at_once())
+    assert len(trips) <= 2
