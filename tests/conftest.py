@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import signal
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,6 @@ _RUN = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A run that a shell put into the background ignores SIGINT, and so would every program that a test interrupts.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(LeftOut())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A run in a shell's background inherits that Ctrl-C is ignored, and so would every process whose end by Ctrl-C
