@@ -60,6 +60,20 @@ def test_only_2xx_is_kept_where_the_policy_says_so() -> None:
     assert of(422, Policy(replay="2xx", effects="idempotent")) == Released("http-422", proven=False)
 
 
+@pytest.mark.parametrize("status", [100, 199, 200, 201, 299, 300, 301, 399])
+def test_2xx_is_kept_and_3xx_too_where_only_2xx_is(status: int) -> None:
+    """The edges of the classes: a 3xx is no refusal, and its answer is what the client needs."""
+    assert of(status, Policy(replay="2xx")) == Succeeded(Answer(status, (), b""))
+    assert of(status, EXTERNAL, begun=False) == Succeeded(Answer(status, (), b""))
+
+
+@pytest.mark.parametrize("status", [400, 401, 408, 429, 499])
+def test_a_refusal_that_is_not_kept_frees_the_key(status: int) -> None:
+    narrow = Policy(replay="2xx", marks_effects=True)
+    for begun in (True, False):
+        assert of(status, narrow, begun=begun) == Released(f"http-{status}", proven=True)
+
+
 def test_a_declared_5xx_is_definite() -> None:
     policy = Policy(definite_5xx=frozenset({501}))
     assert isinstance(of(501, policy), Refused)

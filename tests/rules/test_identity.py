@@ -93,6 +93,17 @@ def test_an_operation_id_is_a_uuid7(now_ms: int, random: bytes) -> None:
     assert uuid_bytes(str(read)) == raw
 
 
+def test_every_random_bit_of_an_operation_id_is_used_once() -> None:
+    """74 of the 80: the version takes four and the variant two. Nothing else may be set, and nothing comes twice."""
+    assert uuid7_bytes(0, bytes(10)).hex() == "00000000000070008000000000000000"
+    assert uuid7_bytes(2**48 - 1, b"\xff" * 10).hex() == "ffffffffffff7fffbfffffffffffffff"
+    raw = uuid7_bytes(0x0102030405, bytes(range(0x11, 0x1B)))
+    assert raw.hex() == "0001020304057112931415161718191a"
+    assert len(uuid7_bytes(0, bytes(12))) == 16  # whoever gives more gets no longer an id
+    seen = {uuid7_bytes(0, (1 << bit).to_bytes(10, "big")) for bit in range(80)}
+    assert len(seen) == 74 + 1  # and the six bits that are not used, which change nothing
+
+
 @pytest.mark.parametrize("text", ["", "x", "0" * 31, "0" * 33, "g" * 32, "0" * 31 + "٣", "0" * 30 + " 0", "é" * 32])
 def test_what_is_no_uuid_is_none(text: str) -> None:
     assert uuid_bytes(text) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,3 +61,18 @@ def test_pauses_grow_to_a_bound_and_are_never_zero(asked: int, jitter: float) ->
     assert 0.01 <= poll_seconds(asked, jitter) <= 0.25
     assert 0.025 <= retry_seconds(asked, jitter) <= 2.0
     assert poll_seconds(asked, jitter) <= poll_seconds(asked + 1, 1.0)
+
+
+def test_pauses_double_until_the_longest() -> None:
+    """Half of a pause is certain and half is jitter; what is not given is 20 ms to 0.25 s, and 50 ms to 2 s."""
+    whole = [poll_seconds(asked, 1.0) for asked in range(6)]
+    assert whole == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.25, 0.25])
+    assert [poll_seconds(asked, 0.0) for asked in range(3)] == pytest.approx([0.01, 0.02, 0.04])
+    assert poll_seconds(1, 0.5) == pytest.approx(0.03)
+    assert [retry_seconds(tried, 1.0) for tried in (0, 1, 5, 6, 1000)] == pytest.approx([0.05, 0.1, 1.6, 2.0, 2.0])
+    assert retry_seconds(3, 1.0, first=1.0, longest=5.0) == 5.0
+    assert retry_seconds(1, 0.0, first=1.0, longest=5.0) == 1.0
+
+
+def test_a_third_of_a_lease_is_whole_microseconds() -> None:
+    assert repr(renew_every_us(100)) == "33"
