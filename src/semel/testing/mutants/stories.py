@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -33,10 +34,10 @@ POLICIES: Final = {
 }
 ENDS: Final = ("made", "failed", "refused")
 FAULTS: Final = (
-    (Kind.CRASH, When.BEFORE, True),
-    (Kind.CRASH, When.AFTER, True),
     (Kind.TIMEOUT, When.AFTER, True),
+    (Kind.CRASH, When.BEFORE, True),
     (Kind.TIMEOUT, When.BEFORE, True),
+    (Kind.CRASH, When.AFTER, True),
     (Kind.TIMEOUT, When.BEFORE, False),
 )
 REFUSED: Final = Answer(409, (), b"out of stock")
@@ -171,16 +172,16 @@ def stories(folder: Path) -> Iterator[tuple[str, int]]:
         with _Noting(name, number):
             _another_request_meanwhile(effects, template, folder / f"{number}.db")
         yield name, number
-        for ends in ENDS:
-            for kind, when, once in FAULTS:
-                for fault in every_fault(kind, when, once=once):
-                    number += 1
-                    name = f"{effects}, {ends}, {fault}"
-                    with _Noting(name, number):
-                        clean = _one(effects, ends, fault, template, folder / f"{number}.db")
-                    yield name, number
-                    if clean:
-                        break
+    # Every kind of command meets a kind of fault before the next kind begins: what is wrong in one is found soon.
+    for (kind, when, once), ends, effects in product(FAULTS, ENDS, POLICIES):
+        for fault in every_fault(kind, when, once=once):
+            number += 1
+            name = f"{effects}, {ends}, {fault}"
+            with _Noting(name, number):
+                clean = _one(effects, ends, fault, template, folder / f"{number}.db")
+            yield name, number
+            if clean:
+                break
 
 
 def _one(effects: str, ends: str, fault: Fault, template: Path, path: Path) -> bool:
