@@ -32,6 +32,12 @@ lint: .venv/dev.stamp ## ruff: rules and formatting
 types: .venv/dev.stamp ## mypy, strict
 	$(BIN)/mypy
 
+docs: .venv/dev.stamp ## the documents as a site in build/site; a broken link or page fails
+	$(BIN)/python docs/make_guarantees.py --check
+	$(BIN)/python docs/make_reference.py --check
+	$(BIN)/python -m sphinx --quiet --fail-on-warning -d build/.trees docs build/site
+	@echo "semel: the site is build/site/index.html"
+
 bench: .venv/dev.stamp ## measure Semel against a bare application, and peers where installed
 	$(BIN)/python -m bench $(ARGS)
 
