@@ -146,7 +146,8 @@ class Load:
 
     def check_answers(self) -> None:
         """Every duplicate was told the same, the store's refusals say when to come back, and all of it stands."""
-        assert [one for one in self.refused if one.status != 503 or one.retry_after is None] == []
+        wrong = [one for one in self.refused if one.status != 503 or one.retry_after is None]
+        assert not wrong, wrong
         for (kind, key), said in self.told.items():
             answers = {one.body for one in said if one.status == 201}
             assert len(answers) <= 1, (key, said)
