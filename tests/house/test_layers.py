@@ -46,6 +46,8 @@ DRIVER_LIBRARIES = {
     "semel.drivers.psycopg_patience": "psycopg",
     "semel.drivers.psycopg_unit": "psycopg",
     "semel.drivers.psycopg_unit_async": "psycopg",
+    "semel.drivers.redis_connections": "redis",
+    "semel.drivers.redis_errors": "redis",
     "semel.drivers.sqlalchemy": "sqlalchemy",
     "semel.drivers.sqlalchemy_async": "sqlalchemy",
 }

@@ -10,11 +10,13 @@ from semel.testing import conformance
 from semel.testing.bench import Mode, Subject
 from semel.testing.clock import SettableClock
 from semel.testing.postgres import postgres_subject
+from semel.testing.redis import redis_subject
+from tests.servers import redis
 from tests.servers.postgres import postgres, schema
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("store", ["memory", "sqlite", "psycopg", "asyncpg"])
+@pytest.mark.parametrize("store", ["memory", "sqlite", "psycopg", "asyncpg", "valkey", "cluster"])
 @pytest.mark.parametrize("name", conformance.CASES)
 def test_the_contract(name: str, store: str, mode: Mode, tmp_path: Path) -> None:
     def subject(clock: SettableClock) -> Subject:
@@ -23,6 +25,9 @@ def test_the_contract(name: str, store: str, mode: Mode, tmp_path: Path) -> None
                 return conformance.memory_subject(clock)
             case "sqlite":
                 return conformance.sqlite_subject(str(tmp_path / "semel.db"), clock)
+            case "valkey" | "cluster":
+                port = redis.valkey() if store == "valkey" else redis.cluster()
+                return redis_subject("127.0.0.1", port, redis.prefix(), clock, cluster=store == "cluster")
             case _:
                 return postgres_subject(postgres(), schema(), clock, asyncpg=store == "asyncpg")
 

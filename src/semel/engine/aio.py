@@ -10,6 +10,7 @@ from semel.engine.backend import UNIT_RUNS_MAX, Backend
 from semel.engine.connect import connect_backend
 from semel.engine.core import Core
 from semel.engine.joining import AsyncAtomic
+from semel.engine.needs import introduced
 from semel.engine.performing import AsyncPerformer
 from semel.engine.permit import Permit
 from semel.engine.result import (
@@ -85,13 +86,13 @@ class AsyncEngine:
         return cls(connect_backend(url), **options)
 
     async def open(self) -> None:
-        """Check that the store is migrated and is the one on record. A memory store is made on the spot.
+        """Check that the store is migrated, is the one on record, and can hold what was declared so far.
 
-        Raises SchemaError, IdentityMismatch, StoreUnavailable.
+        A memory store is made on the spot. Raises ConfigurationError, SchemaError, IdentityMismatch, StoreUnavailable.
         """
         if not self.store.capabilities.shared_between_processes:
             await self.migrate()
-        self.core.check_identity(await self.perform("identity", self.store.identity), self.backend.url)
+        self.core.check_store(await self.perform("identity", lambda: introduced(self.store)), self.backend)
 
     async def migrate(self) -> list[str]:
         """Bring the store's schema up to date; the names of the migrations that ran."""

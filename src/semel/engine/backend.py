@@ -31,6 +31,8 @@ class Backend:
     joins_async: Callable[[Any], Awaitable[Unit]] | None = None
     conflicts: Callable[[BaseException], bool] = lambda error: False  # rolled back because of another transaction
     url: str = ""
+    accepts_loss: bool = False  # said by whoever chose the store: it may forget, and EXTERNAL commands run on it
+    lane: Callable[[bytes], str] | None = None  # which calls, by record id, may share a round trip; None: all
 
     def check_atomic(self) -> None:
         """Raise ConfigurationError where ATOMIC operations are impossible."""

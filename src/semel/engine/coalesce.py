@@ -107,18 +107,18 @@ class Coalescers:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Coalescer]]
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], Coalescer]]
         self._loops = weakref.WeakKeyDictionary()
 
-    async def ask(self, name: str, verb: Verb, request: Any) -> Any:
-        """One request of a verb, in the next batch. Raises what its batch raised."""
+    async def ask(self, name: str, verb: Verb, request: Any, lane: str = "") -> Any:
+        """One request of a verb, in the next batch of its lane. Raises what its batch raised."""
         loop = asyncio.get_running_loop()
         verbs = self._loops.get(loop)
         if verbs is None:
             verbs = self._loops[loop] = {}
-        coalescer = verbs.get(name)
+        coalescer = verbs.get((name, lane))
         if coalescer is None:
-            coalescer = verbs[name] = Coalescer(verb, self._run, keeps=name == "settle")
+            coalescer = verbs[name, lane] = Coalescer(verb, self._run, keeps=name == "settle")
         return await coalescer.ask(request)
 
 

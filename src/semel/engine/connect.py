@@ -23,7 +23,10 @@ def connect_backend(url: str) -> Backend:
     ``?synchronous=FULL|NORMAL|EXTRA`` (FULL by default) and ``?busy_seconds=5``. ``postgresql://USER@HOST/DATABASE``
     is a server, through psycopg; ``postgresql+asyncpg://`` lets asyncpg perform on event loops. Beside libpq's own
     options it takes ``?schema=``, ``?connections_max=8``, ``?patience_seconds=5`` and
-    ``?prepared=no`` (behind PgBouncer).
+    ``?prepared=no`` (behind PgBouncer). ``redis://USER:PASSWORD@HOST:PORT/DATABASE`` is Redis or Valkey (``rediss://``
+    with TLS, ``redis+unix:///PATH`` a socket), ``redis+cluster://HOST:PORT,HOST:PORT`` a cluster; its options are
+    ``?prefix=semel``, ``?wait_replicas=0``, ``?wait_seconds=1``, ``?connections_max=8``, ``?patience_seconds=5``
+    and ``?persistence=none`` (docs/redis.md).
 
     A store of somebody else's package is found by its entry point of the group ``semel.stores``: a function of
     the URL that answers a :class:`~semel.engine.backend.Backend`.
@@ -76,6 +79,12 @@ def _postgres(url: SplitResult, options: dict[str, str]) -> Backend:
     from semel.engine.connect_postgres import postgres_url
 
     return postgres_url(url, options)
+
+
+def _redis(url: SplitResult, options: dict[str, str]) -> Backend:
+    from semel.engine.connect_redis import redis_url
+
+    return redis_url(url, options)
 
 
 def _sqlite(url: SplitResult, options: dict[str, str]) -> Backend:
@@ -141,5 +150,6 @@ _SCHEMES: Final[Mapping[str, Callable[[SplitResult, dict[str, str]], Backend]]] 
     "memory": _memory,
     "postgresql": _postgres,
     "postgresql+asyncpg": _postgres,
+    **dict.fromkeys(("redis", "rediss", "redis+cluster", "rediss+cluster", "redis+unix"), _redis),
     "sqlite": _sqlite,
 }

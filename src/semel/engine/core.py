@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from semel.engine.backend import Backend
+from semel.engine.needs import Needs
 from semel.engine.permit import Permit
 from semel.errors import (
     IdentityMismatch,
@@ -46,7 +48,7 @@ from semel.rules.classify import Outcome
 from semel.rules.identity import key_hash, record_id, secret_check, uuid7_bytes, uuid_text
 from semel.rules.keys import weakness
 from semel.rules.lease import RENEWALS_PER_LEASE
-from semel.stores.base import Identity
+from semel.stores.base import Identity, Observed
 from semel.telemetry import Observer, Silence
 
 SCHEMA_VERSION_MAX: Final = 1
@@ -66,6 +68,7 @@ class Core:
         self.observing = not isinstance(self.observer, Silence)
         self.id_secret = id_secret
         self.draining = False
+        self.needs = Needs()
         self.waiters_max = waiters_max
         self.waiters_per_caller_max = waiters_per_caller_max
         self.begin_process()
@@ -89,6 +92,8 @@ class Core:
     def attempt(self, command: Command) -> Claim:
         """One attempt at a command, with a nonce of its own."""
         self.check_open()
+        if self.needs.refuse:
+            self.needs.check(command.scope.operation, command.policy)
         if os.getpid() != self.pid:
             self.begin_process()
         bits = os.urandom(26)
@@ -310,6 +315,12 @@ class Core:
     def first_identity(self) -> tuple[str, bytes]:
         """What a store that is migrated for the first time is called, and the check of its id secret."""
         return uuid_text(uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10))), secret_check(self.id_secret)
+
+    def check_store(self, said: tuple[Identity | None, list[Observed]], backend: Backend) -> None:
+        """Refuse a store that is not the one on record, or whose server forgets what a declared operation must not."""
+        identity, observed = said
+        self.check_identity(identity, backend.url)
+        self.needs.learn(observed, accepts_loss=backend.accepts_loss)
 
     def check_identity(self, identity: Identity | None, url: str = "") -> None:
         """Refuse a store that is not migrated, newer than this Semel, or made under another id secret."""

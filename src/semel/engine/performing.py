@@ -66,13 +66,14 @@ class AsyncPerformer:
         coalescers = self._coalescers
         if coalescers is None:
             return (await self.store_call(verb, lambda: many((request,))))[0]
-        core = self._core
+        core, lane = self._core, self._backend.lane
+        where = "" if lane is None else lane(request.id)  # type: ignore[attr-defined]  # all of them are about a record
         if not core.observing:
-            reply: T = await coalescers.ask(verb, many, request)
+            reply: T = await coalescers.ask(verb, many, request, where)
             return reply
         started = time.perf_counter()
         try:
-            seen: T = await coalescers.ask(verb, many, request)
+            seen: T = await coalescers.ask(verb, many, request, where)
             return seen
         except StoreError as error:
             core.tell_store_error(verb, error)

@@ -9,6 +9,7 @@ from semel.engine.backend import UNIT_RUNS_MAX, Backend
 from semel.engine.connect import connect_backend
 from semel.engine.core import Core
 from semel.engine.joining import Atomic
+from semel.engine.needs import introduced
 from semel.engine.performing import SyncPerformer
 from semel.engine.permit import Permit
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, outcome_from
@@ -66,13 +67,13 @@ class Engine:
         return cls(connect_backend(url), **options)
 
     def open(self) -> None:
-        """Check that the store is migrated and is the one on record. A memory store is made on the spot.
+        """Check that the store is migrated, is the one on record, and can hold what was declared so far.
 
-        Raises SchemaError, IdentityMismatch, StoreUnavailable.
+        A memory store is made on the spot. Raises ConfigurationError, SchemaError, IdentityMismatch, StoreUnavailable.
         """
         if not self.store.capabilities.shared_between_processes:
             self.migrate()
-        self.core.check_identity(self.perform("identity", self.store.identity), self.backend.url)
+        self.core.check_store(self.perform("identity", lambda: introduced(self.store)), self.backend)
 
     def migrate(self) -> list[str]:
         """Bring the store's schema up to date; the names of the migrations that ran."""

@@ -113,6 +113,7 @@ class Declared:
             )
         if self.atomic:
             engine.backend.check_atomic()
+        engine.core.needs.declare(self.name, self.policy)
         mine = f"{self.function.__module__}.{self.called}"
         other = _OPERATIONS.setdefault(engine, {}).setdefault(self.name, mine)
         if other != mine:

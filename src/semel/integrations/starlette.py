@@ -94,6 +94,7 @@ class Semel:
             raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
         if chosen.terms.effects is Effects.ATOMIC:
             self.engine.backend.check_atomic()
+        self.engine.core.needs.declare(name, chosen)
         declared = self.declared[name] = Declared(name, chosen, self.surface.route(name, chosen))
         endpoints: list[object] = []
 

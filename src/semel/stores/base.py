@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from semel.flow import Ask, Flow
 from semel.model import (
@@ -38,6 +38,29 @@ class Capabilities:
     settles_by_proof: bool = (
         False  # inside a unit, its statements see for themselves whether the claim is the unit's own
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One thing that a server's real settings say about what its store can promise.
+
+    Parameters: ``check`` a short name; ``level`` *forgets* where acknowledged records may be gone after a restart or
+    when memory is short: an EXTERNAL command would then run twice; *unusable* where nothing can be granted at all;
+    ``remedy`` what to do about it, empty where nothing is wrong.
+    """
+
+    check: str
+    level: Literal["ok", "note", "warning", "forgets", "unusable"]
+    detail: str
+    remedy: str = ""
+
+
+@runtime_checkable
+class Observable(Protocol):
+    """A store whose promise hangs on settings of its server. Start-up asks it, and so does ``semel doctor``."""
+
+    def observe(self) -> Flow[list[Observed]]:
+        """What the server says of itself now."""
 
 
 @dataclass(frozen=True, slots=True)

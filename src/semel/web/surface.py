@@ -80,6 +80,10 @@ class Surface:
             policies.append(self.default)
         if any(policy.effects.name == "ATOMIC" for policy in policies if not isinstance(policy.effects, str)):
             self.engine.backend.check_atomic()
+        for operation in self.operations:
+            self.engine.core.needs.declare(operation.name or operation.template, operation.policy)
+        if self.default is not None:
+            self.engine.core.needs.declare("every other operation", self.default)
         object.__setattr__(self, "routes", Routes(self.operations, self.default, self.fingerprint_secret))
         object.__setattr__(self, "key_name", self.key_header.lower().encode())
         object.__setattr__(self, "replayed", (self.replayed_header.lower().encode(), b"true"))

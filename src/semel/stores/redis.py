@@ -1,0 +1,287 @@
+"""The Redis store (and Valkey's, and a cluster's): one script on one slot for a claim, a settlement, a replay.
+
+A record is one string; the scripts read and write its head, and ``decide`` says what it means. Nothing that is open
+or UNKNOWN has a time to live. What Redis may lose (what was acknowledged and not on disk, or not on a replica that
+takes over) is lost with its fences: see ``docs/redis.md`` before money hangs on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+from semel.flow import Ask, Flow, ask
+from semel.model import (
+    ANSWERED_STATES,
+    AnswerKind,
+    Audit,
+    Claim,
+    Effects,
+    Find,
+    Found,
+    Proceed,
+    Purged,
+    Record,
+    Renewal,
+    Resolution,
+    Resolved,
+    Resolving,
+    Settled,
+    Settlement,
+    Settling,
+    State,
+    Verdict,
+)
+from semel.rules.decide import decide, first_grant, is_grant_new
+from semel.rules.lease import PURGE_GRACE_US
+from semel.rules.settle import abandoned_row, marked_row, renewed_row, resolved_row, settled_row
+from semel.rules.stored import answer_digest, pack_headers
+from semel.stores.base import Capabilities, Identity, Observed
+from semel.stores.memory import granted_row
+from semel.stores.redis_keys import TAGS, Keys
+from semel.stores.redis_layout import decode_any, frames, number
+from semel.stores.redis_pages import Pages, audit_line, operation_calls
+from semel.stores.redis_rows import LUA, Rows
+from semel.stores.redis_settings import observe
+from semel.stores.scripts import Call, Calls
+
+MIGRATIONS: Final = ("0001_first",)
+SCHEMA_VERSION: Final = len(MIGRATIONS)
+_NEVER_SETTLED: Final = frames((None,) * 8)
+_NO_ANSWER: Final = frames((None,) * 3)
+
+
+class RedisStore:
+    """The store contract in Redis scripts.
+
+    Parameters: ``prefix`` of every key, so that several stores share a server; ``wait_replicas`` how many replicas the
+    driver waits for, of which :meth:`observe` speaks.
+    """
+
+    capabilities = Capabilities(
+        survives_process_crash=True,
+        survives_server_crash=False,
+        shared_between_processes=True,
+        atomic_with_business_writes=False,
+    )
+
+    def __init__(self, prefix: str = "semel", *, wait_replicas: int = 0) -> None:
+        self.keys = Keys(prefix)
+        self._wait_replicas = wait_replicas
+        self._rows = Rows(self.keys)
+        self._pages = Pages(self._rows)
+        self._newest = 0  # the last place that this process has seen: what it claims next is listed after it
+
+    # --- a command's life -------------------------------------------------------------------
+
+    def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
+        after = self._newest
+        calls = tuple([self._claim_call(claim, after + nth) for nth, claim in enumerate(claims)])
+        replies = yield from ask(Calls(calls))
+        verdicts: list[Verdict] = []
+        for claim, reply in zip(claims, replies, strict=True):
+            now = int(reply[0])
+            if reply[1] is None:
+                self._newest = max(self._newest, int(reply[2]))
+                verdicts.append(Proceed(first_grant(claim, now)))
+            else:
+                verdicts.append((yield from self._decide(claim, now, decode_any(reply[1], claim.id))))
+        return verdicts
+
+    def _claim_call(self, claim: Claim, after: int) -> Call:
+        terms, scope, keys, id = claim.terms, claim.scope, self.keys, claim.id
+        operation = claim.operation_id.hex().encode()
+        claimed = frames(
+            (
+                *(id, scope.tenant, scope.caller, scope.operation, claim.key_hash, claim.recipe, claim.fingerprint),
+                *(int(terms.effects), claim.holder, 1, 0, 0, terms.attempts_max, int(terms.after_expiry)),
+            )
+        )
+        return Call(
+            LUA["claim"],
+            (keys.record(id), keys.operation(id, operation), keys.all(id), keys.open(id), keys.due(id)),
+            (
+                *(id, b"%02d" % terms.starts, claim.nonce.hex().encode(), operation),
+                *(terms.lease_us, terms.deadline_us, terms.dedup_us, number(terms.answer_us)),
+                *(number(terms.tombstone_us), b"%08d%08d" % (len(claimed), len(_NEVER_SETTLED)), claimed),
+                *(_NEVER_SETTLED + _NO_ANSWER, _first_due(claim), after),
+            ),
+        )
+
+    def _decide(self, claim: Claim, now: int, row: Record | None) -> Flow[Verdict]:
+        """Decide on a record that is there, and write what that grants; if somebody is quicker, decide again."""
+        while row is not None:
+            verdict = decide(row, claim, now)
+            if type(verdict) is not Proceed or not is_grant_new(row, verdict.grant):
+                return verdict
+            if (yield from self._rows.replace(row, granted_row(row, claim, verdict.grant), now)):
+                return verdict
+            now, row = yield from self._rows.look(claim.id)
+        return (yield from self.claim((claim,)))[0]  # forgotten in the meantime
+
+    def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
+        found = yield from self._rows.look_all([claim.id for claim in claims])
+        verdicts: list[Verdict | None] = []
+        for claim, (now, row) in zip(claims, found, strict=True):
+            verdict = None if row is None else decide(row, claim, now)
+            writes = type(verdict) is Proceed and is_grant_new(row, verdict.grant)
+            verdicts.append(None if writes else verdict)
+        return verdicts
+
+    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+        return (yield from self.claim((claim,)))[0]
+
+    def settle_within(self, settlement: Settlement) -> Ask[Any]:
+        raise NotImplementedError("Redis holds no transaction with the handler's writes")
+
+    def together(self) -> Flow[None]:
+        yield from ()
+
+    def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
+        # Only an answer ends a record whatever was before it; the rules say what else may become of it.
+        ends = [word for word in settlements if word.state in ANSWERED_STATES]
+        replies = iter((yield from ask(Calls(tuple([self._settle_call(word) for word in ends])))) if ends else ())
+        settled: list[Settling] = []
+        for word in settlements:
+            if word.state in ANSWERED_STATES and int(next(replies)) == 1:
+                settled.append(Settled())
+            else:
+                settled.append((yield from self._settle_by_rule(word)))
+        return settled
+
+    def _settle_call(self, word: Settlement) -> Call:
+        answer, keys = word.answer, self.keys
+        block = None if answer is None else pack_headers(answer.headers)
+        digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
+        keep = word.answer_kind == AnswerKind.KEPT and answer is not None
+        small = frames(
+            (
+                *(word.doubt, word.business_ref, word.resource_type, word.resource_id, word.error_code, digest, None),
+                None if answer is None else answer.status,
+            )
+        )
+        large = frames((block if keep else None, None, answer.body if keep and answer is not None else None))
+        return Call(
+            LUA["settle"],
+            (keys.record(word.id), keys.open(word.id), keys.due(word.id)),
+            (
+                *(word.id, number(word.fence), word.nonce.hex().encode(), b"%02d" % word.state, int(word.answer_kind)),
+                *(b"%08d" % len(small), small + large, PURGE_GRACE_US, keys.tag(word.id) + b"o:"),
+            ),
+        )
+
+    def _settle_by_rule(self, word: Settlement) -> Flow[Settling]:
+        while True:
+            now, row = yield from self._rows.look(word.id)
+            reply, written = settled_row(row, word, now)
+            if row is None or written is None or (yield from self._rows.replace(row, written, now)):
+                return reply
+
+    def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
+        done: list[bool] = []
+        for renewal in renewals:
+            done.append((yield from self._rows.rewrite(renewal.id, partial(_marked, renewal=renewal))))
+        return done
+
+    def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
+        replies = (yield from ask(Calls(tuple([self._renew_call(each) for each in renewals])))) if renewals else []
+        done: list[bool] = []
+        for renewal, reply in zip(renewals, replies, strict=True):
+            by_rule = partial(_renewed, renewal=renewal)
+            done.append(int(reply) == 1 or (yield from self._rows.rewrite(renewal.id, by_rule)))
+        return done
+
+    def _renew_call(self, renewal: Renewal) -> Call:
+        id = renewal.id
+        names = (id, number(renewal.fence), renewal.nonce.hex().encode())
+        return Call(LUA["renew"], (self.keys.record(id), self.keys.due(id)), names)
+
+    def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
+        done: list[bool] = []
+        for id, nonce in nonces:
+            done.append((yield from self._rows.rewrite(id, partial(_abandoned, nonce=nonce))))
+        return done
+
+    def resolve(self, resolution: Resolution) -> Flow[Resolving]:
+        while True:
+            now, row = yield from self._rows.look(resolution.id)
+            reply, written = resolved_row(row, resolution, now)
+            if row is None or written is None or not isinstance(reply, Resolved):
+                return reply
+            line = audit_line(now, resolution, written.fence)
+            if (yield from self._rows.replace(row, written, now, line)):
+                return reply
+
+    # --- lists and upkeep -------------------------------------------------------------------
+
+    def read(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
+        return [row for _, row in (yield from self._rows.look_all(ids))]
+
+    def read_operations(self, operation_ids: Sequence[bytes]) -> Flow[list[Record | None]]:
+        calls = operation_calls(self._rows, operation_ids)
+        replies = (yield from ask(Calls(calls))) if calls else []
+        places = [[id for id in replies[at : at + TAGS] if id is not None] for at in range(0, len(replies), TAGS)]
+        rows = yield from self.read([id for ids in places for id in ids])
+        found = {row.operation_id: row for row in rows if row is not None}
+        return [found.get(operation_id) for operation_id in operation_ids]
+
+    def find(self, query: Find) -> Flow[Found]:
+        return self._pages.find(query)
+
+    def lapse(self, limit: int) -> Flow[list[Record]]:
+        return self._pages.lapse(limit)
+
+    def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
+        return self._pages.purge(after, chunk)
+
+    def counts(self) -> Flow[dict[int, int]]:
+        return self._pages.counts()
+
+    def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
+        return self._pages.audit(record, limit)
+
+    def observe(self) -> Flow[list[Observed]]:
+        """What the server's settings make of the store's promise."""
+        return observe(self.keys.tags, self._wait_replicas)
+
+    def identity(self) -> Flow[Identity | None]:
+        [pairs] = yield from ask(Calls((Call(None, (self.keys.meta,), (), "HGETALL"),)))
+        fields = {bytes(name).decode(): bytes(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
+        if not fields:
+            return None
+        return Identity(
+            fields["store_id"].decode(),
+            int(fields["schema_version"]),
+            int(fields["epoch"]),
+            int(fields["id_format"]),
+            fields["secret_check"],
+        )
+
+    def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
+        call = Call(LUA["migrate"], (self.keys.meta,), (store_id.encode(), SCHEMA_VERSION, secret_check))
+        [new] = yield from ask(Calls((call,)))
+        return list(MIGRATIONS) if int(new) == 1 else []
+
+
+def _first_due(claim: Claim) -> bytes:
+    """As ``due_at`` of the record that a first grant writes, of which only the script knows the times."""
+    terms = claim.terms
+    if terms.starts != State.PROCESSING:
+        return b""
+    return b"dedup" if terms.effects == Effects.IDEMPOTENT and terms.attempts_max > 1 else b"lease"
+
+
+def _marked(row: Record | None, now: int, renewal: Renewal) -> Record | None:
+    return marked_row(row, renewal)
+
+
+def _renewed(row: Record | None, now: int, renewal: Renewal) -> Record | None:
+    return renewed_row(row, renewal, now)
+
+
+def _abandoned(row: Record | None, now: int, nonce: bytes) -> Record | None:
+    return abandoned_row(row, nonce, now)
+
+
+__all__ = ["LUA", "MIGRATIONS", "RedisStore"]

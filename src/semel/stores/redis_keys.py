@@ -1,0 +1,77 @@
+"""Where a Redis store keeps what: the names of its keys, and the places of records in lists.
+
+Every key of one record carries its *tag* in braces, so that a cluster puts them into one slot and a script may touch
+them together. A record's *place* is a number that grows with every record of its tag; lists of all tags are merged by
+place, ties by tag (decision 0026).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+TAGS: Final = 64  # slots that the records are spread over; part of the layout, never to be changed
+PLACE_BITS: Final = 53  # what a sorted set keeps exactly
+
+
+class Keys:
+    """The keys of one store.
+
+    Parameters: ``prefix`` of every key, so that several stores share a server.
+
+    >>> keys = Keys("shop")
+    >>> keys.record(bytes(16))
+    b'{shop:00}:r:00000000000000000000000000000000'
+    >>> keys.operation(bytes(16), b"1" * 32).startswith(keys.tags[0])
+    True
+    """
+
+    def __init__(self, prefix: str) -> None:
+        name = prefix.encode()
+        self.tags: Final = tuple(b"{%s:%02x}:" % (name, tag) for tag in range(TAGS))
+        self.meta: Final = b"%s:meta" % name
+
+    def tag(self, id: bytes) -> bytes:
+        """What all keys of this record begin with."""
+        return self.tags[id[0] % TAGS]
+
+    def record(self, id: bytes) -> bytes:
+        """The record itself."""
+        return b"%sr:%s" % (self.tag(id), id.hex().encode())
+
+    def operation(self, id: bytes, operation: bytes) -> bytes:
+        """The operation's key, which names the record. ``operation`` in hexadecimal."""
+        return b"%so:%s" % (self.tag(id), operation)
+
+    def all(self, id: bytes) -> bytes:
+        """The tag's records by place."""
+        return self.tag(id) + b"all"
+
+    def open(self, id: bytes) -> bytes:
+        """The tag's records that are open or UNKNOWN, by place."""
+        return self.tag(id) + b"open"
+
+    def due(self, id: bytes) -> bytes:
+        """The tag's records that a reaper will have to mark UNKNOWN, by when."""
+        return self.tag(id) + b"due"
+
+    def audit(self, id: bytes) -> bytes:
+        """The tag's audit trail."""
+        return self.tag(id) + b"audit"
+
+
+def newer_first(place: int, tag: int) -> int:
+    """A record's place among those of all tags: larger is newer.
+
+    >>> newer_first(8, 0) > newer_first(7, 63) > newer_first(7, 62)
+    True
+    """
+    return place * TAGS + tag
+
+
+def below(cursor: int | None, tag: int) -> bytes:
+    """The last place of a tag that stands before a cursor of :func:`newer_first`, as a sorted set wants it.
+
+    >>> below(newer_first(7, 3), tag=2), below(newer_first(7, 3), tag=3), below(None, tag=0)
+    (b'7', b'6', b'+inf')
+    """
+    return b"+inf" if cursor is None else b"%d" % ((cursor - 1 - tag) // TAGS)

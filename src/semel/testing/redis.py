@@ -1,0 +1,33 @@
+"""The Redis store as a subject of the conformance suite: a prefix of its own on a server, or a cluster, that runs."""
+
+from __future__ import annotations
+
+from redis import Redis
+from redis.cluster import RedisCluster
+
+from semel.engine.backend import Backend
+from semel.engine.connect_redis import redis_backend
+from semel.model import Record
+from semel.stores.redis_keys import Keys
+from semel.stores.redis_layout import decode, encode
+from semel.testing.bench import Subject
+from semel.testing.clock import SettableClock
+
+
+def redis_subject(host: str, port: int, prefix: str, clock: SettableClock, *, cluster: bool = False) -> Subject:
+    """A store on the server (or the ``cluster``) at ``host``:``port``.
+
+    Parameters: ``prefix`` one that nothing has used before on that server: the store is to be empty.
+    """
+
+    def opened() -> Backend:
+        return redis_backend(((host, port),), cluster=cluster, prefix=prefix, clock=clock)
+
+    def corrupt(row: Record) -> None:
+        key = Keys(prefix).record(row.id)
+        with RedisCluster(host=host, port=port) if cluster else Redis(host=host, port=port) as client:
+            known = client.get(key)
+            assert isinstance(known, bytes)
+            client.set(key, encode(decode(known)._replace(state=row.state, body=row.body)))
+
+    return Subject(opened(), corrupt, opened)
