@@ -29,6 +29,8 @@ PRIMING_SECONDS_MAX: Final = 60.0
 GRACE_SECONDS: Final = 10.0  # for the answers that are still out when the time is over
 _OK: Final = b"HTTP/1.1 2"
 _LENGTH: Final = b"\r\ncontent-length: "
+_CHUNKED: Final = b"\r\ntransfer-encoding: chunked"
+_LAST_CHUNK: Final = b"\r\n0\r\n\r\n"  # in none of the payments
 _REPLAYED: Final = b"\r\nidempotency-replayed: true"
 
 
@@ -164,7 +166,7 @@ class Connection(asyncio.Protocol):
 
 
 def end_of_answer(data: bytes) -> int | None:
-    """Where the first answer ends; None while more is to come; -1 where its length is not said.
+    """Where the first answer ends; None while more is to come; -1 where it is not said.
 
     >>> end_of_answer(b"HTTP/1.1 201 Created\\r\\ncontent-length: 2\\r\\n\\r\\nok")
     45
@@ -176,7 +178,10 @@ def end_of_answer(data: bytes) -> int | None:
         return None
     start = data.find(_LENGTH, 0, head)
     if start < 0:
-        return -1
+        if _CHUNKED not in data[:head]:
+            return -1
+        last = data.find(_LAST_CHUNK, head)
+        return None if last < 0 else last + len(_LAST_CHUNK)
     start += len(_LENGTH)
     end = head + 4 + int(data[start : data.find(b"\r", start)])
     return end if len(data) >= end else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from bench.subjects import COUNTS_PATH, KEY_TEMPLATE, PATH, REQUEST_BODY, Mode
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 END_SECONDS: Final = 5.0
+_EXCEPTION: Final = re.compile(r"[\w.]+(Error|Exception): ")
 
 
 class BenchError(Exception):
@@ -66,9 +68,9 @@ class Child:
         self.pid = self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL, and wait."""
+        """SIGKILL, and wait until it is gone."""
         self._process.kill()
-        self._process.wait()
+        self.end()
 
     def wait(self) -> int:
         """Wait for it to end by itself; its exit code."""
@@ -98,7 +100,7 @@ def start(setup: Setup, *, python: str = sys.executable, log: Path | None = None
     try:
         line = child.stdout.readline()
         if not line:
-            where = "see its words above" if log is None else f"it said: {_last_line(log)}"
+            where = "see its words above" if log is None else f"it said: {_last_words(log)}"
             raise BenchError(f"the server of {setup.module} on {setup.store or 'no store'} did not start; {where}")
         return child, Server(json.loads(line)["port"], child.pid)
     except BaseException:
@@ -106,9 +108,11 @@ def start(setup: Setup, *, python: str = sys.executable, log: Path | None = None
         raise
 
 
-def _last_line(log: Path) -> str:
+def _last_words(log: Path) -> str:
+    """The last exception's first line, or else the last line."""
     lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "nothing"
+    raised = [line for line in lines if _EXCEPTION.match(line)]
+    return (raised or lines or ["nothing"])[-1]
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started, found = time.monotonic(), installed()
     chosen, left_out = choose(options, found)
     for words in left_out:
-        print(f"bench: {words}", file=sys.stderr)
+        print(f"bench: left out: {words}", file=sys.stderr)
     if not chosen:
         print("bench: nothing is left to compare; --help names the subjects", file=sys.stderr)
         return 1
@@ -65,7 +65,7 @@ def choose(options: Options, found: Installed) -> tuple[list[Subject], list[str]
         words.append(missing)
     if redis_program() is None and any(subject.store == "redis" for subject in asked):
         names = ", ".join(subject.name for subject in asked if subject.store == "redis")
-        words.append(f"left out, there is no Redis server here: {names} ({REMEDY})")
+        words.append(f"no Redis server here: {names} ({REMEDY})")
         asked = [subject for subject in asked if subject.store != "redis"]
     return asked, words
 

@@ -46,7 +46,7 @@ async def examine(subject: Subject, cases: Sequence[Case], folder: Path, urls: M
 
 def _without_server(subject: Subject, case: Case) -> Finding | None:
     if case.durable and not subject.durable:
-        return Finding(Verdict.NOT_OFFERED, "A memory store ends with its process, as every one of these says.")
+        return Finding(Verdict.NOT_OFFERED, "Its memory store ends with the process.")
     reason = subject.not_offered.get(case.name)
     return None if reason is None else Finding(Verdict.NOT_OFFERED, reason)
 
@@ -91,11 +91,14 @@ def _store(subject: Subject, folder: Path, urls: Mapping[str, str]) -> str:
 
 
 def _cited(finding: Finding, subject: Subject, case: Case) -> Finding:
-    said = subject.documented.get(case.name)
-    return finding if said is None else replace(finding, note=f"{finding.note} Its documents: “{said}”")
+    """The finding with what we remark, and what the package says beforehand."""
+    names = (case.name, f"{case.name}/{subject.kind}")
+    remarks = [subject.remarks[name] for name in names if name in subject.remarks]
+    said = [f"It says: “{subject.documented[name]}”" for name in names if name in subject.documented]
+    return replace(finding, note=" ".join([finding.note, *remarks, *said]))
 
 
 def _shortened(text: str) -> str:
-    """The last line that a server said, which is an exception's."""
+    """What an exception said, without its class."""
     said = text.rpartition("it said: ")[2]
-    return f"It says: {said.partition(': ')[2] or said}."
+    return f"The exception: “{said.partition(': ')[2] or said}”"

@@ -21,6 +21,7 @@ class Subject:
     lease_seconds: float | None = 1.0
     not_offered: Mapping[str, str] = field(default_factory=dict)
     documented: Mapping[str, str] = field(default_factory=dict)
+    remarks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -49,7 +50,14 @@ def semel(store: str) -> Subject:
         "callers": "A key means something only for its caller, so that there is no default.",
         "body-20mb": "a larger request is refused with 413",
     }
-    return Subject(package="semel", store=store, module=SEMEL, documented=documented)
+    remarks = {
+        "killed": "Declared idempotent it would run again with the same derived keys; declared atomic, with its writes "
+        "in the record's transaction, nothing would have happened and it would run again.",
+        "error": 'Declared `on_error="replay"`, the error would be stored and replayed.',
+        "raised": 'Declared `on_error="replay"`, the error would be stored and replayed.',
+        "reply-3mb": "The fact is kept: a duplicate is told that it was done.",
+    }
+    return Subject(package="semel", store=store, module=SEMEL, documented=documented, remarks=remarks)
 
 
 def subjects(found: Installed, urls: Sequence[str] = ()) -> list[Subject]:
@@ -64,6 +72,7 @@ def subjects(found: Installed, urls: Sequence[str] = ()) -> list[Subject]:
             lease_seconds=peer.lease_seconds,
             not_offered=peer.not_offered,
             documented=peer.documented,
+            remarks=peer.remarks,
         )
         for peer in found.peers()
         for store in peer.stores

@@ -106,9 +106,9 @@ def judge_callers(effects: int, first: Reply, other: Reply) -> Finding:
 def says_unknown(answer: Answer) -> bool:
     """Whether a refusal says that the outcome is unknown, rather than that somebody is still busy.
 
-    By its words: the packages that say so have "unknown" in the code or the type of their answer.
+    By its words: the packages that say so have one of these in the code or the type of their answer.
     """
-    return b"unknown" in answer.body.lower()
+    return any(word in answer.body.lower() for word in (b"unknown", b"quarantined"))
 
 
 def observed(effects: int, replies: Sequence[Reply]) -> str:

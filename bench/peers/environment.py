@@ -41,7 +41,7 @@ class Installed:
     def left_out(self) -> str | None:
         """Which peers cannot be measured and what installs them; None where none is missing."""
         missing = [peer.name for peer in PEERS if peer.name not in self.versions]
-        return f"left out, not installed: {', '.join(missing)} (`{REMEDY}` installs them)" if missing else None
+        return f"not installed: {', '.join(missing)} (`{REMEDY}` installs them)" if missing else None
 
     def named(self, peers: Sequence[Peer]) -> str:
         """These peers with their versions, and what serves them."""

@@ -55,7 +55,7 @@ def guarded(run: Handler, store: Any, setup: Setup) -> Handler:
         try:
             status, text = await work(key, digest, request)
         except QuarantinedError:
-            return JSONResponse({"code": "outcome_unknown_or_in_progress"}, 409)
+            return JSONResponse({"code": "quarantined"}, 409)
         except KeyReuseError:
             return JSONResponse({"code": "key_reused"}, 422)
         return Response(text, status, media_type="application/json")

@@ -1,7 +1,8 @@
 """Which peers there are, and what each says about itself. Imports none of them.
 
-``documented`` quotes the peer's own pages (its README on PyPI, in the locked version) where a finding of
-``bench.correctness`` is something that it says beforehand; by the name of the case.
+``documented`` quotes the peer's own README or source, in the locked version, where a finding of ``bench.correctness``
+is something that it says beforehand; ``remarks`` are ours, read from its source. Both by the name of the case, or
+``case/store`` where they are about one store.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ class Peer:
     """One package. ``stores`` are the kinds it offers that can run here: memory, sqlite, redis.
 
     ``lease_seconds`` is the shortest lease its settings allow, in whole seconds, or None where it has no lease.
-    ``marks_callers`` says whether it has a way to tell callers apart. ``not_offered`` names cases it does not claim
+    ``not_offered`` names cases it does not claim
     to serve, with the reason; ``bare`` is what its speed is compared with.
     """
 
     name: str
     stores: tuple[str, ...]
     lease_seconds: float | None
-    marks_callers: bool = True
     bare: str = "bare"
     not_offered: Mapping[str, str] = field(default_factory=dict)
     documented: Mapping[str, str] = field(default_factory=dict)
+    remarks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def module(self) -> str:
@@ -44,7 +45,11 @@ PEERS: Final = (
             "callers": "Without `scope`, idemkit runs single-tenant and warns once.",
             "error": "A non-2xx HTTP response re-executes on retry.",
             "refusal": "A non-2xx HTTP response re-executes on retry.",
-            "raised": "A non-2xx HTTP response re-executes on retry.",
+            "stream": "Incremental response: don't buffer (it would stall delivery).",
+            "reply-3mb": "Don't cache it — release the claim so a retry can re-execute.",
+            "body-5mb": "an oversized request is streamed through WITHOUT idempotency rather than buffered whole.",
+            "body-20mb": "an oversized request is streamed through WITHOUT idempotency rather than buffered whole.",
+            "lines": "ASGI headers list → case-insensitive lowercase dict (last wins).",
         },
     ),
     Peer(
@@ -83,10 +88,18 @@ PEERS: Final = (
         name="fastapi-idempotency-key",
         stores=("memory", "sqlite", "redis"),
         lease_seconds=None,
-        marks_callers=False,
         documented={
             "error": "Upstream handler failed; lock is released to allow client retry.",
             "raised": "Upstream handler failed; lock is released to allow client retry.",
+        },
+        remarks={
+            "retry/redis": "Its Redis backend stores the answer without the fingerprint that a retry is compared with, "
+            "so that every retry after the answer reads as another payload.",
+            "killed": "The lock lives as long as an answer, 24 hours by default: so long the key reads as busy.",
+            "slow": "The lock lives as long as an answer, 24 hours by default.",
+            "scoped": "It has no way to tell callers apart.",
+            "reply-3mb/redis": "The answer leaves before it is stored: a retry at once may find it in progress.",
+            "lines": "The first line is used.",
         },
     ),
     Peer(
@@ -96,6 +109,12 @@ PEERS: Final = (
         not_offered={
             "binary": "A result is JSON, so bytes need a codec of one's own.",
             "stream": "It guards functions; a stream is no result.",
+        },
+        remarks={
+            "error": "The adapter's function returns the 500, so that it is a result; an exception is the next row.",
+            "empty": "Which keys are valid is the endpoint's business; the adapter refuses an empty one.",
+            "quoted": "What a key may look like is the endpoint's business.",
+            "payload": "By its `fingerprint=`, which is optional.",
         },
         documented={
             "killed": "a crash mid-effect is quarantined, never silently re-fired.",

@@ -206,7 +206,9 @@ def test_request_and_answer_have_the_size_that_is_said(protected: Server) -> Non
         (b"HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\nx", None),
         (b"HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\nxy", 45),
         (b"HTTP/1.1 201 Created\r\ncontent-length: 2\r\nx: y\r\n\r\nxyHTTP", 51),
-        (b"HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\n\r\n", -1),
+        (b"HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\n\r\n2\r\nxy\r\n", None),
+        (b"HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\n\r\n2\r\nxy\r\n0\r\n\r\n", 64),
+        (b"HTTP/1.1 201 Created\r\nconnection: close\r\n\r\n", -1),
     ],
 )
 def test_the_end_of_an_answer(data: bytes, end: int | None) -> None:
