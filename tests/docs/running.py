@@ -36,11 +36,13 @@ _MARK = "--- the next command of this block ---"
 _CHECKED = re.compile(r"(make|pip install|semel serve|semel demo)\b")
 
 
-def run_python(block: Block, page: str, namespace: dict[str, Any]) -> None:
-    """Run a block in the page's namespace."""
+def run_python(block: Block, page: str, namespace: dict[str, Any], served: str | None = None) -> None:
+    """Run a block in the page's namespace; ``served`` is the address of the reference service."""
     printed = io.StringIO()
     # Without this module's own __future__: a reader has none, and no dataclass can read annotations that are texts.
-    code = compile("\n" * (block.line - 1) + block.text, page, "exec", dont_inherit=True)
+    code = compile(
+        "\n" * (block.line - 1) + block.text.replace(ADDRESS, served or ADDRESS), page, "exec", dont_inherit=True
+    )
     with contextlib.redirect_stdout(printed):
         exec(code, namespace)
     expected = "".join(f"{line[4:]}\n" for line in block.text.splitlines() if line.startswith("# > "))
@@ -80,7 +82,7 @@ def parse_console(text: str) -> list[tuple[str, str]]:
     for line in text.splitlines():
         if line.startswith("$ "):
             found.append(([line[2:]], []))
-        elif line.startswith("> ") and found and not found[-1][1]:
+        elif (line == ">" or line.startswith("> ")) and found and not found[-1][1]:
             found[-1][0].append(line[2:])
         else:
             assert found, f"a console block begins with a command, not with {line!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -20,15 +21,26 @@ def test_the_examples_of(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     examples = [block for block in blocks(page.read_text("utf-8")) if block.language in RUN]
     namespace: dict[str, object] = {"__name__": "example"}
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as a shell in that folder would: what a page writes it can import
+    monkeypatch.setenv("no_proxy", "*")
     with ExitStack() as stack:
+        stack.callback(forget_modules, tmp_path)
         served: str | None = None
         if any(ADDRESS in block.text for block in examples):
             served = stack.enter_context(serving(tmp_path)).url.removeprefix("http://")
         for block in examples:
             if block.language == "python":
-                run_python(block, name_of(page), namespace)
+                run_python(block, name_of(page), namespace, served)
             else:
                 run_console(block, name_of(page), tmp_path, served)
+
+
+def forget_modules(folder: Path) -> None:
+    """The next page may write modules of the same names."""
+    for name, module in tuple(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is not None and Path(file).is_relative_to(folder):
+            del sys.modules[name]
 
 
 def test_nothing_that_looks_like_an_example_evades_its_test() -> None:

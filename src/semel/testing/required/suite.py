@@ -85,7 +85,7 @@ class RequiredTests:
 def suite(
     *, app: Any = None, make_app: Callable[[], Any] | None = None, operations: Sequence[Case]
 ) -> type[RequiredTests]:
-    """The same as an expression: ``TestPayments = suite(app=app, operations=[Case(...)])``.
+    """The required tests of these operations as one class: ``TestPayments = suite(app=app, operations=[Case(...)])``.
 
     Parameters: ``app`` the ASGI or WSGI application, or a function; or ``make_app``, which makes a new one for each
     test; ``operations`` one :class:`~semel.testing.idempotent.Case` each.

@@ -1,0 +1,170 @@
+"""The site: Sphinx reads the Markdown pages as they are, and four things are added while it reads.
+
+- The navigation is the lists of links on ``index.md`` (and on the index of the decisions), section by section, so that
+  a page which no list names fails the build.
+- The pages of ``reference/`` get the whole docstring of every name that their tables list.
+- CONTRIBUTING.md and CHANGELOG.md, which live above this folder, become pages.
+- Docstrings are written to be read in the source; ``_docstring`` completes what reStructuredText wants to be told.
+
+Build with ``make docs``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS))
+
+from make_reference import VALUES, resolve  # noqa: E402 - the line above is what makes it importable
+
+import semel.errors  # noqa: E402
+
+project = "Semel"
+author = "the authors of Semel"
+copyright = author
+version = release = semel.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["**/.*"]
+root_doc = "index"
+templates_path: list[str] = []
+nitpicky = False
+# Output in examples is cut with three dots, which no lexer of JSON or Python accepts.
+suppress_warnings = ["misc.highlighting_failure"]
+
+myst_heading_anchors = 4
+myst_links_external_new_tab = False
+
+default_role = "code"
+add_module_names = False
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+maximum_signature_line_length = 80
+toc_object_entries_show_parents = "hide"
+
+html_theme = "furo"
+html_title = f"Semel {release}"
+html_copy_source = False
+html_show_sphinx = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+pygments_style = "friendly"
+
+_ABOVE = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
+_HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
+_ITEM = re.compile(r"^- \[[^\]]+\]\(([\w/.-]+)\.md\)", re.MULTILINE)
+_ROW = re.compile(r"^\| `([\w.]+)` \| (.*) \|$", re.MULTILINE)
+_ERRORS = "|".join(name for name, value in vars(semel.errors).items() if inspect.isclass(value))
+_SECTION = re.compile(r"^Parameters \((.*)\):$")
+_RAISES = re.compile(rf"\b(?<![`.])({_ERRORS})\b(?!`)")
+
+
+def _read(app: Sphinx, docname: str, source: list[str]) -> None:
+    """What the site adds to a page."""
+    if docname in _ABOVE:
+        app.env.note_dependency(str(DOCS.parent / _ABOVE[docname]))
+        text = (DOCS.parent / _ABOVE[docname]).read_text("utf-8")
+        source[0] = re.sub(r"\]\((?:docs/)?(?!\w+:)", lambda found: "](" if "docs/" in found[0] else "](../", text)
+    source[0] = re.sub(
+        r"\]\((?:\.\./)+(CONTRIBUTING|CHANGELOG)\.md", lambda found: _to_page(docname, found[1]), source[0]
+    )
+    source[0] = source[0].replace("](../README.md", "](index.md")
+    if docname == "index" or docname.endswith("decisions/README"):
+        source[0] += _navigation(source[0])
+    if docname.startswith("reference/"):
+        source[0] = _with_docstrings(source[0])
+
+
+def _to_page(docname: str, name: str) -> str:
+    return f"]({'../' * docname.count('/')}{name.lower()}.md"
+
+
+def _navigation(text: str) -> str:
+    """A hidden table of contents for every section that lists pages."""
+    made = []
+    parts = _HEADING.split(text)
+    for caption, section in zip(["", *parts[1::2]], parts[0::2], strict=True):
+        pages = _ITEM.findall(section)
+        if pages:
+            heading = f":caption: {caption}\n" if caption else ""
+            made.append("\n\n```{toctree}\n:hidden:\n" + heading + "\n" + "\n".join(pages) + "\n```\n")
+    return "".join(made)
+
+
+def _with_docstrings(text: str) -> str:
+    """The tables of a page of reference, with links, and below them everything that the docstrings say."""
+    entries = []
+    for name, said in _ROW.findall(text):
+        if said.startswith("the same as `"):
+            continue
+        short = name.rpartition(".")[2]
+        kind = _kind(name)
+        heading = f"\n\n## {short}\n\n" if kind in ("class", "exception") else "\n\n"
+        entries.append(f"{heading}```{{eval-rst}}\n{_directive(kind, name, said)}\n```\n")
+    linked = _ROW.sub(lambda row: f"| {{py:obj}}`{row[1]}` | {_link_to_first(row[2])} |", text)
+    return linked + "".join(entries)
+
+
+def _link_to_first(said: str) -> str:
+    return re.sub(r"^the same as `([\w.]+)`", r"the same as {py:obj}`\1`", said)
+
+
+def _kind(name: str) -> str:
+    if name in VALUES:
+        return "data"
+    value = resolve(name)
+    if inspect.ismodule(value):
+        return "module"
+    if inspect.isclass(value):
+        return "exception" if issubclass(value, BaseException) else "class"
+    return "function"
+
+
+def _directive(kind: str, name: str, said: str) -> str:
+    if kind == "data":
+        return f".. py:data:: {name}\n\n   {said}"
+    if kind == "module":
+        return f".. automodule:: {name}\n   :no-members:"
+    options = "\n   :members:" if kind == "class" else ""
+    value = resolve(name)
+    if kind == "class" and (hasattr(value, "__members__") or hasattr(value, "_fields")):
+        options += "\n   :undoc-members:"
+    return f".. auto{kind}:: {name}{options}"
+
+
+def _docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Indented text after a paragraph is an example, and the names of errors lead to them."""
+    made: list[str] = []
+    literal = False
+    for number, line in enumerate(lines):
+        line = _SECTION.sub(r"*\1.*\n\nArgs:", line)
+        indented = line.startswith("    ")
+        if indented and not literal and not lines[number - 1] and _is_prose(lines, number):
+            made[-1:] = ["", "::", ""]
+        literal = indented or (literal and not line)
+        if not indented and not line.startswith(">>>") and not (number and lines[number - 1].startswith(">>>")):
+            line = _RAISES.sub(lambda found: f":exc:`~semel.errors.{found[1]}`", line)
+        made += line.split("\n")
+    lines[:] = made
+
+
+def _is_prose(lines: list[str], number: int) -> bool:
+    """Whether the last line above, beyond empty ones, is a sentence: no list, no directive."""
+    above = next((line for line in reversed(lines[:number]) if line), "")
+    return not above.startswith((" ", "-", "*", "..")) and not above.endswith("::")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Called by Sphinx."""
+    app.connect("source-read", _read)
+    app.connect("autodoc-process-docstring", _docstring, priority=400)  # before napoleon's
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
