@@ -36,6 +36,10 @@ UPWARD_ALLOWED = {
 
 # The client library that a driver wraps: the only third-party code below ring 4.
 DRIVER_LIBRARIES = {
+    "semel.drivers.asyncmy": "asyncmy",
+    "semel.drivers.asyncmy_unit": "asyncmy",
+    "semel.drivers.pymysql": "pymysql",
+    "semel.drivers.pymysql_unit": "pymysql",
     "semel.drivers.asyncpg": "asyncpg",
     "semel.drivers.asyncpg_unit": "asyncpg",
     "semel.drivers.psycopg": "psycopg",

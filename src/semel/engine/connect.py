@@ -27,6 +27,9 @@ def connect_backend(url: str) -> Backend:
     with TLS, ``redis+unix:///PATH`` a socket), ``redis+cluster://HOST:PORT,HOST:PORT`` a cluster; its options are
     ``?prefix=semel``, ``?wait_replicas=0``, ``?wait_seconds=1``, ``?connections_max=8``, ``?patience_seconds=5``
     and ``?persistence=none`` (docs/redis.md).
+    ``mysql://USER:PASSWORD@HOST:PORT/DATABASE`` (or ``mariadb://``) is a MariaDB server, through PyMySQL in threads
+    and asyncmy on event loops; its options are ``?connections_max=8``, ``?patience_seconds=5``, ``?socket=/PATH``,
+    ``?tls=yes`` and ``?tls_ca=/PATH`` (docs/mariadb.md).
 
     A store of somebody else's package is found by its entry point of the group ``semel.stores``: a function of
     the URL that answers a :class:`~semel.engine.backend.Backend`.
@@ -64,6 +67,12 @@ def _of_a_package(scheme: str, url: str) -> Backend:
     near = difflib.get_close_matches(scheme, _SCHEMES, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(_SCHEMES))}"
     raise UrlError(f"unknown store {scheme!r}{hint}")
+
+
+def _mariadb(url: SplitResult, options: dict[str, str]) -> Backend:
+    from semel.engine.connect_mariadb import mariadb_url
+
+    return mariadb_url(url, options)
 
 
 def _memory(url: SplitResult, options: dict[str, str]) -> Backend:
@@ -147,6 +156,8 @@ def seconds_of(name: str, text: str) -> float:
 
 
 _SCHEMES: Final[Mapping[str, Callable[[SplitResult, dict[str, str]], Backend]]] = {
+    **dict.fromkeys(("mariadb", "mariadb+asyncmy", "mariadb+pymysql"), _mariadb),
+    **dict.fromkeys(("mysql", "mysql+asyncmy", "mysql+pymysql"), _mariadb),
     "memory": _memory,
     "postgresql": _postgres,
     "postgresql+asyncpg": _postgres,

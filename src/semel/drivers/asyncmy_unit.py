@@ -1,0 +1,213 @@
+"""ATOMIC units through asyncmy, on event loops (see ``mariadb_unit``); as ``pymysql_unit`` does it in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import Any, TypeVar
+
+import asyncmy
+from asyncmy.errors import MySQLError
+
+from semel.drivers.asyncmy import Taken, close, is_sound, open_connection, perform
+from semel.drivers.lifo import AsyncLifo
+from semel.drivers.mariadb import Conversation, Server
+from semel.drivers.mariadb_errors import Lost, Refused, lost, store_error
+from semel.drivers.mariadb_unit import OVER, Transaction
+from semel.errors import EarlyCommit
+from semel.flow import Ask, MakeFlow
+
+T = TypeVar("T")
+
+
+class AsyncUnitConnection(asyncmy.Connection):
+    """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
+
+    transaction: Transaction | None = None  # while it is handed out
+
+    async def begin(self) -> None:
+        """It has begun."""
+        if self.transaction is None:
+            await super().begin()
+
+    async def commit(self) -> None:
+        """Keep what was written so far for Semel's COMMIT."""
+        if self.transaction is None:
+            await super().commit()
+
+    async def rollback(self) -> None:
+        """Undo what the handler wrote; the record stays claimed."""
+        if self.transaction is None:
+            await super().rollback()
+        else:
+            await self.query(self.transaction.undo())  # type: ignore[no-untyped-call]
+
+
+class AsyncmyUnit:
+    """One transaction of an event loop's. Made by :class:`AsyncUnitPool`; nothing is sent before the claim."""
+
+    def __init__(self, pool: AsyncUnitPool, taken: Taken, *, was_idle: bool) -> None:
+        self._pool = pool
+        self._taken = taken
+        self._was_idle = was_idle
+        self._begun = False
+        self._ended = False
+        self._transaction = self._new_transaction()
+
+    def _new_transaction(self) -> Transaction:
+        return Transaction(self._pool.server.clock, self._taken[1].packet_max)
+
+    @property
+    def connection(self) -> Any:
+        """What the handler writes on."""
+        return self._taken[0]
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        """Run a flow inside the transaction. Raises as ``PymysqlUnit.run``."""
+        first, self._begun = not self._begun, True
+        try:
+            return await self._perform(self._transaction.run(make))
+        except Lost as error:
+            if not first or not self._was_idle:
+                raise lost(error) from error
+        except Refused as error:
+            raise store_error(error) from error
+        # It had died while nobody looked. The claim names its nonce, so it may be made again.
+        self._taken = await self._pool.instead_of(self._taken)
+        self._transaction = self._new_transaction()
+        try:
+            return await self._perform(self._transaction.run(make))
+        except Lost as error:
+            raise lost(error) from error
+        except Refused as error:
+            raise store_error(error) from error
+
+    async def _perform(self, conversation: Conversation[T]) -> T:
+        try:
+            async with asyncio.timeout(self._pool.server.patience_seconds):
+                return await perform(self.connection, conversation)
+        except TimeoutError as error:
+            self.connection.close()
+            raise lost() from error
+
+    def hand_out(self) -> Any:
+        """The connection: from here on only Semel ends the transaction."""
+        self.connection.transaction = self._transaction
+        return self.connection
+
+    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+        """Settle and COMMIT in one round trip. As ``PymysqlUnit.settle``."""
+        return await self._finish(self._transaction.settle(needed, commit=True))
+
+    async def commit_async(self) -> None:
+        """End it without a settle.
+
+        Raises EarlyCommit where it was over already.
+        """
+        if not await self._finish(self._transaction.commit()):
+            raise EarlyCommit(OVER)
+
+    async def _finish(self, conversation: Conversation[bool]) -> bool:
+        if self._ended:
+            return False
+        try:
+            stands = await self._perform(conversation)
+        except Lost as error:
+            await self._end(sound=False)
+            raise lost(error) from error
+        except Refused as error:
+            if is_sound(error):
+                await self.rollback_async()
+            else:
+                await self._end(sound=False)
+            raise store_error(error) from error
+        except BaseException:
+            await self._end(sound=False)
+            raise
+        if stands:
+            await self._end(sound=True)
+        else:
+            await self.rollback_async()
+        return stands
+
+    async def rollback_async(self) -> None:
+        """End it; nothing of it remains. Safe to call at any time, also twice."""
+        if self._ended:
+            return
+        sound = True
+        if self._begun and self.connection.connected:
+            self.connection.transaction = None
+            try:
+                async with asyncio.timeout(self._pool.server.patience_seconds):
+                    await self.connection.rollback()
+            except (MySQLError, TimeoutError):
+                sound = False
+        await self._end(sound=sound)
+
+    async def _end(self, *, sound: bool) -> None:
+        self._ended = True
+        connection = self.connection
+        connection.transaction = None
+        await self._pool.give(self._taken, sound=sound and connection.connected and not connection.get_autocommit())
+
+    def run(self, make: MakeFlow[T]) -> T:
+        """Never asked: threads have units of their own (``pymysql_unit``)."""
+        raise NotImplementedError
+
+    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
+        """Never asked, as ``run``."""
+        raise NotImplementedError
+
+    def commit(self) -> None:
+        """Never asked, as ``run``."""
+        raise NotImplementedError
+
+    def rollback(self) -> None:
+        """Never asked, as ``run``."""
+        raise NotImplementedError
+
+
+class AsyncUnitPool:
+    """The connections of units, on each event loop that they are used on."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncLifo[Taken]]
+        self._loops = weakref.WeakKeyDictionary()
+
+    def _lifo(self) -> AsyncLifo[Taken]:
+        loop = asyncio.get_running_loop()
+        lifo = self._loops.get(loop)
+        if lifo is None:
+            lifo = self._loops[loop] = AsyncLifo(self._open, self.server.connections_max)
+        return lifo
+
+    async def begin(self) -> AsyncmyUnit:
+        """A unit on a connection of its own.
+
+        Raises StoreUnavailable: none became free in time, or none could be opened.
+        """
+        taken, was_idle = await self._lifo().take(self.server.patience_seconds)
+        return AsyncmyUnit(self, taken, was_idle=was_idle)
+
+    async def instead_of(self, taken: Taken) -> Taken:
+        """A new connection for one that was lost, and probably all idle ones with it."""
+        await close(taken[0])
+        await self.close()
+        return await self._open()
+
+    async def give(self, taken: Taken, *, sound: bool) -> None:
+        """It is free again, or to be dropped."""
+        if sound:
+            self._lifo().give(taken)
+        else:
+            await close(taken[0])
+            self._lifo().gone()
+
+    async def _open(self) -> Taken:
+        return await open_connection(AsyncUnitConnection, self.server, own=False)
+
+    async def close(self) -> None:
+        """Close what is idle on this loop."""
+        for connection, _ in self._lifo().forget_idle():
+            await close(connection)

@@ -1,0 +1,91 @@
+"""The driver of the MariaDB store: PyMySQL in threads, asyncmy on event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from typing import Protocol, TypeVar
+
+from semel.drivers.asyncmy import Loop
+from semel.drivers.mariadb import Server
+from semel.drivers.pymysql import Threads
+from semel.flow import MakeFlow
+
+T = TypeVar("T")
+
+
+class Closes(Protocol):
+    """The units' connections, closed with the driver's."""
+
+    def close(self) -> None: ...
+
+
+class ClosesAsync(Protocol):
+    """As :class:`Closes`, on an event loop."""
+
+    async def close(self) -> None: ...
+
+
+class MariadbDriver:
+    """Runs the MariaDB store's flows. Connects when first used; safe after a fork, and on any event loop."""
+
+    coalesces = True
+
+    def __init__(self, server: Server, units: Closes | None = None, async_units: ClosesAsync | None = None) -> None:
+        self.server = server
+        self._units = units
+        self._async_units = async_units
+        self._inherited: list[object] = []  # a parent's connections: never used here, never closed
+        self._begin_process()
+
+    def _begin_process(self) -> None:
+        self._pid = os.getpid()
+        self._threads = Threads(self.server)
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Loop] = weakref.WeakKeyDictionary()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            self._inherited += [self._threads, self._loops]
+            self._begin_process()
+
+    def run(self, make: MakeFlow[T]) -> T:
+        """Run a flow from an ordinary thread.
+
+        Raises:
+            StoreUnavailable: the server cannot be reached or refuses; nothing was written by the last statement.
+            StoreTimeout: the answer was lost; whether it took effect is not known yet.
+        """
+        self._check_process()
+        return self._threads.run(make)
+
+    def close(self) -> None:
+        """Close what is idle. The driver may be used again."""
+        self._check_process()
+        self._threads.close()
+        if self._units is not None:
+            self._units.close()
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        """Run a flow from an event loop, in a task of its own: a cancelled caller cuts nothing. Raises as ``run``."""
+        result: T = await asyncio.shield(self._loop().start(make))
+        return result
+
+    async def run_uncut(self, make: MakeFlow[T]) -> T:
+        """As ``run_async``, for a task of the engine's that nobody cancels."""
+        return await self._loop().run(make)
+
+    def _loop(self) -> Loop:
+        self._check_process()
+        running = asyncio.get_running_loop()
+        loop = self._loops.get(running)
+        if loop is None:
+            loop = self._loops[running] = Loop(self.server)
+        return loop
+
+    async def close_async(self) -> None:
+        """Wait for what is on its way, then close what is idle. The driver may be used again."""
+        await self._loop().close()
+        if self._async_units is not None:
+            await self._async_units.close()
+        self.close()

@@ -1,0 +1,100 @@
+"""An ATOMIC unit on MariaDB: one transaction that holds the record and the handler's own writes.
+
+BEGIN travels with the claim and COMMIT with the settle. Right after the claim stands a savepoint of a random name:
+COMMIT, ROLLBACK and DDL (which commits by itself) make it vanish, and nobody else can make it again. So the settle
+releases it first, and where that fails the claim is not this transaction's own any more: the server goes no further.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final, TypeVar
+
+from semel.drivers.clock import Clock
+from semel.drivers.mariadb import Conversation, Result, converse, written
+from semel.drivers.mariadb_errors import CONFLICTS, SAVEPOINT_MISSING, SIGNALLED, Refused
+from semel.flow import Ask, MakeFlow
+from semel.stores.statements import Execute
+
+T = TypeVar("T")
+
+OVER: Final = "the transaction was over before Semel could commit it"
+_UNSETTLED: Final = "semel: nothing was settled"
+_OPEN: Final = "BEGIN NOT ATOMIC\nSTART TRANSACTION;\n{claim};\nSAVEPOINT {name};\nEND"
+_SETTLE: Final = (
+    "BEGIN NOT ATOMIC\nRELEASE SAVEPOINT {name};\n{settle};\n"
+    f"IF ROW_COUNT() <> 1 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{_UNSETTLED}'; END IF;\n"
+    "{end}END"
+)
+_COMMIT: Final = "BEGIN NOT ATOMIC\nRELEASE SAVEPOINT {name};\nCOMMIT;\nEND"
+
+
+class Transaction:
+    """What one unit says to the server. ``joined``: the transaction is the user's, who begins and ends it."""
+
+    def __init__(self, clock: Clock | None, packet_max: int, *, joined: bool = False) -> None:
+        self.name = f"semel_{secrets.token_hex(8)}"
+        self._clock = clock
+        self._packet_max = packet_max
+        self._saved = joined  # the savepoint stands, or is set after each statement
+
+    def run(self, make: MakeFlow[T]) -> Conversation[T]:
+        """A flow inside the transaction. What it writes comes before the savepoint, where no rollback to that ends."""
+        inner = converse(make, self._clock, self._packet_max, inside=True)
+        try:
+            text = next(inner)
+            while True:
+                try:
+                    results = yield from self._say(text)
+                except Refused as error:
+                    text = inner.throw(error)
+                else:
+                    text = inner.send(results)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _say(self, text: str) -> Conversation[list[Result]]:
+        if self._saved:
+            results = yield text
+            _ = yield f"SAVEPOINT {self.name}"
+            return results
+        results = yield _OPEN.format(claim=text, name=self.name)
+        self._saved = True
+        return results[:1]
+
+    def undo(self) -> str:
+        """What the handler wrote is undone; the record stays claimed."""
+        return f"ROLLBACK TO SAVEPOINT {self.name}"
+
+    def settle(self, needed: Ask[Any], *, commit: bool) -> Conversation[bool]:
+        """Settle, and end the transaction; False where the claim is not its own any more."""
+        assert isinstance(needed, Execute)
+        text = written(needed.statement, needed.params, self._clock)
+        try:
+            _ = yield _SETTLE.format(name=self.name, settle=text, end="COMMIT;\n" if commit else "")
+        except Refused as error:
+            if is_not_ours(error):
+                return False
+            raise
+        return True
+
+    def commit(self) -> Conversation[bool]:
+        """End it without a settle; False where it was over already."""
+        try:
+            _ = yield _COMMIT.format(name=self.name)
+        except Refused as error:
+            if is_not_ours(error):
+                return False
+            raise
+        return True
+
+
+def is_not_ours(error: Refused) -> bool:
+    """Whether a settle met another transaction than that of its claim."""
+    return error.code == SAVEPOINT_MISSING or (error.code == SIGNALLED and _UNSETTLED in error.text)
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the server rolled a handler's transaction back because of another one: it may be run again."""
+    return type(error).__module__.split(".")[0] in ("pymysql", "asyncmy") and error.args[:1][0] in CONFLICTS

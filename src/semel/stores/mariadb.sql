@@ -1,0 +1,90 @@
+-- Every statement of the MariaDB store, by name. Values are always parameters, written as literals by the driver;
+-- :now is the driver's: the server's own clock, or microseconds where a test sets it. Batches come sorted by id, so that
+-- two of them take their locks in one order. A holder's write names fence and nonce; every list has a limit and an order.
+
+-- name: claim
+-- Reserve a key that was never seen, or answer the record that is there: one statement, and nothing is read before it is
+-- written. The record's lock is waited for :wait seconds; 0 where an ATOMIC unit may hold it for as long as it likes.
+-- Strict whatever the session says: a text that is too long is an error, not a shorter text.
+SET STATEMENT innodb_lock_wait_timeout = :wait, sql_mode = 'STRICT_ALL_TABLES' FOR
+INSERT INTO semel_record (
+    id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce, holder, attempt,
+    lapses, generation, operation_id, created_at, first_started_at, lease_until, deadline_at, dedup_until, lease_us,
+    attempts_max, answer_us, tombstone_us, after_expiry, answer_kind
+) VALUES (
+    :id, 1, :tenant, :caller, :operation, :key_hash, :recipe, :fingerprint, :state, :effects, :now, :nonce, :holder, 1,
+    0, 0, :operation_id, :now, :now, :now + LEAST(:lease_us, :deadline_us), :now + :deadline_us, :now + :dedup_us,
+    :lease_us, :attempts_max, :answer_us, :tombstone_us, :after_expiry, 0
+)
+ON DUPLICATE KEY UPDATE id = id
+RETURNING
+    :now, id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce, holder, attempt,
+    lapses, generation, operation_id, created_at, first_started_at, lease_until, deadline_at, dedup_until, lease_us,
+    attempts_max, answer_us, tombstone_us, after_expiry, settled_at, answer_until, forget_after, doubt, business_ref,
+    resource_type, resource_id, error_code, answer_kind, answer_digest, sealing_key_id, status, headers, request, body;
+
+-- name: look
+-- The records of these ids, and the time to decide by. Takes no lock.
+SELECT
+    :now, id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce, holder, attempt,
+    lapses, generation, operation_id, created_at, first_started_at, lease_until, deadline_at, dedup_until, lease_us,
+    attempts_max, answer_us, tombstone_us, after_expiry, settled_at, answer_until, forget_after, doubt, business_ref,
+    resource_type, resource_id, error_code, answer_kind, answer_digest, sealing_key_id, status, headers, request, body
+FROM semel_record
+WHERE id IN :ids;
+
+-- name: read_operations
+-- The whole records of these operation ids.
+SELECT
+    :now, id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce, holder, attempt,
+    lapses, generation, operation_id, created_at, first_started_at, lease_until, deadline_at, dedup_until, lease_us,
+    attempts_max, answer_us, tombstone_us, after_expiry, settled_at, answer_until, forget_after, doubt, business_ref,
+    resource_type, resource_id, error_code, answer_kind, answer_digest, sealing_key_id, status, headers, request, body
+FROM semel_record
+WHERE operation_id IN :ids
+ORDER BY seq;
+
+-- name: settle
+-- The holder's last word on its open record. Finds no row for anybody whose fence or nonce is no longer the record's, or
+-- whose record is no longer open: then read it and decide.
+UPDATE semel_record SET
+    state = :state,
+    settled_at = :now,
+    answer_until = :now + answer_us,
+    forget_after = :now + GREATEST(answer_us, tombstone_us),
+    doubt = :doubt,
+    error_code = :error_code,
+    business_ref = :business_ref,
+    resource_type = :resource_type,
+    resource_id = :resource_id,
+    answer_kind = :answer_kind,
+    answer_digest = :answer_digest,
+    status = :status,
+    headers = :headers,
+    request = NULL,
+    body = :body
+WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2) AND lease_until > 0;
+
+-- name: write_record
+-- Replace everything that may change, by compare-and-set on the version that was read.
+UPDATE semel_record SET
+    recipe = :recipe, fingerprint = :fingerprint, state = :state, effects = :effects, fence = :fence, nonce = :nonce,
+    holder = :holder, attempt = :attempt, lapses = :lapses, generation = :generation, operation_id = :operation_id,
+    created_at = :created_at, first_started_at = :first_started_at, lease_until = :lease_until,
+    deadline_at = :deadline_at, dedup_until = :dedup_until, lease_us = :lease_us, attempts_max = :attempts_max,
+    answer_us = :answer_us, tombstone_us = :tombstone_us, after_expiry = :after_expiry, settled_at = :settled_at,
+    answer_until = :answer_until, forget_after = :forget_after, doubt = :doubt, business_ref = :business_ref,
+    resource_type = :resource_type, resource_id = :resource_id, error_code = :error_code, answer_kind = :answer_kind,
+    answer_digest = :answer_digest, sealing_key_id = :sealing_key_id, status = :status, headers = :headers,
+    request = :request, body = :body
+WHERE id = :id AND fence = :seen_fence AND nonce = :seen_nonce AND state = :seen_state
+    AND lease_until = :seen_lease_until AND answer_kind = :seen_answer_kind AND doubt <=> :seen_doubt;
+
+-- name: raise_attention
+-- A record that became UNKNOWN is put where operators look. A hint: the record's own state is the truth.
+INSERT INTO semel_attention (id) VALUES (:id) ON DUPLICATE KEY UPDATE id = id;
+
+-- name: write_audit
+-- One line of the audit trail, in the transaction of what it tells.
+INSERT INTO semel_audit (at, record_id, actor, action, reason, fence)
+VALUES (:at, :record_id, :actor, :action, :reason, :fence);

@@ -1,0 +1,30 @@
+"""What the MariaDB store asks for beyond single statements: several of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from semel.flow import Ask
+from semel.stores.statements import Execute, Query, Row
+
+
+class Several(Ask[list[Any]]):
+    """Independent statements in one round trip and one commit; the replies in their order.
+
+    Where they are more than one packet of the server's may hold, they are sent in parts, each committed by itself.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Query | Execute]) -> None:
+        self.parts = parts
+
+
+class Reserve(Ask[list[list[Row]] | None]):
+    """As :class:`Several`; None, and nothing of it written, where somebody holds one of the locks for too long."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Query]) -> None:
+        self.parts = parts

@@ -1,0 +1,132 @@
+-- The statements of the MariaDB store beside the life of a command: lists, the reaper's walk, purges, the schema.
+-- The rules of mariadb.sql hold here too.
+
+-- name: find
+-- A page for operators, newest first, without headers and bodies; seq is the page's cursor. One row of NULLs: none.
+SELECT
+    clock.now, r.seq, r.id, r.format, r.tenant, r.caller, r.operation, r.key_hash, r.recipe, r.fingerprint, r.state,
+    r.effects, r.fence, r.nonce, r.holder, r.attempt, r.lapses, r.generation, r.operation_id, r.created_at,
+    r.first_started_at, r.lease_until, r.deadline_at, r.dedup_until, r.lease_us, r.attempts_max, r.answer_us,
+    r.tombstone_us, r.after_expiry, r.settled_at, r.answer_until, r.forget_after, r.doubt, r.business_ref,
+    r.resource_type, r.resource_id, r.error_code, r.answer_kind, r.answer_digest, r.sealing_key_id, r.status
+FROM (SELECT :now AS now) AS clock LEFT JOIN (
+    SELECT * FROM semel_record
+    WHERE seq < COALESCE(:before, 9223372036854775807)
+        AND state IN :states
+        AND (:tenant IS NULL OR tenant = :tenant)
+        AND (:caller IS NULL OR caller = :caller)
+        AND (:operation IS NULL OR operation = :operation)
+        AND (:lapsed = 0 OR (state IN (1, 2) AND lease_until <= :now))
+    ORDER BY seq DESC
+    LIMIT :limit
+) AS r ON TRUE
+ORDER BY r.seq DESC;
+
+-- name: find_unknown
+-- The same over UNKNOWN records only, by the table of those that need attention.
+SELECT
+    clock.now, r.seq, r.id, r.format, r.tenant, r.caller, r.operation, r.key_hash, r.recipe, r.fingerprint, r.state,
+    r.effects, r.fence, r.nonce, r.holder, r.attempt, r.lapses, r.generation, r.operation_id, r.created_at,
+    r.first_started_at, r.lease_until, r.deadline_at, r.dedup_until, r.lease_us, r.attempts_max, r.answer_us,
+    r.tombstone_us, r.after_expiry, r.settled_at, r.answer_until, r.forget_after, r.doubt, r.business_ref,
+    r.resource_type, r.resource_id, r.error_code, r.answer_kind, r.answer_digest, r.sealing_key_id, r.status
+FROM (SELECT :now AS now) AS clock LEFT JOIN (
+    SELECT semel_record.* FROM semel_attention AS a STRAIGHT_JOIN semel_record ON semel_record.id = a.id
+    WHERE seq < COALESCE(:before, 9223372036854775807)
+        AND state IN :states
+        AND (:tenant IS NULL OR tenant = :tenant)
+        AND (:caller IS NULL OR caller = :caller)
+        AND (:operation IS NULL OR operation = :operation)
+        AND (:lapsed = 0 OR (state IN (1, 2) AND lease_until <= :now))
+    ORDER BY seq DESC
+    LIMIT :limit
+) AS r ON TRUE
+ORDER BY r.seq DESC;
+
+-- name: scan_open
+-- One page of the reaper's walk over what was created since: the records still open, and where the page ended. A record
+-- may become visible after a younger one, so the walk stays :lag behind the clock.
+SELECT page.seq, IF(page.state IN (1, 2), page.id, NULL), page.created_at + :lag < :now
+FROM (SELECT seq, id, state, created_at FROM semel_record WHERE seq > :after ORDER BY seq LIMIT :page) AS page
+WHERE page.state IN (1, 2)
+    OR page.seq = (
+        SELECT MAX(seq) FROM (SELECT seq FROM semel_record WHERE seq > :after ORDER BY seq LIMIT :page) AS whole
+    )
+ORDER BY page.seq;
+
+-- name: find_lapsed
+-- Which of these, and of those that need attention, are PROCESSING although their lease is over; oldest lease first.
+SELECT :now, r.id
+FROM (SELECT id FROM semel_attention UNION SELECT id FROM semel_record WHERE id IN :ids) AS seen
+    STRAIGHT_JOIN semel_record AS r ON r.id = seen.id
+WHERE r.state = 2 AND r.lease_until <= :now
+    AND (r.effects <> 2 OR r.dedup_until <= :now OR r.lapses + (r.lease_until > 0) >= r.attempts_max)
+ORDER BY r.lease_until
+LIMIT :limit;
+
+-- name: clear_attention
+-- Drop what needs nobody any more.
+DELETE FROM semel_attention
+WHERE NOT EXISTS (SELECT 1 FROM semel_record AS r WHERE r.id = semel_attention.id AND r.state IN (1, 2, 6));
+
+-- name: write_horizon
+-- Remember how far the walk has come.
+UPDATE semel_meta SET horizon = GREATEST(horizon, :horizon);
+
+-- name: read_horizon
+-- Where a reaper that has just started begins its walk.
+SELECT horizon FROM semel_meta;
+
+-- name: purge_window
+-- One chunk of the purge's walk in order of creation: how long it is, where it ends, and whose time is over.
+SELECT
+    seq, id,
+    COALESCE(forget_after + :grace <= :now, 0),
+    COALESCE(answer_until + :grace <= :now AND answer_kind = 1, 0)
+FROM semel_record
+WHERE seq > :after
+ORDER BY seq
+LIMIT :chunk;
+
+-- name: lock_due
+-- Those of a chunk that nobody is writing now; the others are left to the next walk.
+SELECT id FROM semel_record WHERE id IN :ids ORDER BY id FOR UPDATE SKIP LOCKED;
+
+-- name: forget
+-- The tombstone's retention is over. Open and unknown records have no such end and are never met here.
+DELETE FROM semel_record WHERE id IN :ids AND forget_after + :grace <= :now;
+
+-- name: drop_answer
+-- The answer's retention is over; the tombstone stays.
+UPDATE semel_record SET answer_kind = 2, headers = NULL, body = NULL
+WHERE id IN :ids AND answer_until + :grace <= :now AND answer_kind = 1;
+
+-- name: count_states
+-- How many records stand in each state.
+SELECT state, COUNT(*) FROM semel_record GROUP BY state ORDER BY state;
+
+-- name: read_audit
+-- The newest lines of the audit trail, of one record or of all.
+SELECT at, record_id, actor, action, reason, fence
+FROM semel_audit
+WHERE :record_id IS NULL OR record_id = :record_id
+ORDER BY seq DESC
+LIMIT :limit;
+
+-- name: has_meta
+-- Whether this database was ever migrated.
+SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'semel_meta';
+
+-- name: read_meta
+-- Who this store is.
+SELECT store_id, schema_version, epoch, id_format, secret_check FROM semel_meta;
+
+-- name: first_meta
+-- Written once, by the first migration.
+INSERT INTO semel_meta (one, store_id, schema_version, epoch, id_format, secret_check, horizon)
+VALUES (1, :store_id, :schema_version, 1, 1, :secret_check, 0)
+ON DUPLICATE KEY UPDATE one = one;
+
+-- name: write_schema_version
+-- Raised by each later migration.
+UPDATE semel_meta SET schema_version = :schema_version WHERE schema_version < :schema_version;

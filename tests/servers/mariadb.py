@@ -1,0 +1,85 @@
+"""MariaDB from the system's packages: one server per run, a database for each test process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pymysql
+
+from semel.drivers.mariadb import Server
+from tests.servers.needed import needs, program
+from tests.servers.running import Running, dropped, free_port, launch, own, shared
+
+MARK: Final = needs("mariadb")
+USER: Final = "mysql"  # the server refuses to run as root
+
+
+def mariadb() -> Server:
+    """This run's server, and the name of a database that this process alone uses."""
+    return at(shared("mariadb", lambda folder: start(folder)))
+
+
+def at(server: Running, **changed: Any) -> Server:
+    """How to connect to a server."""
+    return replace(Server("127.0.0.1", server.port, "root", f"semel_{os.getpid()}"), **changed)
+
+
+def url(server: Server, options: str = "") -> str:
+    """The same as a URL."""
+    return f"mysql://{server.user}:{server.password}@{server.host}:{server.port}/{server.database}{options}"
+
+
+def start(folder: Path, *settings: str) -> Running:
+    """Make a data folder in ``folder`` and start a server on it. ``settings`` such as ``max_allowed_packet=1M``."""
+    folder.chmod(0o755)
+    own(folder, USER)
+    server = program("mariadb")
+    user = [f"--user={USER}"] if dropped(USER) is not None else []
+    subprocess.run(
+        [
+            *("mariadb-install-db", "--no-defaults", *user, f"--datadir={folder / 'data'}", "--skip-test-db"),
+            *("--auth-root-authentication-method=normal", f"--basedir={_base(server)}"),
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+    )
+    return resume(folder, free_port(), *settings)
+
+
+def resume(folder: Path, port: int, *settings: str) -> Running:
+    """Start a server on a data folder that exists, after a crash or a stop."""
+    user = [f"--user={USER}"] if dropped(USER) is not None else []
+    command = [
+        *(str(program("mariadb")), "--no-defaults", *user, f"--datadir={folder / 'data'}", "--bind-address=127.0.0.1"),
+        *(f"--port={port}", f"--socket={folder / 'socket'}", f"--pid-file={folder / 'pid'}", "--skip-name-resolve"),
+        *("--max-connections=300", "--innodb-buffer-pool-size=64M", "--innodb-flush-log-at-trx-commit=1"),
+        *(
+            "--innodb-flush-method=nosync",
+            "--skip-innodb-doublewrite",
+        ),  # no test pulls the plug: what was written is there
+        *(f"--{setting}" for setting in settings),
+    ]
+
+    def ready() -> bool:
+        try:
+            with connect(port):
+                return True
+        except pymysql.Error:
+            return False
+
+    return launch(command, folder, port, ready)
+
+
+def connect(port: int, **options: Any) -> pymysql.Connection[Any]:
+    """A connection of a test's own."""
+    return pymysql.connect(host="127.0.0.1", port=port, user="root", autocommit=True, **options)
+
+
+def _base(server: Path) -> Path:
+    return server.parent.parent
