@@ -15,7 +15,7 @@ INVARIANTS = {f"I{number}" for number in range(1, 9)}
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_is_found(mutant: Mutant) -> None:
+def test_a_mutant_is_found(mutant: Mutant, untraced: None) -> None:
     with mutant.patch():
         finding = PARTS[mutant.part]()
     assert finding is not None, f"{mutant.does}, and {mutant.part} saw nothing"
@@ -27,6 +27,22 @@ def test_a_mutant_is_found(mutant: Mutant) -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_nothing_is_found_where_nothing_is_wrong(part: str) -> None:
     assert PARTS[part]() is None
+
+
+# The seven that everybody thinks of first, and what they are called here.
+NAMED = {
+    "drop the fence check": "drop-fence-check",
+    "complete before the effect": "complete-before-the-effect",
+    "delete on conflict": "delete-on-conflict",
+    "a time to live on a running record": "ttl-on-a-running-record",
+    "retry on a commit error": "retry-on-a-commit-error",
+    "replay before the fingerprint is compared": "replay-before-fingerprint",
+    "a claim that is not atomic": "claim-reads-then-writes",
+}
+
+
+def test_the_classic_mistakes_are_there() -> None:
+    assert {mutant.name for mutant in MUTANTS}.issuperset(NAMED.values())
 
 
 def test_there_are_enough_and_each_says_what_it_is() -> None:

@@ -1,4 +1,4 @@
-"""Is the kit's silence worth anything? Semel with one line wrong, fifty times over, and every one must be found.
+"""Is the kit's silence worth anything? Semel with one line wrong, seventy times over, and every one must be found.
 
     python -m semel.testing.mutants                    the table: mutant, found by, after how much
     python -m semel.testing.mutants --only lapse-proceeds --all

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from semel.errors import StoreError, StoreUnavailable
+from semel.engine.permit import Permit
+from semel.engine.result import Result
+from semel.errors import StoreError, StoreTimeout, StoreUnavailable
 from semel.flow import Flow, ask
 from semel.model import Answer, AnswerKind, Grant, InProgress, Settled, Settlement, Settling, State
 from semel.protocol.asks import Perform, Unit, Within
@@ -69,6 +71,39 @@ def _commit_believed(original: Any) -> Any:
 
 
 @contextmanager
+def _runs_again_after_a_commit_error() -> Iterator[None]:
+    """A commit that was not answered counts as failed, and the unit is run once more under its old grant."""
+
+    def failed(_: Any) -> Any:
+        def confirm_commit(store: Any, grant: Grant) -> Flow[None]:
+            yield from ()
+            raise StoreTimeout("the commit failed")
+
+        return confirm_commit
+
+    def again(original: Any) -> Any:
+        def finish(self: Any, permit: Any, handler: Any) -> Any:
+            try:
+                return original(self, permit, handler)
+            except StoreTimeout:
+                if permit.unit is None:
+                    raise
+            unit = self.backend.begin()
+            unit.hand_out()
+            answer = handler(Permit(permit.command, permit.claim, permit.grant, 0.0, unit))
+            unit.commit()
+            return Result(answer, False, permit.operation_id)
+
+        return finish
+
+    with (
+        replaced("semel.protocol.atomic:_confirm_commit", failed),
+        replaced("semel.engine.sync:Engine._finish", again),
+    ):
+        yield
+
+
+@contextmanager
 def _cookies() -> Iterator[None]:
     """Both the list of what is kept and the list of what never is."""
     with (
@@ -99,6 +134,13 @@ MUTANTS: Final = (
         breaks="I2",
         part="faults",
         patch=_at("semel.engine.sync:settle_unit", _commit_believed),
+    ),
+    Mutant(
+        name="retry-on-a-commit-error",
+        does="a commit that was not answered is taken for a failure, and the unit is run again",
+        breaks="I1",
+        part="faults",
+        patch=_runs_again_after_a_commit_error,
     ),
     Mutant(
         name="commit-without-reply-believed",

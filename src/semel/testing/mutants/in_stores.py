@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from semel.flow import Flow, ask
-from semel.model import Claim, Proceed, Verdict
+from semel.model import Claim, KeyReused, Proceed, Verdict
 from semel.rules.decide import decide, is_grant_new
 from semel.stores.memory import Call, granted_row
 from semel.stores.sqlite import SQL
@@ -38,7 +38,32 @@ def _reads_then_writes(_: Any) -> Any:
     return claim
 
 
+def _deletes_on_conflict(original: Any) -> Any:
+    """Another request under the key takes the record with it: the key is free, and what was done is forgotten."""
+
+    def claim(self: Any, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
+        verdicts: list[Verdict] = yield from original(self, claims)
+
+        def drop(table: Any, now: int) -> None:
+            for one, verdict in zip(claims, verdicts, strict=True):
+                row = table.records.get(one.id)
+                if type(verdict) is KeyReused and row is not None:
+                    table.drop(row)
+
+        yield from ask(Call("drop", drop))
+        return verdicts
+
+    return claim
+
+
 MUTANTS: Final = (
+    Mutant(
+        name="delete-on-conflict",
+        does="a conflict deletes the record it is a conflict with",
+        breaks="I4",
+        part="contract",
+        patch=lambda: replaced("semel.stores.memory:MemoryStore.claim", _deletes_on_conflict),
+    ),
     Mutant(
         name="claim-reads-then-writes",
         does="a claim of the memory store is a read and a later write",
