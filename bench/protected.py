@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from bench.bare import application
 from bench.setup import App, Handlers, Setup
+from bench.stores import for_semel
 from bench.subjects import COUNTS_PATH
 from semel import AsyncEngine, Engine, Policy
 from semel.telemetry import Counting
@@ -23,9 +24,10 @@ from semel.web.routing import Operation
 def build(setup: Setup, handlers: Handlers) -> App:
     """Every handler is a declared operation; settings are the defaults but for what the setup says."""
     assert setup.store is not None
-    migrate(setup.store)
+    url = for_semel(setup.store)
+    migrate(url)
     counting = Counting()
-    engine = AsyncEngine.connect(setup.store, observer=counting) if setup.counted else AsyncEngine.connect(setup.store)
+    engine = AsyncEngine.connect(url, observer=counting) if setup.counted else AsyncEngine.connect(url)
 
     async def counts(request: Request) -> JSONResponse:
         # Those of requests: the reaper looks at the store by the clock, whatever is asked of it.

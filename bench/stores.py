@@ -36,6 +36,11 @@ def redis_version(program: str) -> str:
     return f"{Path(program).name} {words.get('v', 'of unknown version')}, without persistence"
 
 
+def for_semel(url: str) -> str:
+    """The URL of the bench's own Redis as Semel wants it: what it may lose on this server is accepted by its name."""
+    return f"{url}?persistence=none" if url.startswith("redis://127.0.0.1:") and "?" not in url else url
+
+
 @contextmanager
 def redis_server(folder: Path) -> Iterator[str]:
     """The URL of a Redis server on a free port of the loopback interface, without persistence; it ends with the block.

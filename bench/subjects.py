@@ -53,6 +53,8 @@ SUBJECTS: Final = (
     Subject("memory-replay", "memory", Mode.REPLAY, 1.0),
     Subject("sqlite-fresh", "sqlite", Mode.FRESH, 0.40),
     Subject("sqlite-replay", "sqlite", Mode.REPLAY, 0.80),
+    Subject("redis-fresh", "redis", Mode.FRESH, 0.60),
+    Subject("redis-replay", "redis", Mode.REPLAY, 0.90),
 )
 GOAL_CONNECTIONS: Final = 32
 

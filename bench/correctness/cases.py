@@ -74,7 +74,7 @@ async def _retried(target: Target, call: Call, again: Call | None = None) -> Fin
 
 async def parallel(target: Target, case: str) -> Finding:
     """A crowd with one key at once; the handler answers when the crowd has been refused or is waiting."""
-    call = replace(target.call(case), gate=True)
+    call = replace(target.call(case), gate="after")
     crowd = [asyncio.create_task(target.send(call)) for _ in range(CROWD)]
     await target.until(lambda: target.book.count(call.mark) > 0 or all(task.done() for task in crowd))
     await target.until(lambda: sum(task.done() for task in crowd) >= CROWD - 1, CROWD_SECONDS)
@@ -92,25 +92,29 @@ async def parallel(target: Target, case: str) -> Finding:
     return judge(effects, [next(iter(given), retry), retry], note)
 
 
-async def killed(target: Target, case: str) -> Finding:
-    """SIGKILL between the effect and the storing of the answer; a restart on the same store; retries."""
-    call = replace(target.call(case), gate=True)
-    async with target.sending(call) as task:
-        await target.kill()
-        first = await task
-    if target.book.count(call.mark) != 1 or isinstance(first, Answer):
-        raise CaseError("the server did not die between effect and answer")
-    await target.start()
-    replies: list[Reply] = [first, await target.send(call)]
-    if target.lease_seconds is not None and target.book.count(call.mark) == 1:
-        await asyncio.sleep(target.lease_seconds * LEASE_MARGIN)
-        replies.append(await target.send(call))
-    return judge(target.book.count(call.mark), replies, "Killed, restarted, asked at once and after the lease:")
+def _killed(place: str, effects: int) -> Check:
+    """SIGKILL while the handler is at a place; a restart on the same store; a retry at once, and after the lease."""
+
+    async def check(target: Target, case: str) -> Finding:
+        call = replace(target.call(case), gate=place)
+        async with target.sending(call) as task:
+            await target.kill()
+            first = await task
+        if target.book.count(call.mark) != effects or target.book.runs(call.mark) != 1 or isinstance(first, Answer):
+            raise CaseError(f"the server did not die {place} its effect")
+        await target.start()
+        replies: list[Reply] = [first, await target.send(call)]
+        if target.lease_seconds is not None and target.book.runs(call.mark) == 1:
+            await asyncio.sleep(target.lease_seconds * LEASE_MARGIN)
+            replies.append(await target.send(call))
+        return judge(target.book.count(call.mark), replies, "Killed, restarted, asked at once and after the lease:")
+
+    return check
 
 
 async def slow(target: Target, case: str) -> Finding:
     """A handler that waits (without blocking its loop) past the lease; the duplicate comes then."""
-    call = replace(target.call(case), gate=True)
+    call = replace(target.call(case), gate="after")
     async with target.sending(call) as task:
         lease = target.lease_seconds
         await asyncio.sleep(0 if lease is None else lease * PAST_LEASE)
@@ -141,7 +145,7 @@ async def payloads(target: Target, case: str) -> Finding:
 
 async def client_gone(target: Target, case: str) -> Finding:
     """The client hangs up while the handler runs, and asks again when it has ended."""
-    call = replace(target.call(case), gate=True)
+    call = replace(target.call(case), gate="after")
     sending = asyncio.create_task(target.send(call))
     if not await target.until(lambda: target.book.count(call.mark) > 0):
         raise CaseError("the handler did not begin")
@@ -162,7 +166,8 @@ async def client_gone(target: Target, case: str) -> Finding:
 CASES: Final = (
     Case("retry", "retry after the answer", Run.USUAL, _twice()),
     Case("parallel", f"{CROWD} at once with one key", Run.USUAL, parallel),
-    Case("killed", "kill -9 after the effect, restart, retry", Run.LEASED, killed, durable=True),
+    Case("killed", "kill -9 after the effect, restart, retry", Run.LEASED, _killed("after", 1), durable=True),
+    Case("killed-before", "kill -9 before the effect, restart, retry", Run.LEASED, _killed("before", 0), durable=True),
     Case("slow", "handler runs past the lease", Run.LEASED, slow),
     Case("gone", "client gone while it runs, then retry", Run.USUAL, client_gone),
     Case("callers", "two callers, same key, nothing declared", Run.ALIKE, callers),
@@ -173,6 +178,7 @@ CASES: Final = (
     Case("reply-3mb", "answer of 3 MB replayed", Run.USUAL, _twice("large")),
     Case("error", "answer 500 after the effect, then retry", Run.USUAL, _twice("error")),
     Case("raised", "exception after the effect, then retry", Run.USUAL, _twice("raised")),
+    Case("raised-before", "exception before the effect, then retry", Run.USUAL, _twice("raised-before")),
     Case("refusal", "answer 422 after the effect, then retry", Run.USUAL, _twice("refusal")),
     Case("body-5mb", "body of 5 MB", Run.USUAL, _twice(body=b"b" * LARGE_BYTES)),
     Case("body-20mb", "body of 20 MB", Run.USUAL, _twice(body=b"b" * HUGE_BYTES)),

@@ -52,7 +52,7 @@ class Call:
     body: bytes = b'{"item":"book","count":1}'
     user: str = "alice"
     reply: str = "json"
-    gate: bool = False
+    gate: str = "none"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """All of its header lines."""
@@ -63,7 +63,7 @@ class Call:
             (b"x-user", self.user.encode()),
             (b"x-mark", self.mark.encode()),
             (b"x-reply", self.reply.encode()),
-            (b"x-gate", b"yes" if self.gate else b"no"),
+            (b"x-gate", self.gate.encode()),
             *((b"idempotency-key", key) for key in self.keys),
         ]
 

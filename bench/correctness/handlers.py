@@ -1,8 +1,8 @@
 """The application of the correctness table: one handler, whose effects are counted outside its process.
 
-Every call appends a line to a file (``O_APPEND``, one ``write``) before it answers: a kill afterwards cannot take it
-back. What a call does is said by headers, which are the same in a retry:
-``x-mark`` names the case, ``x-reply`` the answer; ``x-gate: yes`` waits after the effect until the gate is opened.
+An effect is a line appended to a file (``O_APPEND``, one ``write``): a kill afterwards cannot take it back. What a call
+does is said by headers, which are the same in a retry: ``x-mark`` names the case and ``x-reply`` the answer; ``x-gate``
+says where it waits until the gate is opened, ``before`` or ``after`` the effect.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ class Book:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def add(self, mark: str) -> int:
-        """Write an effect; how many there are now of this case."""
-        page = os.open(self._page(mark), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        try:
-            os.write(page, b"effect\n")
-        finally:
-            os.close(page)
-        return self.count(mark)
+    def begin(self, mark: str) -> int:
+        """A handler has begun; how many have, of this case."""
+        _append(self._folder / f"{mark}.runs")
+        return self.runs(mark)
+
+    def add(self, mark: str) -> None:
+        """An effect has happened."""
+        _append(self._folder / f"{mark}.effects")
+
+    def runs(self, mark: str) -> int:
+        """How many handlers of this case have begun."""
+        return _lines(self._folder / f"{mark}.runs")
 
     def count(self, mark: str) -> int:
         """How many effects this case has had."""
-        try:
-            return self._page(mark).read_bytes().count(b"\n")
-        except FileNotFoundError:
-            return 0
+        return _lines(self._folder / f"{mark}.effects")
 
     def open_gate(self, mark: str) -> None:
         """Let the handlers of this case answer."""
@@ -55,24 +56,43 @@ class Book:
         """Whether they may."""
         return self._gate(mark).exists()
 
-    def _page(self, mark: str) -> Path:
-        return self._folder / f"{mark}.effects"
-
     def _gate(self, mark: str) -> Path:
         return self._folder / f"{mark}.open"
+
+
+def _append(page: Path) -> None:
+    opened = os.open(page, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(opened, b"once\n")
+    finally:
+        os.close(opened)
+
+
+def _lines(page: Path) -> int:
+    try:
+        return page.read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
 
 
 def order_handlers(folder: Path) -> Handlers:
     """The handler, writing its effects into ``folder``."""
     book = Book(folder)
 
+    async def passed(request: Request, place: str, mark: str) -> None:
+        while request.headers.get("x-gate") == place and not book.is_open(mark):  # noqa: ASYNC110 - another process opens it
+            await asyncio.sleep(_GATE_SECONDS)
+
     async def order(request: Request) -> Response:
         await request.body()
-        mark = request.headers["x-mark"]
-        run = book.add(mark)
-        while request.headers.get("x-gate") == "yes" and not book.is_open(mark):  # noqa: ASYNC110 - another process opens it
-            await asyncio.sleep(_GATE_SECONDS)
-        return reply(request.headers.get("x-reply", "json"), run)
+        mark, kind = request.headers["x-mark"], request.headers.get("x-reply", "json")
+        run = book.begin(mark)
+        if kind == "raised-before" and run == 1:
+            raise RuntimeError("the handler fails before its effect, as the case asks")
+        await passed(request, "before", mark)
+        book.add(mark)
+        await passed(request, "after", mark)
+        return reply(kind, run)
 
     return {ORDERS: order}
 

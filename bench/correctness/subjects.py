@@ -55,6 +55,10 @@ def semel(store: str) -> Subject:
         "in the record's transaction, nothing would have happened and it would run again.",
         "error": 'Declared `on_error="replay"`, the error would be stored and replayed.',
         "raised": 'Declared `on_error="replay"`, the error would be stored and replayed.',
+        "killed-before": "An external handler counts as begun when it is called; declared idempotent or atomic, it "
+        "would run again.",
+        "raised-before": "Declared `nothing_happened=(...)` or `marks_effects=True`, the key would be released and the "
+        "retry would run.",
         "reply-3mb": "The fact is kept: a duplicate is told that it was done.",
     }
     return Subject(package="semel", store=store, module=SEMEL, documented=documented, remarks=remarks)
@@ -62,7 +66,7 @@ def semel(store: str) -> Subject:
 
 def subjects(found: Installed, urls: Sequence[str] = ()) -> list[Subject]:
     """Every subject that can be compared here."""
-    ours = [semel(store) for store in ("memory", "sqlite", *urls)]
+    ours = [semel(store) for store in ("memory", "sqlite", "redis", *urls)]
     peers = [
         Subject(
             package=peer.name,

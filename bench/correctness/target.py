@@ -59,10 +59,11 @@ class Target:
 
     @asynccontextmanager
     async def sending(self, call: Call) -> AsyncIterator[asyncio.Task[Reply]]:
-        """Send a call and enter when its effect has happened, while its handler waits at the gate."""
+        """Send a call and enter when its handler waits at its gate, before or after the effect."""
+        reached = self.book.runs if call.gate == "before" else self.book.count
         task = asyncio.create_task(self.send(call))
         try:
-            await self.until(lambda: self.book.count(call.mark) > 0 or task.done())
+            await self.until(lambda: reached(call.mark) > 0 or task.done())
             yield task
         finally:
             self.book.open_gate(call.mark)

@@ -21,6 +21,8 @@ class Verdict(Enum):
     TWICE = "twice"
     LEAK = "answer of another caller"
     WRONG_PAYLOAD = "answer of another payload"
+    NOT_DONE = "not done, refused"
+    NOT_DONE_UNKNOWN = "not done, told unknown"
     REFUSED = "refused"
     ERROR = "an error"
     HANGS = "hangs"
@@ -29,7 +31,7 @@ class Verdict(Enum):
 
 
 LEGEND = {
-    Verdict.ONCE: "one effect, and the retry got the first answer: same status, type and bytes",
+    Verdict.ONCE: "one effect, and the retry got its answer: same status, type and bytes, where the first call had one",
     Verdict.REFUSED_AFTER: "one effect; the retry was refused and did not run",
     Verdict.UNKNOWN: "one effect; the retry did not run and was told that nobody knows the outcome",
     Verdict.ERROR_AFTER: "one effect; the retry did not run and got a server error or a closed connection",
@@ -38,6 +40,8 @@ LEGEND = {
     Verdict.TWICE: "the effect happened more than once",
     Verdict.LEAK: "the second caller got the first caller's answer",
     Verdict.WRONG_PAYLOAD: "another payload under the same key got the first payload's answer",
+    Verdict.NOT_DONE: "no effect has happened, and the retry is refused: what was wanted stays undone",
+    Verdict.NOT_DONE_UNKNOWN: "the same, and the retry is told that nobody knows the outcome",
     Verdict.REFUSED: "nothing ran: the request was refused, both times",
     Verdict.ERROR: "nothing ran, and the answer was a server error or a closed connection",
     Verdict.HANGS: "no answer within the bench's patience (20 s)",
@@ -74,8 +78,8 @@ def judge(effects: int, replies: Sequence[Reply], note: str = "") -> Finding:
     if effects > 1:
         return Finding(Verdict.TWICE, seen)
     if effects == 0:
-        return Finding(Verdict.REFUSED if _refuses(last) else Verdict.ERROR, seen, _status(last))
-    if isinstance(last, Answer) and last.status < 600 and last == first:
+        return Finding(_undone(first, last), seen, _status(last))
+    if isinstance(last, Answer) and (last == first or (last.ok and _failed(first))):
         return Finding(Verdict.ONCE, seen)
     if isinstance(last, Answer) and last.refuses:
         return Finding(Verdict.UNKNOWN if says_unknown(last) else Verdict.REFUSED_AFTER, seen, last.status)
@@ -131,8 +135,17 @@ def _named(reply: Reply) -> str:
             return "closed"
 
 
-def _refuses(reply: Reply) -> bool:
-    return isinstance(reply, Answer) and reply.refuses
+def _undone(first: Reply, last: Reply) -> Verdict:
+    """Nothing has happened: by the caller's fault, or because of what had gone wrong before."""
+    if not (isinstance(last, Answer) and last.refuses):
+        return Verdict.ERROR
+    if not _failed(first):
+        return Verdict.REFUSED
+    return Verdict.NOT_DONE_UNKNOWN if says_unknown(last) else Verdict.NOT_DONE
+
+
+def _failed(reply: Reply) -> bool:
+    return isinstance(reply, Silence) or (reply.status >= 500 and not reply.refuses)
 
 
 def _status(reply: Reply) -> int | None:

@@ -96,6 +96,7 @@ PEERS: Final = (
             "retry/redis": "Its Redis backend stores the answer without the fingerprint that a retry is compared with, "
             "so that every retry after the answer reads as another payload.",
             "killed": "The lock lives as long as an answer, 24 hours by default: so long the key reads as busy.",
+            "killed-before": "The lock lives as long as an answer, 24 hours by default: so long the key reads as busy.",
             "slow": "The lock lives as long as an answer, 24 hours by default.",
             "scoped": "It has no way to tell callers apart.",
             "reply-3mb/redis": "The answer leaves before it is stored: a retry at once may find it in progress.",
@@ -117,6 +118,7 @@ PEERS: Final = (
             "payload": "By its `fingerprint=`, which is optional.",
         },
         documented={
+            "killed-before": "a crash mid-effect is quarantined, never silently re-fired.",
             "killed": "a crash mid-effect is quarantined, never silently re-fired.",
             "slow": "a crash mid-effect is quarantined, never silently re-fired.",
             "parallel": "a concurrent second caller never runs in parallel;",

@@ -54,11 +54,13 @@ def test_a_short_run_measures_every_cell_and_counts_what_is_promised(capsys: pyt
         "memory-replay": {"store_calls": 1, "commits": None},
         "sqlite-fresh": {"store_calls": 2, "commits": 2},
         "sqlite-replay": {"store_calls": 1, "commits": 0},
+        "redis-fresh": {"store_calls": 2, "commits": None},
+        "redis-replay": {"store_calls": 1, "commits": None},
     }
     assert document["limit"][0]["pairs_per_second"] > 0
     assert document["middleware"][0]["fresh_us"] > 0
     assert document["about"]["command"] == f"python -m bench {' '.join(OURS)} --json"
-    assert "bench: 11 of 11" in said.err
+    assert "bench: 15 of 15" in said.err
 
 
 def test_the_table_can_be_pasted_and_names_no_place_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,11 +37,15 @@ def planted(module: str, *, store: str = "memory") -> Subject:
 
 def test_an_unprotected_application_reads_twice(tmp_path: Path) -> None:
     names = ["retry", "parallel", "slow", "gone", "payload", "stream", "error", "raised", "killed", "quoted"]
+    before = ["killed-before", "raised-before"]
 
-    cells = found(planted("bench.bare", store="sqlite"), tmp_path, names)
+    cells = found(planted("bench.bare", store="sqlite"), tmp_path, [*names, *before])
 
-    assert {name: cell.words() for name, cell in cells.items()} == dict.fromkeys(cells, "twice")
-    assert set(cells) == set(names)
+    # What failed before its effect is done by the retry: there is nothing to protect.
+    assert {name: cell.words() for name, cell in cells.items()} == {
+        **dict.fromkeys(names, "twice"),
+        **dict.fromkeys(before, "once"),
+    }
 
 
 def test_a_leaking_application_reads_as_leaking(tmp_path: Path) -> None:
@@ -82,6 +86,7 @@ def test_a_case_that_a_subject_does_not_offer_needs_no_server(tmp_path: Path) ->
 
 def test_semel_with_a_file_holds_what_the_table_says(tmp_path: Path) -> None:
     names = ["parallel", "killed", "callers", "scoped", "payload", "binary", "stream", "raised", "empty", "quoted"]
+    names += ["killed-before", "raised-before"]
 
     findings = compare([semel("sqlite")], [case for case in CASES if case.name in names], tmp_path, {})
 
@@ -94,6 +99,8 @@ def test_semel_with_a_file_holds_what_the_table_says(tmp_path: Path) -> None:
         "binary": "once",
         "stream": "once",
         "raised": "once, told unknown 409",
+        "killed-before": "not done, told unknown 409",
+        "raised-before": "not done, told unknown 409",
         "empty": "refused 400",
         "quoted": "once",
     }
@@ -124,7 +131,11 @@ HUNG = Silence(hung=True)
         (1, [DONE, HUNG], "hangs"),
         (2, [DONE, DONE], "twice"),
         (3, [FAILED, BUSY], "twice"),
+        (1, [FAILED, DONE], "once"),
+        (1, [CLOSED, BUSY, DONE], "once"),
         (0, [BUSY, BUSY], "refused 409"),
+        (0, [FAILED, BUSY], "not done, refused 409"),
+        (0, [CLOSED, UNKNOWN, UNKNOWN], "not done, told unknown 409"),
         (0, [FAILED, FAILED], "an error 500"),
         (0, [CLOSED, CLOSED], "an error"),
     ],
@@ -228,6 +239,7 @@ def test_every_installed_peer_is_a_column_for_each_of_its_stores() -> None:
     assert [column.name for column in columns] == [
         "semel-memory",
         "semel-sqlite",
+        "semel-redis",
         "semel-postgresql",
         "idemkit-memory",
         "idemkit-redis",
