@@ -2,7 +2,7 @@
 
 - The navigation is the lists of links on ``index.md`` (and on the index of the decisions), section by section, so that
   a page which no list names fails the build.
-- The pages of ``reference/`` get the whole docstring of every name that their tables list.
+- The pages of ``reference/`` get a table and the whole docstring of every name that they list.
 - CONTRIBUTING.md and CHANGELOG.md, which live above this folder, become pages.
 - Docstrings are written to be read in the source; ``_docstring`` completes what reStructuredText wants to be told.
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS))
 
-from make_reference import VALUES, resolve  # noqa: E402 - the line above is what makes it importable
+import docstrings  # noqa: E402 - the line above is what makes it importable
 
 import semel.errors  # noqa: E402
 
@@ -62,7 +62,6 @@ pygments_style = "friendly"
 _ABOVE = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _ITEM = re.compile(r"^- \[[^\]]+\]\(([\w/.-]+)\.md\)", re.MULTILINE)
-_ROW = re.compile(r"^\| `([\w.]+)` \| (.*) \|$", re.MULTILINE)
 _ERRORS = "|".join(name for name, value in vars(semel.errors).items() if inspect.isclass(value))
 _SECTION = re.compile(r"^Parameters \((.*)\):$")
 _RAISES = re.compile(rf"\b(?<![`.])({_ERRORS})\b(?!`)")
@@ -101,29 +100,22 @@ def _navigation(text: str) -> str:
 
 
 def _with_docstrings(text: str) -> str:
-    """The tables of a page of reference, with links, and below them everything that the docstrings say."""
+    """A page of the reference: a table in the place of its list, with links, and below it what the docstrings say."""
+    lines = ["| name | what it is |", "| --- | --- |"]
     entries = []
-    for name, said in _ROW.findall(text):
-        if said.startswith("the same as `"):
-            continue
-        short = name.rpartition(".")[2]
-        kind = _kind(name)
-        heading = f"\n\n## {short}\n\n" if kind in ("class", "exception") else "\n\n"
-        entries.append(f"{heading}```{{eval-rst}}\n{_directive(kind, name, said)}\n```\n")
-    linked = _ROW.sub(lambda row: f"| {{py:obj}}`{row[1]}` | {_link_to_first(row[2])} |", text)
-    return linked + "".join(entries)
-
-
-def _link_to_first(said: str) -> str:
-    return re.sub(r"^the same as `([\w.]+)`", r"the same as {py:obj}`\1`", said)
+    for name, said, first in docstrings.rows(text):
+        lines.append(f"| {{py:obj}}`{name} <{first}>` | {said} |")
+        if first == name:
+            kind = _kind(name)
+            heading = f"## {name.rpartition('.')[2]}\n\n" if kind in ("class", "exception") else ""
+            entries.append(f"{heading}```{{eval-rst}}\n{_directive(kind, name, said)}\n```\n")
+    return "\n".join((docstrings.without_list(text, "\n".join(lines) + "\n"), *entries))
 
 
 def _kind(name: str) -> str:
-    if name in VALUES:
+    if name in docstrings.VALUES:
         return "data"
-    value = resolve(name)
-    if inspect.ismodule(value):
-        return "module"
+    value = docstrings.resolve(name)
     if inspect.isclass(value):
         return "exception" if issubclass(value, BaseException) else "class"
     return "function"
@@ -132,10 +124,8 @@ def _kind(name: str) -> str:
 def _directive(kind: str, name: str, said: str) -> str:
     if kind == "data":
         return f".. py:data:: {name}\n\n   {said}"
-    if kind == "module":
-        return f".. automodule:: {name}\n   :no-members:"
     options = "\n   :members:" if kind == "class" else ""
-    value = resolve(name)
+    value = docstrings.resolve(name)
     if kind == "class" and (hasattr(value, "__members__") or hasattr(value, "_fields")):
         options += "\n   :undoc-members:"
     return f".. auto{kind}:: {name}{options}"

@@ -4,10 +4,9 @@ be read fails here, and every public name is in the reference."""
 from __future__ import annotations
 
 import inspect
-import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from sphinx.util.inventory import InventoryFile
 
 import semel
-from tests.docs.pages import DOCS, PAGES, ROOT
+from tests.docs.pages import DOCS, PAGES, ROOT, blocks
 
 SECONDS_MAX = 120.0
 # Of these modules everything is public. Elsewhere a name is public by being on a page of the reference.
@@ -90,14 +89,10 @@ def test_the_site_asks_nobody_else(site: Built) -> None:
 # --- the reference ---
 
 
-@pytest.fixture(scope="module")
-def reference() -> dict[str, Any]:
-    return runpy.run_path(str(DOCS / "make_reference.py"))
-
-
-def test_the_pages_of_reference_are_current(reference: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    main: Callable[[list[str]], int] = reference["main"]
-    assert main(["--check"]) == 0, capsys.readouterr().err
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(DOCS)
+    return import_module("docstrings")
 
 
 def public() -> Iterator[tuple[str, object]]:
@@ -125,12 +120,23 @@ def _found(name: str) -> object:
         return None  # a member of a class
 
 
-def test_a_public_name_without_a_docstring_is_refused(
-    reference: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_public_name_without_a_docstring_is_refused(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (DOCS / "reference/semel.md").read_text("utf-8")
+    assert "semel.Policy" in [name for name, _, _ in reference.rows(text)]
     monkeypatch.setattr(semel.Policy, "__doc__", None)
     with pytest.raises(LookupError, match=r"semel\.Policy"):
-        reference["main"](["--check"])
+        reference.rows(text)
+
+
+def test_the_tree_of_errors_is_that_of_the_code() -> None:
+    [tree] = [block.text for block in blocks((DOCS / "reference/errors.md").read_text("utf-8"))]
+    assert tree.strip() in inspect.cleandoc(import_module("semel.errors").__doc__ or "").replace("\n    ", "\n")
+
+
+def test_a_function_is_not_taken_for_the_module_of_its_name(reference: Any) -> None:
+    assert callable(reference.resolve("semel.testing.required.suite"))
+    with pytest.raises(LookupError, match="nothing"):
+        reference.resolve("semel.nothing")
 
 
 def test_what_is_broken_fails_the_build(tmp_path: Path) -> None:
