@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import shlex
 import shutil
 import sqlite3
 import subprocess
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -24,6 +27,15 @@ def describe(folder: Path) -> dict[str, str]:
         "libraries": ", ".join(f"{name} {version(name)}" for name in LIBRARIES),
         "semel": f"{version('semel')} ({_revision()})",
     }
+
+
+def command_line(module: str, given: Sequence[str]) -> str:
+    """What reproduces the run, without the passwords of store URLs.
+
+    >>> command_line("bench", ["--url", "redis://shop:secret@db/0"])
+    'python -m bench --url redis://shop:...@db/0'
+    """
+    return re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:...@", shlex.join(["python", "-m", module, *given]))
 
 
 def load_average() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import tempfile
 import time
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if left_out:
         about["left out"] = "; ".join(left_out)
     about["load of the machine"] = f"{busy} at the start, {machine.load_average()} at the end"
-    about["command"] = shlex.join(["python", "-m", "bench", *given])
+    about["command"] = machine.command_line("bench", given)
     about["took"] = f"{time.monotonic() - started:.0f} s"
     print(table.as_json(results, about) if options.json else table.as_text(results, about))
     return 0

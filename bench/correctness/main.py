@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import tempfile
 import time
@@ -50,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if left_out:
         about["left out"] = "; ".join(left_out)
     about["date"] = time.strftime("%Y-%m-%d", time.gmtime())
-    about["command"] = shlex.join(["python", "-m", "bench.correctness", *given])
+    about["command"] = machine.command_line("bench.correctness", given)
     about["took"] = f"{time.monotonic() - started:.0f} s"
     print(table.as_json(findings, about) if options.json else table.as_text(findings, chosen, cases, about))
     return 0

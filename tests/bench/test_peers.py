@@ -16,6 +16,7 @@ from bench import main as program
 from bench.arguments import parse
 from bench.correctness.cases import NAMES as CASES
 from bench.load import Report
+from bench.machine import command_line
 from bench.peers.environment import Installed, installed
 from bench.peers.registry import PEERS
 from bench.processes import ROOT
@@ -88,6 +89,12 @@ def test_subjects_of_peers_bring_the_bare_application_they_are_compared_with() -
     chosen = with_bare(of_peers(found))
 
     assert [subject.name for subject in chosen] == ["bare-fastapi", "idemgate-redis-fresh", "idemgate-redis-replay"]
+
+
+def test_a_password_is_not_printed() -> None:
+    given = ["--url", "postgresql://shop:secret@db/shop", "--only", "bare"]
+    assert command_line("bench", given) == "python -m bench --url postgresql://shop:...@db/shop --only bare"
+    assert command_line("bench", ["--url", "redis://db:6379/0"]) == "python -m bench --url redis://db:6379/0"
 
 
 def test_a_store_by_its_url_is_a_subject_of_semel() -> None:
