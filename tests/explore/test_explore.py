@@ -29,6 +29,7 @@ SHORTEST = {
 }
 
 
+@pytest.mark.no_cover  # the same lines, a hundred thousand times; the variants below and tests/rules measure them
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_every_state_keeps_the_invariants(mode: Mode) -> None:
     found = explore(mode)
