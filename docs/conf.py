@@ -44,6 +44,7 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = False
 
 default_role = "code"
+smartquotes = False
 add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
@@ -61,7 +62,7 @@ pygments_style = "friendly"
 
 _ABOVE = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
-_ITEM = re.compile(r"^- \[[^\]]+\]\(([\w/.-]+)\.md\)", re.MULTILINE)
+_ITEM = re.compile(r"^- \[([^\]]+)\]\(([\w/.-]+)\.md\)(.*)$", re.MULTILINE)
 _ERRORS = "|".join(name for name, value in vars(semel.errors).items() if inspect.isclass(value))
 _SECTION = re.compile(r"^Parameters \((.*)\):$")
 _RAISES = re.compile(rf"\b(?<![`.])({_ERRORS})\b(?!`)")
@@ -77,6 +78,7 @@ def _read(app: Sphinx, docname: str, source: list[str]) -> None:
         r"\]\((?:\.\./)+(CONTRIBUTING|CHANGELOG)\.md", lambda found: _to_page(docname, found[1]), source[0]
     )
     source[0] = source[0].replace("](../README.md", "](index.md")
+    source[0] = re.sub(r"\[[\w./-]+\.md\]\(", "[](", source[0])  # a file's name: the site says the page's title
     if docname == "index" or docname.endswith("decisions/README"):
         source[0] += _navigation(source[0])
     if docname.startswith("reference/"):
@@ -95,8 +97,15 @@ def _navigation(text: str) -> str:
         pages = _ITEM.findall(section)
         if pages:
             heading = f":caption: {caption}\n" if caption else ""
-            made.append("\n\n```{toctree}\n:hidden:\n" + heading + "\n" + "\n".join(pages) + "\n```\n")
+            made.append("\n\n```{toctree}\n:hidden:\n" + heading + "\n" + _entries(pages) + "\n```\n")
     return "".join(made)
+
+
+def _entries(pages: list[tuple[str, str, str]]) -> str:
+    """The lines of a table of contents, in the list's own words; a decision's number alone says nothing."""
+    return "\n".join(
+        f"{text} <{page}>" if not text.isdecimal() else f"{text}{rest} <{page}>" for text, page, rest in pages
+    )
 
 
 def _with_docstrings(text: str) -> str:
@@ -133,6 +142,8 @@ def _directive(kind: str, name: str, said: str) -> str:
 
 def _docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     """Indented text after a paragraph is an example, and the names of errors lead to them."""
+    if lines[0].startswith("Alias for field number"):
+        lines[:] = []
     made: list[str] = []
     literal = False
     for number, line in enumerate(lines):

@@ -38,7 +38,10 @@ from semel.rules.classify import Outcome, Released, classify_answer, classify_ex
 from semel.rules.decide import TABLE, Situation, decide, first_grant, lapsed_situation, situation
 from semel.rules.settle import abandoned_row, lapsed_row, renewed_row, resolved_row, settled_row
 from semel.stores.base import Capabilities
+from semel.stores.mariadb import MariadbStore
 from semel.stores.memory import MemoryStore, granted_row
+from semel.stores.postgres import PostgresStore
+from semel.stores.redis import RedisStore
 from semel.stores.sqlite import SqliteStore
 from semel.testing import conformance
 
@@ -121,7 +124,13 @@ INVARIANTS: Final = (
         ),
     ),
 )
-STORES: Final[Mapping[str, Capabilities]] = {"memory": MemoryStore.capabilities, "SQLite": SqliteStore.capabilities}
+STORES: Final[Mapping[str, Capabilities]] = {
+    "memory": MemoryStore.capabilities,
+    "SQLite": SqliteStore.capabilities,
+    "PostgreSQL": PostgresStore.capabilities,
+    "MariaDB": MariadbStore.capabilities,
+    "Redis, Valkey": RedisStore.capabilities,
+}
 CAPABILITIES: Final[Mapping[str, str]] = {
     "survives_process_crash": "records survive a crash of the process",
     "survives_server_crash": "records survive a crash of the host (see below for power loss)",
@@ -368,7 +377,7 @@ def states() -> str:
 
 # --- internals/states.svg ---------------------------------------------------------------------
 
-WIDTH, HEIGHT = 980, 600
+WIDTH, HEIGHT = 980, 560
 BOX_WIDTH, BOX_HEIGHT = 186, 40
 # Where each state stands: its centre, in pixels.
 PLACES: Final = {
@@ -389,7 +398,7 @@ BENDS: Final[Mapping[tuple[str, str], tuple[int, float]]] = {
     ("CLAIMED", "PROCESSING"): (0, 0.5),
     ("PROCESSING", "FAILED_NOT_REPLAYABLE"): (-30, 0.8),
     ("FAILED_NOT_REPLAYABLE", "PROCESSING"): (-40, 0.72),
-    ("UNKNOWN", "FAILED_NOT_REPLAYABLE"): (-30, 0.45),
+    ("UNKNOWN", "FAILED_NOT_REPLAYABLE"): (-30, 0.31),
     ("UNKNOWN", "FAILED_REPLAYABLE"): (0, 0.3),
     ("PROCESSING", "SUCCEEDED"): (0, 0.8),
     ("EXPIRED", "PROCESSING"): (60, 0.35),

@@ -63,6 +63,20 @@ def test_a_test_that_is_not_there_is_not_named(generator: dict[str, Any], name: 
         generator["_test"](name)
 
 
+def test_every_invariant_has_tests_that_exist(generator: dict[str, Any]) -> None:
+    invariants = generator["INVARIANTS"]
+    assert [found.name.split()[0] for found in invariants] == [f"I{number}" for number in range(1, 8)]
+    for found in invariants:
+        assert found.tests, found.name
+        assert all(generator["_test"](name) for name in found.tests)
+
+
+def test_every_folder_of_tests_is_in_the_overview() -> None:
+    folders = {path.parent.name for path in ROOT.glob("tests/*/__init__.py")}
+    table = page("internals/overview.md").partition("## What the tests are made of")[2]
+    assert folders - set(re.findall(r"`tests/(\w+)/`", table)) == set()
+
+
 # --- links ---
 
 
@@ -145,8 +159,7 @@ def test_events_and_labels_are_those_of_the_code() -> None:
 
 def test_commands_of_the_command_line_are_those_of_the_code() -> None:
     _, commands = grammar()
-    text = page("operating.md")
-    rows = re.findall(r"^\| `semel (\w+)` \|", text, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `semel (\w+)` \|", page("cli.md"), flags=re.MULTILINE)
     assert sorted(rows) == sorted(commands.choices)
     written = set(re.findall(r"`semel ([a-z]+)\b", documents()))
     assert written <= set(commands.choices)
@@ -155,7 +168,8 @@ def test_commands_of_the_command_line_are_those_of_the_code() -> None:
 def test_options_of_the_command_line_exist() -> None:
     _, commands = grammar()
     known = {spelling for parser in commands.choices.values() for spelling in parser.spellings()} | {"--version"}
-    written = set(re.findall(r"`(--[a-z][a-z-]*)", page("operating.md")))
+    pages = page("operating.md") + page("cli.md")
+    written = set(re.findall(r"`(--[a-z][a-z-]*)", pages))
     assert written <= known
 
 
