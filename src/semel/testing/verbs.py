@@ -91,6 +91,22 @@ def _settles(state: State) -> Verb:
     return lambda store, grant: partial(store.settle, (word(grant, state, doubt="lost"),))
 
 
+def _claims_here(store: Store, grant: Grant) -> MakeFlow[Any]:
+    """As a refusal of an ATOMIC command does: claim and settle in one flow, which is committed as one.
+
+    A store that has no such commits (its capabilities say so) is only asked to claim.
+    """
+
+    def flow() -> Flow[Any]:
+        yield from store.together()
+        verdict = yield from store.claim_here(attempt(nonce=6, policy=_policy_of(grant)))
+        if not isinstance(verdict, Proceed) or not store.capabilities.atomic_with_business_writes:
+            return verdict
+        return (yield from store.settle((word(verdict.grant, State.FAILED_REPLAYABLE),)))
+
+    return flow
+
+
 def _resolves(happened: bool) -> Verb:
     return lambda store, grant: partial(
         store.resolve, Resolution(grant.id, grant.fence, happened, OK if happened else None, "olga", "asked", True)
@@ -102,6 +118,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "claim by a third": _claims(3),
     "claim again": _claims(1),
     "claim another request": _claims(4, request=1),
+    "claim here": _claims_here,
     "look": lambda store, grant: partial(store.look, (attempt(nonce=5, policy=_policy_of(grant)),)),
     "settle succeeded": _settles(State.SUCCEEDED),
     "settle refused": _settles(State.FAILED_REPLAYABLE),
@@ -116,9 +133,39 @@ VERBS: Final[Mapping[str, Verb]] = {
     "lapse": lambda store, grant: partial(store.lapse, 10),
     "purge": lambda store, grant: partial(store.purge, None, 10),
     "read": lambda store, grant: partial(store.read, (grant.id,)),
+    "read_operations": lambda store, grant: partial(store.read_operations, (grant.operation_id,)),
     "find": lambda store, grant: partial(store.find, Find(states=(State.UNKNOWN, State.PROCESSING))),
+    "counts": lambda store, grant: store.counts,
+    "audit": lambda store, grant: partial(store.audit, None, 10),
 }
 """Every verb that reads or writes a record, on the one key of these checks."""
+
+USES: Final[Mapping[str, tuple[str, ...]]] = {
+    "claim": ("claim", "claim by a third", "claim again", "claim another request"),
+    "look": ("look",),
+    "claim_here": ("claim here",),
+    "settle": ("settle succeeded", "settle refused", "settle released", "settle unknown", "give back"),
+    "together": ("claim here",),
+    "mark_not_kept": ("mark_not_kept",),
+    "renew": ("renew",),
+    "abandon": ("abandon",),
+    "read": ("read",),
+    "read_operations": ("read_operations",),
+    "find": ("find",),
+    "resolve": ("resolve happened", "resolve did not"),
+    "lapse": ("lapse",),
+    "purge": ("purge",),
+    "counts": ("counts",),
+    "audit": ("audit",),
+}
+"""Every method of the contract (``stores/base.py``) that is paired here, and the names it is paired under."""
+
+NOT_PAIRED: Final[Mapping[str, str]] = {
+    "settle_within": "one ask of a server's own transaction, for stores that declare settles_by_proof: no flow",
+    "identity": "reads no record",
+    "migrate": "runs before any other verb may",
+}
+"""The methods of the contract that are not, each with the reason."""
 
 MAY_PASS: Final[Mapping[str, Any]] = {"lapse": []}
 """Verbs that may pass over a record which somebody else writes at that moment, and what they reply then.
@@ -126,7 +173,9 @@ MAY_PASS: Final[Mapping[str, Any]] = {"lapse": []}
 A reaper comes again within a second; it must not fight for a record with its holder.
 """
 
-TRIPLES: Final = ("claim", "settle succeeded", "renew", "abandon", "resolve did not", "lapse", "purge")
+TRIPLES: Final = (
+    *("claim", "claim by a third", "settle succeeded", "renew", "abandon", "resolve did not", "lapse", "purge"),
+)
 TRIPLE_SITUATIONS: Final = ("running", "lapsed EXTERNAL", "lapsed IDEMPOTENT", "UNKNOWN", "tombstone over")
 
 
