@@ -11,13 +11,14 @@ from typing import Final
 
 from bench.correctness.client import Answer, Call, Reply, Silence
 from bench.correctness.target import CaseError, Target
-from bench.correctness.verdicts import Finding, Verdict, judge, judge_callers, judge_payloads, observed
+from bench.correctness.verdicts import Finding, Verdict, judge, judge_callers, judge_payloads
 
 CROWD: Final = 64
 CROWD_SECONDS: Final = 0.5  # for the crowd to be refused, or to be waiting, before the handler may answer
 PAST_LEASE: Final = 2.0  # times the lease
 LEASE_MARGIN: Final = 1.5  # times the lease: after a kill it has lapsed by then
 TOLD_SECONDS: Final = 1.0  # for a duplicate to be answered at once, before it counts as waiting
+SETTLED_SECONDS: Final = 2.0  # for a handler that may answer to have its answer stored
 LARGE_BYTES: Final = 5_000_000
 HUGE_BYTES: Final = 20_000_000
 
@@ -80,7 +81,7 @@ async def parallel(target: Target, case: str) -> Finding:
     await target.until(lambda: sum(task.done() for task in crowd) >= CROWD - 1, CROWD_SECONDS)
     target.book.open_gate(call.mark)
     replies = await asyncio.gather(*crowd)
-    retry = await target.send(call)
+    retry = await _settled(target, call)
     told = Counter(str(reply.status) if isinstance(reply, Answer) else "no answer" for reply in replies)
     note = f"Of {CROWD} at once: {', '.join(f'{many} × {what}' for what, many in sorted(told.items()))}."
     if any(isinstance(reply, Silence) and reply.hung for reply in replies):
@@ -151,16 +152,23 @@ async def client_gone(target: Target, case: str) -> Finding:
         raise CaseError("the handler did not begin")
     sending.cancel()
     await asyncio.wait([sending])
+    gone = Silence(hung=False)
     # Refused or waiting, this shows that the server has read the end of the first connection.
     early = asyncio.create_task(target.send(call))
     await target.until(lambda: target.book.count(call.mark) > 1 or early.done(), TOLD_SECONDS)
     target.book.open_gate(call.mark)
-    replies = [await early, await target.send(call)]
-    effects = target.book.count(call.mark)
+    replies: list[Reply] = [gone, await early, await _settled(target, call)]
     note = "Asked again while the handler ran, and when it had ended:"
-    if effects == 1 and isinstance(replies[-1], Answer) and replies[-1].ok:
-        return Finding(Verdict.ONCE, f"{note} {observed(effects, replies)}")
-    return judge(effects, replies, note)
+    return judge(target.book.count(call.mark), replies, note)
+
+
+async def _settled(target: Target, call: Call) -> Reply:
+    """The answer to a retry, once it is not refused any more; the last refusal where that does not end."""
+    deadline = asyncio.get_running_loop().time() + SETTLED_SECONDS
+    reply = await target.send(call)
+    while isinstance(reply, Answer) and reply.refuses and asyncio.get_running_loop().time() < deadline:
+        reply = await target.send(call)
+    return reply
 
 
 CASES: Final = (

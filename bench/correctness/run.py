@@ -92,6 +92,8 @@ def _store(subject: Subject, folder: Path, urls: Mapping[str, str]) -> str:
 
 def _cited(finding: Finding, subject: Subject, case: Case) -> Finding:
     """The finding with what we remark, and what the package says beforehand."""
+    if finding.verdict is Verdict.NOT_OFFERED:
+        return finding
     names = (case.name, f"{case.name}/{subject.kind}")
     remarks = [subject.remarks[name] for name in names if name in subject.remarks]
     said = [f"It says: “{subject.documented[name]}”" for name in names if name in subject.documented]

@@ -41,15 +41,21 @@ PEERS: Final = (
         stores=("memory", "redis"),
         lease_seconds=1.0,
         documented={
+            "killed": "A function that does two side effects and crashes between them re-runs both on retry.",
             "slow": "HTTP does not renew the lease.",
             "callers": "Without `scope`, idemkit runs single-tenant and warns once.",
             "error": "A non-2xx HTTP response re-executes on retry.",
             "refusal": "A non-2xx HTTP response re-executes on retry.",
+            "raised": "A non-2xx HTTP response re-executes on retry.",
             "stream": "Incremental response: don't buffer (it would stall delivery).",
             "reply-3mb": "Don't cache it — release the claim so a retry can re-execute.",
             "body-5mb": "an oversized request is streamed through WITHOUT idempotency rather than buffered whole.",
             "body-20mb": "an oversized request is streamed through WITHOUT idempotency rather than buffered whole.",
             "lines": "ASGI headers list → case-insensitive lowercase dict (last wins).",
+        },
+        remarks={
+            "stream": "The stream is cut short: after the body its `receive` reports a disconnect, at which "
+            "Starlette's StreamingResponse stops.",
         },
     ),
     Peer(
