@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -54,7 +55,9 @@ def parse(texts: Mapping[str, str]) -> dict[str, Module]:
     return modules
 
 
-def semel_modules() -> dict[str, Module]:
+@functools.cache
+def semel_modules() -> Mapping[str, Module]:
+    """All of ours, parsed once for all rules."""
     return parse({str(path.relative_to(SRC)): path.read_text("utf-8") for path in files(SRC, ".py")})
 
 
