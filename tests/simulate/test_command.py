@@ -89,7 +89,9 @@ def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     path.write_text('{"format": 0, "seeds": []}')
     assert run("--recorded", str(path))[0] == 2
     assert "error: " in capsys.readouterr().err
-    for wrong in (["--seeds", "0"], ["--seeds", "many"], ["--jobs", "-1"], ["--seed", "1", "--seeds", "2"]):
+    both = ["--seed", "1", "--seeds", "2"]
+    old = ["--seed", "0:7"]
+    for wrong in (["--seeds", "0"], ["--seeds", "many"], ["--jobs", "-1"], both, old, ["--start", "-1"]):
         with pytest.raises(SystemExit) as ended:
             run(*wrong)
         assert ended.value.code == 2

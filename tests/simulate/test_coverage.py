@@ -7,7 +7,7 @@ from typing import Final
 from semel.testing.simulate import search
 from semel.testing.simulate.coverage import EVENTS, STATES, Counts, must_reach, table, why_not
 
-SCHEDULES: Final = 20_000
+SCHEDULES: Final = 20_000  # the first of the hundred thousand of CI; test_schedules has the others
 PAIRS: Final = [(state, event) for state in STATES for event in EVENTS]
 
 

@@ -262,6 +262,6 @@ def test_a_violation_reads_like_a_report(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found is not None
     report = found.report()
     assert report.startswith(f"seed {found.seed} (format 1) breaks I4 no blind rerun\n  ")
-    assert f"--seed {found.seed}" in report
+    assert f"--seed 1:{found.seed}" in report
     assert "handler runs" in report
     assert "otherwise" not in report

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from semel.testing.simulate import FORMAT
+from semel.errors import ConfigurationError
+from semel.testing.simulate import FORMAT, replay, search
 from semel.testing.simulate.recording import Recorded, RecordingRefused, read_recording, record
+from semel.testing.simulate.search import seed_of
 
 
 def test_what_is_recorded_is_read(tmp_path: Path) -> None:
@@ -38,6 +40,7 @@ def test_another_format_is_refused(tmp_path: Path, version: object) -> None:
         ('{"format": 1, "seeds": [7]}', "seed 1: it looks like"),
         ('{"format": 1, "seeds": [{"seed": true, "found": "x"}]}', "seed 1: it looks like"),
         ('{"format": 1, "seeds": [{"seed": 1}]}', "seed 1: it looks like"),
+        ('{"format": 1, "seeds": [{"seed": -1, "found": "x"}]}', "seed 1: it looks like"),
     ],
 )
 def test_what_is_no_recording_is_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -50,3 +53,17 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, text: str, said: str) -
 def test_a_recording_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordingRefused, match="no recording"):
         read_recording(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("seed", [-1, True, 1.5, None, "", "x", "-1", "1:", "1:x", ":", "٣"])
+def test_what_is_no_seed_is_refused_with_the_version(seed: object) -> None:
+    """A negative one would draw what its absolute value draws."""
+    for use in (replay, lambda given: search([given])):
+        with pytest.raises(ConfigurationError, match=f"a seed of format {FORMAT} is a whole number from 0"):
+            use(seed)  # type: ignore[arg-type]
+
+
+def test_a_seed_of_another_format_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=rf"seed 0:7 has format '0'; this simulator draws by format {FORMAT}"):
+        seed_of("0:7")
+    assert seed_of(f"{FORMAT}:7") == seed_of("7") == seed_of(7) == 7

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TextIO
 from semel.errors import ConfigurationError
 from semel.testing.simulate.coverage import Counts, add, table
 from semel.testing.simulate.recording import read_recording, record
-from semel.testing.simulate.search import FORMAT, Violation, replay, search
+from semel.testing.simulate.search import FORMAT, Violation, replay, search, seed_of
 
 CHUNK: Final = 500
 TOLD_EVERY_SECONDS: Final = 1.0
@@ -49,9 +49,9 @@ def parser() -> argparse.ArgumentParser:
     )
     what = made.add_mutually_exclusive_group()
     what.add_argument("--seeds", type=_count, default=10_000, metavar="N", help="how many schedules (10000)")
-    what.add_argument("--seed", type=int, metavar="S", help="run this one seed and print all that happens in it")
+    what.add_argument("--seed", type=_seed, metavar="S", help="run this one seed and print all that happens in it")
     what.add_argument("--recorded", type=Path, metavar="FILE", help="run the seeds of a recording")
-    made.add_argument("--start", type=int, default=0, metavar="S", help="the first seed (0)")
+    made.add_argument("--start", type=_seed, default=0, metavar="S", help="the first seed (0)")
     made.add_argument("--jobs", type=_count, default=1, metavar="N", help="how many processes (1)")
     made.add_argument("--record", type=Path, metavar="FILE", help="add a seed that breaks something to this recording")
     made.add_argument("--coverage", action="store_true", help="print which (state × event) was reached, and how often")
@@ -65,6 +65,13 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1; it is {text!r}")
     return value
+
+
+def _seed(text: str) -> int:
+    try:
+        return seed_of(text)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def main(arguments: Sequence[str] | None = None, out: TextIO | None = None) -> int:

@@ -50,7 +50,7 @@ def read_recording(path: Path) -> tuple[Recorded, ...]:
 
 def _recorded(path: Path, place: int, one: object) -> Recorded:
     match one:
-        case {"seed": int(seed), "found": str(found)} if not isinstance(seed, bool):
+        case {"seed": int(seed), "found": str(found)} if not isinstance(seed, bool) and seed >= 0:
             return Recorded(seed, found)
         case _:
             raise RecordingRefused(f"{path}, seed {place}: it looks like {{'seed': 1227, 'found': 'what it showed'}}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from semel.errors import ConfigurationError
 from semel.testing.simulate.coverage import Counts, add
 from semel.testing.simulate.schedule import Schedule
 from semel.testing.simulate.shape import Shape
@@ -16,6 +17,29 @@ FORMAT: Final = 1
 """Grows when the same seed gives another schedule than before, whatever the code under test."""
 
 COLLECT_EVERY: Final = 200  # schedules: collecting garbage in the middle of one would cost more than the schedule
+
+
+def seed_of(given: object) -> int:
+    """A seed as somebody gives it: a whole number from 0, or its text, which may name its format as in "1:1227".
+
+    Raises ConfigurationError: it is none, or one of another format, where it meant another schedule.
+
+    >>> seed_of(1227), seed_of("1227"), seed_of("1:1227")
+    (1227, 1227, 1227)
+    """
+    made_under, _, number = given.rpartition(":") if isinstance(given, str) else ("", "", given)
+    if made_under and made_under != str(FORMAT):
+        raise ConfigurationError(
+            f"seed {given} has format {made_under!r}; this simulator draws by format {FORMAT}, where it is another "
+            f"schedule. Run it on the commit that reported it"
+        )
+    if isinstance(number, str) and number.isascii() and number.isdigit():
+        return int(number)
+    if isinstance(number, int) and not isinstance(number, bool) and number >= 0:
+        return number
+    raise ConfigurationError(
+        f"a seed of format {FORMAT} is a whole number from 0, such as 1227 or {FORMAT}:1227; it is {given!r}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +78,7 @@ class Violation:
         ]
         if again.violated is None or again.violated.seen != self.seen:
             lines.append("the second run ended otherwise: what is under test is not deterministic")
-        lines.append(f"see it again: python -m semel.testing.simulate --seed {self.seed}")
+        lines.append(f"see it again: python -m semel.testing.simulate --seed {FORMAT}:{self.seed}")
         return "\n".join(lines)
 
 
@@ -70,6 +94,8 @@ def search(
     Parameters: ``seeds`` whole numbers; ``shape`` of the schedules; ``covered`` is added to, (state, event) by
     (state, event); ``progress`` is called after each schedule with how many were run.
 
+    Raises ConfigurationError: something among the seeds is none.
+
     >>> search(range(20)) is None
     True
     """
@@ -77,7 +103,7 @@ def search(
     gc.disable()
     try:
         for number, seed in enumerate(seeds, start=1):
-            schedule = Schedule(seed, shape)
+            schedule = Schedule(seed_of(seed), shape)
             violated = _perform(schedule)
             if covered is not None:
                 add(covered, schedule.coverage)
@@ -96,13 +122,15 @@ def search(
 def replay(seed: int, *, shape: Shape = Shape()) -> Run:  # noqa: B008 - a frozen value
     """Run one seed and tell it: the same seed, shape and code give the same trace, byte for byte.
 
+    Raises ConfigurationError: the seed is none.
+
     >>> replay(7).trace == replay(7).trace
     True
     """
     collecting = gc.isenabled()
     gc.disable()
     try:
-        schedule = Schedule(seed, shape, tracing=True)
+        schedule = Schedule(seed_of(seed), shape, tracing=True)
         violated = _perform(schedule)
         return Run(seed, violated, tuple(schedule.world.trace), schedule.coverage, schedule.executions)
     finally:
