@@ -70,6 +70,7 @@ def test_pauses_double_until_the_longest() -> None:
     assert [poll_seconds(asked, 0.0) for asked in range(3)] == pytest.approx([0.01, 0.02, 0.04])
     assert poll_seconds(1, 0.5) == pytest.approx(0.03)
     assert [retry_seconds(tried, 1.0) for tried in (0, 1, 5, 6, 1000)] == pytest.approx([0.05, 0.1, 1.6, 2.0, 2.0])
+    assert poll_seconds(17, 1.0, first=2.0**-20, longest=1.0) == poll_seconds(16, 1.0, first=2.0**-20, longest=1.0)
     assert retry_seconds(3, 1.0, first=1.0, longest=5.0) == 5.0
     assert retry_seconds(1, 0.0, first=1.0, longest=5.0) == 1.0
 
