@@ -11,7 +11,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test servers lint types bench compare peers fuzz soak lock clean
+.PHONY: help run test servers lint types bench compare peers fuzz soak mutate lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +52,9 @@ fuzz: .venv/dev.stamp ## fuzz every target with atheris, SECONDS=60 each (pip in
 
 soak: .venv/dev.stamp ## hours of real kills, recorded histories and simulated schedules
 	$(BIN)/python -m semel.testing.soak $(ARGS)
+
+mutate: .venv/dev.stamp ## change the rules line by line: do their tests notice? (half an hour; ARGS="decide settle")
+	@$(BIN)/python scripts/mutate.py $(ARGS)
 
 lock: .venv/dev.stamp ## resolve requirements/*.in anew into hashed *.txt
 	$(COMPILE) requirements/run.in -o requirements/run.txt $(ARGS)
