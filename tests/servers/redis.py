@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from tests.servers.running import Running, binary, free_port, launch, shared
 
@@ -51,7 +53,7 @@ def start(folder: Path, *settings: str, port: int | None = None, of: Path | None
 
     def ready() -> bool:
         try:
-            with redis.Redis(port=port, socket_connect_timeout=2) as client:
+            with redis.Redis(port=port, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0)) as client:
                 return bool(client.ping())
         except redis.AuthenticationError:
             return True

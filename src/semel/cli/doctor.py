@@ -11,6 +11,7 @@ from typing import Final
 
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.doctor_records import look_at_records
+from semel.cli.doctor_redis import look_at_server
 from semel.cli.doctor_settings import look_at_settings
 from semel.cli.doctor_sqlite import look_at_sqlite
 from semel.cli.exits import Exit
@@ -23,7 +24,7 @@ from semel.drivers.sqlite import SqliteDriver
 from semel.engine.sync import Engine
 from semel.errors import ConfigurationError, StoreError
 from semel.model import Find
-from semel.stores.base import Identity, Store
+from semel.stores.base import Identity, Observable, Store
 
 CLOCK_STEP_US_MAX: Final = 2_000_000
 EPOCH_FLOOR_US: Final = 1_704_067_200_000_000  # 2024-01-01: a host clock before this was never set
@@ -84,6 +85,8 @@ def examine(engine: Engine, *, full: bool = False, progress: bool = False) -> tu
     try:
         if isinstance(engine.backend.driver, SqliteDriver):
             found += look_at_sqlite(engine, engine.backend.driver, full=full, progress=progress)
+        if isinstance(engine.store, Observable):
+            found += look_at_server(engine, engine.store)
         found += _look_at_schema(engine.store, identity)
         found += _look_at_clock(engine)
         found += look_at_records(engine)

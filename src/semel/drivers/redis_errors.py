@@ -25,6 +25,7 @@ _CODES = (
     (redis.exceptions.ClusterDownError, "CLUSTERDOWN"),
     (redis.exceptions.ClusterCrossSlotError, "CROSSSLOT"),
 )
+_CODE_MIN = 4  # BUSY; a shorter first word is one of the text
 
 
 def error_reply(error: redis.RedisError) -> Refused:
@@ -36,7 +37,7 @@ def error_reply(error: redis.RedisError) -> Refused:
     if code is not None:
         return Refused(code, text.removeprefix(f"{code} "))
     first, _, rest = text.partition(" ")
-    if first.isupper():
+    if first.isupper() and len(first) >= _CODE_MIN:
         return Refused(first, rest)
     return Refused("ERR", text)
 
@@ -45,9 +46,8 @@ def cannot_connect(node: Node, error: redis.RedisError | OSError) -> StoreUnavai
     """No connection could be made: nothing was sent."""
     text = _line(error)
     if isinstance(error, redis.exceptions.AuthenticationError):
-        return StoreUnavailable(
-            f"Redis at {node} refuses the URL's user and password: {text} ({remedy_of('WRONGPASS', '')})"
-        )
+        remedy = remedy_of("NOAUTH" if "required" in text else "WRONGPASS", "")
+        return StoreUnavailable(f"Redis at {node} does not let us in: {text} ({remedy})")
     if isinstance(error, redis.ResponseError):
         refused = error_reply(error)
         return StoreUnavailable(

@@ -211,8 +211,10 @@ def _round(
     loads: dict[Node, dict[str, bytes]] = {}
     for (node, places), answer in zip(groups.items(), answers, strict=True):
         assert not isinstance(answer, StoreError)
-        _check_replicas(terms, [calls[place] for place in places], answer)
-        for place, reply in zip(places, _own(answer, places, asking), strict=True):
+        own = _own(answer, places, asking)
+        ran = [calls[place] for place, reply in zip(places, own, strict=True) if type(reply) is not Refused]
+        _check_replicas(terms, ran, answer)
+        for place, reply in zip(places, own, strict=True):
             code = reply.code if type(reply) is Refused else ""
             script = calls[place].script
             if code == "NOSCRIPT" and script is not None:

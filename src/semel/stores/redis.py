@@ -43,7 +43,7 @@ from semel.stores.redis_keys import TAGS, Keys
 from semel.stores.redis_layout import decode_any, frames, number
 from semel.stores.redis_pages import Pages, audit_line, operation_calls
 from semel.stores.redis_rows import LUA, Rows
-from semel.stores.redis_settings import observe
+from semel.stores.redis_settings import observe, setting
 from semel.stores.scripts import Call, Calls
 
 MIGRATIONS: Final = ("0001_first",)
@@ -244,6 +244,10 @@ class RedisStore:
     def observe(self) -> Flow[list[Observed]]:
         """What the server's settings make of the store's promise."""
         return observe(self.keys.tags, self._wait_replicas)
+
+    def setting(self, name: str) -> Flow[set[str]]:
+        """What a setting is on every server that holds a part of the records. Refused where CONFIG GET is."""
+        return setting(self.keys.tags, name)
 
     def identity(self) -> Flow[Identity | None]:
         [pairs] = yield from ask(Calls((Call(None, (self.keys.meta,), (), "HGETALL"),)))

@@ -27,6 +27,12 @@ def observe(tags: tuple[bytes, ...], wait_replicas: int) -> Flow[list[Observed]]
     return list(found)
 
 
+def setting(tags: tuple[bytes, ...], name: str) -> Flow[set[str]]:
+    """The values of one setting on all servers. Many hosts of Redis refuse CONFIG to their users."""
+    calls = tuple([Call(None, (), (b"GET", name.encode()), "CONFIG", at=tag) for tag in tags])
+    return {bytes(value).decode() for reply in (yield from ask(Calls(calls))) for value in reply[1::2]}
+
+
 def info(text: bytes) -> Mapping[str, str]:
     """The fields of an INFO reply.
 
@@ -106,4 +112,4 @@ def _replicas(facts: Mapping[str, str], wait_replicas: int) -> Iterator[Observed
         yield Observed("replicas", "ok", f"{wait_replicas} of {connected} replicas confirm each claim and settlement")
 
 
-__all__ = ["info", "observe"]
+__all__ = ["info", "observe", "setting"]

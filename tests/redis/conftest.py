@@ -1,0 +1,68 @@
+"""A server of this run behind both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from semel.engine.backend import Backend
+from semel.engine.connect_redis import redis_backend
+from tests.engine.shells import Mode, Shell
+from tests.servers import redis as servers
+
+
+@pytest.fixture(params=["sync", "async"])
+def mode(request: pytest.FixtureRequest) -> Mode:
+    """Which engine performs."""
+    chosen: Mode = request.param
+    return chosen
+
+
+Opens = Callable[..., Shell]
+
+
+@pytest.fixture
+def opened(mode: Mode) -> Iterator[Opens]:
+    """Makes engines on a server: ``opened(port, wait_replicas=1)``; they are closed at the end."""
+    with ExitStack() as stack:
+
+        def open_(port: int, *, ready: bool = True, confirm_seconds: float = 0.3, **options: Any) -> Shell:
+            shell = Shell(mode, backend(port, **options), confirm_seconds=confirm_seconds)
+            stack.callback(shell.close)
+            if ready:
+                shell.open()
+            return shell
+
+        yield open_
+
+
+def backend(port: int, **options: Any) -> Backend:
+    """A backend with a prefix of its own."""
+    return redis_backend((("127.0.0.1", port),), **{"prefix": servers.prefix(), "patience_seconds": 5.0, **options})
+
+
+@pytest.fixture
+def client() -> Iterator[Any]:
+    """A plain client of this run's server."""
+    with Redis(port=servers.valkey()) as plain:
+        yield plain
+
+
+@contextmanager
+def heard(port: int) -> Iterator[list[str]]:
+    """The commands that clients send meanwhile, as MONITOR tells them; what scripts do is left out."""
+    said: list[str] = []
+    with Redis(port=port) as plain, plain.monitor() as monitor:
+        yield said
+        mark = f"end-{id(said)}"
+        with Redis(port=port) as other:
+            other.echo(mark)
+        for each in monitor.listen():
+            if mark in str(each["command"]):
+                return
+            if each["client_type"] != "lua":
+                said.append(str(each["command"]).split(" ", 1)[0].upper())

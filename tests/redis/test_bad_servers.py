@@ -1,0 +1,224 @@
+"""Servers that are away, full, loading, replicas, or not ours: a bounded wait, nothing run, a remedy, no restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis, ResponseError
+
+from semel.engine.connect import connect_backend
+from semel.errors import StoreError, StoreUnavailable
+from semel.model import State
+from semel.rules.classify import Succeeded
+from tests.engine.shells import MADE, Shell, command
+from tests.redis.conftest import Opens
+from tests.servers import redis as servers
+from tests.servers.running import Running, free_port, stop
+
+Starts = Callable[..., Running]
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Starts]:
+    """Starts servers of this test's own."""
+    running: list[Running] = []
+
+    def start(*settings: str, name: str = "own", port: int | None = None) -> Running:
+        running.append(servers.start(tmp_path / name, *settings, port=port))
+        return running[-1]
+
+    yield start
+    for each in running:
+        stop(each)
+
+
+def refused(shell: Shell, key: str = "k") -> str:
+    """What a caller is told; nothing may run."""
+
+    def never(permit: object) -> Any:
+        raise AssertionError("the handler ran")
+
+    with pytest.raises(StoreUnavailable) as told:
+        shell.run(command(key), never)
+    return str(told.value)
+
+
+def test_an_unreachable_server_and_its_return(started: Starts, opened: Opens) -> None:
+    port = free_port()
+    shell = opened(port, ready=False)
+    assert "check that the server runs" in refused(shell)
+    started("appendonly yes", port=port)
+    shell.open()
+    assert shell.run(command(), lambda permit: MADE).answer == MADE
+
+
+def test_a_server_that_was_killed_remembers_what_it_wrote(started: Starts, opened: Opens) -> None:
+    """appendonly yes survives the death of the process; the engine goes on without a restart."""
+    first = started("appendonly yes", "appendfsync everysec")
+    shell = opened(first.port)
+    shell.run(command(), lambda permit: MADE)
+    with Redis(port=first.port) as plain:
+        os.kill(int(plain.info("server")["process_id"]), signal.SIGKILL)
+    stop(first)
+    assert "cannot be reached" in refused(shell, "other")
+    started("appendonly yes", "appendfsync everysec", port=first.port)
+    assert shell.run(command(), lambda permit: MADE).replayed
+
+
+def test_a_full_server_refuses_claims_and_takes_settlements(started: Starts, opened: Opens) -> None:
+    """What has begun may end, what is there is replayed; what is new is refused, until there is room."""
+    own = started("appendonly yes")
+    shell = opened(own.port)
+    shell.run(command("done"), lambda permit: MADE)
+    permit = shell.permit(command("running"))
+    with Redis(port=own.port) as plain:
+        plain.config_set("maxmemory", 1)
+        assert "raise maxmemory" in refused(shell)
+        assert shell.run(command("done"), lambda permit: MADE).replayed
+        shell.settle(permit, Succeeded(MADE))
+        assert shell.run(command("running"), lambda permit: MADE).answer == MADE
+        plain.config_set("maxmemory", 0)
+    assert not shell.run(command(), lambda permit: MADE).replayed
+
+
+def test_a_replica_is_named_as_one(started: Starts, opened: Opens) -> None:
+    own = started("appendonly yes")
+    shell = opened(own.port)
+    shell.run(command("warm"), lambda permit: MADE)
+    with Redis(port=own.port) as plain:
+        plain.config_set("repl-diskless-sync-delay", 0)
+        plain.replicaof("127.0.0.1", free_port())
+        assert "point the URL at the primary" in refused(shell)
+        plain.replicaof("NO", "ONE")
+    assert shell.run(command(), lambda permit: MADE).answer == MADE
+
+
+def test_a_server_that_is_loading_says_so(started: Starts, opened: Opens) -> None:
+    own = started("save 3600 1", "rdbcompression no")
+    shell = opened(own.port, accepts_loss=True)
+    shell.run(command("0"), lambda permit: MADE)
+    with Redis(port=own.port) as plain:
+        for number in range(400):
+            plain.set(f"other-{number}", b"x" * 4096)
+        plain.save()
+    stop(own)
+    begun = threading.Thread(
+        target=started,
+        args=("save 3600 1", "key-load-delay 20000", "loading-process-events-interval-bytes 1024"),
+        kwargs={"port": own.port},
+    )
+    begun.start()
+    told: list[str] = []
+
+    def loading() -> bool:
+        try:
+            shell.run(command("0"), lambda permit: MADE)
+        except StoreError as error:
+            told.append(str(error))
+            return "still reading its data" in told[-1]
+        return False
+
+    servers.eventually(loading)
+    with Redis(port=own.port) as plain:
+        plain.config_set("key-load-delay", 0)
+    begun.join()
+    assert shell.run(command("0"), lambda permit: MADE).replayed
+
+
+def test_a_password_is_wanted_and_never_shown(started: Starts, mode: str) -> None:
+    own = started("appendonly yes", "requirepass s3cret-of-ours")
+
+    def shell_of(user: str) -> Shell:
+        chosen: Any = mode
+        return Shell(chosen, connect_backend(f"redis://{user}127.0.0.1:{own.port}/0?prefix=own"))
+
+    told: list[str] = []
+    for user in ("", ":s3cret-of-nobody@", "joe:s3cret-of-nobody@"):
+        shell = shell_of(user)
+        told.append(refused(shell))
+        shell.close()
+    assert "put it into the URL" in told[0]
+    assert "check the URL" in told[1]
+    assert "s3cret" not in "".join(told)
+    right = shell_of(":s3cret-of-ours@")
+    right.open()
+    assert right.run(command(), lambda permit: MADE).answer == MADE
+    assert "s3cret" not in repr(right.engine.backend.driver.server)
+    right.close()
+
+
+def test_a_user_who_may_not_is_told_what_to_allow(started: Starts, mode: str) -> None:
+    own = started("appendonly yes", "user joe on >pw ~* +@all -evalsha")
+    chosen: Any = mode
+    shell = Shell(chosen, connect_backend(f"redis://joe:pw@127.0.0.1:{own.port}"))
+    assert "allow it EVALSHA" in refused(shell)
+    shell.close()
+
+
+def test_somebody_elses_script_blocks_and_is_ended(started: Starts, opened: Opens) -> None:
+    """BUSY is a refusal; after SCRIPT KILL all is well. A database that is not there is named."""
+    own = started("appendonly yes", "busy-reply-threshold 50")
+    shell = opened(own.port)
+    shell.run(command("warm"), lambda permit: MADE)
+
+    def forever() -> None:
+        with Redis(port=own.port) as plain, pytest.raises(ResponseError, match=r"killed|KILL"):
+            plain.eval("while true do end", 0)
+
+    blocking = threading.Thread(target=forever)
+    blocking.start()
+    told: list[str] = []
+
+    def busy() -> bool:
+        try:
+            shell.run(command(f"{len(told)}"), lambda permit: MADE)
+        except StoreError as error:
+            told.append(str(error))
+            return "SCRIPT KILL" in told[-1]
+        told.append("")
+        return False
+
+    servers.eventually(busy)
+    with Redis(port=own.port) as plain:
+        plain.script_kill()
+    blocking.join()
+    assert shell.run(command(), lambda permit: MADE).answer == MADE
+
+
+def test_a_claim_that_was_killed_before_it_wrote_did_nothing(opened: Opens) -> None:
+    """What the server says of a killed script, of an old server, of a database it has not got."""
+    from semel.drivers.redis_routes import remedy_of
+
+    assert "SCRIPT KILL" in remedy_of("ERR", "Error running script: Script killed by user with SCRIPT KILL.")
+    old = "Error compiling script (new function): user_script:1: unexpected symbol near '#'"
+    assert "Redis 7.0" in remedy_of("ERR", old)
+    shell = opened(servers.valkey(), ready=False, options={"db": 9999})
+    assert "names a database" in refused(shell)
+
+
+def test_a_cluster_that_is_spoken_to_as_a_server_and_the_other_way_round(opened: Opens) -> None:
+    alone = opened(servers.cluster(), ready=False)
+    told: set[str] = set()
+    for number in range(12):
+        try:
+            alone.run(command(f"{number}"), lambda permit: MADE)
+        except StoreUnavailable as error:
+            told.add(str(error))
+    assert told == {"the server is part of a cluster; use redis+cluster:// in the URL"}
+    assert "use redis:// in the URL" in refused(opened(servers.valkey(), ready=False, cluster=True))
+
+
+def test_a_state_is_kept_for_whoever_comes_later(opened: Opens) -> None:
+    """Two engines, two prefixes: the same key is another command."""
+    one, other = opened(servers.valkey()), opened(servers.valkey())
+    one.run(command(), lambda permit: MADE)
+    assert other.row(command()) is None
+    row = one.row(command())
+    assert row is not None
+    assert row.state == State.SUCCEEDED

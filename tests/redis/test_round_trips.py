@@ -1,0 +1,73 @@
+"""What a command costs, as the server counts it: two round trips for a fresh one, one for a replay."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from semel import AsyncEngine, Policy
+from semel.model import State
+from semel.policy import Command
+from tests.engine.shells import MADE, command
+from tests.redis.conftest import Opens, backend, heard
+from tests.redis.relay import relay
+from tests.servers import redis as servers
+
+
+@pytest.mark.parametrize("effects", ["external", "idempotent"])
+def test_two_commands_fresh_and_one_replayed(opened: Opens, effects: str) -> None:
+    port = servers.valkey()
+    shell = opened(port)
+    policy = Policy.of(effects=effects)
+    shell.run(command("warm", policy=policy), lambda permit: MADE)  # the scripts are loaded, the connection is open
+    with heard(port) as fresh:
+        assert not shell.run(command(policy=policy), lambda permit: MADE).replayed
+    with heard(port) as again:
+        assert shell.run(command(policy=policy), lambda permit: MADE).replayed
+    assert _own(fresh) == ["EVALSHA", "EVALSHA"]
+    assert _own(again) == ["EVALSHA"]
+
+
+def _own(said: list[str]) -> list[str]:
+    return [word for word in said if word not in ("CLIENT", "SELECT", "HELLO", "ECHO")]
+
+
+def test_callers_who_come_together_share_their_round_trips() -> None:
+    """Forty commands at once: a batch of claims behind the first, and settlements likewise."""
+
+    with relay(servers.valkey()) as between:
+
+        async def counted() -> int:
+            engine = AsyncEngine(backend(between.port))
+            await engine.migrate()
+            async with engine:
+                await _run(engine, "warm")
+                before = between.trips
+                await asyncio.gather(*(_run(engine, key) for key in range(40)))
+                return between.trips - before
+
+        assert asyncio.run(counted()) <= 6  # not eighty
+
+
+async def _run(engine: AsyncEngine, key: object) -> Any:
+    async def handler(permit: object) -> Any:
+        return MADE
+
+    what: Command = command(f"{key}")
+    return await engine.run(what, handler)
+
+
+def test_a_script_that_the_server_forgot_is_loaded_and_run_once(opened: Opens, client: Redis) -> None:
+    shell = opened(servers.valkey())
+    client.script_flush()
+    ran: list[int] = []
+    result = shell.run(command(), lambda permit: ran.append(1) or MADE)  # type: ignore[func-returns-value]
+    assert (ran, result.replayed) == ([1], False)
+    client.script_flush()
+    assert shell.run(command(), lambda permit: MADE).replayed
+    row = shell.row(command())
+    assert row is not None
+    assert (row.state, row.attempt) == (State.SUCCEEDED, 1)

@@ -1,0 +1,162 @@
+"""Start-up and ``semel doctor`` read the server's real settings, and refuse what they cannot promise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from semel import Answer, Engine, Policy
+from semel.cli.main import main
+from semel.engine.needs import Needs
+from semel.errors import ConfigurationError
+from semel.functions import command as declared_command
+from semel.model import Find
+from semel.stores.base import Observed
+from semel.stores.redis_settings import _judged, info
+from semel.web.caller import single_caller
+from tests.engine.shells import MADE, command
+from tests.redis.conftest import Opens
+from tests.servers import redis as servers
+from tests.servers.running import Running, stop
+
+EXTERNAL = Policy(effects="external")
+IDEMPOTENT = Policy(effects="idempotent")
+
+
+@pytest.fixture(scope="module")
+def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server as it comes: no append-only file."""
+    server = servers.start(tmp_path_factory.mktemp("forgetful") / "own")
+    yield server
+    stop(server)
+
+
+def migrated(port: int, prefix: str) -> Engine:
+    """An engine on a store that is there."""
+    engine = Engine.connect(f"redis://127.0.0.1:{port}/0?prefix={prefix}")
+    engine.migrate()
+    return engine
+
+
+def test_a_server_that_forgets_is_refused_for_external_operations(forgetful: Running, opened: Opens) -> None:
+    """Before any of them runs, with the remedy and the way out in the message."""
+    shell = opened(forgetful.port)
+    with pytest.raises(ConfigurationError, match=r"Set appendonly yes; or .*effects='idempotent'.*\?persistence=none"):
+        shell.run(command(policy=EXTERNAL), lambda permit: MADE)
+    assert shell.run(command(policy=IDEMPOTENT), lambda permit: MADE).answer == MADE
+    accepted = opened(forgetful.port, accepts_loss=True)
+    assert accepted.run(command(policy=EXTERNAL), lambda permit: MADE).answer == MADE
+
+
+def test_it_is_refused_where_operations_are_declared(forgetful: Running, opened: Opens) -> None:
+    """Declared before the engine is opened: at its opening. Afterwards: where it is declared."""
+    shell = opened(forgetful.port, ready=False)
+    shell.engine.core.needs.declare("orders.create", IDEMPOTENT)
+    shell.open()
+    with pytest.raises(ConfigurationError, match=r"'payments\.create' is effects='external'"):
+        shell.engine.core.needs.declare("payments.create", EXTERNAL)
+    early = opened(forgetful.port, ready=False)
+    early.engine.core.needs.declare("payments.create", EXTERNAL)
+    with pytest.raises(ConfigurationError, match=r"'payments\.create' is effects='external'"):
+        early.open()
+
+
+def test_a_function_is_refused_when_it_is_declared(forgetful: Running) -> None:
+    with (
+        migrated(forgetful.port, servers.prefix()) as engine,
+        pytest.raises(ConfigurationError, match="would forget that it ran"),
+    ):
+
+        @declared_command(engine, "pay", key="order", caller=single_caller, effects="external")
+        def pay(order: str) -> str:
+            raise AssertionError("the function ran")
+
+
+def test_eviction_forgets_and_a_replica_is_unusable(tmp_path: Path, opened: Opens) -> None:
+    own = servers.start(tmp_path / "own", "appendonly yes", "maxmemory 100mb", "maxmemory-policy volatile-lru")
+    try:
+        shell = opened(own.port)
+        with pytest.raises(ConfigurationError, match="maxmemory-policy is volatile-lru: a full server drops records"):
+            shell.run(command(), lambda permit: MADE)
+        with Redis(port=own.port) as plain:
+            plain.config_set("maxmemory-policy", "noeviction")
+            shell.open()
+            assert shell.run(command(), lambda permit: MADE).answer == MADE
+            plain.replicaof("127.0.0.1", 1)
+            with pytest.raises(ConfigurationError, match="the server is a replica: point the URL at the primary"):
+                shell.open()
+    finally:
+        stop(own)
+
+
+@pytest.mark.parametrize(
+    ("facts", "check", "level"),
+    [
+        ("redis_version:6.2.14", "version", "unusable"),
+        ("redis_version:7.2.4\nvalkey_version:8.1.8", "version", "ok"),
+        ("redis_version:", "version", "unusable"),
+        ("role:slave", "role", "unusable"),
+        ("maxmemory:0\nmaxmemory_policy:allkeys-lru", "eviction", "warning"),
+        ("maxmemory:1000\nmaxmemory_policy:allkeys-lru", "eviction", "forgets"),
+        ("maxmemory:1000\nmaxmemory_policy:noeviction", "eviction", "ok"),
+        ("aof_enabled:0", "persistence", "forgets"),
+        ("aof_enabled:1\naof_last_write_status:err", "persistence", "warning"),
+        ("aof_enabled:1\naof_last_write_status:ok", "persistence", "ok"),
+        ("connected_slaves:2", "replicas", "warning"),
+    ],
+)
+def test_what_info_says(facts: str, check: str, level: str) -> None:
+    found = {seen.check: seen for seen in _judged(info(facts.encode()), 0)}
+    assert found[check].level == level
+    assert bool(found[check].remedy) is (level != "ok")
+
+
+def test_replicas_are_wanted_and_missing() -> None:
+    [seen] = [seen for seen in _judged(info(b"connected_slaves:1"), 2) if seen.check == "replicas"]
+    assert (seen.level, seen.remedy) == ("warning", "connect more replicas, or lower wait_replicas")
+
+
+def test_what_cannot_be_used_is_refused_whatever_was_accepted() -> None:
+    with pytest.raises(ConfigurationError, match="it is old: upgrade"):
+        Needs().learn([Observed("version", "unusable", "it is old", "upgrade")], accepts_loss=True)
+
+
+def _doctor(port: int, prefix: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, dict[str, Any]]]:
+    url = f"redis://127.0.0.1:{port}/0?prefix={prefix}"
+    code = main(["doctor", "--json", "--url", url])
+    return code, {each["check"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+
+
+def test_doctor_finds_what_is_wrong(forgetful: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    prefix = servers.prefix()
+    with migrated(forgetful.port, prefix):
+        pass
+    code, found = _doctor(forgetful.port, prefix, capsys)
+    assert code == 1
+    assert (found["persistence"]["level"], found["persistence"]["remedy"]) == ("problem", "set appendonly yes")
+    assert found["eviction"]["level"] == "ok"
+
+
+def test_doctor_is_content_with_a_server_that_keeps_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    prefix = servers.prefix()
+    with migrated(servers.valkey(), prefix):
+        pass
+    code, found = _doctor(servers.valkey(), prefix, capsys)
+    assert code == 0, found
+    assert found["persistence"]["level"] == "ok"
+    assert "last second" in found["appendfsync"]["detail"]
+    assert found["schema"]["level"] == "ok"
+
+
+def test_a_cluster_answers_for_all_its_nodes(opened: Opens) -> None:
+    """Each node has settings of its own: the three of this run's cluster keep no file."""
+    shell = opened(servers.cluster(), cluster=True)
+    seen = shell.perform("observe", shell.engine.store.observe)
+    assert [each.check for each in seen if each.level == "forgets"] == ["persistence"]
+    assert shell.run(command(policy=IDEMPOTENT), lambda permit: Answer(200, (), b"")).answer.status == 200
+    assert len(shell.perform("find", lambda: shell.engine.store.find(Find())).records) == 1
