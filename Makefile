@@ -20,7 +20,7 @@ run: .venv/run.stamp ## serve the reference service on 127.0.0.1:8080 (HOST, POR
 	@exec env SEMEL_DEMO=1 $(BIN)/semel serve
 
 test: servers lint types ## everything: lint, types, all tests with branch coverage, on real servers
-	$(BIN)/python -m pytest -n auto --cov --cov-report=term $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term $(ARGS)
 
 servers: ## install the database servers that come in no wheel (as root, with apt; otherwise say which are missing)
 	@scripts/install-servers
