@@ -215,6 +215,9 @@ def shop_server(folder: Folder, *command: str, used: bool = False) -> Iterator[t
             await_true(lambda: send("here", "k").status == 200 or process.poll() is not None, "the server")
             assert process.poll() is None, log_path.read_text()
             yield process, send
+        except BaseException:
+            print(log_path.read_text(errors="replace"))  # what the server had to say about it
+            raise
         finally:
             process.terminate()
             try:
