@@ -50,7 +50,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 maximum_signature_line_length = 80
-toc_object_entries_show_parents = "hide"
+toc_object_entries = False  # headings say it; members would make the list as long as the page
 
 html_theme = "furo"
 html_title = f"Semel {release}"

@@ -1,6 +1,7 @@
 """Runs the blocks of a page in their order, in one folder, and compares what they print with what the page shows.
 
-- ``python``: all blocks of a page share one namespace. Comment lines ``# > …`` are what the block prints.
+- ``python``: all blocks of a page share one namespace. Comment lines ``# > …`` are what the block prints. A block whose
+  first line is a file's name, such as ``# shop.py``, is that file: it is written, and not run.
 - ``console``: lines that begin with ``$`` are commands (``>`` continues one), the others what they print. Three dots
   stand for any text. One shell runs a block, so that a later command sees an earlier one's variables.
 
@@ -34,6 +35,12 @@ SECONDS_MAX = 120.0
 CURL = Path(__file__).with_name("curl.py")
 _MARK = "--- the next command of this block ---"
 _CHECKED = re.compile(r"(make|pip install|semel serve|semel demo)\b")
+
+
+def file_of(block: Block) -> str | None:
+    """The name of the file that a block is; None for one that is run."""
+    found = re.match(r"# (\w+\.py)\n", block.text)
+    return found[1] if found is not None and block.language == "python" else None
 
 
 def run_python(block: Block, page: str, namespace: dict[str, Any], served: str | None = None) -> None:

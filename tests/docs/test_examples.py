@@ -12,7 +12,7 @@ import pytest
 
 from tests.docs import curl
 from tests.docs.pages import PAGES, RUN, SHOWN, Block, blocks, name_of
-from tests.docs.running import ADDRESS, assert_shown, parse_console, run_console, run_python
+from tests.docs.running import ADDRESS, assert_shown, file_of, parse_console, run_console, run_python
 from tests.service.served import serving
 
 
@@ -29,7 +29,9 @@ def test_the_examples_of(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         if any(ADDRESS in block.text for block in examples):
             served = stack.enter_context(serving(tmp_path)).url.removeprefix("http://")
         for block in examples:
-            if block.language == "python":
+            if (file := file_of(block)) is not None:
+                (tmp_path / file).write_text(block.text, "utf-8")
+            elif block.language == "python":
                 run_python(block, name_of(page), namespace, served)
             else:
                 run_console(block, name_of(page), tmp_path, served)
@@ -52,6 +54,12 @@ def test_nothing_that_looks_like_an_example_evades_its_test() -> None:
         if block.language not in (*RUN, *SHOWN)
     ]
     assert found == []
+
+
+def test_a_block_that_begins_with_a_file_name_is_that_file() -> None:
+    assert file_of(Block("python", "# shop.py\nimport bank\n", 1)) == "shop.py"
+    assert file_of(Block("python", "# a shop.py\nimport bank\n", 1)) is None
+    assert file_of(Block("console", "# shop.py\n", 1)) is None
 
 
 def test_commands_are_told_from_what_they_print() -> None:
