@@ -13,7 +13,7 @@ import pytest
 from redis import Redis, ResponseError
 
 from semel.engine.connect import connect_backend
-from semel.errors import StoreError, StoreUnavailable
+from semel.errors import SchemaError, StoreError, StoreUnavailable
 from semel.model import State
 from semel.rules.classify import Succeeded
 from tests.engine.shells import MADE, Shell, command
@@ -147,6 +147,9 @@ def test_a_password_is_wanted_and_never_shown(started: Starts, mode: str) -> Non
     assert "check the URL" in told[1]
     assert "s3cret" not in "".join(told)
     right = shell_of(":s3cret-of-ours@")
+    with pytest.raises(SchemaError, match="run: semel migrate --url") as unmigrated:
+        right._end(right.engine.open())
+    assert "s3cret" not in str(unmigrated.value)
     right.open()
     assert right.run(command(), lambda permit: MADE).answer == MADE
     assert "s3cret" not in repr(right.engine.backend.driver.server)

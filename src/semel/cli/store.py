@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
 from semel.cli.exits import UsageFailed
+from semel.engine.backend import shown_url
 from semel.engine.sync import Engine
 from semel.service.settings import id_secret, store_url
-
-_PASSWORD: Final = re.compile(r"(://[^/@:]*:)[^/@]*@")
-_PARAMETER: Final = re.compile(r"((?:password|passwd|secret|token)=)[^&]*", re.IGNORECASE)
 
 
 def connect(options: argparse.Namespace) -> Engine:
@@ -29,15 +25,6 @@ def url_of(options: argparse.Namespace) -> str:
     """``--url``, or else what the environment says."""
     url: str = getattr(options, "url", None) or store_url()
     return url
-
-
-def shown_url(url: str) -> str:
-    """A store's URL as it may be printed: a password is not shown.
-
-    >>> shown_url("postgresql://semel:secret@db/shop?sslmode=require&password=secret")
-    'postgresql://semel:***@db/shop?sslmode=require&password=***'
-    """
-    return _PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))
 
 
 def source_of_url(options: argparse.Namespace) -> str:
@@ -56,3 +43,6 @@ def opened(options: argparse.Namespace) -> Iterator[Engine]:
         yield engine
     finally:
         engine.close()
+
+
+__all__ = ["connect", "opened", "shown_url", "source_of_url", "url_of"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,6 +11,8 @@ from semel.errors import ConfigurationError
 from semel.protocol.asks import Unit
 from semel.stores.base import Store
 
+_PASSWORD: Final = re.compile(r"(://[^/@:]*:)[^/@]*@")
+_PARAMETER: Final = re.compile(r"((?:password|passwd|secret|token)=)[^&]*", re.IGNORECASE)
 UNIT_RUNS_MAX: Final = 4  # an ATOMIC handler that meets a deadlock or a serialization failure each time is told so
 
 _NO_UNITS = (
@@ -60,3 +63,12 @@ class Backend:
         """Join the user's next transaction without blocking the loop for longer than a short look."""
         assert self.joins_async is not None
         return await self.joins_async(connection)
+
+
+def shown_url(url: str) -> str:
+    """A store's URL as it may be printed: a password is not shown.
+
+    >>> shown_url("postgresql://semel:secret@db/shop?sslmode=require&password=secret")
+    'postgresql://semel:***@db/shop?sslmode=require&password=***'
+    """
+    return _PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))

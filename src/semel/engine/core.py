@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from semel.engine.backend import Backend
+from semel.engine.backend import Backend, shown_url
 from semel.engine.needs import Needs
 from semel.engine.permit import Permit
 from semel.errors import (
@@ -319,7 +319,7 @@ class Core:
     def check_store(self, said: tuple[Identity | None, list[Observed]], backend: Backend) -> None:
         """Refuse a store that is not the one on record, or whose server forgets what a declared operation must not."""
         identity, observed = said
-        self.check_identity(identity, backend.url)
+        self.check_identity(identity, shown_url(backend.url))
         self.needs.learn(observed, accepts_loss=backend.accepts_loss)
 
     def check_identity(self, identity: Identity | None, url: str = "") -> None:

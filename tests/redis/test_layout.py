@@ -1,0 +1,83 @@
+"""How a record lies in its string, and where it stands in lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semel import Policy
+from semel.model import AnswerKind, Record, State
+from semel.rules.decide import first_grant
+from semel.rules.settle import lapsed_row, settled_row
+from semel.stores.memory import granted_row
+from semel.stores.redis_keys import TAGS, below, newer_first
+from semel.stores.redis_layout import HEAD_BYTES, Damaged, decode, decode_any, encode, seen
+from semel.stores.redis_rows import LUA, due_at
+from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, word
+
+NOW = 1_700_000_000_000_000
+
+
+def settled() -> Record:
+    claim = attempt()
+    grant = first_grant(claim, NOW)
+    _, row = settled_row(granted_row(None, claim, grant), word(grant), NOW + 1)
+    assert row is not None
+    return row
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    row = settled()
+    assert decode(encode(row)) == row
+    assert decode(encode(row), small=True) == row._replace(headers=None, body=None)
+    assert encode(row).startswith(seen(row))
+
+
+def test_a_string_that_was_cut_or_damaged_is_no_record() -> None:
+    """Every length of it, and every head: refused as unreadable, never an error of ours."""
+    data = encode(settled())
+    for length in range(len(data)):
+        with pytest.raises(Damaged):
+            decode(data[:length])
+    for place in range(HEAD_BYTES):
+        found = decode_any(data[:place] + b"\xff" + data[place + 1 :], b"i" * 16)
+        assert found.id == b"i" * 16
+        assert found.format == 0
+
+
+@pytest.mark.parametrize("policy", [EXTERNAL, IDEMPOTENT, Policy(effects="idempotent", attempts_max=1)])
+@pytest.mark.parametrize("back", [False, True])
+def test_a_lapse_is_due_exactly_when_the_rule_marks_it(policy: Policy, back: bool) -> None:
+    claim = attempt(policy=policy)
+    row = granted_row(None, claim, first_grant(claim, NOW))
+    if back:
+        row = row._replace(lease_until=0, lapses=policy.attempts_max)
+    due = due_at(row)
+    assert due is not None
+    assert lapsed_row(row, max(due, 1)) is not None
+    if due > 0:
+        assert lapsed_row(row, due - 1) is None
+
+
+def test_what_is_not_processing_is_never_due() -> None:
+    claim = attempt()
+    row = granted_row(None, claim, first_grant(claim, NOW))
+    for state in set(State) - {State.PROCESSING}:
+        assert due_at(row._replace(state=state)) is None
+    assert row.answer_kind == AnswerKind.NONE
+
+
+def test_a_cursor_stands_between_all_tags() -> None:
+    places: list[Any] = [newer_first(place, tag) for place in range(3, 6) for tag in range(TAGS)]
+    assert places == sorted(places)
+    for cursor in places:
+        for tag in range(TAGS):
+            last = int(below(cursor, tag))
+            assert newer_first(last, tag) < cursor <= newer_first(last + 1, tag)
+
+
+def test_no_script_that_ends_a_command_is_stopped_by_a_full_server() -> None:
+    free = {name for name, script in LUA.items() if script.text.startswith(b"#!lua flags=allow-oom\n")}
+    assert set(LUA) - free == {"claim", "migrate"}
+    assert {name for name, script in LUA.items() if not script.writes} == {"look", "due"}
