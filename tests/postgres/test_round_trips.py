@@ -10,6 +10,16 @@ import pytest
 from semel import Answer, Permit
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, Fellow, Kind, Writes
+from tests.postgres.users import (
+    AlchemySession,
+    AsyncAlchemySession,
+    Asyncpg,
+    AsyncpgAlchemySession,
+    AsyncPsycopg,
+    Django,
+    Psycopg,
+    User,
+)
 from tests.servers.relay import Relay, Trip
 
 MakeFellow = Callable[..., Fellow]
@@ -95,3 +105,43 @@ def test_a_crowd_of_claims_travels_together(counted: Fellow, relay: Relay) -> No
     with relay.counting() as trips:
         counted.tell(all_at_once())
     assert len(trips) <= 2
+
+
+JOINED: dict[type[User], list[str]] = {
+    Psycopg: ["BEGIN", CLAIM, BUSINESS, SETTLE, "COMMIT"],  # psycopg waits for its own BEGIN
+    AsyncPsycopg: ["BEGIN", CLAIM, BUSINESS, SETTLE, "COMMIT"],
+    Asyncpg: ["BEGIN", CLAIM, BUSINESS, SETTLE, "COMMIT"],
+    AlchemySession: ["BEGIN", CLAIM, BUSINESS, SETTLE, "COMMIT"],
+    AsyncAlchemySession: ["BEGIN", CLAIM, BUSINESS, SETTLE, "COMMIT"],
+    AsyncpgAlchemySession: ["BEGIN", CLAIM, BUSINESS, SETTLE, "COMMIT"],
+    Django: ["BEGIN", CLAIM, BUSINESS, SETTLE, "COMMIT"],
+}
+
+
+@pytest.mark.parametrize("made", JOINED, ids=lambda made: made.__name__)
+def test_a_join_adds_two_round_trips_to_the_users_transaction(
+    made: type[User], relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once their connection is known and, where the library prepares, has met the statements."""
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+    seen: list[Trip] = []
+
+    async def one(user: User, key: str) -> None:
+        await user.begin()
+        async with user.join(command(key, policy=ATOMIC)) as once:
+            await user.execute("SELECT 'business'")
+            once.answer = MADE
+        await user.commit()
+
+    async def story() -> None:
+        user = made(relay.conninfo())
+        await user.open(relay.conninfo())
+        for number in range(6):
+            await one(user, f"warm-{number}")
+        with relay.counting() as trips:
+            await one(user, "counted")
+        seen.extend(trips)
+        await user.end()
+
+    asyncio.run(story())
+    assert words(seen) == JOINED[made]

@@ -40,7 +40,7 @@ class Relay:
 
     def conninfo(self, database: str = "postgres") -> str:
         """How to connect through it."""
-        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}?sslmode=disable"
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
 
     def lose(self, loss: Loss, word: str) -> None:
         """Lose the next round trip that says ``word``, once.

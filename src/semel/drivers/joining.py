@@ -14,7 +14,7 @@ from semel.errors import JoinRefused, StoreUnavailable
 
 
 def join(connection: Any, file: StoreFile) -> JoinedUnit:
-    """Join the next transaction of a sqlite3 connection, a SQLAlchemy Session or Connection.
+    """Join the next transaction of a sqlite3 connection, a SQLAlchemy Session or Connection, or Django's.
 
     Raises JoinRefused and StoreUnavailable.
     """
@@ -25,6 +25,13 @@ def join(connection: Any, file: StoreFile) -> JoinedUnit:
 
         if isinstance(connection, (alchemy.Session, alchemy.Connection)):
             return alchemy.join_sqlalchemy(connection, file)
+    if "django.db" in sys.modules:
+        from semel.drivers import django
+
+        if django.is_django(connection):
+            from semel.drivers.django_sqlite import join_django
+
+            return join_django(connection, file)
     raise JoinRefused(_unknown(connection))
 
 
@@ -53,5 +60,6 @@ async def _join_at_once(connection: Any, file: StoreFile) -> JoinedUnit:
 def _unknown(connection: Any) -> str:
     return (
         f"a {type(connection).__module__}.{type(connection).__qualname__} cannot be joined; pass a sqlite3.Connection, "
-        "a SQLAlchemy Session or Connection, or with AsyncEngine an AsyncSession or AsyncConnection"
+        "a SQLAlchemy Session or Connection, django.db.connection, or with AsyncEngine an AsyncSession or "
+        "AsyncConnection"
     )

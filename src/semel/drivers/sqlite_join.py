@@ -111,9 +111,15 @@ def join_sqlite(connection: sqlite3.Connection, file: StoreFile) -> JoinedUnit:
         StoreUnavailable: the file's write lock was not to be had within its ``busy_seconds``.
     """
     check_joinable(connection)
+    execute = executing(connection)
+    begin_immediate(execute, file)
+    return JoinedUnit(connection, execute, file.clock)
+
+
+def executing(connection: sqlite3.Connection) -> Execute:
+    """Statements on a connection, with rows as they are: the user's row and text factories are theirs, not ours."""
 
     def execute(text: str, params: Any) -> tuple[list[Any], int]:
-        # Rows as they are: the user's row and text factories are theirs, not ours.
         cursor = connection.cursor()
         cursor.row_factory = None
         factory = connection.text_factory
@@ -125,8 +131,7 @@ def join_sqlite(connection: sqlite3.Connection, file: StoreFile) -> JoinedUnit:
             connection.text_factory = factory
             cursor.close()
 
-    begin_immediate(execute, file)
-    return JoinedUnit(connection, execute, file.clock)
+    return execute
 
 
 def check_joinable(connection: Any) -> None:
@@ -142,8 +147,7 @@ def begin_immediate(execute: Execute, file: StoreFile) -> None:
     ends = time.monotonic() + file.busy_seconds
     while True:
         try:
-            databases, _ = execute("PRAGMA database_list", ())
-            if not any(name == "main" and _same_file(path, file.path) for _, name, path in databases):
+            if not is_of_file(execute, file):
                 raise JoinRefused(ELSEWHERE)
             _begin_at_once(execute)
             return
@@ -151,6 +155,12 @@ def begin_immediate(execute: Execute, file: StoreFile) -> None:
             if not is_busy(error) or time.monotonic() >= ends:
                 raise store_error(error) from error
         time.sleep(BUSY_PAUSE_SECONDS)
+
+
+def is_of_file(execute: Execute, file: StoreFile) -> bool:
+    """Whether a connection's database is the store's file."""
+    databases, _ = execute("PRAGMA database_list", ())
+    return any(name == "main" and _same_file(path, file.path) for _, name, path in databases)
 
 
 def _begin_at_once(execute: Execute) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import SplitResult, urlencode
 
@@ -75,17 +76,26 @@ def postgres_backend(
     except ImportError as error:
         raise ConfigurationError(_NEEDS.format(url="postgresql://", package="psycopg 3", extra="postgresql")) from error
     from semel.drivers.postgres_errors import is_conflict
+    from semel.drivers.postgres_join import Home
+    from semel.drivers.postgres_joining import join, join_async
     from semel.drivers.psycopg_unit import UnitPool
     from semel.drivers.psycopg_unit_async import AsyncUnitPool
+
+    def with_joins(backend: Backend) -> Backend:
+        home = Home(backend.store, backend.driver, server)
+        return replace(
+            backend,
+            joins=lambda connection: join(connection, home),
+            joins_async=lambda connection: join_async(connection, home),
+            conflicts=is_conflict,
+        )
 
     server = Server(conninfo, schema=schema, clock=clock, **options)
     store, units = PostgresStore(), UnitPool(server)
     if not asyncpg:
         async_units = AsyncUnitPool(server)
         driver = PsycopgDriver(server, units, async_units)
-        return Backend(
-            "postgresql", store, driver, unit=units.begin, unit_async=async_units.begin, conflicts=is_conflict
-        )
+        return with_joins(Backend("postgresql", store, driver, unit=units.begin, unit_async=async_units.begin))
     try:
         from semel.drivers.asyncpg import AsyncpgDriver
         from semel.drivers.asyncpg_unit import AsyncpgUnitPool
@@ -95,6 +105,4 @@ def postgres_backend(
         ) from error
     asyncpg_units = AsyncpgUnitPool(server)
     pooled = AsyncpgDriver(server, PsycopgDriver(server, units), asyncpg_units)
-    return Backend(
-        "postgresql", store, pooled, unit=units.begin, unit_async=asyncpg_units.begin, conflicts=is_conflict
-    )
+    return Backend("postgresql", store, pooled, unit=units.begin, unit_async=asyncpg_units.begin, conflicts=is_conflict)

@@ -23,6 +23,10 @@ from semel.protocol.atomic import claim_unit, note_early_commit, settle_inside
 from semel.rules.classify import Succeeded
 from semel.rules.identity import uuid_text
 
+_LOST = (
+    "the record is not in this transaction any more (it was rolled back, or granted to somebody else); roll back, do "
+    "not commit"
+)
 P = TypeVar("P", SyncPerformer, AsyncPerformer)
 
 
@@ -82,14 +86,15 @@ class _Block(Generic[P]):
                 raise (yield from note_early_commit(store, grant))
             self._core.tell_settled(permit, outcome, reply)
             if not isinstance(reply, Settled):
-                raise SupersededError("the record is not this transaction's any more; roll it back, do not commit")
+                raise SupersededError(_LOST)
         finally:
             self._core.conclude(permit)
 
 
 class Atomic(_Block[SyncPerformer]):
-    """``with engine.atomic(connection, command) as once:`` for a ``sqlite3`` connection, a SQLAlchemy
-    ``Session`` or ``Connection``. The join comes before the transaction's first statement.
+    """``with engine.atomic(connection, command) as once:`` for the store's own database: a ``sqlite3`` or ``psycopg``
+    connection, a SQLAlchemy ``Session`` or ``Connection``, or ``django.db.connection`` inside ``transaction.atomic()``.
+    On SQLite the join comes before the transaction's first statement (Django's has begun).
 
     >>> import sqlite3, tempfile
     >>> from semel import Answer, Command, Engine, Policy, Scope
@@ -130,8 +135,8 @@ class Atomic(_Block[SyncPerformer]):
 
 
 class AsyncAtomic(_Block[AsyncPerformer]):
-    """``async with engine.atomic(session, command) as once:``, as :class:`Atomic`, also for SQLAlchemy's
-    ``AsyncSession`` and ``AsyncConnection``.
+    """``async with engine.atomic(session, command) as once:``, as :class:`Atomic`, for psycopg's
+    ``AsyncConnection``, asyncpg's connections, SQLAlchemy's ``AsyncSession`` and ``AsyncConnection``.
     """
 
     async def __aenter__(self) -> AsyncAtomic:

@@ -66,7 +66,8 @@ SELECT
 FROM known, clock;
 
 -- name: claim_here
--- The same inside an ATOMIC unit, which holds the lock alone until its end.
+-- The same inside an ATOMIC unit, which holds the lock alone until its end. In a savepoint it divides by zero: rolled
+-- back to, it would take the record along, and leave what was written before it.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
@@ -103,11 +104,11 @@ won AS (
     )
     WHERE NOT EXISTS (SELECT FROM known WHERE known.id = w.id) AND pg_try_advisory_xact_lock(w.lock)
     ON CONFLICT (id) DO NOTHING
-    RETURNING id
+    RETURNING id, xmin::text = (pg_current_xact_id()::text::numeric % 4294967296)::text AS outermost
 )
 SELECT
-    clock.now, won.id, NULL::smallint, NULL::text, NULL::text, NULL::text, NULL::bytea, NULL::text, NULL::bytea,
-    NULL::smallint, NULL::smallint, NULL::bigint, NULL::bytea, NULL::text, NULL::integer, NULL::integer,
+    clock.now / won.outermost::integer, won.id, NULL::smallint, NULL::text, NULL::text, NULL::text, NULL::bytea,
+    NULL::text, NULL::bytea, NULL::smallint, NULL::smallint, NULL::bigint, NULL::bytea, NULL::text, NULL::integer, NULL::integer,
     NULL::integer, NULL::bytea, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint,
     NULL::integer, NULL::bigint, NULL::bigint, NULL::smallint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::text,
     NULL::text, NULL::text, NULL::text, NULL::text, NULL::smallint, NULL::bytea, NULL::text, NULL::integer,

@@ -1,0 +1,29 @@
+"""Joining Django's ``atomic()`` block on SQLite.
+
+Django has begun it already, as DEFERRED unless its settings say ``"transaction_mode": "IMMEDIATE"``: a block that has
+read before it joins may be refused the file's write lock at once, and then nothing happened.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semel.drivers.django import check_block
+from semel.drivers.sqlite_join import ELSEWHERE, JoinedUnit, StoreFile, executing, is_of_file
+from semel.errors import JoinRefused
+
+
+class JoinedBlock(JoinedUnit):
+    """The block with the record in it. Django commits or rolls back, also where the claim met a verdict."""
+
+    def rollback(self) -> None:
+        """Django's to do."""
+
+
+def join_django(connection: Any, file: StoreFile) -> JoinedBlock:
+    """Join Django's open block. Raises JoinRefused."""
+    check_block(connection, "sqlite", "SQLite")
+    execute = executing(connection.connection)
+    if not is_of_file(execute, file):
+        raise JoinRefused(ELSEWHERE)
+    return JoinedBlock(connection, execute, file.clock)
