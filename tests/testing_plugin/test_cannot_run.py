@@ -120,6 +120,26 @@ def test_the_handler_fails(provider: Provider) -> None:
     assert reason == "the handler failed: RuntimeError: no connection to the bank"
 
 
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_the_handler_is_not_deterministic(provider: Provider, every: int) -> None:
+    calls = 0
+
+    class Unsteady(Provider):
+        def charge(self, amount: int, key: str = "") -> int:
+            nonlocal calls
+            calls += 1
+            if calls % every == 0:
+                raise RuntimeError("the bank is busy")
+            return provider.charge(amount, key)
+
+    app = good.fastapi_app(AsyncEngine.connect("memory://"), Unsteady())
+    reason, remedy = why_not(
+        lambda: assert_idempotent(app, "POST /payments", **PAY, headers=ALICE, effects=provider.charges)
+    )
+    assert reason.startswith("the handler is not deterministic: of equal requests under new keys one came back with")
+    assert "no random failures" in remedy
+
+
 # --- the store and the application's start ---
 
 

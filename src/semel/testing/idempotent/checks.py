@@ -55,7 +55,8 @@ async def run_checks(thing: Any, case: Case, names: Sequence[str], *, strict: bo
 
     Parameters: ``strict``: what a check has not been given is an error, not an entry under "not tried".
 
-    Raises CannotRun where nothing can be tested; ConfigurationError for a target or a case that is none.
+    Raises CannotRun where nothing can be tested, or findings would be those of a handler that succeeds now and then;
+    ConfigurationError for a target or a case that is none.
     """
     target: Target = target_of(thing, case)
     engines = target.found.engines if target.found is not None else ()
@@ -76,6 +77,8 @@ async def run_checks(thing: Any, case: Case, names: Sequence[str], *, strict: bo
                 else:
                     if len(probe.findings) == count:
                         held.append(name)
+            if probe.findings:
+                await probe.check_determinism()
         finally:
             await target.close()
     return Report(

@@ -21,6 +21,7 @@ from semel.web.caller import single_caller
 from semel.web.surface import AnyEngine
 
 # What fails as well where a plain retry fails: the report names the one cause, not a remedy for each symptom.
+EQUAL_COMMANDS: Final = 8  # enough for a handler that fails every second, third or seventh time
 _CONSEQUENCES: Final = frozenset(
     {
         "same_key_and_payload_replays",
@@ -182,6 +183,23 @@ class Probe:
         self.first = reply
         self.cause = self._cause(await command.send(), command.last)
         return reply
+
+    async def check_determinism(self) -> None:
+        """Raises CannotRun where equal commands under new keys fail and succeed again: findings would mislead."""
+        if self.first is None:
+            return
+        failed: Reply | None = None
+        for number in range(EQUAL_COMMANDS):
+            reply = await (await self.command(f"determinism {number}")).send()
+            if not reply.done:
+                failed = failed or reply
+            elif failed is not None:
+                raise CannotRun(
+                    f"the handler is not deterministic: of equal requests under new keys one came back with "
+                    f"{failed.text()}, and a later one succeeded",
+                    "let it do the same for every command in the test: no random failures, no limits, no clock; "
+                    "a provider that fails now and then is replaced by one that does not",
+                )
 
     def _cause(self, retry: Reply, grown: int) -> str:
         """Why a plain retry is not safe; empty where it is."""
