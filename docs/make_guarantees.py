@@ -67,6 +67,7 @@ INVARIANTS: Final = (
         (
             "tests/crash/test_kill.py::test_kills_at_every_statement",
             "tests/crash/test_crowd.py::test_one_effect_and_one_answer",
+            "tests/processes/test_system_calls.py::test_killed_at_every_system_call",
         ),
     ),
     Invariant(
@@ -83,6 +84,7 @@ INVARIANTS: Final = (
         "Nothing that a superseded holder writes takes effect.",
         (
             "tests/crash/test_pause.py::test_an_idempotent_holder_is_superseded",
+            "tests/processes/test_heartbeat.py::test_an_idempotent_holder_is_superseded",
             "tests/stores/test_interleavings.py::test_a_takeover_a_late_settlement_and_a_renewal",
             "a_superseded_holder_writes_nothing",
         ),
