@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from semel.testing.simulate import search
-from semel.testing.simulate.coverage import EVENTS, STATES, Counts, must_reach, table, why_not
+from semel.testing.simulate.coverage import EVENTS, NEVER_IN_CI, STATES, Counts, must_reach, table, why_not
 
 SCHEDULES: Final = 20_000  # the first of the hundred thousand of CI; test_schedules has the others
 PAIRS: Final = [(state, event) for state in STATES for event in EVENTS]
@@ -30,6 +30,12 @@ def test_each_pair_is_demanded_or_possible_or_explained() -> None:
         why_not("PROCESSING", "purge: forgotten") == "what is open, UNKNOWN or within its retention is never forgotten"
     )
     assert why_not("never seen", "attempt") is None
+    assert why_not("never seen", "settle, lost request") is not None
+    for pair, why in NEVER_IN_CI.items():
+        assert pair in PAIRS
+        assert why
+        assert not must_reach(*pair)
+        assert why_not(*pair) is None
 
 
 def test_the_table_shows_what_cannot_be() -> None:
