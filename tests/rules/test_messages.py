@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -251,3 +252,52 @@ def piecewise(fingerprints: Fingerprinter, said: Facts, body: bytes) -> bytes:
     for at in range(len(body)):
         hashing.feed(body[at : at + 1])
     return hashing.finish()
+
+
+# --- the facts ---
+
+BARE = Facts(operation="pay", method="POST", path_params=(), query=b"a=1", tenant="acme", caller="alice", media_type="")
+
+
+def test_every_fact_counts_with_and_without_pairs() -> None:
+    """Nothing else, and always the same: the digest of a bare request is pinned, since records keep it."""
+    fingerprints = Fingerprinter(Recipe())
+    for base in (BARE, replace(BARE, path_params=(("id", "7"),)), replace(BARE, extra=(("x-branch", "7"),))):
+        others: list[dict[str, Any]] = [
+            *({name: "other"} for name in ("operation", "method", "tenant", "caller", "media_type")),
+            *({"query": query} for query in (b"", b"a=2", b"a=\xff")),
+            *({"path_params": pairs} for pairs in ((("id", "8"),), (("ie", "7"),), (("id", "7"), ("a", "")))),
+            *({"extra": pairs} for pairs in ((("x-branch", "8"),), (("y", "7"),))),
+        ]
+        digests = {fingerprints.digest(replace(base, **other), b"") for other in others}
+        assert len(digests | {fingerprints.digest(base, b"")}) == len(others) + 1
+    assert fingerprints.digest(BARE, b"").hex() == "c356c92a532cd4c3bba30095c662b9c0a60a513aa6ae167286d92ea38fd85e78"
+
+
+def test_the_order_of_pairs_counts_among_equal_names_only() -> None:
+    fingerprints = Fingerprinter(Recipe())
+
+    def of(**given: Any) -> bytes:
+        return fingerprints.digest(replace(BARE, **given), b"")
+
+    a, b, other_a = ("a", "2"), ("b", "1"), ("a", "1")
+    for name in ("path_params", "extra"):
+        assert of(**{name: (a, b)}) == of(**{name: (b, a)})
+        assert of(**{name: (a, other_a)}) != of(**{name: (other_a, a)})
+    assert of(extra=(("X-Branch", "7"),)) == of(extra=(("x-branch", "7"),))
+    assert of(path_params=(("A", "7"),)) != of(path_params=(("a", "7"),))
+
+
+def test_text_that_was_decoded_leniently_is_no_error() -> None:
+    fingerprints = Fingerprinter(Recipe())
+    for given in ({"caller": "\udce9"}, {"extra": (("x", "\udce9"),)}, {"media_type": "a\udce9"}):
+        changed: dict[str, Any] = dict(given)
+        assert fingerprints.digest(replace(BARE, **changed), b"") != fingerprints.digest(BARE, b"")
+
+
+@pytest.mark.parametrize("length", [127, 128, 129])
+def test_a_media_type_reads_alike_whether_it_is_remembered_or_not(length: int) -> None:
+    value = "application/json; x="
+    said = facts(value + "y" * (length - len(value)))
+    for _ in range(2):
+        assert Fingerprinter(Recipe()).digest(said, b'{"a": 1}') == Fingerprinter(Recipe()).digest(said, b'{"a":1}')
