@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from semel.drivers.refusals import BROKEN_RULE
+from semel.engine.backend import shown_url
 from semel.errors import SchemaError, StatementRefused, StoreError, StoreTimeout, StoreUnavailable
 
 # The server lets these through although the standby may not have what was committed.
@@ -59,11 +60,33 @@ def is_conflict(error: BaseException | None) -> bool:
     return False
 
 
+# libpq tells of a refused connection by words alone; asyncpg by its SQLSTATE.
+_WORDS: Final = (
+    ("password authentication failed", "28P01"),
+    ("no pg_hba.conf entry", "28000"),
+    ("is starting up", "57P03"),
+    ("is shutting down", "57P03"),
+    ('role "', "28000"),
+    ('database "', "3D000"),
+    ("too many clients", "53300"),
+    ("remaining connection slots", "53300"),
+    ("too many connections", "53300"),
+)
+
+
+def _by_words(text: str) -> str:
+    said = text.partition("FATAL:")[2]
+    return next((sqlstate for words, sqlstate in _WORDS if words in said), "")
+
+
 def cannot_connect(text: str, sqlstate: str | None = None) -> StoreUnavailable:
     """The error for a connection that could not be opened: nothing was sent."""
     text = text.strip().splitlines()[0] if text.strip() else "no answer"
-    remedy = _REMEDIES.get(sqlstate or "", "check that the server runs and that the URL names its host and port")
-    return StoreUnavailable(f"PostgreSQL cannot be reached: {text} ({remedy})")
+    remedy = _REMEDIES.get(
+        sqlstate or _by_words(text), "check that the server runs and that the URL names its host and port"
+    )
+    # libpq quotes a URL that it cannot read, with what is secret in it
+    return StoreUnavailable(f"PostgreSQL cannot be reached: {shown_url(text)} ({remedy})")
 
 
 def unreplicated() -> StoreTimeout:

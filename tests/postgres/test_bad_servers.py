@@ -1,0 +1,198 @@
+"""A server that is away, hangs, is read-only or of another version: 503 in time, nothing runs, and it recovers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from semel import AsyncEngine, Engine, Permit
+from semel.engine.connect_postgres import postgres_backend
+from semel.errors import SchemaError, StoreError, StoreUnavailable, UrlError
+from semel.integrations.starlette import Semel
+from semel.web.caller import single_caller
+from tests.engine.shells import MADE, command
+from tests.postgres.conftest import ATOMIC, Fellow, Outside, never
+from tests.servers.postgres import schema
+from tests.servers.relay import Relay
+from tests.servers.running import free_port
+
+MakeFellow = Callable[..., Fellow]
+PATIENCE_SECONDS = 0.5
+SECRET = "hunter2/x"
+
+
+def url(kind: str, place: str) -> str:
+    scheme = "postgresql+asyncpg" if kind == "asyncpg" else "postgresql"
+    return f"{scheme}://{place}/postgres?schema={schema()}&patience_seconds={PATIENCE_SECONDS}"
+
+
+class Service:
+    """An ASGI application with one command, whose store is behind the relay."""
+
+    def __init__(self, kind: str, relay: Relay) -> None:
+        self.ran = 0
+        self.engine = AsyncEngine.connect(url(kind, f"postgres@127.0.0.1:{relay.port}"))
+        semel = Semel(self.engine, caller=single_caller)
+
+        @semel.command("pay")
+        async def pay(request: Request, permit: Permit = Semel.permit) -> Response:
+            self.ran += 1
+            return PlainTextResponse("paid", 201)
+
+        app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+        semel.install(app, reap=False)
+        self.client = TestClient(app)
+
+    def post(self, key: str = "k") -> Any:
+        return self.client.post("/pay", headers={"idempotency-key": key}, content=b"{}")
+
+
+@pytest.fixture(params=["psycopg", "asyncpg"])
+def service(request: pytest.FixtureRequest, relay: Relay) -> Iterator[Service]:
+    made = Service(request.param, relay)
+    with made.client:
+        yield made
+        relay.hanging = False
+
+
+def unavailable(answer: Any) -> None:
+    assert answer.status_code == 503
+    assert answer.json()["code"] == "IDEMPOTENCY_STORE_UNAVAILABLE"
+    assert int(answer.headers["retry-after"]) > 0
+    assert "127.0.0.1" not in answer.text
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_server_that_hangs_is_503_in_time_and_serves_again_without_a_restart(
+    service: Service, relay: Relay, warm: bool
+) -> None:
+    if warm:
+        assert service.post("before").status_code == 201
+    relay.hanging = True
+    begun = time.monotonic()
+    unavailable(service.post())
+    assert time.monotonic() - begun < 10 * PATIENCE_SECONDS
+    assert service.ran == int(warm)
+    relay.hanging = False
+    relay.cut()
+    assert service.post().status_code == 201
+    assert service.ran == 1 + int(warm)
+
+
+def test_a_server_that_is_away_is_503_and_serves_again_without_a_restart(
+    service: Service, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert service.post("before").status_code == 201
+    monkeypatch.setattr(relay, "_server", ("127.0.0.1", free_port()))
+    relay.cut()
+    unavailable(service.post())
+    assert service.ran == 1
+    monkeypatch.undo()
+    assert service.post().status_code == 201
+    assert service.ran == 2
+
+
+def test_unreachable_says_what_to_do_and_never_the_password() -> None:
+    place = f"app:{SECRET.replace('/', '%2F')}@127.0.0.1:{free_port()}"
+    engine: Any = Engine.connect(url("psycopg", place))
+    with closing(engine), pytest.raises(StoreUnavailable, match="check that the server runs") as refused:
+        engine.open()
+    assert "hunter2" not in f"{refused.value}{refused.value.__cause__}"
+
+
+@pytest.mark.parametrize(
+    "broken", ["[::1/db", "127.0.0.1:port/db", "127.0.0.1/db?nonsense=1", "127.0.0.1/db?sslmode=sideways"]
+)
+def test_a_url_that_libpq_refuses_is_told_without_the_password(broken: str) -> None:
+    with pytest.raises((StoreUnavailable, UrlError)) as refused:
+        Engine.connect(f"postgresql://app:hunter2@{broken}").open()
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_wrong_user_and_a_missing_database_are_told_with_the_remedy(conninfo: str) -> None:
+    for wrong, remedy in (
+        (conninfo.replace("postgres@", "nobody_here@"), "check the URL's user"),
+        (conninfo.removesuffix("postgres") + "nowhere", "create it, or check the URL"),
+    ):
+        with closing(Engine(postgres_backend(wrong))) as engine, pytest.raises(StoreUnavailable, match=remedy):
+            engine.open()
+
+
+def test_a_read_only_server_is_told_and_nothing_runs(make_fellow: MakeFellow, conninfo: str, outside: Outside) -> None:
+    fellow = make_fellow(conninfo=f"{conninfo}?application_name=x")
+    assert fellow.run(command("before"), _nothing).answer is not None
+    role = f"semel_reader_{schema()}"
+    outside.connection.execute(f"DROP ROLE IF EXISTS {role}")
+    outside.connection.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
+    outside.connection.execute(f"ALTER ROLE {role} SET default_transaction_read_only = on")
+    reader = make_fellow(conninfo=conninfo.replace("postgres@", f"{role}@"))
+    for what in (command("k"), command("k", policy=ATOMIC), command("before")):  # a replay claims, too
+        with pytest.raises(StoreUnavailable, match=r"read-only.*point the URL at the primary"):
+            reader.run(what, never)
+    outside.connection.execute(f"ALTER ROLE {role} RESET default_transaction_read_only")
+    reader.tell(_closed(reader))
+    assert reader.run(command("k"), _nothing).answer is not None
+    outside.connection.execute(f"DROP ROLE {role}")
+
+
+async def _closed(fellow: Fellow) -> None:
+    """Its connections are made anew."""
+    done = fellow.engine.close()
+    if done is not None:
+        await done
+
+
+async def _nothing(permit: Any, db: Any) -> Any:
+    return MADE
+
+
+MISMIGRATED = [
+    ("DROP TABLE semel_record, semel_meta", "no Semel tables.*semel migrate"),
+    ("DROP TABLE semel_record", "no Semel tables.*semel migrate"),
+    ("ALTER TABLE semel_record DROP COLUMN doubt", "another version.*semel migrate"),
+    ("UPDATE semel_meta SET schema_version = 99", "version 99.*upgrade Semel"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), MISMIGRATED)
+def test_another_schema_is_told_with_the_remedy(
+    make_fellow: MakeFellow, outside: Outside, change: str, words: str
+) -> None:
+    outside.connection.execute(change)
+    fellow = make_fellow()
+
+    async def start() -> None:
+        opened = fellow.engine.open()
+        if opened is not None:
+            await opened
+
+    def starts_and_runs() -> None:
+        fellow.tell(start())
+        fellow.run(command("k"), never)
+
+    with pytest.raises(SchemaError, match=words):
+        starts_and_runs()
+
+
+def test_a_user_without_rights_is_told(make_fellow: MakeFellow, conninfo: str, outside: Outside) -> None:
+    role = f"semel_guest_{schema()}"
+    outside.connection.execute(f"DROP ROLE IF EXISTS {role}")
+    outside.connection.execute(f"CREATE ROLE {role} LOGIN")
+    outside.connection.execute(f"GRANT USAGE ON SCHEMA {schema()} TO {role}")
+    guest = make_fellow(conninfo=conninfo.replace("postgres@", f"{role}@"))
+    with pytest.raises(StoreError, match="grant it SELECT, INSERT, UPDATE and DELETE"):
+        guest.run(command("k"), never)
+    outside.connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema()} TO {role}")
+    assert guest.run(command("k"), _nothing).answer is not None
+    guest.tell(_closed(guest))
+    outside.connection.execute(f"DROP OWNED BY {role}")
+    outside.connection.execute(f"DROP ROLE {role}")
