@@ -116,9 +116,9 @@ def _last_words(log: Path) -> str:
 
 
 @contextmanager
-def serving(setup: Setup, *, python: str = sys.executable) -> Iterator[Server]:
+def serving(setup: Setup, *, python: str = sys.executable, log: Path | None = None) -> Iterator[Server]:
     """A server for the length of a block."""
-    child, server = start(setup, python=python)
+    child, server = start(setup, python=python, log=log)
     try:
         yield server
     finally:

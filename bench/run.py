@@ -174,10 +174,13 @@ def _serve(
     stack: ExitStack, subjects: list[Subject], stores: Stores, *, counted: bool
 ) -> dict[tuple[str, str | None], Server]:
     first = {subject.server: subject for subject in reversed(subjects)}
-    return {
-        server: stack.enter_context(serving(stores.setup(subject, counted=counted), python=subject.python))
-        for server, subject in first.items()
-    }
+    served = {}
+    for server, subject in first.items():
+        # What a peer says while it starts and ends is not the bench's to tell.
+        log = stores.folder / f"{subject.module}.log" if subject.peer else None
+        setup = stores.setup(subject, counted=counted)
+        served[server] = stack.enter_context(serving(setup, python=subject.python, log=log))
+    return served
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import pytest
 
 from bench import main as program
 from bench.arguments import parse
+from bench.correctness.cases import CASES as ALL_CASES
 from bench.correctness.cases import NAMES as CASES
 from bench.load import Report
 from bench.machine import command_line
@@ -163,3 +164,14 @@ def test_a_store_server_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch
 
     assert [subject.name for subject in chosen] == ["bare", "idemkit-memory-fresh"]
     assert "no Redis server here: idemgate-redis-fresh, idemgate-redis-replay (install redis-server" in words[0]
+
+
+# --- the page ---
+
+
+def test_the_page_shows_every_case_and_the_versions_that_are_locked() -> None:
+    page = (ROOT / "docs" / "comparison.md").read_text("utf-8")
+    versions = dict(re.findall(r"^([a-z-]+)==(\S+)", REQUIREMENTS.read_text("utf-8"), flags=re.MULTILINE))
+
+    assert [case.title for case in ALL_CASES if f"| {case.title} | " not in page] == []
+    assert [peer.name for peer in PEERS if f"{peer.name} {versions[peer.name]}" not in page] == []
