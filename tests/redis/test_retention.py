@@ -7,9 +7,11 @@ from functools import partial
 import pytest
 from redis import Redis
 
+from semel.flow import ask
 from semel.model import Find, Grant, Proceed, Purged, State
 from semel.rules.lease import PURGE_GRACE_US
 from semel.stores.redis import RedisStore
+from semel.stores.scripts import Calls
 from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, renewal
 from semel.testing.bench import Bench, Mode, bench
 from semel.testing.redis import redis_subject
@@ -81,6 +83,20 @@ def test_what_redis_has_forgotten_by_itself_leaves_no_place(on_valkey: Bench, cl
     assert isinstance(on_valkey.claim(attempt("0", nonce=2)), Proceed)
     assert on_valkey.do(partial(store.purge, None, 10)) == Purged(3, 0, 1, None)
     assert on_valkey.do(partial(store.purge, None, 10)) == Purged(2, 0, 0, None)
+
+
+def test_what_came_back_meanwhile_is_not_forgotten(on_valkey: Bench) -> None:
+    """A purge that saw a record gone, or in another version, does not drop the one that is there."""
+    store = on_valkey.store
+    assert isinstance(store, RedisStore)
+    grant = on_valkey.grant()
+    former = on_valkey.row()
+    on_valkey.settle(grant)
+    for seen in (None, former):
+        call = store._rows.forget_call(grant.id, seen)
+        assert on_valkey.do(lambda call=call: ask(Calls((call,)))) == [0]  # type: ignore[misc]
+    assert on_valkey.row().state == State.SUCCEEDED
+    assert len(on_valkey.do(lambda: store.find(Find())).records) == 1
 
 
 def test_what_may_run_again_does_not_hide_what_is_unknown(on_valkey: Bench) -> None:
