@@ -183,9 +183,8 @@ def test_variables_of_the_service_are_documented() -> None:
 
 
 def test_decisions_are_numbered_once_and_listed() -> None:
-    """A number may be missing: it is given when work begins, and the record comes when it ends."""
     numbers = [int(path.name[:4]) for path in RECORDS if path.name != "README.md"]
-    assert numbers == sorted(set(numbers))
+    assert sorted(set(numbers)) == numbers
     listed = set(links(page("internals/decisions/README.md")))
     assert {path.name for path in RECORDS} - {"README.md"} <= listed
 
