@@ -81,7 +81,8 @@ class Fellow:
         self.kind = kind
         self.runner = asyncio.Runner() if kind != "psycopg" else None
         made: Any = Engine if self.runner is None else AsyncEngine
-        self.backend = postgres_backend(conninfo, asyncpg=kind == "asyncpg", schema=schema(), **options)
+        own = schema() if options.pop("own_schema", True) else None
+        self.backend = postgres_backend(conninfo, asyncpg=kind == "asyncpg", schema=own, **options)
         self.engine: Any = made(self.backend)
 
     def run(self, what: Command, handler: Handler, *, wait_seconds: float = 0) -> Result:
