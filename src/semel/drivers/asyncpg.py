@@ -7,13 +7,13 @@ prepared once per connection by asyncpg itself, or never where the URL says ``pr
 from __future__ import annotations
 
 import asyncio
-import os
 import weakref
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import asyncpg
 
+from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo
 from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, is_conflict, store_error, unreplicated
 from semel.drivers.psycopg import CONFLICTS_MAX, ClosesAsync, PsycopgDriver, Server
@@ -43,11 +43,16 @@ class AsyncpgDriver:
         self._sync = threads
         self._units = units
         self._inherited: list[object] = []
-        self._begin_process()
+        self._begin()
+        begin_in_children(self)
 
-    def _begin_process(self) -> None:
-        self._pid = os.getpid()
+    def _begin(self) -> None:
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = weakref.WeakKeyDictionary()
+
+    def begin_process(self) -> None:
+        """In a forked child: begin without connections."""
+        self._inherited.append(self._loops)
+        self._begin()
 
     def run(self, make: MakeFlow[T]) -> T:
         """Run a flow from an ordinary thread, by psycopg."""
@@ -76,9 +81,6 @@ class AsyncpgDriver:
         return await self._loop().run(make)
 
     def _loop(self) -> _Loop:
-        if self._pid != os.getpid():
-            self._inherited.append(self._loops)
-            self._begin_process()
         running = asyncio.get_running_loop()
         loop = self._loops.get(running)
         if loop is None:

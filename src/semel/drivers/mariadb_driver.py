@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import weakref
 from typing import Protocol, TypeVar
 
 from semel.drivers.asyncmy import Loop
+from semel.drivers.forks import begin_in_children
 from semel.drivers.mariadb import Server
 from semel.drivers.pymysql import Threads
 from semel.flow import MakeFlow
@@ -37,17 +37,17 @@ class MariadbDriver:
         self._units = units
         self._async_units = async_units
         self._inherited: list[object] = []  # a parent's connections: never used here, never closed
-        self._begin_process()
+        self._begin()
+        begin_in_children(self)
 
-    def _begin_process(self) -> None:
-        self._pid = os.getpid()
+    def _begin(self) -> None:
         self._threads = Threads(self.server)
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Loop] = weakref.WeakKeyDictionary()
 
-    def _check_process(self) -> None:
-        if self._pid != os.getpid():
-            self._inherited += [self._threads, self._loops]
-            self._begin_process()
+    def begin_process(self) -> None:
+        """In a forked child: begin without connections."""
+        self._inherited += [self._threads, self._loops]
+        self._begin()
 
     def run(self, make: MakeFlow[T]) -> T:
         """Run a flow from an ordinary thread.
@@ -56,12 +56,10 @@ class MariadbDriver:
             StoreUnavailable: the server cannot be reached or refuses; nothing was written by the last statement.
             StoreTimeout: the answer was lost; whether it took effect is not known yet.
         """
-        self._check_process()
         return self._threads.run(make)
 
     def close(self) -> None:
         """Close what is idle. The driver may be used again."""
-        self._check_process()
         self._threads.close()
         if self._units is not None:
             self._units.close()
@@ -76,7 +74,6 @@ class MariadbDriver:
         return await self._loop().run(make)
 
     def _loop(self) -> Loop:
-        self._check_process()
         running = asyncio.get_running_loop()
         loop = self._loops.get(running)
         if loop is None:

@@ -9,7 +9,6 @@ relied upon: unnamed statements are planned anew anyway.
 from __future__ import annotations
 
 import asyncio
-import os
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import psycopg
 from psycopg import AsyncConnection, AsyncRawCursor, Connection, RawCursor
 
 from semel.drivers.clock import Clock
+from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo, Lifo
 from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, is_conflict, store_error, unreplicated
 from semel.drivers.psycopg_patience import Overdue, PatientAsyncConnection, PatientConnection
@@ -115,17 +115,17 @@ class PsycopgDriver:
         self._units = units
         self._async_units = async_units
         self._inherited: list[object] = []  # a parent's connections: never used here, never closed
-        self._begin_process()
+        self._begin()
+        begin_in_children(self)
 
-    def _begin_process(self) -> None:
-        self._pid = os.getpid()
+    def _begin(self) -> None:
         self._threads: Lifo[tuple[Connection[Any], _Notices]] = Lifo(self._open, self.server.connections_max)
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = weakref.WeakKeyDictionary()
 
-    def _check_process(self) -> None:
-        if self._pid != os.getpid():
-            self._inherited += [self._threads, self._loops]
-            self._begin_process()
+    def begin_process(self) -> None:
+        """In a forked child: begin without connections."""
+        self._inherited += [self._threads, self._loops]
+        self._begin()
 
     # --- threads ----------------------------------------------------------------------------
 
@@ -136,7 +136,6 @@ class PsycopgDriver:
             StoreUnavailable: the server cannot be reached or refuses; nothing was written by the last statement.
             StoreTimeout: the answer was lost; whether it took effect is not known yet.
         """
-        self._check_process()
         conflicts = 0
         while True:
             taken, was_idle = self._threads.take(self.server.patience_seconds)
@@ -181,7 +180,6 @@ class PsycopgDriver:
 
     def close(self) -> None:
         """Close what is idle. The driver may be used again."""
-        self._check_process()
         self._close_idle()
         if self._units is not None:
             self._units.close()
@@ -202,7 +200,6 @@ class PsycopgDriver:
         return await self._loop().run(make)
 
     def _loop(self) -> _Loop:
-        self._check_process()
         running = asyncio.get_running_loop()
         loop = self._loops.get(running)
         if loop is None:

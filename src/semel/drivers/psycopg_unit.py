@@ -17,6 +17,7 @@ import psycopg
 from psycopg import AsyncConnection, Connection, RawCursor
 from psycopg.pq import PGconn, TransactionStatus
 
+from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import Lifo
 from semel.drivers.postgres_errors import cannot_connect, is_conflict
 from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
@@ -232,20 +233,22 @@ class UnitPool:
     def __init__(self, server: Server) -> None:
         self.server = server
         self._inherited: list[object] = []  # a parent's connections: never used here, never closed
-        self._begin_process()
+        self._begin()
+        begin_in_children(self)
 
-    def _begin_process(self) -> None:
-        self._pid = os.getpid()
+    def _begin(self) -> None:
         self.lifo: Lifo[UnitConnection] = Lifo(self._open, self.server.connections_max)
+
+    def begin_process(self) -> None:
+        """In a forked child: begin without connections."""
+        self._inherited.append(self.lifo)
+        self._begin()
 
     def begin(self) -> PsycopgUnit:
         """A unit on a connection of its own.
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
-        if self._pid != os.getpid():
-            self._inherited.append(self.lifo)
-            self._begin_process()
         while True:
             connection, was_idle = self.lifo.take(self.server.patience_seconds)
             if not connection.closed:
@@ -277,9 +280,8 @@ class UnitPool:
 
     def close(self) -> None:
         """Close what is idle."""
-        if self._pid == os.getpid():
-            for connection in self.lifo.forget_idle():
-                connection.close()
+        for connection in self.lifo.forget_idle():
+            connection.close()
 
 
 def _begin_with(connection: UnitConnection, text: bytes, values: list[Any]) -> list[Any]:

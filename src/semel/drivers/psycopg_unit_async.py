@@ -11,6 +11,7 @@ import psycopg
 from psycopg import AsyncRawCursor
 from psycopg.pq import TransactionStatus
 
+from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo
 from semel.drivers.postgres_errors import cannot_connect, is_conflict
 from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
@@ -204,19 +205,21 @@ class AsyncUnitPool:
     def __init__(self, server: Server) -> None:
         self.server = server
         self._inherited: list[object] = []  # a parent's connections: never used here, never closed
-        self._begin_process()
+        self._begin()
+        begin_in_children(self)
 
-    def _begin_process(self) -> None:
-        self._pid = os.getpid()
+    def _begin(self) -> None:
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncLifo[AsyncUnitConnection]]
         self._loops = weakref.WeakKeyDictionary()
+
+    def begin_process(self) -> None:
+        """In a forked child: begin without connections."""
+        self._inherited.append(self._loops)
+        self._begin()
 
     @property
     def lifo(self) -> AsyncLifo[AsyncUnitConnection]:
         """Those of this process and the running loop."""
-        if self._pid != os.getpid():
-            self._inherited.append(self._loops)
-            self._begin_process()
         loop = asyncio.get_running_loop()
         lifo = self._loops.get(loop)
         if lifo is None:

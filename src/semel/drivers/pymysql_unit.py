@@ -6,11 +6,11 @@ The connection that is handed out ends no transaction: its ``commit()`` keeps th
 
 from __future__ import annotations
 
-import os
 from typing import Any, TypeVar
 
 import pymysql
 
+from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import Lifo
 from semel.drivers.mariadb import Conversation, Server
 from semel.drivers.mariadb_errors import Lost, Refused, lost, store_error
@@ -180,20 +180,22 @@ class UnitPool:
         self.server = server
         self.patience = server.patience_seconds + 1
         self._inherited: list[object] = []
-        self._begin_process()
+        self._begin()
+        begin_in_children(self)
 
-    def _begin_process(self) -> None:
-        self._pid = os.getpid()
+    def _begin(self) -> None:
         self._lifo: Lifo[Taken] = Lifo(self._open, self.server.connections_max)
+
+    def begin_process(self) -> None:
+        """In a forked child: begin without connections."""
+        self._inherited.append(self._lifo)
+        self._begin()
 
     def begin(self) -> PymysqlUnit:
         """A unit on a connection of its own.
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
-        if self._pid != os.getpid():
-            self._inherited.append(self._lifo)  # a parent's: never used here, never closed
-            self._begin_process()
         taken, was_idle = self._lifo.take(self.server.patience_seconds)
         taken[0].patience(self.patience)
         return PymysqlUnit(self, taken, was_idle=was_idle)

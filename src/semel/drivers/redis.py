@@ -7,11 +7,11 @@ again. What may be asked again, because it surely did not run, is decided in ``r
 from __future__ import annotations
 
 import asyncio
-import os
 import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from semel.drivers.forks import begin_in_children
 from semel.drivers.redis_connections import Loop, Server, Threads
 from semel.drivers.redis_routes import Cluster, Refused, Replies, Routes, Single, perform, raise_refused
 from semel.flow import MakeFlow
@@ -28,18 +28,18 @@ class RedisDriver:
     def __init__(self, server: Server) -> None:
         self.server = server
         self._inherited: list[object] = []
-        self._begin_process()
+        self._begin()
+        begin_in_children(self)
 
-    def _begin_process(self) -> None:
-        self._pid = os.getpid()
+    def _begin(self) -> None:
         self._threads = Threads(self.server)
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Loop] = weakref.WeakKeyDictionary()
         self.routes: Routes = Cluster(self.server.nodes) if self.server.cluster else Single(self.server.nodes[0])
 
-    def _check_process(self) -> None:
-        if self._pid != os.getpid():
-            self._inherited += [self._threads, self._loops]  # never closed here: the parent speaks on them
-            self._begin_process()
+    def begin_process(self) -> None:
+        """In a forked child: begin without connections."""
+        self._inherited += [self._threads, self._loops]  # never closed here: the parent speaks on them
+        self._begin()
 
     def lane(self, key: bytes) -> str:
         """Calls on keys of one lane share their round trips: one lane for each node of a cluster, as far as known."""
@@ -54,7 +54,6 @@ class RedisDriver:
             StoreUnavailable: the server cannot be reached or refuses; nothing was written by that call.
             StoreTimeout: the answer was lost; whether it took effect is not known yet.
         """
-        self._check_process()
         flow = make()
         try:
             needed = next(flow)
@@ -77,7 +76,6 @@ class RedisDriver:
 
     def close(self) -> None:
         """Close what is idle. The driver may be used again."""
-        self._check_process()
         self._threads.close()
 
     # --- event loops ------------------------------------------------------------------------
@@ -118,7 +116,6 @@ class RedisDriver:
             return _sound(stop.value)
 
     def _loop(self) -> Loop:
-        self._check_process()
         running = asyncio.get_running_loop()
         loop = self._loops.get(running)
         if loop is None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from semel.drivers.forks import begin_in_children
 from semel.engine.backend import Backend, shown_url
 from semel.engine.needs import Needs
 from semel.engine.permit import Permit
@@ -72,6 +73,7 @@ class Core:
         self.waiters_max = waiters_max
         self.waiters_per_caller_max = waiters_per_caller_max
         self.begin_process()
+        begin_in_children(self)
 
     def begin_process(self) -> None:
         """Start with nothing live: at construction, and in a forked child."""
@@ -94,8 +96,6 @@ class Core:
         self.check_open()
         if self.needs.refuse:
             self.needs.check(command.scope.operation, command.policy)
-        if os.getpid() != self.pid:
-            self.begin_process()
         bits = os.urandom(26)
         if self.observing:
             weak = weakness(command.key)

@@ -8,12 +8,12 @@ A settlement that was not confirmed is repeated for as long.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from semel.drivers.forks import begin_in_children
 from semel.engine.core import Core
 from semel.engine.performing import AsyncPerformer, SyncPerformer
 from semel.engine.permit import Permit
@@ -65,7 +65,11 @@ class AsyncUpkeep:
         self._core = core
         self._store = store
         self._performer = performer
-        self._pid = os.getpid()
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start with nothing to do: at construction, and in a forked child."""
         self._abandoned = Abandoned()
         self._begin_loop(None)
 
@@ -78,13 +82,10 @@ class AsyncUpkeep:
         self._renew_task: asyncio.Task[Any] | None = None
 
     def _check_loop(self) -> None:
-        """Timers and tasks of another loop, or of a parent process, are nobody's here."""
+        """Timers and tasks of another loop are nobody's here."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._begin_loop(loop)
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._abandoned = Abandoned()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """A task that ``close`` waits for."""
@@ -164,23 +165,18 @@ class SyncUpkeep:
         self._store = store
         self._performer = performer
         self.begin_process()
+        begin_in_children(self)
 
     def begin_process(self) -> None:
         """Start without a thread: at construction, and in a forked child."""
-        self._pid = os.getpid()
         self._abandoned = Abandoned()
         self._unconfirmed: dict[Settlement, float] = {}  # until when each is repeated, in monotonic seconds
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
 
-    def _check_fork(self) -> None:
-        if self._pid != os.getpid():
-            self.begin_process()
-
     def close(self) -> None:
         """End the thread, after what it was doing; what is unconfirmed or given up is tried once more."""
-        self._check_fork()
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -196,7 +192,6 @@ class SyncUpkeep:
         self._wake()
 
     def _wake(self) -> None:
-        self._check_fork()
         with self._changed:
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._serve, name="semel-upkeep", daemon=True)
@@ -205,14 +200,12 @@ class SyncUpkeep:
 
     def abandon(self, claim: Claim) -> None:
         """Release this claim in the background."""
-        self._check_fork()
         with self._changed:
             self._abandoned.add(claim)
         self._wake()
 
     def confirm(self, word: Settlement, seconds: float) -> None:
         """Repeat this settlement in the background, until the store has it or so many seconds are over."""
-        self._check_fork()
         with self._changed:
             self._unconfirmed[word] = time.monotonic() + seconds
         self._wake()

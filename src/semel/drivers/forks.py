@@ -1,0 +1,36 @@
+"""What a forked child must begin anew: connections, threads, live permits of its parent.
+
+Told by the interpreter, in the child's only thread and before ``fork`` returns there. A look at the process id in every
+call would be too late: of two threads that look at the same time, one goes on with what the other is
+about to replace.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+
+class Inherited(Protocol):
+    """Something that a child of its process inherits, and must not use as it is."""
+
+    def begin_process(self) -> None:
+        """Start with nothing, in a forked child. What the parent still uses is left alone, not closed."""
+
+
+_watched: weakref.WeakSet[Inherited] = weakref.WeakSet()
+
+
+def begin_in_children(one: Inherited) -> None:
+    """Have ``one.begin_process()`` called in every forked child, for as long as ``one`` is alive."""
+    _watched.add(one)
+
+
+def _in_child() -> None:
+    for one in list(_watched):
+        one.begin_process()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=_in_child)
