@@ -17,7 +17,17 @@ from tests.service.served import await_true
 
 KEYS = 25
 KINDS = ("external", "idempotent", "atomic")
-COMMAND = ("gunicorn", "--preload", "--workers", "3", "--bind", "127.0.0.1:{port}", "--graceful-timeout", "10")
+COMMAND = (
+    "gunicorn",
+    "--preload",
+    "--workers",
+    "3",
+    "--bind",
+    "127.0.0.1:{port}",
+    "--graceful-timeout",
+    "10",
+    "--no-control-socket",
+)
 SERVERS = {
     "uvicorn-worker": ("-k", "uvicorn_worker.UvicornWorker", "tests.processes.shop:app"),
     "asgi": ("-k", "asgi", "tests.processes.shop:app"),
