@@ -75,7 +75,8 @@ class Mutant(NamedTuple):
     @property
     def function(self) -> str:
         """The function that was changed."""
-        return self.name.rpartition(".")[2].partition("__mutmut_")[0].removeprefix("x_")
+        mangled = self.name.rpartition(".")[2].partition("__mutmut_")[0]
+        return mangled.removeprefix("xǁ").replace("ǁ", ".") if "ǁ" in mangled else mangled.removeprefix("x_")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -155,8 +156,9 @@ def _mutants(folder: Path, file: str) -> list[Mutant]:
         return []
     codes = json.loads(path.with_suffix(".py.meta").read_text("utf-8"))["exit_code_by_key"]
     text = path.read_text("utf-8")
+    lines = text.splitlines()
     functions = {
-        node.name: ast.get_source_segment(text, node) or ""
+        node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno])
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.FunctionDef) and "__mutmut_" in node.name
     }

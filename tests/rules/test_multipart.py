@@ -275,3 +275,31 @@ def test_any_escaping_is_one_form(pairs: list[tuple[bytes, bytes]]) -> None:
 )
 def test_media_types(value: str, expected: MediaType | None) -> None:
     assert parse_media_type(value) == expected
+
+
+# --- what is stored may not change ---
+
+HEAD = b'--b\r\nContent-Disposition: form-data; name="a"; filename="x.txt"\r\nContent-Type: text/plain\r\n'
+TAIL = b'\r\n--b\r\nContent-Disposition: form-data; name="c"\r\n\r\n\r\n--b--\r\n'
+PINNED = "e1887d9b67ef9fdfc06aa439e194880b7dbc5008480012b96cd28052887b46b9"
+
+
+def in_pieces(whole: bytes, size: int) -> str | None:
+    parts = MultipartDigest(b"b")
+    for at in range(0, len(whole), size):
+        parts.feed(whole[at : at + size])
+    found = parts.finish()
+    return None if found is None else found.hex()
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize("length", [b"", b"Content-Length: 12\r\n", b"Content-Transfer-Encoding: BINARY\r\n"])
+def test_the_digest_of_a_form_is_what_records_keep(size: int, length: bytes) -> None:
+    """Pinned: a record is compared with it for as long as its tombstone lasts. The length is of all pieces."""
+    assert in_pieces(HEAD + length + b"\r\none two four" + TAIL, size) == PINNED
+    assert in_pieces(HEAD + b"Content-Length: 4\r\n\r\none two four" + TAIL, size) is None
+
+
+def test_the_canonical_form_of_pairs_is_what_records_keep() -> None:
+    assert form_canonical(b"b=2&a&a=&c=%20+x") == b"form:1:a-1:a0:1:b1:21:c3:  x"
+    assert form_canonical(b"") == b"form:"
