@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 OVER: Final = "the transaction was over before Semel could commit it"
 _UNSETTLED: Final = "semel: nothing was settled"
-_OPEN: Final = "BEGIN NOT ATOMIC\nSTART TRANSACTION;\n{claim};\nSAVEPOINT {name};\nEND"
+_OPEN: Final = "BEGIN NOT ATOMIC\n{begin}{claim};\nSAVEPOINT {name};\nEND"
 _SETTLE: Final = (
     "BEGIN NOT ATOMIC\nRELEASE SAVEPOINT {name};\n{settle};\n"
     f"IF ROW_COUNT() <> 1 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{_UNSETTLED}'; END IF;\n"
@@ -36,7 +36,8 @@ class Transaction:
         self.name = f"semel_{secrets.token_hex(8)}"
         self._clock = clock
         self._packet_max = packet_max
-        self._saved = joined  # the savepoint stands, or is set after each statement
+        self._begin = "" if joined else "START TRANSACTION;\n"
+        self._saved = False
 
     def run(self, make: MakeFlow[T]) -> Conversation[T]:
         """A flow inside the transaction. What it writes comes before the savepoint, where no rollback to that ends."""
@@ -59,7 +60,7 @@ class Transaction:
             results = yield text
             _ = yield f"SAVEPOINT {self.name}"
             return results
-        results = yield _OPEN.format(claim=text, name=self.name)
+        results = yield _OPEN.format(begin=self._begin, claim=text, name=self.name)
         self._saved = True
         return results[:1]
 

@@ -18,6 +18,7 @@ from semel.errors import SemelError, StoreUnavailable
 from semel.flow import MakeFlow
 
 T = TypeVar("T")
+CONNECTION: Final = pymysql.connections.Connection
 OWN: Final = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
 Taken = tuple[Any, Greeting]
 

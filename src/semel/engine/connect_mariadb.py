@@ -81,16 +81,21 @@ def mariadb_backend(server: Server) -> Backend:
     try:
         from semel.drivers.asyncmy_unit import AsyncUnitPool
         from semel.drivers.mariadb_driver import MariadbDriver
+        from semel.drivers.mariadb_join import Home, join, join_async
         from semel.drivers.mariadb_unit import is_conflict
         from semel.drivers.pymysql_unit import UnitPool
     except ImportError as error:
         raise ConfigurationError("mysql:// needs PyMySQL and asyncmy; run: pip install 'semel[mariadb]'") from error
     units, async_units = UnitPool(server), AsyncUnitPool(server)
+    store, driver = MariadbStore(), MariadbDriver(server, units, async_units)
+    home = Home(store, driver, server)
     return Backend(
         "mariadb",
-        MariadbStore(),
-        MariadbDriver(server, units, async_units),
+        store,
+        driver,
         unit=units.begin,
         unit_async=async_units.begin,
+        joins=lambda connection: join(connection, home),
+        joins_async=lambda connection: join_async(connection, home),
         conflicts=is_conflict,
     )

@@ -1,0 +1,206 @@
+"""A database of its own for each test, engines of both kinds on it, handlers written once for both, and a view from
+outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+import pymysql
+import pytest
+
+from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy
+from semel.drivers.mariadb import Server
+from semel.engine.connect_mariadb import mariadb_backend
+from semel.engine.result import Result
+from semel.testing.mariadb import mariadb_subject
+from tests.engine.shells import MADE, command
+from tests.mariadb.relay import Relay
+from tests.servers.mariadb import connect, mariadb
+
+T = TypeVar("T")
+Kind = Literal["pymysql", "asyncmy"]
+ATOMIC = Policy(effects="atomic")
+WHAT = command(policy=ATOMIC)
+PLAIN = command()
+INSERT = "INSERT INTO effect VALUES ({})"
+
+
+class Writes:
+    """A connection of either library, awaited alike: PyMySQL never waits here."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self._waits = not isinstance(connection, pymysql.connections.Connection)
+
+    async def execute(self, text: str) -> list[tuple[Any, ...]]:
+        cursor = self.connection.cursor()
+        done = cursor.execute(text)
+        if not self._waits:
+            return list(cursor.fetchall())
+        await done
+        return list(await cursor.fetchall())
+
+    async def insert(self, n: int = 1) -> None:
+        await self.execute(INSERT.format(n))
+
+    async def say(self, name: str, *arguments: Any) -> None:
+        """A method of the connection's own: begin, commit, rollback, autocommit."""
+        done = getattr(self.connection, name)(*arguments)
+        if self._waits:
+            await done
+
+
+def writes_of(permit: Permit) -> Writes:
+    """What a handler writes on; nothing where its command is not ATOMIC."""
+    return Writes(permit.connection if permit.unit is not None else None)
+
+
+Handler = Callable[[Permit, Writes], Coroutine[Any, Any, Answer]]
+
+
+class Fellow:
+    """One process's engine of one kind, and its loop if it has one."""
+
+    def __init__(self, kind: Kind, server: Server) -> None:
+        self.kind = kind
+        self.runner = asyncio.Runner() if kind == "asyncmy" else None
+        made: Any = Engine if self.runner is None else AsyncEngine
+        self.backend = mariadb_backend(server)
+        self.engine: Any = made(self.backend)
+
+    def run(self, what: Command, handler: Handler, *, wait_seconds: float = 0) -> Result:
+        result: Result
+        if self.runner is None:
+            result = self.engine.run(
+                what, lambda permit: at_once(handler(permit, writes_of(permit))), wait_seconds=wait_seconds
+            )
+            return result
+
+        async def handled(permit: Permit) -> Answer:
+            return await handler(permit, writes_of(permit))
+
+        result = self.runner.run(self.engine.run(what, handled, wait_seconds=wait_seconds))
+        return result
+
+    def tell(self, story: Coroutine[Any, Any, T]) -> T:
+        """Perform a coroutine: on this fellow's loop, or where there is none, at once."""
+        return at_once(story) if self.runner is None else self.runner.run(story)
+
+    def performs(self, verb: str, make: Any) -> Any:
+        reply = self.engine.perform(verb, make)
+        return reply if self.runner is None else self.runner.run(reply)
+
+    def close(self) -> None:
+        if self.runner is None:
+            self.engine.close()
+        else:
+            self.runner.run(self.engine.close())
+            self.runner.close()
+
+
+def at_once(story: Coroutine[Any, Any, T]) -> T:
+    """The end of a coroutine that never waits."""
+    try:
+        story.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("it waited")
+
+
+class Outside:
+    """What somebody else sees in the database, and does to it."""
+
+    def __init__(self, server: Server) -> None:
+        self.connection = connect(server.port, database=server.database)
+
+    def fetch(self, text: str) -> list[tuple[Any, ...]]:
+        cursor = self.connection.cursor()
+        cursor.execute(text)
+        return list(cursor.fetchall())
+
+    def rows(self, table: str = "effect") -> list[int]:
+        return [n for (n,) in self.fetch(f"SELECT n FROM {table} ORDER BY n")]
+
+    @property
+    def states(self) -> list[int]:
+        return [state for (state,) in self.fetch("SELECT state FROM semel_record ORDER BY seq")]
+
+    def others(self) -> list[int]:
+        """The connections of everybody else to this database."""
+        return [
+            id
+            for (id,) in self.fetch(
+                "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+            )
+        ]
+
+
+@pytest.fixture
+def server() -> Server:
+    """This run's server, with an empty database: migrated, and with the application's own table."""
+    made = mariadb()
+    with closing(Engine(mariadb_subject(made, None).backend)) as engine:
+        engine.migrate()
+    with closing(connect(made.port, database=made.database)) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE OR REPLACE TABLE effect (n integer PRIMARY KEY) ENGINE = InnoDB")
+    return made
+
+
+@pytest.fixture
+def outside(server: Server) -> Iterator[Outside]:
+    made = Outside(server)
+    yield made
+    made.connection.close()
+
+
+@pytest.fixture(params=["pymysql", "asyncmy"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    given: Kind = request.param
+    return given
+
+
+@pytest.fixture
+def make_fellow(kind: Kind, server: Server) -> Iterator[Callable[..., Fellow]]:
+    """Engines on the database, each as in a process of its own."""
+    made: list[Fellow] = []
+
+    def make(**changed: Any) -> Fellow:
+        fellow = Fellow(kind, replace(server, **changed))
+        made.append(fellow)
+        return fellow
+
+    yield make
+    for fellow in made:
+        fellow.close()
+
+
+@pytest.fixture
+def fellow(make_fellow: Callable[..., Fellow]) -> Fellow:
+    return make_fellow()
+
+
+@pytest.fixture
+def relay(server: Server) -> Iterator[Relay]:
+    """A relay before the server."""
+    made = Relay(server.port)
+    yield made
+    made.close()
+
+
+async def never(permit: Permit, db: Writes) -> Answer:
+    raise AssertionError("this must not run")
+
+
+async def made(permit: Permit, db: Writes) -> Answer:
+    await db.insert()
+    return MADE
+
+
+async def plain(permit: Permit, db: Writes) -> Answer:
+    return MADE

@@ -1,0 +1,335 @@
+"""What a MariaDB server may do to a command: lose answers, hang, lock, refuse, restart. Bounded waits, true answers."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from semel.drivers import mariadb as spoken
+from semel.drivers.mariadb import Server
+from semel.engine.connect import connect_backend
+from semel.engine.connect_mariadb import mariadb_backend
+from semel.errors import (
+    ConfigurationError,
+    SchemaError,
+    SemelError,
+    StatementRefused,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+)
+from semel.model import Answer, Proceed, Settled, State
+from semel.testing.attempts import attempt, renewal, word
+from tests.engine.shells import MADE, command
+from tests.mariadb.conftest import ATOMIC, PLAIN, WHAT, Fellow, Outside, made, never, plain
+from tests.mariadb.relay import Loss, Relay
+from tests.servers.mariadb import MARK, at, connect, resume, start, url
+from tests.servers.running import ENVIRONMENT, Running, free_port, stop
+
+pytestmark = MARK
+MakeFellow = Callable[..., Fellow]
+PATIENCE_SECONDS = 1.0
+
+
+# --- answers that are lost ---
+
+
+@pytest.mark.parametrize("loss", ["request", "reply", "both"])
+@pytest.mark.parametrize("said", ["INSERT INTO semel_record", "UPDATE semel_record"])
+@pytest.mark.parametrize("what", [PLAIN, WHAT], ids=["external", "atomic"])
+def test_a_lost_answer_is_never_a_second_effect(
+    make_fellow: MakeFellow, outside: Outside, relay: Relay, said: str, loss: Loss, what: Any
+) -> None:
+    fellow = make_fellow(port=relay.port, patience_seconds=PATIENCE_SECONDS)
+    ran: list[int] = []
+
+    async def handler(permit: Any, db: Any) -> Answer:
+        ran.append(1)
+        return await (made if what is WHAT else plain)(permit, db)
+
+    relay.lose(loss, said)
+    begun = time.monotonic()
+    try:
+        told: Answer | SemelError | None = fellow.run(what, handler).answer
+    except SemelError as error:
+        told = error
+    assert time.monotonic() - begun < 10 * PATIENCE_SECONDS
+    assert isinstance(told, StoreError) or told == MADE
+    assert fellow.run(what, handler, wait_seconds=10).answer == MADE
+    assert len(ran) <= (2 if what is WHAT else 1)  # what was rolled back may run again
+    assert outside.rows() == ([1] if what is WHAT else [])
+    assert set(outside.states) == {State.SUCCEEDED}
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_server_that_hangs_is_given_up_on_and_found_again(
+    make_fellow: MakeFellow, relay: Relay, outside: Outside, atomic: bool
+) -> None:
+    fellow = make_fellow(port=relay.port, patience_seconds=PATIENCE_SECONDS)
+    what, handler = (WHAT, made) if atomic else (PLAIN, plain)
+    fellow.run(command("warm", policy=what.policy), plain)
+    relay.hanging = True
+    begun = time.monotonic()
+    with pytest.raises(StoreError):
+        fellow.run(what, never)
+    assert time.monotonic() - begun < 10 * PATIENCE_SECONDS
+    relay.hanging = False
+    relay.cut()
+    assert fellow.run(what, handler, wait_seconds=5).answer == MADE
+
+
+# --- locks ---
+
+
+@pytest.mark.parametrize("verb", ["settle", "settle many", "renew"])
+def test_a_lock_wait_that_times_out_rolls_everything_back_and_holds_nothing(
+    make_fellow: MakeFellow, outside: Outside, verb: str
+) -> None:
+    """InnoDB rolls back the statement alone: the rows that a batch had written before it would stay locked."""
+    fellow = make_fellow(patience_seconds=2.0)
+    store = fellow.backend.store
+    claims = [attempt(key) for key in ("a", "b", "c")]
+    verdicts = fellow.performs("claim", lambda: store.claim(claims))
+    grants = [verdict.grant for verdict in verdicts]
+    assert all(type(verdict) is Proceed for verdict in verdicts)
+    last = max(grants, key=lambda grant: grant.id)
+    make: dict[str, Any] = {
+        "settle": lambda: store.settle([word(last)]),
+        "settle many": lambda: store.settle([word(grant) for grant in grants]),
+        "renew": lambda: store.renew([renewal(last)]),
+    }
+    server = fellow.backend.driver.server
+    with closing(connect(server.port, database=server.database)) as holder, holder.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT 1 FROM semel_record WHERE id = %s FOR UPDATE", (b"_",))
+        cursor.execute(f"SELECT 1 FROM semel_record WHERE id = x'{last.id.hex()}' FOR UPDATE")
+        with pytest.raises(StatementRefused, match="locked by another transaction"):
+            fellow.performs(verb, make[verb])
+        [(transactions,)] = outside.fetch(
+            "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_mysql_thread_id IN "
+            "(SELECT id FROM information_schema.processlist WHERE db = DATABASE())"
+        )
+        assert transactions == 1  # the holder's own
+        assert set(outside.states) == {State.PROCESSING}
+    assert fellow.performs(verb, make[verb]) in ([Settled()], [Settled()] * 3, [True])
+
+
+def test_a_statement_that_deadlocks_is_said_again(make_fellow: MakeFellow, outside: Outside) -> None:
+    """Two batches that lock in opposite orders, from somebody who does not sort as Semel does."""
+    fellow = make_fellow()
+    store = fellow.backend.store
+    claims = sorted((attempt(key) for key in ("a", "b")), key=lambda claim: claim.id)
+    grants = [verdict.grant for verdict in fellow.performs("claim", lambda: store.claim(claims))]
+    server = fellow.backend.driver.server
+    with closing(connect(server.port, database=server.database)) as holder, holder.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("INSERT INTO effect VALUES (1), (2), (3), (4), (5), (6), (7), (8)")  # too heavy for a victim
+        cursor.execute(f"SELECT 1 FROM semel_record WHERE id = x'{claims[1].id.hex()}' FOR UPDATE")
+        replies: list[Any] = []
+
+        def settle() -> None:
+            replies.extend(fellow.performs("settle", lambda: store.settle([word(grant) for grant in grants])))
+
+        thread = threading.Thread(target=settle)
+        thread.start()
+        _until(lambda: outside.fetch("SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"))
+        cursor.execute(f"SELECT 1 FROM semel_record WHERE id = x'{claims[0].id.hex()}' FOR UPDATE")  # one must go
+        cursor.execute("ROLLBACK")
+        thread.join(20)
+    assert replies == [Settled(), Settled()]
+    [(_, status)] = outside.fetch("SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'")
+    assert int(status) >= 1
+
+
+def _until(seen: Callable[[], object]) -> None:
+    ends = time.monotonic() + 20
+    while not seen():
+        assert time.monotonic() < ends
+
+
+def test_an_update_that_changes_nothing_has_found_its_row(fellow: Fellow) -> None:
+    """Two renewals in one microsecond write the same row twice: the second must not look like a lost lease."""
+    server = replace(fellow.backend.driver.server, clock=lambda: 1_800_000_000_000_000)
+    with closing(Fellow(fellow.kind, server)) as still:
+        store = still.backend.store
+        [verdict] = still.performs("claim", lambda: store.claim([attempt()]))
+        for _ in range(3):
+            assert still.performs("renew", lambda: store.renew([renewal(verdict.grant)])) == [True]
+
+
+# --- servers that refuse ---
+
+
+@pytest.fixture
+def owned(server: Server, outside: Outside) -> Iterator[Server]:
+    """A user who is no superuser, whom the server's settings bind."""
+    outside.fetch("CREATE OR REPLACE USER 'semel app'@'127.0.0.1' IDENTIFIED BY 'p@ss/wörd'")
+    outside.fetch(f"GRANT SELECT, INSERT, UPDATE, DELETE ON `{server.database}`.* TO 'semel app'@'127.0.0.1'")
+    yield replace(server, user="semel app", password="p@ss/wörd")
+    outside.fetch("DROP USER 'semel app'@'127.0.0.1'")
+
+
+def test_the_documented_grants_are_enough_and_a_password_may_hold_anything(owned: Server, fellow: Fellow) -> None:
+    with closing(Fellow(fellow.kind, owned)) as app:
+        assert app.run(PLAIN, plain).answer == MADE
+        assert app.run(PLAIN, never).replayed
+        assert app.run(command("unit", policy=ATOMIC), made).answer == MADE
+        assert app.performs("lapse", lambda: app.backend.store.lapse(10)) == []
+        assert app.performs("purge", lambda: app.backend.store.purge(None, 10)).scanned == 2
+
+
+def test_a_read_only_server_is_said_and_found_writable_again(owned: Server, fellow: Fellow, outside: Outside) -> None:
+    with closing(Fellow(fellow.kind, owned)) as app:
+        outside.fetch("SET GLOBAL read_only = 1")
+        try:
+            for what in (PLAIN, WHAT):
+                with pytest.raises(StoreUnavailable, match="point the URL at the primary"):
+                    app.run(what, never)
+        finally:
+            outside.fetch("SET GLOBAL read_only = 0")
+        assert app.run(PLAIN, plain).answer == MADE
+        assert app.run(command("unit", policy=ATOMIC), made).answer == MADE
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"password": "not-the-s3cret"}, "refuses this user or password"),
+        ({"database": "no_such_database"}, "create it, or check the URL|may not use the database"),
+        ({"user": "nobody at all", "password": "s3cret"}, "refuses this user or password"),
+    ],
+)
+def test_who_is_not_let_in_is_told_why_and_no_password_is_shown(
+    owned: Server, fellow: Fellow, changed: dict[str, str], said: str
+) -> None:
+    with closing(Fellow(fellow.kind, replace(owned, **changed))) as app:  # type: ignore[arg-type]  # names of texts
+        for what in (PLAIN, WHAT):
+            with pytest.raises(StoreUnavailable, match=said) as told:
+                app.run(what, never)
+            shown = "".join([str(told.value), repr(told.value), repr(app.backend.driver.server)])
+            assert "s3cret" not in shown
+            assert "p@ss" not in shown
+
+
+def test_an_unreachable_server_is_said_at_once(fellow: Fellow, server: Server) -> None:
+    with closing(Fellow(fellow.kind, replace(server, port=free_port()))) as app:
+        for what in (PLAIN, WHAT):
+            with pytest.raises(StoreUnavailable, match="check that it runs"):
+                app.run(what, never)
+
+
+def test_missing_and_foreign_tables_are_said(fellow: Fellow, server: Server, outside: Outside) -> None:
+    outside.fetch("RENAME TABLE semel_record TO hidden_record")
+    try:
+        with pytest.raises(SchemaError, match="semel migrate"):
+            fellow.run(PLAIN, never)
+        outside.fetch("CREATE TABLE semel_record (id int)")
+        with pytest.raises(SchemaError, match="another version"):
+            fellow.run(PLAIN, never)
+        outside.fetch("DROP TABLE semel_record")
+    finally:
+        outside.fetch("RENAME TABLE hidden_record TO semel_record")
+    assert fellow.run(PLAIN, plain).answer == MADE
+
+
+def test_a_server_that_is_no_mariadb_is_refused(fellow: Fellow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MySQL answers the greeting with a version of its own; so does a MariaDB that is too old."""
+    for version in ("8.4.3", "10.5.29-MariaDB", "9.1.0-log"):
+        monkeypatch.setattr(spoken, "GREETING", f"SELECT '{version}', 1, 0, 'utf8mb4'")
+        with closing(Fellow(fellow.kind, fellow.backend.driver.server)) as app:
+            for what in (PLAIN, WHAT):
+                with pytest.raises(ConfigurationError, match=f"{version}; Semel needs MariaDB 10.6"):
+                    app.run(what, never)
+
+
+# --- a server of this module's own, with a small packet ---
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Running]:
+    running = _started()
+    yield running
+    stop(running)
+
+
+def _started() -> Running:
+    running = start(Path(tempfile.mkdtemp(dir=os.environ[ENVIRONMENT])), "max_allowed_packet=64K")
+    with connect(running.port) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE `{at(running).database}`")
+    backend = mariadb_backend(at(running))
+    with closing(backend.driver):
+        backend.driver.run(partial(backend.store.migrate, "small", b"none"))
+    return running
+
+
+def test_an_answer_larger_than_a_packet_is_said_and_the_record_is_not_lost(kind: Any, small: Running) -> None:
+    with closing(Fellow(kind, at(small))) as app:
+        store = app.backend.store
+        claims = [attempt(f"{kind}-{key}") for key in ("large", "small")]
+        large, fits = [verdict.grant for verdict in app.performs("claim", lambda: store.claim(claims))]
+        body = Answer(200, (), bytes(40_000))
+        with pytest.raises(StatementRefused, match="max_allowed_packet"):
+            app.performs("settle", lambda: store.settle([word(large, answer=body)]))
+        assert app.performs("settle", lambda: store.settle([word(fits)])) == [Settled()]
+        [row] = app.performs("read", lambda: store.read([large.id]))
+        assert row.state == State.PROCESSING  # until its lease is over: then it is UNKNOWN, and an operator's
+        assert app.performs("settle", lambda: store.settle([word(large)])) == [Settled()]
+
+
+def test_a_batch_larger_than_a_packet_goes_in_parts(kind: Any, small: Running) -> None:
+    with closing(Fellow(kind, at(small))) as app:
+        store = app.backend.store
+        claims = [attempt(f"{kind}-{key}") for key in range(100)]
+        verdicts = app.performs("claim", lambda: store.claim(claims))
+        words = [word(verdict.grant, answer=Answer(200, (), bytes(2_000))) for verdict in verdicts]
+        assert app.performs("settle", lambda: store.settle(words)) == [Settled()] * 100
+
+
+def test_a_killed_server_is_found_again_with_all_that_was_acknowledged() -> None:
+    """SIGKILL, and the same engines go on."""
+    running = _started()
+    server = at(running, patience_seconds=2.0)
+    with closing(Fellow("pymysql", server)) as threads, closing(Fellow("asyncmy", server)) as loop:
+        both = (threads, loop)
+        for app in both:
+            assert app.run(command(f"{app.kind}-before"), plain).answer == MADE
+            assert app.run(command(f"{app.kind}-unit", policy=ATOMIC), plain).answer == MADE
+        _kill(running)
+        for app in both:
+            with pytest.raises((StoreUnavailable, StoreTimeout)):
+                app.run(command(f"{app.kind}-down"), never)
+        resumed = resume(Path(running.folder), running.port)
+        for app in both:
+            assert app.run(command(f"{app.kind}-before"), never).replayed
+            assert app.run(command(f"{app.kind}-unit", policy=ATOMIC), never).replayed
+            assert app.run(command(f"{app.kind}-after"), plain).answer == MADE
+            assert app.run(command(f"{app.kind}-unit-after", policy=ATOMIC), plain).answer == MADE
+    stop(resumed)
+
+
+def _kill(server: Running) -> None:
+    process = os.pidfd_open(int((Path(server.folder) / "pid").read_text()))
+    signal.pidfd_send_signal(process, signal.SIGKILL)
+    select.select([process], [], [], 20)
+    os.close(process)
+
+
+def test_the_url_reaches_the_server(owned: Server) -> None:
+    quoted = replace(owned, user=quote(owned.user), password=quote(owned.password, safe=""))
+    for scheme in ("mysql", "mariadb", "mysql+pymysql", "mariadb+asyncmy"):
+        backend = connect_backend(url(quoted, "?charset=utf8mb4&patience_seconds=3").replace("mysql", scheme, 1))
+        with closing(backend.driver) as driver:
+            assert driver.run(backend.store.identity).schema_version == 1
