@@ -32,10 +32,12 @@ class Line:
         """One message; no word has a space."""
         os.write(self._out, (" ".join(words) + "\n").encode())
 
-    def hear(self) -> None:
-        """Wait for the parent's word. A parent that is gone ends the worker."""
-        if not os.read(self._back, 1):
+    def hear(self) -> str:
+        """Wait for the parent's word, one letter. A parent that is gone ends the worker."""
+        word = os.read(self._back, 1)
+        if not word:
             os._exit(3)
+        return word.decode()
 
 
 class Worker:
@@ -68,9 +70,9 @@ class Worker:
         finally:
             os._exit(code)
 
-    def tell(self) -> None:
-        """The word that the worker's ``hear`` waits for."""
-        os.write(self._say, b"x")
+    def tell(self, word: str = "x") -> None:
+        """The word that the worker's ``hear`` waits for, one letter."""
+        os.write(self._say, word.encode())
 
     def fileno(self) -> int:
         """For ``select``."""
