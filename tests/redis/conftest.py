@@ -13,6 +13,7 @@ from semel.engine.backend import Backend
 from semel.engine.connect_redis import redis_backend
 from tests.engine.shells import Mode, Shell
 from tests.servers import redis as servers
+from tests.servers.running import stop
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -50,6 +51,14 @@ def client() -> Iterator[Any]:
     """A plain client of this run's server."""
     with Redis(port=servers.valkey()) as plain:
         yield plain
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a server that nobody else speaks to: what it hears can be counted, what it knows can be flushed."""
+    server = servers.start(tmp_path_factory.mktemp("own") / "server", "appendonly yes")
+    yield server.port
+    stop(server)
 
 
 @contextmanager

@@ -20,31 +20,30 @@ from semel.testing.clock import SettableClock
 from tests.engine.shells import MADE, command
 from tests.redis.conftest import Opens, backend, heard
 from tests.redis.relay import Relay, relay
-from tests.servers import redis as servers
 
 
 @pytest.fixture
-def between() -> Iterator[Relay]:
-    with relay(servers.valkey()) as made:
+def between(own: int) -> Iterator[Relay]:
+    with relay(own) as made:
         yield made
 
 
 @pytest.fixture
 def through(between: Relay, mode: Mode) -> Iterator[Bench]:
-    """A store behind the relay."""
+    """A store behind the relay; its server knows the scripts."""
 
     def subject(clock: SettableClock) -> Subject:
         made: Backend = backend(between.port, clock=clock)
         return Subject(made, lambda row: None, lambda: made)
 
     with bench(subject, mode) as ready:
+        ready.settle(ready.grant(attempt("warm")))
         yield ready
 
 
-def test_a_claim_whose_answer_is_lost_is_sent_once(through: Bench, between: Relay) -> None:
-    through.grant(attempt("warm"))
+def test_a_claim_whose_answer_is_lost_is_sent_once(own: int, through: Bench, between: Relay) -> None:
     between.swallow = b"EVALSHA"
-    with heard(servers.valkey()) as said, pytest.raises(StoreTimeout, match="not known yet"):
+    with heard(own) as said, pytest.raises(StoreTimeout, match="not known yet"):
         through.grant()
     assert said.count("EVALSHA") == 1
     mine = through.claim(attempt())  # it stands, and it is ours: the nonce says so, not what the script wrote
@@ -54,17 +53,17 @@ def test_a_claim_whose_answer_is_lost_is_sent_once(through: Bench, between: Rela
     assert not isinstance(through.claim(attempt(nonce=2)), Proceed)
 
 
-def test_a_settlement_whose_answer_is_lost_is_sent_once(through: Bench, between: Relay) -> None:
+def test_a_settlement_whose_answer_is_lost_is_sent_once(own: int, through: Bench, between: Relay) -> None:
     grant = through.grant()
     between.swallow = b"EVALSHA"
-    with heard(servers.valkey()) as said, pytest.raises(StoreTimeout, match="not known yet"):
+    with heard(own) as said, pytest.raises(StoreTimeout, match="not known yet"):
         through.settle(grant)
     assert said.count("EVALSHA") == 1
     assert through.settle(grant) == AlreadyMine()
     assert through.row().state == State.SUCCEEDED
 
 
-def test_the_engine_reads_back_what_it_has_settled(opened: Opens, between: Relay) -> None:
+def test_the_engine_reads_back_what_it_has_settled(between: Relay, opened: Opens) -> None:
     """The caller is given its answer although the store's was lost; the handler ran once."""
     shell = opened(between.port, confirm_seconds=5)
     ran: list[int] = []
@@ -79,7 +78,7 @@ def test_the_engine_reads_back_what_it_has_settled(opened: Opens, between: Relay
     assert ran == [1]
 
 
-def test_a_lost_claim_runs_nothing_and_is_given_up(opened: Opens, between: Relay, client: Redis) -> None:
+def test_a_lost_claim_runs_nothing_and_is_given_up(between: Relay, opened: Opens) -> None:
     """Nobody holds it afterwards: the next attempt proceeds."""
     shell = opened(between.port)
     shell.run(command("warm"), lambda permit: MADE)
@@ -100,7 +99,7 @@ def test_a_connection_that_died_while_idle_is_not_spoken_on(through: Bench, betw
     assert through.row().state == State.SUCCEEDED
 
 
-def test_a_server_that_hangs_is_waited_for_so_long(opened: Opens, between: Relay) -> None:
+def test_a_server_that_hangs_is_waited_for_so_long(between: Relay, opened: Opens) -> None:
     shell = opened(between.port, patience_seconds=0.3, confirm_seconds=0.1)
     shell.run(command("warm"), lambda permit: MADE)
     between.hanging = True
@@ -113,7 +112,7 @@ def test_a_server_that_hangs_is_waited_for_so_long(opened: Opens, between: Relay
     assert shell.run(command(), lambda permit: MADE, wait_seconds=5).answer == MADE
 
 
-def test_an_outcome_that_cannot_be_confirmed_is_said_to_be_unknown(opened: Opens, between: Relay) -> None:
+def test_an_outcome_that_cannot_be_confirmed_is_said_to_be_unknown(between: Relay, opened: Opens) -> None:
     shell = opened(between.port, patience_seconds=0.2, confirm_seconds=0.1)
 
     def handler(permit: object) -> Answer:
@@ -128,7 +127,7 @@ def test_an_outcome_that_cannot_be_confirmed_is_said_to_be_unknown(opened: Opens
     assert (again.replayed, again.answer) == (True, MADE)  # it was repeated in the background
 
 
-def test_one_bad_call_of_a_batch_does_not_fail_its_neighbours(between: Relay) -> None:
+def test_one_bad_call_of_a_batch_does_not_fail_its_neighbours(own: int, between: Relay) -> None:
     """A record that is damaged in the place of another type is refused alone."""
 
     async def story() -> list[Any]:
@@ -140,7 +139,7 @@ def test_one_bad_call_of_a_batch_does_not_fail_its_neighbours(between: Relay) ->
         async with engine:
             claims = [engine.core.attempt(command(f"{key}")) for key in range(5)]
             store: Any = engine_backend.store
-            with Redis(port=servers.valkey()) as plain:
+            with Redis(port=own) as plain:
                 plain.lpush(store.keys.record(claims[2].id), b"no record")
             asked = (engine.claim(command(f"{key}")) for key in range(5))
             met: list[Any] = await asyncio.gather(*asked, return_exceptions=True)

@@ -14,18 +14,16 @@ from semel.policy import Command
 from tests.engine.shells import MADE, command
 from tests.redis.conftest import Opens, backend, heard
 from tests.redis.relay import relay
-from tests.servers import redis as servers
 
 
 @pytest.mark.parametrize("effects", ["external", "idempotent"])
-def test_two_commands_fresh_and_one_replayed(opened: Opens, effects: str) -> None:
-    port = servers.valkey()
-    shell = opened(port)
+def test_two_commands_fresh_and_one_replayed(own: int, opened: Opens, effects: str) -> None:
+    shell = opened(own)
     policy = Policy.of(effects=effects)
     shell.run(command("warm", policy=policy), lambda permit: MADE)  # the scripts are loaded, the connection is open
-    with heard(port) as fresh:
+    with heard(own) as fresh:
         assert not shell.run(command(policy=policy), lambda permit: MADE).replayed
-    with heard(port) as again:
+    with heard(own) as again:
         assert shell.run(command(policy=policy), lambda permit: MADE).replayed
     assert _own(fresh) == ["EVALSHA", "EVALSHA"]
     assert _own(again) == ["EVALSHA"]
@@ -35,10 +33,10 @@ def _own(said: list[str]) -> list[str]:
     return [word for word in said if word not in ("CLIENT", "SELECT", "HELLO", "ECHO")]
 
 
-def test_callers_who_come_together_share_their_round_trips() -> None:
+def test_callers_who_come_together_share_their_round_trips(own: int) -> None:
     """Forty commands at once: a batch of claims behind the first, and settlements likewise."""
 
-    with relay(servers.valkey()) as between:
+    with relay(own) as between:
 
         async def counted() -> int:
             engine = AsyncEngine(backend(between.port))
@@ -60,13 +58,15 @@ async def _run(engine: AsyncEngine, key: object) -> Any:
     return await engine.run(what, handler)
 
 
-def test_a_script_that_the_server_forgot_is_loaded_and_run_once(opened: Opens, client: Redis) -> None:
-    shell = opened(servers.valkey())
-    client.script_flush()
+def test_a_script_that_the_server_forgot_is_loaded_and_run_once(own: int, opened: Opens) -> None:
+    shell = opened(own)
+    with Redis(port=own) as client:
+        client.script_flush()
     ran: list[int] = []
     result = shell.run(command(), lambda permit: ran.append(1) or MADE)  # type: ignore[func-returns-value]
     assert (ran, result.replayed) == ([1], False)
-    client.script_flush()
+    with Redis(port=own) as client:
+        client.script_flush()
     assert shell.run(command(), lambda permit: MADE).replayed
     row = shell.row(command())
     assert row is not None
