@@ -42,6 +42,10 @@ from tests.servers.running import ENVIRONMENT, Running, free_port, stop
 pytestmark = MARK
 MakeFellow = Callable[..., Fellow]
 PATIENCE_SECONDS = 1.0
+WAITING = (
+    "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id IN "
+    "(SELECT id FROM information_schema.processlist WHERE db = DATABASE())"
+)
 
 
 # --- answers that are lost ---
@@ -145,7 +149,7 @@ def test_a_statement_that_deadlocks_is_said_again(make_fellow: MakeFellow, outsi
 
         thread = threading.Thread(target=settle)
         thread.start()
-        _until(lambda: outside.fetch("SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"))
+        _until(lambda: outside.fetch(WAITING))
         cursor.execute(f"SELECT 1 FROM semel_record WHERE id = x'{claims[0].id.hex()}' FOR UPDATE")  # one must go
         cursor.execute("ROLLBACK")
         thread.join(20)
@@ -176,10 +180,11 @@ def test_an_update_that_changes_nothing_has_found_its_row(fellow: Fellow) -> Non
 @pytest.fixture
 def owned(server: Server, outside: Outside) -> Iterator[Server]:
     """A user who is no superuser, whom the server's settings bind."""
-    outside.fetch("CREATE OR REPLACE USER 'semel app'@'127.0.0.1' IDENTIFIED BY 'p@ss/wörd'")
-    outside.fetch(f"GRANT SELECT, INSERT, UPDATE, DELETE ON `{server.database}`.* TO 'semel app'@'127.0.0.1'")
-    yield replace(server, user="semel app", password="p@ss/wörd")
-    outside.fetch("DROP USER 'semel app'@'127.0.0.1'")
+    name = f"semel app {os.getpid()}"
+    outside.fetch(f"CREATE OR REPLACE USER '{name}'@'127.0.0.1' IDENTIFIED BY 'p@ss/wörd'")
+    outside.fetch(f"GRANT SELECT, INSERT, UPDATE, DELETE ON `{server.database}`.* TO '{name}'@'127.0.0.1'")
+    yield replace(server, user=name, password="p@ss/wörd")
+    outside.fetch(f"DROP USER '{name}'@'127.0.0.1'")
 
 
 def test_the_documented_grants_are_enough_and_a_password_may_hold_anything(owned: Server, fellow: Fellow) -> None:

@@ -32,10 +32,11 @@ from semel.model import (
 from semel.rules.decide import decide, is_grant_new
 from semel.rules.lease import PURGE_GRACE_US
 from semel.rules.settle import abandoned_row, marked_row, renewed_row, resolved_row
-from semel.stores.base import Capabilities, Identity
+from semel.stores.base import Capabilities, Identity, Observed
 from semel.stores.mariadb_asks import Several
 from semel.stores.mariadb_rows import SQL as COMMANDS
 from semel.stores.mariadb_rows import VERSIONS, claim_all, look, record, replace, settle_all, settle_one
+from semel.stores.mariadb_settings import observe
 from semel.stores.statements import TOGETHER, Argument, Execute, Query, Script, script, statements
 from semel.stores.versions import Rule, Verdicts
 from semel.stores.walk import Horizon, Walk
@@ -214,6 +215,10 @@ class MariadbStore:
             return None
         rows = yield from ask(Query(SQL["read_meta"], {}))
         return Identity(*cast("tuple[str, int, int, int, bytes]", rows[0])) if rows else None
+
+    def observe(self) -> Flow[list[Observed]]:
+        """What the server's settings make of the promise: read at start-up and by ``semel doctor``."""
+        return observe()
 
     def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
         # No transaction holds a CREATE TABLE here; so every statement may be repeated, and the version comes last.

@@ -130,3 +130,10 @@ ON DUPLICATE KEY UPDATE one = one;
 -- name: write_schema_version
 -- Raised by each later migration.
 UPDATE semel_meta SET schema_version = :schema_version WHERE schema_version < :schema_version;
+
+-- name: read_settings
+-- What the server's promise hangs on. A name that it does not know has no row.
+SHOW GLOBAL VARIABLES WHERE variable_name IN (
+    'innodb_flush_log_at_trx_commit', 'innodb_flush_method', 'innodb_rollback_on_timeout', 'log_bin',
+    'max_allowed_packet', 'read_only', 'sync_binlog', 'wsrep_on'
+);

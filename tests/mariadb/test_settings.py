@@ -1,0 +1,57 @@
+"""What the server's settings make of the promise is read from the server, and said with a remedy."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from semel import Engine, Policy
+from semel.drivers.mariadb import Server
+from semel.engine.connect_mariadb import mariadb_backend
+from semel.stores.mariadb_settings import judged
+from tests.mariadb.conftest import Outside
+from tests.servers.mariadb import MARK
+
+pytestmark = MARK
+
+SOUND = {"innodb_flush_log_at_trx_commit": "1", "max_allowed_packet": "16777216", "log_bin": "OFF", "read_only": "OFF"}
+
+
+def levels(server: Server) -> dict[str, str]:
+    with closing(Engine(mariadb_backend(server))) as engine:
+        return {found.check: found.level for found in engine.perform("observe", engine.store.observe)}  # type: ignore[attr-defined]
+
+
+def test_a_server_is_asked_for_its_real_settings(server: Server, outside: Outside) -> None:
+    assert levels(server) == {"durability": "ok", "flush": "warning"}  # the tests' own server never waits for its disk
+    for flush, level in (("2", "warning"), ("0", "forgets")):
+        outside.fetch(f"SET GLOBAL innodb_flush_log_at_trx_commit = {flush}")
+        try:
+            assert levels(server)["durability"] == level
+        finally:
+            outside.fetch("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+
+
+@pytest.mark.parametrize(
+    ("changed", "check", "level"),
+    [
+        ({"log_bin": "ON", "sync_binlog": "0"}, "binlog", "note"),
+        ({"read_only": "ON"}, "role", "warning"),
+        ({"wsrep_on": "ON"}, "galera", "warning"),
+        ({"max_allowed_packet": "1048576"}, "packet", "warning"),
+        ({"innodb_rollback_on_timeout": "ON"}, "locks", "note"),
+        ({"innodb_flush_method": "nosync"}, "flush", "warning"),
+    ],
+)
+def test_each_doubtful_setting_has_a_remedy(changed: dict[str, str], check: str, level: str) -> None:
+    assert [found.check for found in judged(SOUND)] == ["durability"]
+    [_, found] = judged({**SOUND, **changed})
+    assert (found.check, found.level) == (check, level)
+    assert found.remedy
+
+
+def test_the_default_answer_fits_a_default_packet() -> None:
+    assert not [
+        found for found in judged({**SOUND, "max_allowed_packet": str(4 * Policy().answer_bytes_max)}) if found.remedy
+    ]
