@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from semel.drivers.redis import RedisDriver
 from semel.drivers.redis_connections import Server
 from semel.drivers.redis_routes import Node
 from semel.engine.connect import connect_backend
-from semel.errors import UrlError
+from semel.errors import StoreUnavailable, UrlError
 from semel.stores.redis import RedisStore
 from tests.engine.shells import MADE, Mode, Shell, command
+from tests.servers import needed
 from tests.servers import redis as servers
-from tests.servers.running import stop
+from tests.servers.running import free_port, stop
 
 
 def server(url: str) -> Server:
@@ -96,5 +98,41 @@ def test_a_socket_of_this_machine(mode: Mode, tmp_path: Path) -> None:
         shell.close()
         with Redis(port=own.port, db=1) as plain:
             assert plain.exists("semel:meta")
+    finally:
+        stop(own)
+
+
+@needed.needs("redis")
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_encrypted_connection(mode: Mode, tmp_path: Path) -> None:
+    """The server's certificate is checked against the authority that the URL names, and without one refused."""
+    cert, key, port = tmp_path / "cert.pem", tmp_path / "key.pem", free_port()
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        str(key),
+        "-out",
+        str(cert),
+        *subject,
+    ]
+    subprocess.run(made, check=True, capture_output=True)
+    tls = (f"tls-port {port}", f"tls-cert-file {cert}", f"tls-key-file {key}", f"tls-ca-cert-file {cert}")
+    settings = ("appendonly yes", "tls-auth-clients no", *tls)
+    own = servers.start(tmp_path / "own", *settings, of=needed.program("redis"))
+    try:
+        shell = Shell(mode, connect_backend(f"rediss://localhost:{port}?ssl_ca_certs={cert}"))
+        shell.open()
+        assert shell.run(command(), lambda permit: MADE).answer == MADE
+        shell.close()
+        stranger = Shell(mode, connect_backend(f"rediss://localhost:{port}"))
+        with pytest.raises(StoreUnavailable, match="cannot be reached"):
+            stranger.run(command(), lambda permit: MADE)
+        stranger.close()
     finally:
         stop(own)
