@@ -110,7 +110,9 @@ def _run(folder: Path, jobs: int, names: Sequence[str]) -> None:
         del environment[name]  # whoever measures or tests this script does not mean the changed copies
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names]
     with open(folder / "mutmut.log", "wb") as log:
-        subprocess.run(command, cwd=folder, env=environment, check=False, stdout=log, stderr=subprocess.STDOUT)  # noqa: S603 - our own command
+        ended = subprocess.run(command, cwd=folder, env=environment, check=False, stdout=log, stderr=subprocess.STDOUT)  # noqa: S603 - our own command
+    if ended.returncode:
+        raise SystemExit(f"mutmut ended with {ended.returncode} before it was done; {folder / 'mutmut.log'} says why")
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -139,7 +141,8 @@ def _prepare(folder: Path, files: Sequence[str], tests: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for part in ("src/semel", *TESTS):
         shutil.rmtree(folder / part, ignore_errors=True)
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "test_mutation.py"))
+    shutil.rmtree(folder / "mutants" / "tests", ignore_errors=True)  # mutmut copies them anew, and takes none away
     (folder / "tests" / "__init__.py").touch()
     (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\naddopts = --strict-markers\n", "utf-8")
     only = "\n    ".join(f"src/semel/rules/{file}.py" for file in files)
