@@ -19,7 +19,7 @@ from redis.retry import Retry
 
 from semel.drivers.lifo import AsyncLifo, Lifo
 from semel.drivers.redis_errors import cannot_connect, error_reply, lost
-from semel.drivers.redis_routes import Exchange, Node, Replies, Terms
+from semel.drivers.redis_routes import Exchange, Node, Replies, Terms, packed
 from semel.errors import StoreError
 
 NO_RETRIES: Final = 0
@@ -131,7 +131,7 @@ class Threads:
 def _said(connection: Any, wanted: Exchange) -> Replies:
     replies: list[Any] = []
     try:
-        connection.send_packed_command(connection.pack_commands(wanted.commands), check_health=False)
+        connection.send_packed_command([packed(wanted.commands)], check_health=False)
         for _ in wanted.commands:
             try:
                 replies.append(connection.read_response())
@@ -229,7 +229,7 @@ async def _said_async(connection: Any, wanted: Exchange, seconds: float) -> Repl
     replies: list[Any] = []
     try:
         async with asyncio.timeout(seconds):
-            await connection.send_packed_command(connection.pack_commands(wanted.commands), check_health=False)
+            await connection.send_packed_command([packed(wanted.commands)], check_health=False)
             for _ in wanted.commands:
                 try:
                     replies.append(await connection.read_response())

@@ -93,6 +93,23 @@ def slot(key: bytes) -> int:
     return crc_hqx(key[begin + 1 : end] if begin >= 0 and end > begin + 1 else key, 0) % SLOTS
 
 
+def packed(commands: Sequence[Command]) -> bytes:
+    """Commands as the server reads them. redis-py's asyncio connections take more than twice the time for it.
+
+    >>> packed([("GET", b"k"), ("WAIT", 1)])
+    b'*2\\r\\n$3\\r\\nGET\\r\\n$1\\r\\nk\\r\\n*2\\r\\n$4\\r\\nWAIT\\r\\n$1\\r\\n1\\r\\n'
+    """
+    parts: list[bytes] = []
+    for command in commands:
+        parts.append(b"*%d\r\n" % len(command))
+        for value in command:
+            data = value if type(value) is bytes else str(value).encode()
+            parts.append(b"$%d\r\n" % len(data))
+            parts.append(data)
+            parts.append(b"\r\n")
+    return b"".join(parts)
+
+
 class Single:
     """One server for everything."""
 
