@@ -31,12 +31,15 @@ class User:
     """Somebody with a transaction of their own, and an engine."""
 
     asynchronous = False
+    engine_by_asyncpg = False
     autobegins = True  # a transaction begins by itself with the first statement
 
     def __init__(self, conninfo: str) -> None:
         self.conninfo = conninfo
         made: Any = AsyncEngine if self.asynchronous else Engine
-        self.engine: Any = made(postgres_backend(conninfo, schema=schema(), patience_seconds=2))
+        self.engine: Any = made(
+            postgres_backend(conninfo, schema=schema(), patience_seconds=2, asyncpg=self.engine_by_asyncpg)
+        )
         self.target: Any = None
 
     async def open(self, conninfo: str) -> None:
@@ -160,6 +163,7 @@ class AsyncPsycopg(User):
 
 class Asyncpg(User):
     asynchronous = True
+    engine_by_asyncpg = True
     autobegins = False
     block: Any = None
 
@@ -270,6 +274,7 @@ class AsyncAlchemyConnection(AsyncAlchemySession):
 
 
 class AsyncpgAlchemySession(AsyncAlchemySession):
+    engine_by_asyncpg = True
     dialect = "asyncpg"
 
 

@@ -105,4 +105,4 @@ def postgres_backend(
         ) from error
     asyncpg_units = AsyncpgUnitPool(server)
     pooled = AsyncpgDriver(server, PsycopgDriver(server, units), asyncpg_units)
-    return Backend("postgresql", store, pooled, unit=units.begin, unit_async=asyncpg_units.begin, conflicts=is_conflict)
+    return with_joins(Backend("postgresql", store, pooled, unit=units.begin, unit_async=asyncpg_units.begin))

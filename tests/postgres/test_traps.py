@@ -1,0 +1,151 @@
+"""The traps that cost a prototype two thirds of its speed, or its correctness: each is met here, and stays avoided."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+
+from semel import Engine
+from semel.engine.connect_postgres import postgres_backend
+from semel.flow import Flow
+from semel.model import InProgress, Proceed, Replay
+from semel.protocol.commands import settlement
+from semel.rules.classify import Succeeded
+from semel.rules.decide import first_grant
+from semel.stores import postgres_rows
+from semel.stores.statements import Query
+from tests.engine.shells import MADE, command
+from tests.postgres.conftest import Fellow, Outside
+from tests.servers.postgres import schema
+
+MakeFellow = Callable[..., Fellow]
+
+
+def attempts(fellow: Fellow, keys: Sequence[str]) -> list[Any]:
+    return [fellow.engine.core.attempt(command(key)) for key in keys]
+
+
+def claim(fellow: Fellow, claims: list[Any]) -> list[Any]:
+    verdicts: list[Any] = fellow.performs("claim", lambda: fellow.engine.store.claim(claims))
+    return verdicts
+
+
+def settle(fellow: Fellow, claims: list[Any], grants: list[Any]) -> None:
+    pairs = zip(claims, grants, strict=True)
+    words = [fellow.engine.core.word(fellow.engine.core.permit(command("x"), *pair), Succeeded(MADE)) for pair in pairs]
+    fellow.performs("settle", lambda: fellow.engine.store.settle(words))
+
+
+def test_a_table_that_was_empty_when_it_was_analyzed_is_not_scanned_for_ever(
+    make_fellow: MakeFellow, conninfo: str, outside: Outside
+) -> None:
+    """An ordinary connection keeps the plan that it has made then, and walks the whole table for every batch."""
+    outside.connection.execute("ALTER TABLE semel_record SET (autovacuum_enabled = off)")
+    outside.connection.execute("ANALYZE semel_record")
+    role = f"planner_{schema()}"
+    outside.connection.execute(f"DROP ROLE IF EXISTS {role}")
+    outside.connection.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
+    fellow, filler = (make_fellow(conninfo=conninfo.replace("postgres@", f"{role}@")) for _ in range(2))
+    early = attempts(fellow, [f"early-{number}" for number in range(12)])
+    for one in early:  # as often as a connection needs to settle on a plan
+        grants = [verdict.grant for verdict in claim(fellow, [one])]
+        settle(fellow, [one], grants)
+        fellow.performs("read", lambda one=one: fellow.engine.store.read((one.id,)))
+        outside.connection.execute("TRUNCATE semel_record")
+    claims = attempts(filler, [f"k{number}" for number in range(2000)])
+    grants = [verdict.grant for verdict in claim(filler, claims)]
+    for number in range(0, 2000, 20):
+        settle(fellow, claims[number : number + 20], grants[number : number + 20])
+    for number in range(0, 2000, 200):
+        replays = claim(fellow, attempts(fellow, [f"k{number}", f"k{number + 1}"]))
+        assert [type(verdict) for verdict in replays] == [Replay] * 2
+    fellow.performs("read", lambda: fellow.engine.store.read((claims[0].id,)))
+    for each in (fellow, filler):
+        each.tell(_ended(each))  # and so they report what they did
+    ends = time.monotonic() + 20
+    while outside.fetch(f"SELECT FROM pg_stat_activity WHERE usename = '{role}'"):
+        assert time.monotonic() < ends
+    [(walked,)] = outside.fetch("SELECT seq_tup_read FROM pg_stat_user_tables WHERE relid = 'semel_record'::regclass")
+    assert walked < 2000
+    outside.connection.execute(f"DROP ROLE {role}")
+
+
+async def _ended(fellow: Fellow) -> None:
+    """Its connections end, and so report what they did."""
+    done = fellow.engine.close()
+    if done is not None:
+        await done
+
+
+def test_every_batch_is_sent_in_the_order_of_its_ids(conninfo: str) -> None:
+    """Unsorted, a fifth of the batches that cross one another died: they lock the same rows in opposite orders."""
+    with closing(Engine(postgres_backend(conninfo, schema=schema()))) as engine:
+        claims = [engine.core.attempt(command(f"k{number}")) for number in range(50)]
+        flow: Flow[Any] = engine.store.claim(claims)
+        asked = next(flow)
+        assert isinstance(asked, Query)
+        assert not isinstance(asked.params, tuple)
+        ids: Any = asked.params["id"]
+        assert ids == sorted(one.id for one in claims) != [one.id for one in claims]
+        settlements = [settlement(first_grant(one, 1), Succeeded(MADE)) for one in claims]
+        told = next(engine.store.settle(settlements))
+        assert isinstance(told, Query)
+        assert not isinstance(told.params, tuple)
+        assert told.params["id"] == ids
+
+
+def test_a_claim_that_sees_neither_row_asks_again(conninfo: str, outside: Outside) -> None:
+    """Its snapshot is older than the winner's commit, and its insert met the winner's row: 41 % in a race."""
+    fellows = [Fellow("psycopg", conninfo) for _ in range(4)]
+    met: list[Any] = []
+    for round_ in range(25):
+        together = threading.Barrier(4)
+
+        def one(fellow: Fellow, key: str, together: threading.Barrier) -> None:
+            claims = attempts(fellow, [key])
+            together.wait()
+            met.extend(claim(fellow, claims))
+
+        threads = [threading.Thread(target=one, args=(fellow, f"race-{round_}", together)) for fellow in fellows]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for fellow in fellows:
+        fellow.close()
+    assert len(met) == 100
+    assert sum(isinstance(verdict, Proceed) for verdict in met) == 25
+    assert sum(isinstance(verdict, InProgress) for verdict in met) == 75
+
+
+def test_a_claim_in_neither_half_is_asked_three_times_and_then_in_progress(conninfo: str) -> None:
+    with closing(Engine(postgres_backend(conninfo, schema=schema()))) as engine:
+        one = engine.core.attempt(command("k"))
+        flow: Flow[Any] = engine.store.claim([one])
+        next(flow)
+        for _ in range(postgres_rows.ASKED_AGAIN_MAX - 1):
+            flow.send([])
+        with pytest.raises(StopIteration) as stop:
+            flow.send([])
+        assert [type(verdict) for verdict in stop.value.value] == [InProgress]
+
+
+def test_a_purge_and_a_command_do_not_wait_for_one_another(
+    make_fellow: MakeFellow, conninfo: str, outside: Outside
+) -> None:
+    """Somebody holds rows that a purge walks over: it passes them by, and nobody waits."""
+    fellow = make_fellow(patience_seconds=2.0)
+    claim(fellow, attempts(fellow, [f"k{number}" for number in range(20)]))
+    with psycopg.connect(conninfo, options=f"-c search_path={schema()}") as holder:
+        holder.execute("UPDATE semel_record SET state = 3, settled_at = 0, answer_until = 0, forget_after = 0")
+        fellow.performs("purge", lambda: fellow.engine.store.purge(None, 100))
+        holder.commit()
+    purged = fellow.performs("purge", lambda: fellow.engine.store.purge(None, 100))
+    assert purged.forgotten == 20
+    assert outside.states == []
