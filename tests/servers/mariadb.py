@@ -58,6 +58,7 @@ def resume(folder: Path, port: int, *settings: str) -> Running:
     command = [
         *(str(program("mariadb")), "--no-defaults", *user, f"--datadir={folder / 'data'}", "--bind-address=127.0.0.1"),
         *(f"--port={port}", f"--socket={folder / 'socket'}", f"--pid-file={folder / 'pid'}", "--skip-name-resolve"),
+        f"--tmpdir={folder / 'data'}",  # of its own: two servers give their temporary tables the same names
         *("--max-connections=300", "--innodb-buffer-pool-size=64M", "--innodb-flush-log-at-trx-commit=1"),
         *(
             "--innodb-flush-method=nosync",
