@@ -17,7 +17,8 @@ from semel.testing.clock import SettableClock
 def empty_schema(conninfo: str, schema: str) -> None:
     """A new, empty schema on the server that ``conninfo`` names; whatever it held is dropped."""
     name = sql.Identifier(schema)
-    with psycopg.connect(conninfo, autocommit=True, options="-c client_min_messages=warning -c lock_timeout=10s") as connection:
+    options = "-c client_min_messages=warning -c lock_timeout=10s"
+    with psycopg.connect(conninfo, autocommit=True, options=options) as connection:
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(name))
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
 
