@@ -18,7 +18,7 @@ from semel.worker import reaper
 
 _MODULES: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
     (core, ("time", "os", "random")),
-    (upkeep, ("time", "os")),
+    (upkeep, ("time",)),
     (performing, ("time",)),
     (reaper, ("time", "random")),
 )
