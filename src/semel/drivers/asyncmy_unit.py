@@ -10,6 +10,7 @@ import asyncmy
 from asyncmy.errors import MySQLError
 
 from semel.drivers.asyncmy import Taken, close, is_sound, open_connection, perform
+from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo
 from semel.drivers.mariadb import Conversation, Server
 from semel.drivers.mariadb_errors import Lost, Refused, lost, store_error
@@ -172,6 +173,13 @@ class AsyncUnitPool:
 
     def __init__(self, server: Server) -> None:
         self.server = server
+        self._inherited: list[object] = []  # a parent's connections: never used here, never closed
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start with no connections, also in a forked child."""
+        self._inherited.append(getattr(self, "_loops", None))
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncLifo[Taken]]
         self._loops = weakref.WeakKeyDictionary()
 
