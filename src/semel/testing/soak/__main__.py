@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from semel.engine.backend import shown_url
+from semel.errors import SemelError
 from semel.testing.soak import simulation
+from semel.testing.soak.ground import ground
 from semel.testing.soak.lanes import Soak
 from semel.testing.soak.plan import Plan
 from semel.testing.soak.summary import FILE, SoakError, Summary
@@ -22,7 +25,11 @@ EPILOG: Final = """\
 examples:
   python -m semel.testing.soak                               the whole soak: some hours
   python -m semel.testing.soak --hours 1 --folder soak       an hour of it; run it again to go on
+  python -m semel.testing.soak --url postgresql://soak@localhost/soak --simulations 0
   python -m semel.testing.soak --kills 100 --operations 0 --pauses 10 --simulations 0
+
+On a server each round has a schema (PostgreSQL), a database (MariaDB) or a prefix (Redis) of its own, soak_...; the
+URL's user must be allowed to make it. It is dropped after a sound round. Use no server that others depend on.
 
 The folder holds summary.json, the rounds that are running, and, after a violation, the evidence: the histories, the
 store, the seed, the settings and the versions. Rounds that were judged and found sound are deleted.
@@ -51,8 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.hours,
         options.lanes,
         options.seed,
+        options.url,
     )
-    _note(f"soak in {plan.folder}, {plan.lanes} lanes, seeds from {plan.seed}")
+    try:
+        ground(plan.url, plan.folder, plan.seed)
+    except (SoakError, SemelError) as error:
+        _note(f"error: {error}")
+        return USAGE
+    where = "SQLite files" if plan.url is None else shown_url(plan.url)
+    _note(f"soak of {where} in {plan.folder}, {plan.lanes} lanes, seeds from {plan.seed}")
     try:
         soak = Soak(plan, _note)
         return _end(plan, soak.run())
@@ -90,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--url", default=None, help="a server to play on (default: SQLite files)")
     parser.add_argument("--kills", type=_count, default=10_000, help="effective SIGKILLs (default: %(default)s)")
     parser.add_argument("--operations", type=_count, default=1_000_000, help="judged operations (default: %(default)s)")
     parser.add_argument("--pauses", type=_count, default=500, help="effective SIGSTOPs past the lease (%(default)s)")

@@ -9,17 +9,17 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import sqlite3
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from inspect import isawaitable
+from typing import Any, Final
 
 from semel import Answer, Command, Effects, NothingHappened, Permit, Policy, Scope
 from semel.rules.identity import record_id
 from semel.testing.history.recorder import Recorder
+from semel.testing.soak.ground import Row, insert
 
 LEASE_SECONDS: Final = 1.0  # the shortest that a policy allows
 SCOPE: Final = Scope("soak", "worker", "pay")
-BUSINESS: Final = "CREATE TABLE business (id BLOB NOT NULL, generation INTEGER NOT NULL, body BLOB NOT NULL)"
 KEYS_AT_ONCE: Final = 24  # a worker's window; the next worker's begins a few keys later, so that most keys meet again
 KEYS_APART: Final = 5
 OTHER_PAYLOADS: Final = 0.03
@@ -56,37 +56,67 @@ def window(workers: int) -> list[str]:
 
 
 def acting(recorder: Recorder, rng: random.Random) -> Callable[[Permit], Answer]:
-    """A handler: mostly it succeeds; it may refuse, prove that nothing happened, or fail after its effect."""
+    """A handler for a thread."""
 
     def handler(permit: Permit) -> Answer:
-        chance = rng.random()
-        if chance < 0.05:
-            return Answer(422, (), b"refused")
-        if chance < 0.08:
-            raise NothingHappened
-        body = rng.randbytes(8)
-        answer = Answer(201, (), body)
-        if permit.effects is Effects.ATOMIC:
-            permit.connection.execute(
-                "INSERT INTO business (id, generation, body) VALUES (?, ?, ?)",
-                (permit.grant.id, permit.generation, body),
-            )
-        else:
-            recorder.effect(permit, answer)
-        if chance < 0.10:
-            raise HandlerFailed
-        return answer
+        story = _story(permit, recorder, rng)
+        try:
+            text = next(story)
+            _execute(permit.connection, text)
+            next(story)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+        raise AssertionError("a story writes once")
 
     return handler
 
 
-def note_committed(database: str, recorder: Recorder) -> None:
+def acting_async(recorder: Recorder, rng: random.Random) -> Callable[[Permit], Awaitable[Answer]]:
+    """The same handler for an event loop, whose connections may have to be awaited."""
+
+    async def handler(permit: Permit) -> Answer:
+        story = _story(permit, recorder, rng)
+        try:
+            text = next(story)
+            done = _execute(permit.connection, text)
+            if isawaitable(done):
+                await done
+            next(story)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+        raise AssertionError("a story writes once")
+
+    return handler
+
+
+def _story(permit: Permit, recorder: Recorder, rng: random.Random) -> Generator[str, None, Answer]:
+    """Mostly it succeeds; it may refuse, prove that nothing happened, or fail after its effect. Yields its write."""
+    chance = rng.random()
+    if chance < 0.05:
+        return Answer(422, (), b"refused")
+    if chance < 0.08:
+        raise NothingHappened
+    body = rng.randbytes(8)
+    answer = Answer(201, (), body)
+    if permit.effects is Effects.ATOMIC:
+        yield insert(permit.grant.id, permit.generation, body)
+    else:
+        recorder.effect(permit, answer)
+    if chance < 0.10:
+        raise HandlerFailed
+    return answer
+
+
+def _execute(connection: Any, text: str) -> Any:
+    """Of a connection, or of its cursor where that library's connections cannot execute."""
+    execute = getattr(connection, "execute", None) or connection.cursor().execute
+    return execute(text)
+
+
+def note_committed(rows: Iterable[Row], recorder: Recorder) -> None:
     """Write the rows that ATOMIC commands have committed into the history."""
-    connection = sqlite3.connect(database, timeout=10, isolation_level=None)
-    try:
-        rows = connection.execute("SELECT id, generation, body FROM business").fetchall()
-    finally:
-        connection.close()
     for id, generation, body in rows:
         answer = Answer(201, (), body)
         recorder.note_effect(id, effects="atomic", generation=generation, derived=None, answer=answer)

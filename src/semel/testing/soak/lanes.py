@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,20 +27,20 @@ DISK_FREE_BYTES_MIN: Final = 500_000_000
 Play = Callable[[Path, int], dict[str, Any]]
 
 
-def play_round(folder: Path, seed: int) -> dict[str, Any]:
+def play_round(folder: Path, seed: int, url: str | None = None) -> dict[str, Any]:
     """A round of the real thing; what it found, for JSON."""
-    return Round(folder, seed).play().words()
+    return Round(folder, seed, url=url).play().words()
 
 
 class Soak:
     """One run of a plan. ``play`` is what a lane does."""
 
-    def __init__(self, plan: Plan, say: Callable[[str], None], play: Play = play_round) -> None:
+    def __init__(self, plan: Plan, say: Callable[[str], None], play: Play | None = None) -> None:
         self.plan = plan
         self.say = say
-        self.play = play
+        self.play: Play = partial(play_round, url=plan.url) if play is None else play
         plan.folder.mkdir(parents=True, exist_ok=True)
-        self.summary = Summary.load(plan.folder)
+        self.summary = Summary.load(plan.folder, versions(plan.url))
         self.before = copy.copy(self.summary)
         self.summary.next_seed = max(self.summary.next_seed, plan.seed)
         self._lanes: dict[Worker, tuple[int, Path]] = {}
@@ -140,7 +140,7 @@ class Soak:
         self.summary.status = "violated"
         self.summary.evidence = str(folder)
         if folder.is_dir():
-            evidence = {"found": found, "versions": versions(), "plan": {**asdict(self.plan), "folder": str(folder)}}
+            evidence = {"found": found, "versions": self.summary.versions, "plan": self.plan.shown()}
             (folder / "evidence.json").write_text(json.dumps(evidence, indent=2) + "\n", "utf-8")
 
     def _hear_simulation(self) -> None:

@@ -13,7 +13,7 @@ from semel.errors import CommandError, StoreError, SupersededError
 from semel.model import Find, Resolution, State
 from semel.testing.history.engines import AsyncRecordingEngine, RecordingEngine
 from semel.testing.history.recorder import Recorder
-from semel.testing.soak.command import HandlerFailed, acting, id_of, soak_command, windowed_commands
+from semel.testing.soak.command import HandlerFailed, acting, acting_async, id_of, soak_command, windowed_commands
 from semel.testing.soak.worker import Line
 
 THREADS: Final = 2
@@ -49,11 +49,11 @@ def live_async(url: str, recorder: Recorder, worker: int, effects: str, seed: in
 
     async def work(engine: AsyncRecordingEngine, number: int) -> None:
         rng = random.Random(f"{seed}.{number}")  # noqa: S311 - chooses what to ask
-        act = acting(recorder, rng)
+        act = acting_async(recorder, rng)
 
         async def handler(permit: Permit) -> Answer:
             await asyncio.sleep(0)
-            return act(permit)
+            return await act(permit)
 
         for command in windowed_commands(worker, effects, rng):
             with contextlib.suppress(*EXPECTED):

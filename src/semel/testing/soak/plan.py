@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from semel.engine.backend import shown_url
 from semel.testing.soak.summary import Summary
 
 
@@ -12,7 +13,8 @@ from semel.testing.soak.summary import Summary
 class Plan:
     """Totals to reach (effective kills, checked operations, pauses past the lease, schedules), and within what.
 
-    ``hours`` None: until all are reached. ``lanes`` rounds run at the same time.
+    ``hours`` None: until all are reached. ``lanes`` rounds run at the same time. ``url`` of the server that they are
+    played on, None for SQLite files.
     """
 
     folder: Path
@@ -23,6 +25,15 @@ class Plan:
     hours: float | None
     lanes: int
     seed: int
+    url: str | None = None
+
+    def shown(self) -> dict[str, object]:
+        """For JSON that may be passed on: without the URL's password."""
+        return {
+            **asdict(self),
+            "folder": str(self.folder),
+            "url": None if self.url is None else shown_url(self.url),
+        }
 
     def goals(self, summary: Summary) -> list[tuple[str, int, int]]:
         """Name, reached and wanted, of each."""

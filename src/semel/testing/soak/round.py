@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import random
 import signal
-import sqlite3
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from semel import Engine
+from semel.engine.backend import shown_url
 from semel.testing.history.check import Report, check
 from semel.testing.history.reading import NEVER, History, Operation, read_history
 from semel.testing.history.recorder import Recorder
 from semel.testing.history.timeline import violation_lines
-from semel.testing.soak.command import BUSINESS, LEASE_SECONDS, note_committed, window
+from semel.testing.soak.command import LEASE_SECONDS, note_committed, window
+from semel.testing.soak.ground import Ground, ground
 from semel.testing.soak.life import ask_everything, live_async, live_sync
 from semel.testing.soak.worker import Line, Worker, pause
 
-EFFECTS: Final = ("external", "idempotent", "atomic")
 STYLES: Final = ("sync", "async")
 WORKERS_AT_ONCE: Final = 2
 LIFE_SECONDS_MAX: Final = 0.12
@@ -31,6 +30,7 @@ KILLS: Final = 24
 PAUSES: Final = 3
 LAST_SECONDS_MAX: Final = 120.0
 PAUSE_SECONDS: Final = LEASE_SECONDS + 0.1
+ON_ITS_WAY_SECONDS: Final = 0.25  # what a dead process had sent may reach its server so much later
 
 
 @dataclass(slots=True)
@@ -67,17 +67,27 @@ class Round:
     """Plays one round in a folder of its own.
 
     Parameters: ``folder`` an empty folder; ``seed`` chooses kinds, styles and moments (what the machine makes of the
-    moments it does not); ``kills`` and ``pauses`` how many to try.
+    moments it does not); ``url`` of a server, None for a SQLite file; ``kills`` and ``pauses`` how many to try;
+    ``life_seconds_max`` how long a worker may live.
     """
 
-    def __init__(self, folder: Path, seed: int, *, kills: int = KILLS, pauses: int = PAUSES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        *,
+        url: str | None = None,
+        kills: int = KILLS,
+        pauses: int = PAUSES,
+        life_seconds_max: float = LIFE_SECONDS_MAX,
+    ) -> None:
         self.folder = folder
         self.seed = seed
         self.rng = random.Random(seed)  # noqa: S311 - chooses moments
-        self.effects = EFFECTS[seed % len(EFFECTS)]
-        self.database = str(folder / "semel.db")
-        synchronous = self.rng.choice(("FULL", "NORMAL"))
-        self.url = f"sqlite:///{self.database}?synchronous={synchronous}&busy_seconds=3"
+        self.ground: Ground = ground(url, folder, seed)
+        self.effects = self.ground.kinds[seed % len(self.ground.kinds)]
+        self.url = self.ground.url
+        self.life_seconds_max = life_seconds_max
         self.outcome = Outcome(seed, self.effects)
         self._kills_left = kills
         self._pauses_left = pauses
@@ -85,14 +95,15 @@ class Round:
         self._ends: dict[Worker, float] = {}  # when each is to be killed
         self._stopped: dict[Worker, tuple[float, int]] = {}  # when to let it go on, and since when it stands (ns)
         self._deaths: list[tuple[int, int]] = []  # pid, ns
+        self._told = 0  # how many of them the history knows of
         self._pauses: list[tuple[int, int]] = []
         self._recorder: Recorder | None = None
 
     def play(self) -> Outcome:
-        """The whole round."""
+        """The whole round. The ground is dropped after a sound one; after another it is evidence."""
         started = time.monotonic()
-        self._prepare()
-        self._recorder = Recorder(self.folder, store=self.url, settings={"seed": self.seed, "effects": self.effects})
+        self.ground.prepare()
+        self._recorder = self._recording("parent")
         try:
             while self._ends or self._stopped or self._kills_left > 0:
                 while len(self._ends) + len(self._stopped) < WORKERS_AT_ONCE and self._kills_left > 0:
@@ -101,20 +112,20 @@ class Round:
         finally:
             for worker in (*self._ends, *self._stopped):
                 worker.kill()
+        pause(ON_ITS_WAY_SECONDS)
+        self._tell_deaths(NEVER)
         pause(LEASE_SECONDS + 0.1)
         self._finish()
         self._recorder.close()
         self.outcome.play_seconds = time.monotonic() - started
         self._judge()
+        if self.outcome.ok:
+            self.ground.drop()
         return self.outcome
 
-    def _prepare(self) -> None:
-        engine = Engine.connect(self.url)
-        engine.migrate()
-        engine.close()
-        connection = sqlite3.connect(self.database, isolation_level=None)
-        connection.execute(BUSINESS)
-        connection.close()
+    def _recording(self, worker: int | str) -> Recorder:
+        settings = {"seed": self.seed, "effects": self.effects, "worker": worker}
+        return Recorder(self.folder, store=shown_url(self.url), settings=settings)
 
     def _begin(self) -> None:
         number = self._begun
@@ -123,22 +134,22 @@ class Round:
         live = live_sync if self.rng.random() < 0.5 else live_async
 
         def life(line: Line) -> None:
-            recorder = Recorder(self.folder, store=self.url, settings={"seed": self.seed, "worker": number})
-            live(self.url, recorder, number, self.effects, self.seed * 1000 + number, line)
+            live(self.url, self._recording(number), number, self.effects, self.seed * 1000 + number, line)
 
         worker = Worker(life)
         worker.wait_for("begun")
-        self._ends[worker] = time.monotonic() + self.rng.random() * LIFE_SECONDS_MAX
+        self._ends[worker] = time.monotonic() + self.rng.random() * self.life_seconds_max
 
     def _strike(self) -> None:
         """Whoever's moment has come is killed, or stopped for longer than its lease, or let go on."""
         now = time.monotonic()
+        self._tell_deaths(time.monotonic_ns() - int(ON_ITS_WAY_SECONDS * 1e9))
         for worker, (until, since_ns) in list(self._stopped.items()):
             if now >= until:
                 del self._stopped[worker]
                 worker.signal(signal.SIGCONT)
                 self._pauses.append((worker.pid, since_ns))
-                self._ends[worker] = now + self.rng.random() * LIFE_SECONDS_MAX
+                self._ends[worker] = now + self.rng.random() * self.life_seconds_max
         for worker, end in list(self._ends.items()):
             if now >= end:
                 del self._ends[worker]
@@ -153,21 +164,27 @@ class Round:
         pause(min(moments, default=now) - time.monotonic())
 
     def _kill(self, worker: Worker) -> None:
-        assert self._recorder is not None
         at = time.monotonic_ns()
         if worker.kill() != -signal.SIGKILL:
             raise RuntimeError(f"a worker of {self.folder} ended by itself; what it said stands above")
         self._deaths.append((worker.pid, at))
-        self._recorder.ended(worker.pid)
         worker.close()
+
+    def _tell_deaths(self, until_ns: int) -> None:
+        """Write into the history who died before this moment, so that nothing of theirs can come any more."""
+        assert self._recorder is not None
+        for pid, at in self._deaths[self._told :]:
+            if at < until_ns:
+                self._recorder.ended(pid)
+                self._told += 1
 
     def _finish(self) -> None:
         """In a process of its own: this one must stay without threads and without a store."""
 
         def life(line: Line) -> None:
-            recorder = Recorder(self.folder, store=self.url, settings={"seed": self.seed, "worker": "last"})
+            recorder = self._recording("last")
             ask_everything(self.url, recorder, window(self._begun), self.effects, self.seed)
-            note_committed(self.database, recorder)
+            note_committed(self.ground.committed(), recorder)
 
         last = Worker(life)
         last.rest(LAST_SECONDS_MAX)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import semel
+from semel.engine.backend import shown_url
 
-VERSION: Final = 1
+VERSION: Final = 2
 FILE: Final = "summary.json"
 
 
@@ -20,9 +21,10 @@ class SoakError(Exception):
     """A soak cannot go on. The message names the file or the argument, and the remedy."""
 
 
-def versions() -> dict[str, str]:
-    """What the figures belong to."""
+def versions(url: str | None = None) -> dict[str, str]:
+    """What the figures belong to: the software, and the server that ``url`` names."""
     return {
+        "store": "sqlite" if url is None else shown_url(url),
         "semel": semel.__version__,
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
@@ -56,20 +58,21 @@ class Summary:
     versions: dict[str, str] = field(default_factory=versions)
 
     @classmethod
-    def load(cls, folder: Path) -> Summary:
-        """The summary in this folder, or a new one.
+    def load(cls, folder: Path, present: dict[str, str] | None = None) -> Summary:
+        """The summary in this folder, or a new one. ``present`` what new figures would belong to.
 
         Raises SoakError: it was written by another version or another semel, is damaged, or holds a violation.
         """
         path = folder / FILE
+        present = versions() if present is None else present
         if not path.exists():
-            return cls()
+            return cls(versions=present)
         try:
             words: dict[str, Any] = json.loads(path.read_text("utf-8"))
             found = cls(**words)
         except (ValueError, TypeError):
             raise SoakError(f"{path} is damaged or of another version; name another --folder to begin anew") from None
-        if found.version != VERSION or found.versions != versions():
+        if found.version != VERSION or found.versions != present:
             raise SoakError(
                 f"{path} was written by version {found.version} under {found.versions}; figures of different software "
                 "are not added up: name another --folder to begin anew"
