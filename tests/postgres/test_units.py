@@ -124,6 +124,28 @@ async def _rolls_back(db: Writes) -> None:
     await db.insert()
 
 
+@pytest.mark.parametrize("undoes", [False, True])
+def test_a_grant_that_replaces_an_old_record_stands_behind_no_savepoint(
+    fellow: Fellow, outside: Outside, undoes: bool
+) -> None:
+    """What a handler rolls back are its own writes; the grant is the transaction's own, not a savepoint's."""
+    store = fellow.backend.store
+    given_up = fellow.engine.core.attempt(WHAT)
+    fellow.performs("claim", lambda: store.claim([given_up]))
+    assert fellow.performs("abandon", lambda: store.abandon([(given_up.id, given_up.nonce)])) == [True]
+    assert outside.states == [State.FAILED_NOT_REPLAYABLE]
+
+    async def handler(permit: Permit, db: Writes) -> Answer:
+        if undoes and not isinstance(db.connection, asyncpg.Connection):
+            await db.insert(7)
+            await db.rollback()
+        await db.insert()
+        return MADE
+
+    assert fellow.run(WHAT, handler).answer == MADE
+    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
+
+
 async def _closes(db: Writes) -> None:
     await db.insert()
     await db.close()

@@ -30,6 +30,7 @@ T = TypeVar("T")
 C = TypeVar("C", bound=Connection[Any] | AsyncConnection[Any])
 
 SAVEPOINT: Final = b"SAVEPOINT semel_unit"
+RELEASE: Final = b"RELEASE SAVEPOINT semel_unit"
 ROLLBACK_TO: Final = b"ROLLBACK TO SAVEPOINT semel_unit"
 GONE: Final = "the handler's transaction was rolled back by the server; nothing of it remains"
 LATE: Final = "this command's transaction is over; nothing more can be written in it"
@@ -128,7 +129,7 @@ class PsycopgUnit:
         values = self._pool.server.values(needed.statement, needed.params)
         text = needed.statement.numbered.encode()
         if self._begun:
-            return RawCursor(self._connection).execute(text, values, binary=True).fetchall()
+            return _go_on_with(self._connection, text, values)
         self._begun = True
         try:
             return _begin_with(self._connection, text, values)
@@ -289,6 +290,16 @@ def _begin_with(connection: UnitConnection, text: bytes, values: list[Any]) -> l
     cursor = RawCursor(connection)
     with beginning(connection), connection.pipeline():
         connection.execute(b"BEGIN")
+        cursor.execute(text, values, binary=True)
+        connection.execute(SAVEPOINT)
+    return cursor.fetchall()
+
+
+def _go_on_with(connection: UnitConnection, text: bytes, values: list[Any]) -> list[Any]:
+    """A grant that replaces an old record: the transaction's own as well, so written while no savepoint stands."""
+    cursor = RawCursor(connection)
+    with connection.pipeline():
+        connection.execute(RELEASE)
         cursor.execute(text, values, binary=True)
         connection.execute(SAVEPOINT)
     return cursor.fetchall()

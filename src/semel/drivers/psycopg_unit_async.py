@@ -16,7 +16,7 @@ from semel.drivers.lifo import AsyncLifo
 from semel.drivers.postgres_errors import cannot_connect, is_conflict
 from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
 from semel.drivers.psycopg_patience import PatientAsyncConnection
-from semel.drivers.psycopg_unit import BROKEN, GONE, LATE, ROLLBACK_TO, SAVEPOINT, beginning, successor
+from semel.drivers.psycopg_unit import BROKEN, GONE, LATE, RELEASE, ROLLBACK_TO, SAVEPOINT, beginning, successor
 from semel.errors import StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
@@ -104,7 +104,7 @@ class AsyncPsycopgUnit:
         values = self._pool.server.values(needed.statement, needed.params)
         text = needed.statement.numbered.encode()
         if self._begun:
-            return await (await AsyncRawCursor(self._connection).execute(text, values, binary=True)).fetchall()
+            return await _go_on_with(self._connection, text, values)
         self._begun = True
         try:
             return await _begin_with(self._connection, text, values)
@@ -274,4 +274,13 @@ async def _begin_with(connection: AsyncUnitConnection, text: bytes, values: list
             await connection.execute(b"BEGIN")
             await cursor.execute(text, values, binary=True)
             await connection.execute(SAVEPOINT)
+    return await cursor.fetchall()
+
+
+async def _go_on_with(connection: AsyncUnitConnection, text: bytes, values: list[Any]) -> list[Any]:
+    cursor = AsyncRawCursor(connection)
+    async with connection.pipeline():
+        await connection.execute(RELEASE)
+        await cursor.execute(text, values, binary=True)
+        await connection.execute(SAVEPOINT)
     return await cursor.fetchall()
