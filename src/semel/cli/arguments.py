@@ -50,7 +50,8 @@ def add_globals(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default=argparse.SUPPRESS,
-        help="the store, such as sqlite:///semel.db (default: $SEMEL_URL, or else sqlite:///semel.db)",
+        help="the store, such as postgresql://app@host/shop, mysql://, redis:// or sqlite:///semel.db "
+        "(default: $SEMEL_URL, or else sqlite:///semel.db); see docs/stores.md",
     )
     parser.add_argument(
         "--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON document instead of text"

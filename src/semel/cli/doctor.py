@@ -11,7 +11,7 @@ from typing import Final
 
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.doctor_records import look_at_records
-from semel.cli.doctor_redis import look_at_server
+from semel.cli.doctor_server import look_at_server
 from semel.cli.doctor_settings import look_at_settings
 from semel.cli.doctor_sqlite import look_at_sqlite
 from semel.cli.exits import Exit
@@ -101,16 +101,13 @@ def _problem(check: str, error: Exception, remedy: str | None) -> Finding:
 
 
 def _look_at_clock(engine: Engine) -> Iterator[Finding]:
+    before = time.time_ns() // 1000
     page = next(pages(engine, Find(), 1))
-    host = time.time_ns() // 1000
+    after = time.time_ns() // 1000
     ahead = max((record.created_at for record in page.records), default=0) - page.now
-    if host < EPOCH_FLOOR_US:
+    if before < EPOCH_FLOOR_US:
         yield Finding(
             "clock", "problem", "this host's clock was never set", "synchronise it (NTP); leases depend on it"
-        )
-    elif abs(host - page.now) > CLOCK_STEP_US_MAX:
-        yield Finding(
-            "clock", "note", f"store and host are {span_text(abs(host - page.now))} apart; the store's counts"
         )
     elif ahead > CLOCK_STEP_US_MAX:
         yield Finding(
@@ -120,7 +117,24 @@ def _look_at_clock(engine: Engine) -> Iterator[Finding]:
             "synchronise the clock by slewing it; leases lapse later by as much until it has caught up",
         )
     else:
-        yield Finding("clock", "ok", "the store's clock agrees with its records")
+        yield clock_offset(before, page.now, after)
+
+
+def clock_offset(before: int, store: int, after: int) -> Finding:
+    """The finding on a store whose clock was read between two looks at this host's, in microseconds.
+
+    >>> clock_offset(1_000_000, 1_001_500, 1_003_000).detail
+    "the store's clock agrees with its records, and with this host's within 0.003 s"
+    """
+    off = max(before - store, store - after, 0)
+    if off > CLOCK_STEP_US_MAX:
+        ahead = "ahead" if store > after else "behind"
+        detail = f"store and host are {span_text(off)} apart (the store is {ahead}); the store's counts"
+        return Finding("clock", "note", detail, "synchronise both (NTP), so that logs can be compared")
+    within = (off or after - before) / 1_000_000
+    return Finding(
+        "clock", "ok", f"the store's clock agrees with its records, and with this host's within {within:.3f} s"
+    )
 
 
 def _look_at_schema(store: Store, identity: Identity) -> Iterator[Finding]:

@@ -1,23 +1,15 @@
-"""What `semel doctor` checks of a server's settings: what they make of the store's promise."""
+"""What `semel doctor` checks of a Redis server beside what start-up observes: when its file is written, its memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from semel.cli.finding import Finding, Level
+from semel.cli.finding import Finding, Level, size_text
 from semel.engine.sync import Engine
 from semel.errors import StatementRefused
-from semel.stores.base import Observable
 from semel.stores.redis import RedisStore
 
-_LEVELS: Final[Mapping[str, Level]] = {
-    "ok": "ok",
-    "note": "note",
-    "warning": "warning",
-    "forgets": "problem",
-    "unusable": "problem",
-}
 _FSYNC: Final[Mapping[str, tuple[Level, str, str | None]]] = {
     "always": ("ok", "always: what was acknowledged is on the disk", None),
     "everysec": (
@@ -33,12 +25,26 @@ _FSYNC: Final[Mapping[str, tuple[Level, str, str | None]]] = {
 }
 
 
-def look_at_server(engine: Engine, store: Observable) -> Iterator[Finding]:
-    """The findings about the server, or about all nodes of a cluster."""
-    for seen in engine.perform("observe", store.observe):
-        yield Finding(seen.check, _LEVELS[seen.level], seen.detail, seen.remedy or None)
-    if isinstance(store, RedisStore):
-        yield from _look_at_fsync(engine, store)
+def look_at_room(engine: Engine, store: RedisStore) -> Iterator[Finding]:
+    """The findings about memory and the file, of all nodes of a cluster."""
+    yield from _look_at_fsync(engine, store)
+    for used, most in sorted(engine.perform("observe", store.memory)):
+        yield memory(used, most)
+
+
+def memory(used: int, most: int) -> Finding:
+    """The finding on a server that has so many bytes in use, of so many that it may (0: no bound).
+
+    >>> memory(95, 100).level, memory(95, 0).level
+    ('warning', 'note')
+    """
+    if most == 0:
+        detail = f"{size_text(used)} in use, and no maxmemory: the host's memory is the bound"
+        return Finding("memory", "note", detail, "set maxmemory, so that a full server refuses instead of being killed")
+    detail = f"{size_text(used)} of {size_text(most)} in use"
+    if used * 10 < most * 9:
+        return Finding("memory", "ok", detail)
+    return Finding("memory", "warning", detail, "raise maxmemory, or shorten retention; run: semel purge")
 
 
 def _look_at_fsync(engine: Engine, store: RedisStore) -> Iterator[Finding]:

@@ -27,6 +27,19 @@ class Finding:
         return self.level in ("warning", "problem")
 
 
+def look_at_connections(used: int, most: int) -> Finding:
+    """The finding on a server that serves so many clients of so many that it admits.
+
+    >>> look_at_connections(95, 100).level
+    'warning'
+    """
+    detail = f"{used} of {most} connections are taken"
+    if used * 10 < most * 9:
+        return Finding("connections", "ok", detail)
+    remedy = "lower connections_max in the URLs (it counts for each process), raise the server's limit, or use a pooler"
+    return Finding("connections", "warning", detail, remedy)
+
+
 def size_text(size: int) -> str:
     """A size as people say it.
 

@@ -11,8 +11,10 @@ from typing import Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from semel.engine.backend import Backend
-from semel.errors import UrlError
+from semel.errors import ConfigurationError, UrlError
 
+GROUP: Final = "semel.stores"
+_OTHERS: Final = f"a store of another package is found by its entry point in the group {GROUP!r}: install that package"
 _EXAMPLE: Final = "for example sqlite:///semel.db (a file here), sqlite:////var/lib/semel.db (absolute) or memory://"
 
 
@@ -25,11 +27,12 @@ def connect_backend(url: str) -> Backend:
     options it takes ``?schema=``, ``?connections_max=8``, ``?patience_seconds=5`` and
     ``?prepared=no`` (behind PgBouncer). ``redis://USER:PASSWORD@HOST:PORT/DATABASE`` is Redis or Valkey (``rediss://``
     with TLS, ``redis+unix:///PATH`` a socket), ``redis+cluster://HOST:PORT,HOST:PORT`` a cluster; its options are
-    ``?prefix=semel``, ``?wait_replicas=0``, ``?wait_seconds=1``, ``?connections_max=8``, ``?patience_seconds=5``
-    and ``?persistence=none`` (docs/redis.md).
+    ``?prefix=semel``, ``?wait_replicas=0``, ``?wait_seconds=1``, ``?connections_max=8`` and ``?patience_seconds=5``
+    (docs/redis.md).
     ``mysql://USER:PASSWORD@HOST:PORT/DATABASE`` (or ``mariadb://``) is a MariaDB server, through PyMySQL in threads
     and asyncmy on event loops; its options are ``?connections_max=8``, ``?patience_seconds=5``, ``?socket=/PATH``,
-    ``?tls=yes`` and ``?tls_ca=/PATH`` (docs/mariadb.md).
+    ``?tls=yes`` and ``?tls_ca=/PATH`` (docs/mariadb.md). Every server takes ``?persistence=none``: EXTERNAL
+    commands may run where its settings make it forget (docs/stores.md).
 
     A store of somebody else's package is found by its entry point of the group ``semel.stores``: a function of
     the URL that answers a :class:`~semel.engine.backend.Backend`.
@@ -53,19 +56,57 @@ def connect_backend(url: str) -> Backend:
     make = _SCHEMES.get(parts.scheme)
     if make is None:
         return _of_a_package(parts.scheme, url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options = _options(parts.query)
+    accepts_loss = _accepts_loss(options) if "persistence" in OPTIONS[parts.scheme] else False
     backend = make(parts, options)
     if options:
-        raise UrlError(f"unknown option {sorted(options)[0]!r} in the store URL")
-    return replace(backend, url=url)
+        raise UrlError(_unknown_option(sorted(options)[0], parts.scheme))
+    return replace(backend, url=url, accepts_loss=accepts_loss)
+
+
+def _options(query: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name in options:
+            raise UrlError(f"the option {name!r} is in the store URL twice; give it once")
+        options[name] = value
+    return options
+
+
+def _unknown_option(name: str, scheme: str) -> str:
+    known = OPTIONS[scheme]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"{scheme}:// takes {', '.join(known) or 'none'}"
+    return f"unknown option {name!r} in the store URL; {hint}"
+
+
+def _accepts_loss(options: dict[str, str]) -> bool:
+    """Whether whoever chose the server says that it may forget EXTERNAL commands."""
+    persistence = options.pop("persistence", "required")
+    if persistence not in ("required", "none"):
+        raise UrlError(f"persistence must be required or none; it is {persistence!r}")
+    return persistence == "none"
 
 
 def _of_a_package(scheme: str, url: str) -> Backend:
-    for entry in entry_points(group="semel.stores", name=scheme):
-        backend: Backend = entry.load()(url)
+    for entry in entry_points(group=GROUP, name=scheme):
+        try:
+            make = entry.load()
+        except (ImportError, AttributeError) as error:
+            package = entry.dist.name if entry.dist is not None else entry.value
+            message = f"the store {scheme!r} of the package {package} cannot be loaded ({entry.value}): {error}"
+            raise ConfigurationError(f"{message}; install what it needs, or another version of it") from error
+        backend = make(url)
+        if not isinstance(backend, Backend):
+            raise ConfigurationError(
+                f"the store {scheme!r} ({entry.value}) answered a {type(backend).__name__} and not a Backend; "
+                "its entry point must be a function of the URL that answers a semel.engine.backend.Backend"
+            )
         return replace(backend, url=url)
-    near = difflib.get_close_matches(scheme, _SCHEMES, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(_SCHEMES))}"
+    others = entry_points(group=GROUP).names
+    known = sorted({*_SCHEMES, *others})
+    near = difflib.get_close_matches(scheme, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}; {_OTHERS}"
     raise UrlError(f"unknown store {scheme!r}{hint}")
 
 
@@ -164,3 +205,18 @@ _SCHEMES: Final[Mapping[str, Callable[[SplitResult, dict[str, str]], Backend]]] 
     **dict.fromkeys(("redis", "rediss", "redis+cluster", "rediss+cluster", "redis+unix"), _redis),
     "sqlite": _sqlite,
 }
+
+_POOL: Final = ("connections_max", "patience_seconds", "persistence")
+_REDIS: Final = ("prefix", "wait_replicas", "wait_seconds", *_POOL)
+_TLS: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+_MARIADB: Final = ("charset", "socket", "tls", "tls_ca", "unix_socket", *_POOL)
+OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys([scheme for scheme in _SCHEMES if scheme.startswith(("mariadb", "mysql"))], _MARIADB),
+    "memory": (),
+    **dict.fromkeys(("postgresql", "postgresql+asyncpg"), ("prepared", "schema", *_POOL)),
+    **dict.fromkeys(("redis", "redis+cluster"), _REDIS),
+    **dict.fromkeys(("rediss", "rediss+cluster"), (*_TLS, *_REDIS)),
+    "redis+unix": ("db", *_REDIS),
+    "sqlite": ("busy_seconds", "synchronous"),
+}
+"""What each scheme takes after the question mark; PostgreSQL also what libpq knows."""

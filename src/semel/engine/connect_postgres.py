@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import replace
 from typing import Any, Final
@@ -14,6 +15,7 @@ from semel.errors import ConfigurationError, UrlError
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _YES: Final = {"yes": True, "no": False}
 _NEEDS: Final = "{url} needs {package}; run: pip install 'semel[{extra}]'"
+_OWN: Final = ("connections_max", "patience_seconds", "prepared", "schema")
 CONNECTIONS_MOST: Final = 1000
 
 
@@ -44,6 +46,8 @@ def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
         )
     if not url.netloc and "host" not in options and not url.path.strip("/"):
         raise UrlError("postgresql:// needs a server, for example postgresql://app@localhost/app")
+    _check_ports(url)
+    _check_libpq(options)
     rest = urlencode(options)
     options.clear()  # the others are libpq's: it refuses what it does not know when it connects
     plain = url._replace(scheme="postgresql", query=rest).geturl()
@@ -56,6 +60,28 @@ def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
         connections_max=int(most),
         patience_seconds=patience,
     )
+
+
+def _check_ports(url: SplitResult) -> None:
+    """Refuse a port that is none, of any of the hosts; libpq would look it up as the name of a service."""
+    for place in url.netloc.rpartition("@")[2].split(","):
+        port = place.rpartition(":")[2] if ":" in place.rpartition("]")[2] else ""
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise UrlError("the port of the store URL must be a number from 1 to 65535; in a password write : as %3A")
+
+
+def _check_libpq(options: dict[str, str]) -> None:
+    """Refuse an option that libpq does not know now, and not as a server that cannot be reached."""
+    try:
+        from psycopg import pq
+    except ImportError:
+        return  # said with the remedy where the backend is made
+    known = {*(each.keyword.decode() for each in pq.Conninfo.get_defaults()), "ssl", "persistence", *_OWN}
+    for name in sorted(options):
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"Semel's own are {', '.join(_OWN)}; the others libpq's"
+            raise UrlError(f"unknown option {name!r} in the store URL; {hint}")
 
 
 def postgres_backend(

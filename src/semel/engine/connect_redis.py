@@ -37,9 +37,6 @@ def redis_url(url: SplitResult, options: dict[str, str]) -> Backend:
     prefix = options.pop("prefix", "semel")
     if _PREFIX.fullmatch(prefix) is None:
         raise UrlError(f"prefix must be 1 to 40 letters, digits, '_', '.' or '-'; it is {prefix!r}")
-    persistence = options.pop("persistence", "required")
-    if persistence not in ("required", "none"):
-        raise UrlError(f"persistence must be required or none; it is {persistence!r}")
     cluster, tls, socket = "cluster" in url.scheme, url.scheme.startswith("rediss"), url.scheme == "redis+unix"
     given: dict[str, Any] = {name: options.pop(name) for name in _TLS_OPTIONS if tls and name in options}
     nodes = ((_socket_path(url), 0),) if socket else _nodes(url)
@@ -53,7 +50,6 @@ def redis_url(url: SplitResult, options: dict[str, str]) -> Backend:
         patience_seconds=patience,
         wait_replicas=_whole("wait_replicas", options.pop("wait_replicas", "0"), 0, 100),
         wait_seconds=wait,
-        accepts_loss=persistence == "none",
     )
 
 

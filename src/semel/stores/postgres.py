@@ -34,9 +34,10 @@ from semel.model import (
 from semel.rules.decide import decide, is_grant_new
 from semel.rules.lease import PURGE_GRACE_US
 from semel.rules.settle import abandoned_row, marked_row, renewed_row, resolved_row
-from semel.stores.base import Capabilities, Identity
+from semel.stores.base import Capabilities, Identity, Observed
 from semel.stores.postgres_rows import SQL as COMMANDS
 from semel.stores.postgres_rows import VERSIONS, claim_all, look, replace, settle_all, words
+from semel.stores.postgres_settings import observe
 from semel.stores.postgres_text import escaped, record, unescaped
 from semel.stores.statements import TOGETHER, Argument, Query, Row, Script, script, statements
 from semel.stores.versions import Rule, Verdicts
@@ -203,6 +204,9 @@ class PostgresStore:
             return None
         rows = yield from ask(Query(SQL["read_meta"], {}))
         return Identity(*cast("tuple[str, int, int, int, bytes]", rows[0])) if rows else None
+
+    def observe(self) -> Flow[list[Observed]]:
+        return (yield from observe())
 
     def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
         yield from ask(TOGETHER)

@@ -43,7 +43,7 @@ from semel.stores.redis_keys import TAGS, Keys
 from semel.stores.redis_layout import decode_any, frames, number
 from semel.stores.redis_pages import Pages, audit_line, operation_calls
 from semel.stores.redis_rows import LUA, Rows
-from semel.stores.redis_settings import observe, setting
+from semel.stores.redis_settings import memory, observe, setting
 from semel.stores.scripts import Call, Calls
 
 MIGRATIONS: Final = ("0001_first",)
@@ -244,6 +244,10 @@ class RedisStore:
     def observe(self) -> Flow[list[Observed]]:
         """What the server's settings make of the store's promise."""
         return observe(self.keys.tags, self._wait_replicas)
+
+    def memory(self) -> Flow[set[tuple[int, int]]]:
+        """Bytes in use and allowed (0: no bound), of each server that holds a part of the records."""
+        return memory(self.keys.tags)
 
     def setting(self, name: str) -> Flow[set[str]]:
         """What a setting is on every server that holds a part of the records. Refused where CONFIG GET is."""

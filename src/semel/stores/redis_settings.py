@@ -33,6 +33,13 @@ def setting(tags: tuple[bytes, ...], name: str) -> Flow[set[str]]:
     return {bytes(value).decode() for reply in (yield from ask(Calls(calls))) for value in reply[1::2]}
 
 
+def memory(tags: tuple[bytes, ...]) -> Flow[set[tuple[int, int]]]:
+    """Bytes in use and allowed (0: no bound), of each server."""
+    calls = tuple([Call(None, (), (b"memory",), "INFO", at=tag) for tag in tags])
+    facts = map(info, (yield from ask(Calls(calls))))
+    return {(int(each.get("used_memory", "0")), int(each.get("maxmemory", "0"))) for each in facts}
+
+
 def info(text: bytes) -> Mapping[str, str]:
     """The fields of an INFO reply.
 
@@ -112,4 +119,4 @@ def _replicas(facts: Mapping[str, str], wait_replicas: int) -> Iterator[Observed
         yield Observed("replicas", "ok", f"{wait_replicas} of {connected} replicas confirm each claim and settlement")
 
 
-__all__ = ["info", "observe", "setting"]
+__all__ = ["info", "memory", "observe", "setting"]

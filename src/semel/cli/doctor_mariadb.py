@@ -1,0 +1,60 @@
+"""What `semel doctor` checks of a MariaDB server beside its settings: room, connections, rights, handlers' defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from typing import Final
+
+from semel.cli.finding import Finding, look_at_connections, size_text
+from semel.engine.sync import Engine
+from semel.flow import ask
+from semel.stores.statements import Query, Row, statements
+
+SQL: Final = statements("semel.cli", "doctor_mariadb.sql")
+NEEDED: Final = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE"})
+
+
+def look_at_room(engine: Engine) -> Iterator[Finding]:
+    """The findings about the table, the server's connections, this user's rights, and what handlers begin with."""
+    size, about = _row(engine, "table_room")
+    detail = f"semel_record has {size_text(int(size or 0))} with its indexes, about {int(about or 0)} rows"
+    yield Finding("room", "ok", f"{detail}; the server does not tell how full its disk is")
+    used, most = _row(engine, "connections")
+    yield look_at_connections(int(used or 0), int(most or 0))
+    held = engine.perform("rights", lambda: ask(Query(SQL["rights"], {})))
+    yield rights({str(right) for right, _ in held}, has_role=any(role is not None for _, role in held))
+    mode, isolation = _row(engine, "defaults")
+    yield defaults(str(mode), str(isolation))
+
+
+def _row(engine: Engine, name: str) -> Row:
+    rows = engine.perform(name, lambda: ask(Query(SQL[name], {})))
+    return rows[0] if rows else (None, None)
+
+
+def rights(held: Set[str], *, has_role: bool) -> Finding:
+    """The finding on the rights that a user holds by itself.
+
+    >>> rights({"SELECT", "INSERT", "UPDATE"}, has_role=False).remedy
+    "GRANT DELETE ON this database's semel tables to this user"
+    """
+    lacking = sorted(NEEDED - held)
+    if not lacking:
+        return Finding("grants", "ok", "this user may do all that the store needs")
+    if has_role:
+        return Finding("grants", "note", f"{', '.join(lacking)} may come from a role, which is not looked into")
+    remedy = f"GRANT {', '.join(lacking)} ON this database's semel tables to this user"
+    return Finding("grants", "warning", f"this user lacks {', '.join(lacking)} on semel_record", remedy)
+
+
+def defaults(sql_mode: str, isolation: str) -> Finding:
+    """The finding on what the connections begin with that handlers write on.
+
+    >>> defaults("", "REPEATABLE-READ").level
+    'note'
+    """
+    detail = f"ATOMIC handlers begin with {isolation} and sql_mode {sql_mode or '(empty)'}"
+    if "STRICT_TRANS_TABLES" in sql_mode or "STRICT_ALL_TABLES" in sql_mode:
+        return Finding("defaults", "ok", f"{detail}; Semel's own statements set READ COMMITTED and strict mode")
+    remedy = "set sql_mode to include STRICT_TRANS_TABLES; Semel's own statements are strict in any case"
+    return Finding("defaults", "note", f"{detail}: what is too long for a column is cut", remedy)

@@ -1,0 +1,43 @@
+"""What `semel doctor` checks of a PostgreSQL server beside its settings: the table's room, and free connections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, cast
+
+from semel.cli.finding import Finding, look_at_connections, size_text
+from semel.engine.sync import Engine
+from semel.flow import ask
+from semel.stores.statements import Query, statements
+
+DEAD_ROWS_MIN: Final = 100_000
+SQL: Final = statements("semel.cli", "doctor_postgres.sql")
+
+
+def look_at_room(engine: Engine) -> Iterator[Finding]:
+    """The findings about the table of records and the server's connections."""
+    rows = engine.perform("table_room", lambda: ask(Query(SQL["table_room"], {})))
+    yield room(*cast("tuple[int, int, int]", rows[0] if rows else (0, 0, 0)))
+    [counted] = engine.perform("connections", lambda: ask(Query(SQL["connections"], {})))
+    yield look_at_connections(*cast("tuple[int, int]", counted))
+
+
+def room(size: int, living: int, dead: int) -> Finding:
+    """The finding on a table of so many bytes, living and dead rows.
+
+    >>> room(8192, 10, 0).detail
+    'semel_record has 8192 B with its indexes, about 10 rows; the server does not tell how full its disk is'
+    """
+    if dead > max(living, DEAD_ROWS_MIN):
+        return Finding(
+            "room",
+            "warning",
+            f"semel_record has {size_text(size)} with its indexes, and more dead rows ({dead}) than living ({living})",
+            "let autovacuum keep up: ALTER TABLE semel_record SET (autovacuum_vacuum_scale_factor = 0.02)",
+        )
+    return Finding(
+        "room",
+        "ok",
+        f"semel_record has {size_text(size)} with its indexes, about {living} rows; "
+        "the server does not tell how full its disk is",
+    )

@@ -1,0 +1,31 @@
+-- What `semel doctor` and start-up ask a PostgreSQL server about itself. Nothing here writes, and every user may ask.
+
+-- name: read_settings
+-- What the server's promise hangs on, as it holds for this connection: a role or a database may have its own values.
+SELECT name, setting FROM pg_settings
+WHERE name IN (
+    'default_transaction_read_only', 'fsync', 'full_page_writes', 'server_version_num', 'synchronous_commit',
+    'synchronous_standby_names'
+)
+UNION ALL
+SELECT 'in_recovery', CASE WHEN pg_is_in_recovery() THEN 'on' ELSE 'off' END
+UNION ALL
+SELECT 'replicas', count(*)::text FROM pg_stat_replication
+ORDER BY name;
+
+-- name: read_grants
+-- Every right on Semel's tables that this user lacks, such as ('semel_record', 'UPDATE'). None of a table that is not there.
+SELECT wanted.tab, wanted.right_name
+FROM (
+    VALUES
+        ('semel_record', 'SELECT'), ('semel_record', 'INSERT'), ('semel_record', 'UPDATE'), ('semel_record', 'DELETE'),
+        ('semel_attention', 'SELECT'), ('semel_attention', 'INSERT'), ('semel_attention', 'UPDATE'),
+        ('semel_attention', 'DELETE'), ('semel_audit', 'SELECT'), ('semel_audit', 'INSERT'), ('semel_meta', 'SELECT')
+) AS wanted (tab, right_name)
+WHERE NOT coalesce(
+    has_table_privilege(to_regclass(wanted.tab)::oid, wanted.right_name)
+    OR CASE WHEN wanted.right_name = 'DELETE' THEN false
+        ELSE has_any_column_privilege(to_regclass(wanted.tab)::oid, wanted.right_name) END,
+    true
+)
+ORDER BY wanted.tab, wanted.right_name;

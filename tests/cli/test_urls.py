@@ -1,0 +1,238 @@
+"""Every scheme of store URLs: what it reaches, what a mistake is told, a package's own store, and never a password."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from semel import Engine
+from semel.cli.main import main
+from semel.engine.connect import OPTIONS, connect_backend
+from semel.errors import ConfigurationError, SemelError, UrlError
+from tests.engine.shells import MADE, command
+from tests.servers.running import free_port
+
+Capture = pytest.CaptureFixture[str]
+SECRET = "hunter2"
+PLACES = {
+    **dict.fromkeys([scheme for scheme in OPTIONS if scheme.startswith(("mysql", "mariadb", "postgresql"))], "/shop"),
+    **dict.fromkeys(("redis", "rediss"), "/0"),
+    **dict.fromkeys(("redis+cluster", "rediss+cluster"), ""),
+}
+VALUES = {
+    "busy_seconds": "3",
+    "charset": "utf8mb4",
+    "connections_max": "3",
+    "db": "1",
+    "patience_seconds": "3",
+    "persistence": "none",
+    "prefix": "shop",
+    "prepared": "no",
+    "schema": "shop",
+    "socket": "/run/db.sock",
+    "synchronous": "NORMAL",
+    "tls": "no",
+    "unix_socket": "/run/db.sock",
+    "wait_replicas": "1",
+    "wait_seconds": "0.5",
+}
+WRONG = {
+    "busy_seconds": ("soon", "from 0 to 3600"),
+    "connections_max": ("0", "from 1 to 1000"),
+    "db": ("shop", "number of a database"),
+    "patience_seconds": ("0", "more than 0"),
+    "persistence": ("maybe", "required or none"),
+    "prefix": ("a{b}", "1 to 40 letters"),
+    "prepared": ("maybe", "yes or no"),
+    "schema": ("No!", "lower-case name"),
+    "synchronous": ("OFF", "FULL, NORMAL"),
+    "tls": ("maybe", "yes or no"),
+    "tls_ca": ("/nowhere/ca.pem", "a file of certificates"),
+    "wait_replicas": ("-1", "from 0 to 100"),
+    "wait_seconds": ("9", "less than patience_seconds"),
+}
+ANY_VALUE = {"charset", "socket", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "unix_socket"}
+PAIRS = [(scheme, option) for scheme, options in OPTIONS.items() for option in options]
+
+
+def url_of(scheme: str, *, user: str = "app:hunter2@", port: int = 7) -> str:
+    """A URL of the scheme that nobody listens at."""
+    if scheme == "memory":
+        return "memory://"
+    if scheme == "sqlite":
+        return "sqlite:////nowhere/semel.db"
+    if scheme == "redis+unix":
+        return f"redis+unix://{user}/nowhere/redis.sock"
+    return f"{scheme}://{user}127.0.0.1:{port}{PLACES[scheme]}"
+
+
+@pytest.mark.parametrize("scheme", OPTIONS)
+def test_every_scheme_connects_without_opening_anything(scheme: str) -> None:
+    with closing(Engine.connect(url_of(scheme))) as engine:
+        assert engine.backend.url == url_of(scheme)
+
+
+@pytest.mark.parametrize(("scheme", "option"), PAIRS)
+def test_every_option_is_taken(scheme: str, option: str) -> None:
+    if option in VALUES:
+        made = connect_backend(f"{url_of(scheme)}?{option}={VALUES[option]}")
+        assert made.accepts_loss is (option == "persistence")
+    else:
+        assert option in ANY_VALUE | {"tls_ca"}
+    if option in WRONG:
+        value, allowed = WRONG[option]
+        with pytest.raises(UrlError, match=allowed) as told:
+            connect_backend(f"{url_of(scheme)}?{option}={value}")
+        assert option in str(told.value) or option == "db"
+    else:
+        assert option in ANY_VALUE
+
+
+@pytest.mark.parametrize("scheme", OPTIONS)
+def test_an_unknown_option_is_refused_before_anything_is_opened(scheme: str) -> None:
+    with pytest.raises(UrlError, match="unknown option 'conections_max' in the store URL; "):
+        connect_backend(f"{url_of(scheme)}?conections_max=3")
+    with pytest.raises(UrlError, match="unknown option 'x' in the store URL; "):
+        connect_backend(f"{url_of(scheme)}?x={SECRET}")
+
+
+def test_an_option_is_given_once() -> None:
+    with pytest.raises(UrlError, match="'prefix' is in the store URL twice"):
+        connect_backend("redis://h?prefix=a&prefix=b")
+
+
+def test_what_is_near_is_named_and_otherwise_all_that_is_known() -> None:
+    with pytest.raises(UrlError, match="did you mean 'postgresql'"):
+        connect_backend("postgres://h/db")
+    with pytest.raises(UrlError, match="did you mean 'busy_seconds'"):
+        connect_backend("sqlite:///semel.db?busy_second=3")
+    with pytest.raises(UrlError) as told:
+        connect_backend("acme://h")
+    assert all(scheme in str(told.value) for scheme in OPTIONS)
+    assert "group 'semel.stores'" in str(told.value)
+
+
+@pytest.mark.parametrize("place", ["h:x", "h:0", "h:1,i:x"])
+def test_a_port_is_a_number(place: str) -> None:
+    with pytest.raises(UrlError, match="the port of the store URL must be a number from 1 to 65535"):
+        connect_backend(f"postgresql://app:{SECRET}@{place}/shop")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "library", "extra"),
+    [
+        ("postgresql", "psycopg", "postgresql"),
+        ("postgresql+asyncpg", "asyncpg", "asyncpg"),
+        ("mysql", "pymysql", "mariadb"),
+        ("mariadb", "asyncmy", "mariadb"),
+        ("redis", "redis", "redis"),
+        ("redis+cluster", "redis", "redis"),
+    ],
+)
+def test_a_missing_library_is_named_with_what_to_install(scheme: str, library: str, extra: str) -> None:
+    """In a process of its own, where the library cannot be imported."""
+    program = f"import sys; sys.modules[{library!r}] = None; from semel.cli.main import main; sys.exit(main())"
+    said = subprocess.run(
+        [sys.executable, "-c", program, "list", "--url", url_of(scheme)], capture_output=True, text=True, check=False
+    )
+    assert said.returncode == 2
+    assert f"pip install 'semel[{extra}]'" in said.stderr
+    assert len(said.stderr.splitlines()) == 1
+    assert SECRET not in said.stderr
+
+
+# --- stores of other packages -------------------------------------------------------------------
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Install a package as pip does: its module, and the metadata with its entry point."""
+
+    def install(module: str, target: str) -> None:
+        (tmp_path / "acme_semel.py").write_text(module)
+        metadata = tmp_path / "acme_semel-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-semel\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text(f"[semel.stores]\nacme = {target}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "acme_semel", raising=False)
+        importlib.invalidate_caches()
+
+    return install
+
+
+ACME = """
+from dataclasses import replace
+from semel.engine.connect import connect_backend
+
+def connect(url):
+    return replace(connect_backend("memory://"), name="acme")
+"""
+
+
+def test_a_packages_store_is_reached_by_its_scheme(installed: Callable[[str, str], None]) -> None:
+    installed(ACME, "acme_semel:connect")
+    with Engine.connect("acme://app:hunter2@h/shop") as engine:
+        assert (engine.backend.name, engine.backend.url) == ("acme", "acme://app:hunter2@h/shop")
+        assert engine.run(command(), lambda permit: MADE).answer == MADE
+        assert engine.run(command(), lambda permit: MADE).replayed
+    with pytest.raises(UrlError, match="did you mean 'acme'"):
+        connect_backend("acne://h")
+
+
+@pytest.mark.parametrize(
+    ("module", "target", "said"),
+    [
+        ("import no_such_library", "acme_semel:connect", "the package acme-semel cannot be loaded"),
+        ("", "acme_semel:connect", "the package acme-semel cannot be loaded"),
+        ("def connect(url): return url", "acme_semel:connect", "answered a str and not a Backend"),
+    ],
+)
+def test_a_package_that_is_broken_is_named(
+    module: str, target: str, said: str, installed: Callable[[str, str], None]
+) -> None:
+    installed(module, target)
+    with pytest.raises(ConfigurationError, match=said) as told:
+        connect_backend(f"acme://app:{SECRET}@h")
+    assert SECRET not in str(told.value)
+
+
+# --- passwords ----------------------------------------------------------------------------------
+
+COMMANDS = (
+    ("doctor",), ("migrate",), ("list",), ("config",), ("show", "k"), ("explain", "k"),
+    ("watch", "--count", "1", "--every", "1"),
+    ("export", "-"), ("purge",), ("doctor", "--json"), ("config", "--json"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", [scheme for scheme in OPTIONS if scheme not in ("memory", "sqlite")])
+@pytest.mark.parametrize("place", ["user", "parameter"])
+def test_no_command_shows_a_password(
+    scheme: str, place: str, capsys: Capture, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither where the server is away nor where the URL is wrong."""
+    caplog.set_level(logging.DEBUG)
+    plain = url_of(scheme, user=f"app:{SECRET}@" if place == "user" else "app@", port=free_port())
+    parameter = f"password={SECRET}" if place == "parameter" else "patience_seconds=2"
+    for arguments in COMMANDS:
+        code = main([*arguments, "--url", f"{plain}?{parameter}"])
+        said = capsys.readouterr()
+        assert code != 0, arguments
+        assert said.out + said.err, arguments
+        assert SECRET not in said.out + said.err + caplog.text, arguments
+    for broken in (
+        f"{plain}?{parameter}&nonsense=1",
+        plain.replace("127.0.0.1", "127.0.0.1:x"),
+        f"x{plain}?{parameter}",
+    ):
+        with pytest.raises(SemelError) as told, Engine.connect(broken):
+            raise AssertionError("it opened")
+        assert SECRET not in str(told.value)
