@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import tomllib
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -180,6 +181,15 @@ def test_variables_of_the_service_are_documented() -> None:
 
 
 # --- decisions ---
+
+
+def test_a_page_with_a_test_client_says_what_brings_it() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert "httpx2" in extras["testing"]  # Starlette's test client refuses to be imported without
+    for path in PAGES:
+        text = path.read_text("utf-8")
+        if "testclient import" in text:
+            assert re.search(r"semel\[[a-z,]*testing[],]", text), f"{path.name} uses a test client and names no extra"
 
 
 def test_decisions_are_numbered_once_and_listed() -> None:
