@@ -73,10 +73,10 @@ def _check_ports(url: SplitResult) -> None:
 def _check_libpq(options: dict[str, str]) -> None:
     """Refuse an option that libpq does not know now, and not as a server that cannot be reached."""
     try:
-        from psycopg import pq
+        from semel.drivers.libpq import options as libpq_options
     except ImportError:
         return  # said with the remedy where the backend is made
-    known = {*(each.keyword.decode() for each in pq.Conninfo.get_defaults()), "ssl", "persistence", *_OWN}
+    known = {*libpq_options(), "persistence", *_OWN}
     for name in sorted(options):
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
