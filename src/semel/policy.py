@@ -7,7 +7,8 @@ refused with the name that was probably meant. Nothing here reads a clock or a r
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
@@ -155,10 +156,10 @@ class Policy:
     def __post_init__(self) -> None:
         effects = _effects(self.effects)
         object.__setattr__(self, "effects", effects)
+        _check_kinds(self)
         _check_spans(self)
         _check_choices(self)
         _check_meaning(self, effects)
-        object.__setattr__(self, "definite_5xx", frozenset(self.definite_5xx))
         object.__setattr__(self, "terms", _terms(self, effects))
         extra = frozenset(name.lower().encode("ascii") for name in self.replay_headers)
         object.__setattr__(self, "allowed_headers", REPLAY_HEADERS | extra)
@@ -171,6 +172,56 @@ def _effects(given: object) -> Effects:
         return Effects[str(given).upper()]
     except KeyError:
         raise PolicyError(f"effects must be 'atomic', 'idempotent' or 'external'; it is {given!r}") from None
+
+
+_SEVERAL: Final = (tuple, list, set, frozenset)  # not a text, whose letters would be taken for its members
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch  # a token of RFC 9110
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What one option holds: a value of ``kind``, or several in a collection that is kept as ``kept``."""
+
+    kind: type
+    remedy: str
+    kept: type | None = None
+
+
+_KINDS: Final[Mapping[str, _Kind]] = {
+    "key_format": _Kind(KeyFormat, "a KeyFormat, such as KeyFormat(uuid=True) (from semel import KeyFormat)"),
+    "fingerprint": _Kind(Recipe, "a Recipe, such as Recipe() (from semel import Recipe)"),
+    "fingerprints_known": _Kind(Recipe, "a tuple of Recipes, such as (Recipe(),)", tuple),
+    "nothing_happened": _Kind(type, "a tuple of exception types, such as (ConnectionRefusedError,)", tuple),
+    "marks_effects": _Kind(bool, "True or False"),
+    "definite_5xx": _Kind(int, "a set of statuses, such as {501}", frozenset),
+    "replay_headers": _Kind(str, "a set of header names, such as {'x-total'}", frozenset),
+}
+"""Options that are neither spans, numbers nor choices: a wrong type would be found by the first request."""
+
+
+def _check_kinds(policy: Policy) -> None:
+    for name, option in _KINDS.items():
+        value = getattr(policy, name)
+        if name == "key_format" and value is None:
+            continue
+        if not isinstance(value, option.kind if option.kept is None else _SEVERAL):
+            raise PolicyError(f"{name} must be {option.remedy}; it is {_shown(value)}")
+        if option.kept is None:
+            continue
+        if name == "fingerprints_known":
+            for each in value:
+                if not isinstance(each, Recipe):
+                    raise PolicyError(f"{name} must be {option.remedy}; it has {_shown(each)}")
+        object.__setattr__(policy, name, option.kept(value))
+
+
+def _shown(value: object) -> str:
+    return value.__name__ if isinstance(value, type) else repr(value)
+
+
+def _number(value: float) -> str:
+    """A number of seconds as somebody would write it, not 2.592e+06."""
+    return f"{max(-1e300, min(1e300, value)):.15g}"  # an int may be larger than any float
 
 
 def _check_spans(policy: Policy) -> None:
@@ -188,23 +239,23 @@ def _check_spans(policy: Policy) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
             raise PolicyError(f"{name} must be a number of seconds; it is {value!r}")
         if value > SPAN_SECONDS_MAX:
-            raise PolicyError(f"{name} must be at most ten years; it is {value:g} seconds")
+            raise PolicyError(f"{name} must be at most ten years; it is {_number(value)} seconds")
         if value < 0 or (value == 0 and name not in ("wait_seconds", "lease_seconds")):
-            raise PolicyError(f"{name} must be more than 0 seconds; it is {value:g}")
+            raise PolicyError(f"{name} must be more than 0 seconds; it is {_number(value)}")
     if policy.lease_seconds < LEASE_SECONDS_MIN:
         raise PolicyError(
-            f"lease_seconds must be at least {LEASE_SECONDS_MIN:g} second, so that it can be renewed in time; "
-            f"it is {policy.lease_seconds:g}"
+            f"lease_seconds must be at least {_number(LEASE_SECONDS_MIN)} second, so that it can be renewed in time; "
+            f"it is {_number(policy.lease_seconds)}"
         )
     if policy.deadline_seconds < policy.lease_seconds:
         raise PolicyError(
-            f"deadline_seconds ({policy.deadline_seconds:g}) must not be shorter than lease_seconds "
-            f"({policy.lease_seconds:g}); raise the deadline or shorten the lease"
+            f"deadline_seconds ({_number(policy.deadline_seconds)}) must not be shorter than lease_seconds "
+            f"({_number(policy.lease_seconds)}); raise the deadline or shorten the lease"
         )
     if policy.tombstone_seconds < policy.answer_seconds:
         raise PolicyError(
-            f"tombstone_seconds ({policy.tombstone_seconds:g}) must not be shorter than answer_seconds "
-            f"({policy.answer_seconds:g}): the fact outlives the answer"
+            f"tombstone_seconds ({_number(policy.tombstone_seconds)}) must not be shorter than answer_seconds "
+            f"({_number(policy.answer_seconds)}): the fact outlives the answer"
         )
 
 
@@ -230,7 +281,9 @@ def _check_choices(policy: Policy) -> None:
         if not isinstance(status, int) or not 500 <= status <= 599:
             raise PolicyError(f"definite_5xx takes statuses from 500 to 599; it has {status!r}")
     for header in policy.replay_headers:
-        if not isinstance(header, str) or not header.isascii() or header.lower().encode() in NEVER_REPLAYED:
+        if not isinstance(header, str) or not _HEADER(header):
+            raise PolicyError(f"replay_headers must not name {header!r}: it is no name of a header")
+        if header.lower().encode() in NEVER_REPLAYED:
             raise PolicyError(f"replay_headers must not name {header!r}: it is never stored")
 
 

@@ -151,7 +151,11 @@ def test_a_format_refuses_by_naming_itself(form: KeyFormat, key: str, named: str
 
 
 def test_an_impossible_format_is_refused_at_construction() -> None:
-    for length_min in (0, -1, 256):
+    with pytest.raises(PolicyError, match="as text"):
+        KeyFormat(pattern=b"order-[0-9]+")  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match="uuid must be True or False"):
+        KeyFormat(uuid="yes")  # type: ignore[arg-type]
+    for length_min in (0, -1, 256, True):
         with pytest.raises(PolicyError, match="length_min"):
             KeyFormat(length_min=length_min)
     with pytest.raises(PolicyError, match="length_min"):

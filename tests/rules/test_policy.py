@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from semel.errors import ConfigurationError, PolicyError
 from semel.model import AfterExpiry, Effects, Scope, State
 from semel.policy import NEVER_REPLAYED, REPLAY_HEADERS, Command, Policy
+from semel.rules.keys import KeyFormat
 from semel.rules.recipe import Recipe
 
 NAN, ENDLESS = float("nan"), float("inf")
@@ -28,8 +30,18 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"deadline_seconds": 29}, "deadline_seconds (29) must not be shorter than lease_seconds (30)"),
     ({"wait_seconds": -0.1}, "wait_seconds must be more than 0 seconds; it is -0.1"),
     ({"answer_seconds": 0}, "answer_seconds must be more than 0 seconds; it is 0"),
-    ({"answer_seconds": 1e10}, "answer_seconds must be at most ten years; it is 1e+10 seconds"),
+    ({"answer_seconds": 1e10}, "answer_seconds must be at most ten years; it is 10000000000 seconds"),
     ({"tombstone_seconds": 60}, "tombstone_seconds (60) must not be shorter than answer_seconds (86400)"),
+    (
+        {"answer_seconds": 2_592_001.5, "tombstone_seconds": 2_592_000.0},
+        "tombstone_seconds (2592000) must not be shorter than answer_seconds (2592001.5)",
+    ),
+    (
+        {"answer_seconds": 31 * 86_400.0},
+        "tombstone_seconds (2592000) must not be shorter than answer_seconds (2678400)",
+    ),
+    ({"answer_seconds": 10**400}, "answer_seconds must be at most ten years; it is 1e+300 seconds"),
+    ({"answer_seconds": "a day"}, "answer_seconds must be a number of seconds; it is 'a day'"),
     ({"dedup_for_seconds": 0}, "dedup_for_seconds must be more than 0 seconds; it is 0"),
     ({"effects": "extern"}, "effects must be 'atomic', 'idempotent' or 'external'; it is 'extern'"),
     ({"effects": None}, "effects must be 'atomic', 'idempotent' or 'external'; it is None"),
@@ -47,6 +59,33 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"definite_5xx": frozenset({"500"})}, "definite_5xx takes statuses from 500 to 599; it has '500'"),
     ({"replay_headers": frozenset({"Set-Cookie"})}, "replay_headers must not name 'Set-Cookie': it is never stored"),
     ({"replay_headers": frozenset({"größe"})}, "replay_headers must not name 'größe'"),
+    ({"replay_headers": frozenset({""})}, "replay_headers must not name '': it is no name of a header"),
+    ({"replay_headers": frozenset({"x total"})}, "replay_headers must not name 'x total'"),
+    ({"replay_headers": frozenset({7})}, "replay_headers must not name 7"),
+    (
+        {"replay_headers": "x-total"},
+        "replay_headers must be a set of header names, such as {'x-total'}; it is 'x-total'",
+    ),
+    ({"replay_headers": None}, "replay_headers must be a set of header names"),
+    ({"definite_5xx": 503}, "definite_5xx must be a set of statuses, such as {501}; it is 503"),
+    ({"definite_5xx": None}, "definite_5xx must be a set of statuses"),
+    ({"key_format": "uuid"}, "key_format must be a KeyFormat, such as KeyFormat(uuid=True) (from semel import KeyForm"),
+    ({"key_format": KeyFormat}, "key_format must be a KeyFormat"),
+    ({"fingerprint": "v1"}, "fingerprint must be a Recipe, such as Recipe() (from semel import Recipe); it is 'v1'"),
+    ({"fingerprint": None}, "fingerprint must be a Recipe"),
+    ({"fingerprints_known": Recipe()}, "fingerprints_known must be a tuple of Recipes, such as (Recipe(),)"),
+    (
+        {"fingerprints_known": ("1.abc",)},
+        "fingerprints_known must be a tuple of Recipes, such as (Recipe(),); it has '1",
+    ),
+    ({"marks_effects": "no"}, "marks_effects must be True or False; it is 'no'"),
+    ({"marks_effects": 1}, "marks_effects must be True or False; it is 1"),
+    (
+        {"nothing_happened": ConnectionError},
+        "nothing_happened must be a tuple of exception types, such as (ConnectionRefusedError,); it is ConnectionError",
+    ),
+    ({"nothing_happened": None}, "nothing_happened must be a tuple of exception types"),
+    ({"nothing_happened": "TimeoutError"}, "nothing_happened must be a tuple of exception types"),
     ({"nothing_happened": (Exception,)}, "nothing_happened must not hold Exception: it would prove nothing"),
     ({"nothing_happened": (BaseException,)}, "nothing_happened must not hold BaseException"),
     ({"nothing_happened": ("TimeoutError",)}, "nothing_happened takes exception types; it has 'TimeoutError'"),
@@ -111,6 +150,20 @@ def test_headers_are_compared_without_case_and_the_never_list_is_final() -> None
     for name in NEVER_REPLAYED:
         with pytest.raises(PolicyError):
             Policy(replay_headers=frozenset({name.decode().title()}))
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(Policy) if each.init])
+@pytest.mark.parametrize("value", [object(), b"x", [None], {"a": 1}, 1 + 2j, lambda: None, int], ids=repr)
+def test_no_option_takes_a_value_of_another_kind(name: str, value: Any) -> None:
+    with pytest.raises(PolicyError, match=name):
+        Policy(**{name: value})
+
+
+def test_collections_of_every_kind_make_the_same_policy() -> None:
+    one = Policy.of(definite_5xx={503}, replay_headers=["X-Total"], nothing_happened=[OSError], fingerprints_known=[])
+    two = Policy.of(definite_5xx=(503,), replay_headers={"X-Total"}, nothing_happened=(OSError,))
+    assert one == two
+    assert hash(one) == hash(two)
 
 
 def test_a_policy_does_not_change() -> None:

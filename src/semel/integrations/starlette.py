@@ -87,6 +87,8 @@ class Semel:
         """
         if not isinstance(name, str) or not name:
             raise ConfigurationError("a command needs a name: @semel.command('payments.create', effects='external')")
+        if policy is not None and not isinstance(policy, Policy):
+            raise PolicyError(f"policy must be a Policy, such as Policy(effects='external'); it is {policy!r}")
         if policy is not None and options:
             raise PolicyError("give either a policy or its options, not both")
         chosen = policy if policy is not None else Policy(**options)
@@ -222,8 +224,8 @@ def _manage(app: Starlette, semel: Semel, kept_alive: KeptAlive, *, reap: bool) 
     @asynccontextmanager
     async def lifespan(scope: Any) -> AsyncIterator[Any]:
         semel.check_routes(app)
-        await engine.open()
         try:
+            await engine.open()
             async with Reaper(engine) if reap else nullcontext(), inner(scope) as state:
                 yield state
         finally:

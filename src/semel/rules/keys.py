@@ -146,10 +146,14 @@ class KeyFormat:
     _compiled: re.Pattern[str] | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.uuid, bool):
+            raise PolicyError(f"uuid must be True or False, not {self.uuid!r}.")
         length_max = _UUID_LENGTH if self.uuid else KEY_LENGTH_MAX
-        if not isinstance(self.length_min, int) or not 1 <= self.length_min <= length_max:
+        if type(self.length_min) is not int or not 1 <= self.length_min <= length_max:
             raise PolicyError(f"length_min must be between 1 and {length_max}, not {self.length_min}.")
         if self.pattern is not None:
+            if not isinstance(self.pattern, str):  # bytes would compile, and match no key
+                raise PolicyError(f"The key pattern must be a regular expression as text, not {self.pattern!r}.")
             try:
                 compiled = re.compile(self.pattern)
             except (re.error, TypeError, OverflowError, RecursionError) as error:
