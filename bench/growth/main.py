@@ -63,7 +63,7 @@ def _made(sites: Sequence[Site], results: Results) -> dict[str, str]:
     """Load what is not there; what is said of it."""
     found = [site for site in sites if site.place.exists()]
     for site in found:
-        rows = site.place.sizes().rows
+        rows = site.place.rows()
         if rows < site.records:
             raise PlaceError(
                 f"there is a store at {machine.command_line('growth', [site.place.url]).split()[-1]} with {rows:,} "

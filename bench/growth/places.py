@@ -9,6 +9,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -54,8 +55,11 @@ class Place(Protocol):
     def make(self, population: Population) -> None:
         """Migrate a new store and load the population."""
 
+    def rows(self) -> int:
+        """How many records it holds."""
+
     def sizes(self) -> Sizes:
-        """What it takes."""
+        """What it takes; looks at every page on SQLite."""
 
     def settle_down(self) -> None:
         """Have the database do now what it would do in the background some time later."""
@@ -115,8 +119,7 @@ class SqlitePlace:
     def make(self, population: Population) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         _migrated(self.url)
-        connection = open_connection(str(self._file), "FULL")
-        try:
+        with closing(open_connection(str(self._file), "FULL")) as connection:
             # The load may be repeated, so it need not survive a power cut; what is measured later does.
             for pragma in ("synchronous=OFF", "cache_size=-1000000", "wal_autocheckpoint=100000"):
                 connection.execute(f"PRAGMA {pragma}").fetchall()
@@ -127,29 +130,25 @@ class SqlitePlace:
                 connection.execute("COMMIT")
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        finally:
-            connection.close()
+
+    def rows(self) -> int:
+        with closing(sqlite3.connect(self._file)) as connection:
+            [(rows,)] = connection.execute("SELECT count(*) FROM semel_record")
+            return int(rows)
 
     def sizes(self) -> Sizes:
-        connection = sqlite3.connect(self._file)
-        try:
-            [(rows,)] = connection.execute("SELECT count(*) FROM semel_record")
+        with closing(sqlite3.connect(self._file)) as connection:
             found = dict(
                 connection.execute(
                     "SELECT name, sum(pgsize) FROM dbstat WHERE aggregate = 1 AND name IN"
                     " (SELECT name FROM sqlite_master WHERE tbl_name = 'semel_record') GROUP BY name"
                 )
             )
-        finally:
-            connection.close()
-        return Sizes(rows, found.pop("semel_record"), found)
+        return Sizes(self.rows(), found.pop("semel_record"), found)
 
     def settle_down(self) -> None:
-        connection = sqlite3.connect(self._file)
-        try:
+        with closing(sqlite3.connect(self._file)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        finally:
-            connection.close()
 
     def log_bytes(self) -> int | None:
         return None
@@ -213,15 +212,17 @@ class PostgresPlace:
         self._asked("VACUUM (ANALYZE) semel_record")
         self.settle_down()
 
+    def rows(self) -> int:
+        [(rows,)] = self._asked("SELECT count(*) FROM semel_record")
+        return int(rows)
+
     def sizes(self) -> Sizes:
-        [(rows, table)] = self._asked(
-            "SELECT (SELECT count(*) FROM semel_record), pg_table_size('semel_record'::regclass)"
-        )
+        [(table,)] = self._asked("SELECT pg_table_size('semel_record'::regclass)")
         indexes = self._asked(
             "SELECT c.relname, pg_relation_size(c.oid) FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid"
             " WHERE i.indrelid = 'semel_record'::regclass ORDER BY 1"
         )
-        return Sizes(rows, table, dict(indexes))
+        return Sizes(self.rows(), table, dict(indexes))
 
     def settle_down(self) -> None:
         self._asked("CHECKPOINT")

@@ -43,7 +43,7 @@ class Cell:
     replays: list[float] = field(default_factory=list)  # per second, from 32 tasks at once
     logged: list[float] = field(default_factory=list)  # bytes that the database logged for one command
     sizes: Sizes | None = None
-    sizes_after: Sizes | None = None  # what the rounds have written included
+    sizes_after: Sizes | None = None  # of the smallest store: what the rounds have written included
 
 
 @dataclass(slots=True)
@@ -97,8 +97,8 @@ async def measure(sites: Sequence[Site], rounds: int, seconds: float, purging: b
             for site, caller in (*callers[turn % len(callers) :], *callers[: turn % len(callers)]):
                 await _round(results.cells[site.records], site.place, caller, seconds)
             print(f"growth: round {turn + 1} of {rounds}", file=sys.stderr)
-        for site, _ in callers:
-            results.cells[site.records].sizes_after = site.place.sizes()
+        smallest = sites[0]  # what its records take is what the engine has written
+        results.cells[smallest.records].sizes_after = smallest.place.sizes()
         for site, caller in callers if purging else []:
             if site.records:
                 results.purged[site.records] = await purge(site.place, caller, WAYS, min(seconds, 1.0))

@@ -24,7 +24,7 @@ _RATES: Final = (
     f"replays/s, {WAYS} at once",
     "bytes logged per command",
 )
-_SIZES: Final = ("records", "table MB", "indexes MB", "bytes per record", "written by the engine: bytes per record")
+_SIZES: Final = ("records", "table MB", "indexes MB", "bytes per record")
 _PURGES: Final = (
     "records",
     "over",
@@ -95,18 +95,12 @@ def _rates(results: Results, records: int) -> list[str]:
 
 def _sizes(results: Results, records: int) -> list[str]:
     cell = results.cells[records]
-    if cell.sizes is None or cell.sizes_after is None:
-        return [f"{records:,}", "-", "-", "-", "-"]
-    before, after = cell.sizes, cell.sizes_after
-    indexes = ", ".join(f"{name} {size / 1e6:,.1f}" for name, size in sorted(before.indexes.items()))
-    grown = after.table + sum(after.indexes.values()) - before.table - sum(before.indexes.values())
-    return [
-        f"{records:,}",
-        f"{before.table / 1e6:,.0f}",
-        indexes if records else "-",
-        f"{before.per_record:,.0f}" if records else "-",
-        f"{grown / (after.rows - before.rows):,.0f}" if after.rows > before.rows else "-",
-    ]
+    sizes = cell.sizes_after or cell.sizes
+    if sizes is None:
+        return [f"{records:,}", "-", "-", "-"]
+    indexes = ", ".join(f"{name} {size / 1e6:,.1f}" for name, size in sorted(sizes.indexes.items()))
+    loaded = f"{records:,}" if cell.sizes_after is None else f"{records:,}, and {sizes.rows:,} that the rounds wrote"
+    return [loaded, f"{sizes.table / 1e6:,.0f}", indexes, f"{sizes.per_record:,.0f}"]
 
 
 def _purge(records: int, found: Purging) -> list[str]:

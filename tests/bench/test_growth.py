@@ -17,7 +17,8 @@ from bench.growth.records import Age, Population, answer, command, quickly, reco
 from bench.growth.run import verify
 from semel import AsyncEngine, Engine
 from semel.drivers.clock import system_clock
-from semel.model import KeyExpired, Record, Replay
+from semel.flow import Flow
+from semel.model import KeyExpired, Record, Replay, State
 from semel.rules.classify import Refused, Succeeded
 from semel.rules.lease import PURGE_GRACE_US
 from tests.servers import postgres
@@ -137,6 +138,33 @@ def test_loaded_records_replay_and_are_purged_through_the_engine(loaded: Place) 
     assert sizes.rows == RECORDS - 200
     assert sizes.table > 100_000
     assert all(size > 0 for size in sizes.indexes.values())
+
+
+def test_on_postgresql_no_statement_counts_more_than_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside ten million records one statement took longer than a call may, and with it failed every `semel purge`."""
+    monkeypatch.setattr("semel.stores.postgres.COUNTED_AT_ONCE", 300)
+    where = place(postgres.postgres(), RECORDS + 1)
+    where.make(Population(RECORDS + 1, system_clock()))
+    pages: list[int] = []
+
+    def counting() -> Flow[dict[int, int]]:
+        flow = engine.store.counts()
+        needed = next(flow)
+        while True:
+            reply = yield needed
+            pages.append(sum(count for _, count, _ in reply))
+            try:
+                needed = flow.send(reply)
+            except StopIteration as stop:
+                found: dict[int, int] = stop.value
+                return found
+
+    with Engine.connect(where.url) as engine:
+        found = engine.perform("counts", counting)
+    where.drop()
+
+    assert found == {int(State.SUCCEEDED): 1938, int(State.FAILED_REPLAYABLE): 63}
+    assert pages == [300] * 6 + [201]
 
 
 def test_records_that_answer_otherwise_stop_the_run(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ SQL: Final = statements("semel.stores", "postgres_upkeep.sql")
 MIGRATIONS: Final = ("0001_first",)
 SCHEMA_VERSION: Final = len(MIGRATIONS)
 MIGRATION_LOCK: Final = 0x53656D656C  # "Semel", as the number of an advisory lock
+COUNTED_AT_ONCE: Final = 20_000
 _WANTED: Final = frozenset({State.UNKNOWN})
 
 
@@ -191,8 +192,19 @@ class PostgresStore:
         return Purged(scanned, dropped, forgotten, last if scanned == chunk else None)
 
     def counts(self) -> Flow[dict[int, int]]:
-        rows = yield from ask(Query(SQL["count_states"], {}))
-        return {cast(int, state): cast(int, count) for state, count in rows}
+        found: dict[int, int] = {}
+        after, page = 0, COUNTED_AT_ONCE
+        while page == COUNTED_AT_ONCE:
+            rows = cast(
+                "list[tuple[int, int, int]]",
+                (yield from ask(Query(SQL["count_states"], {"after": after, "page": COUNTED_AT_ONCE}))),
+            )
+            page = 0
+            for state, count, last in rows:
+                found[state] = found.get(state, 0) + count
+                page += count
+                after = max(after, last)
+        return dict(sorted(found.items()))
 
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
         rows = yield from ask(Query(SQL["read_audit"], {"record_id": record, "limit": limit}))

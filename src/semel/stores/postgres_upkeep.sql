@@ -134,8 +134,12 @@ SELECT
     (SELECT max(seq) FROM page);
 
 -- name: count_states
--- How many records stand in each state.
-SELECT state, count(*) FROM semel_record GROUP BY state ORDER BY state;
+-- How many of one page of records stand in each state, and where the page ended. All records in one statement would take
+-- longer than a call may, once there are some millions.
+WITH page AS MATERIALIZED (
+    SELECT seq, state FROM semel_record WHERE seq > :after::bigint ORDER BY seq LIMIT :page::bigint
+)
+SELECT state, count(*), max(seq) FROM page GROUP BY state ORDER BY state;
 
 -- name: read_audit
 -- The newest lines of the audit trail, of one record or of all.
