@@ -201,10 +201,11 @@ _KINDS: Final[Mapping[str, _Kind]] = {
 
 def _check_kinds(policy: Policy) -> None:
     for name, option in _KINDS.items():
-        value = getattr(policy, name)
+        value: Any = getattr(policy, name)
         if name == "key_format" and value is None:
             continue
-        if not isinstance(value, option.kind if option.kept is None else _SEVERAL):
+        fits = isinstance(value, option.kind if option.kept is None else _SEVERAL)
+        if not fits:
             raise PolicyError(f"{name} must be {option.remedy}; it is {_shown(value)}")
         if option.kept is None:
             continue
