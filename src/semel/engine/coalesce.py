@@ -1,8 +1,8 @@
 """Many callers, one round trip: what queues up while a batch is out is the next batch.
 
 Never by a timer: a caller that is alone is sent at the end of the loop's tick. A batch that the server
-refuses is taken apart, so that one bad request does not fail its neighbours; one that was lost is lost
-for all of them, and each reads back by its own nonce.
+refuses, or that cannot even be written down, is taken apart, so that one bad request does not fail its
+neighbours; one that was lost is lost for all of them, and each reads back by its own nonce.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from semel.errors import StatementRefused, StoreUnavailable
+from semel.errors import SemelError, StatementRefused, StoreUnavailable
 from semel.flow import Flow, MakeFlow
 
 BATCH_MAX: Final = 200
@@ -85,13 +85,11 @@ class Coalescer:
         requests = tuple(request for request, _ in batch)
         try:
             replies = await self._run(lambda: self._verb(requests))
-        except StatementRefused as error:
-            if len(batch) == 1:
-                _fail(batch[0][1], error)
-                return
-            for one in batch:
-                await self._send([one])
         except BaseException as error:
+            if len(batch) > 1 and _is_of_one(error):
+                for one in batch:
+                    await self._send([one])
+                return
             for _, future in batch:
                 _fail(future, error)
             if not isinstance(error, Exception):
@@ -120,6 +118,11 @@ class Coalescers:
         if coalescer is None:
             coalescer = verbs[name, lane] = Coalescer(verb, self._run, keeps=name == "settle")
         return await coalescer.ask(request)
+
+
+def _is_of_one(error: BaseException) -> bool:
+    """Whether one request may be to blame: refused by the server, or with a value that no driver can write down."""
+    return isinstance(error, StatementRefused) or (isinstance(error, Exception) and not isinstance(error, SemelError))
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:

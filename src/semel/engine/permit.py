@@ -83,7 +83,13 @@ class Permit:
         return _Effect(self)
 
     def result(self, resource_type: str, resource_id: str) -> None:
-        """Name the resource that this command made, for the operation's status."""
+        """Name the resource that this command made, for the operation's status.
+
+        Raises PolicyError where one of them is no text, or holds half of a character, which no store can keep.
+        """
+        for name, text in (("resource_type", resource_type), ("resource_id", resource_id)):
+            if not isinstance(text, str) or any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise PolicyError(f"{name} must be a text without lone surrogates; it is {text!a}")
         self.resource_type = resource_type
         self.resource_id = resource_id
 

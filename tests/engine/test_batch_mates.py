@@ -1,0 +1,71 @@
+"""One bad request of a batch is its caller's alone: those beside it are served, whatever the driver made of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from semel.engine.coalesce import Coalescer
+from semel.engine.connect import connect_backend
+from semel.errors import PolicyError, StatementRefused, StoreTimeout
+from semel.flow import Flow, MakeFlow
+from tests.engine.shells import Shell, command
+
+
+@pytest.mark.parametrize("refusal", [StatementRefused("bad"), UnicodeEncodeError("utf-8", "\ud800", 0, 1, "bad")])
+def test_a_request_that_cannot_be_written_down_fails_alone(refusal: Exception) -> None:
+    sent: list[tuple[int, ...]] = []
+
+    def verb(requests: Sequence[Any]) -> Flow[list[Any]]:
+        sent.append(tuple(requests))
+        if 3 in requests:
+            raise refusal
+        yield from ()
+        return [request * 10 for request in requests]
+
+    replies = asyncio.run(_asked(verb))
+    assert replies == [10, 20, refusal, 40, 50]
+    assert sent == [(1, 2, 3, 4, 5), (1,), (2,), (3,), (4,), (5,)]
+
+
+def test_a_batch_that_was_lost_is_lost_for_all_and_sent_once() -> None:
+    sent: list[tuple[int, ...]] = []
+    lost = StoreTimeout("lost")
+
+    def verb(requests: Sequence[Any]) -> Flow[list[Any]]:
+        sent.append(tuple(requests))
+        yield from ()
+        raise lost
+
+    assert asyncio.run(_asked(verb)) == [lost] * 5
+    assert sent == [(1, 2, 3, 4, 5)]
+
+
+async def _asked(verb: Any) -> list[Any]:
+    async def run(make: MakeFlow[list[Any]]) -> list[Any]:
+        flow = make()
+        try:
+            next(flow)
+        except StopIteration as stop:
+            replies: list[Any] = stop.value
+            return replies
+        raise AssertionError("this verb asks nothing")
+
+    coalescer = Coalescer(verb, run, keeps=True)
+    return await asyncio.gather(*(coalescer.ask(number) for number in range(1, 6)), return_exceptions=True)
+
+
+@pytest.mark.parametrize("names", [("order", "\ud800"), ("\udfff", "7"), ("order", 7)])
+def test_a_resource_that_no_store_can_keep_is_refused_by_name(names: tuple[str, Any]) -> None:
+    shell = Shell("sync", connect_backend("memory://"))
+    shell.open()
+    permit = shell.permit(command())
+    with pytest.raises(PolicyError, match="without lone surrogates"):
+        permit.result(*names)
+    permit.result("order", "\U0001f600")
+    assert permit.resource_id == "\U0001f600"
+    shell.settle(permit)
+    shell.close()
