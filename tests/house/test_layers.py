@@ -42,6 +42,7 @@ DRIVER_LIBRARIES = {
     "semel.drivers.pymysql_unit": "pymysql",
     "semel.drivers.asyncpg": "asyncpg",
     "semel.drivers.asyncpg_unit": "asyncpg",
+    "semel.drivers.libpq": "psycopg",
     "semel.drivers.psycopg": "psycopg",
     "semel.drivers.psycopg_join": "psycopg",
     "semel.drivers.sqlalchemy_postgres": "sqlalchemy",

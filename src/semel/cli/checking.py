@@ -15,6 +15,7 @@ from semel.cli.application import load
 from semel.cli.arguments import Commands, Parser, add_command, near
 from semel.cli.check_answers import Answer, answers, as_document
 from semel.cli.check_discovery import Discovered, discover, discover_functions, function_operation, is_asgi, is_wsgi
+from semel.cli.check_server import server_answers
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.terminal import Output
 from semel.errors import SemelError
@@ -37,8 +38,8 @@ def add(commands: Commands[Parser]) -> None:
         "semel check shop.main:app --unprotected-ok 'POST /login'\n"
         "semel check --run tests.test_payments:TestPayments",
         "What a declaration does not say stays open, with what to find out or to declare. Exit code 1 where an answer "
-        "is unsafe or a test fails; open questions do not fail. The application is imported, not started; --run starts "
-        "it.",
+        "is unsafe or a test fails; open questions do not fail. The application is imported, not started, and its "
+        "servers are asked for their settings; --run starts it.",
     )
     parser.add_argument(
         "application", nargs="?", metavar="APPLICATION", help="module:app, module:make_app(), or a module of functions"
@@ -89,11 +90,18 @@ def _questions(spec: str, allowed: list[str], document: dict[str, Any], out: Out
         for answer in each:
             _say(answer, out)
         out.say("")
+    servers = server_answers(found.operations)
+    document["servers"] = [
+        {"level": each.level, "answer": each.said, "remedy": each.remedy or None} for each in servers
+    ]
+    for answer in servers:
+        _say(answer, out)
     for mistake in found.mistakes:
         _say(Answer("installation", "unsafe", mistake, "call semel.install(app) once, after app is made"), out)
     for route in bare:
         _say(_unprotected(route), out)
     levels = [answer.level for _, each in given for answer in each] + [_unprotected(route).level for route in bare]
+    levels += [answer.level for answer in servers]
     unsafe = levels.count("unsafe") + len(found.mistakes)
     document["open"] = levels.count("open")
     out.say(f"{len(given)} operation(s): {unsafe} unsafe, {levels.count('open')} open, {levels.count('ok')} ok")

@@ -11,6 +11,7 @@ from semel.engine.connect import connect_backend
 from semel.engine.core import Core
 from semel.engine.joining import AsyncAtomic
 from semel.engine.needs import introduced
+from semel.engine.opening import opened_async
 from semel.engine.performing import AsyncPerformer
 from semel.engine.permit import Permit
 from semel.engine.result import (
@@ -104,8 +105,7 @@ class AsyncEngine:
         await self.backend.driver.close_async()
 
     async def __aenter__(self) -> Self:
-        await self.open()
-        return self
+        return await opened_async(self)
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()

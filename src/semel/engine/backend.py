@@ -17,7 +17,7 @@ UNIT_RUNS_MAX: Final = 4  # an ATOMIC handler that meets a deadlock or a seriali
 
 _NO_UNITS = (
     "effects='atomic' needs a store in the same database as the handler's writes; {name} cannot hold both in one "
-    "transaction. Use sqlite:/// or postgresql://, or declare the operation 'external' or 'idempotent'"
+    "transaction. Use sqlite:///, postgresql:// or mysql://, or declare the operation 'external' or 'idempotent'"
 )
 
 

@@ -10,6 +10,7 @@ from semel.engine.connect import connect_backend
 from semel.engine.core import Core
 from semel.engine.joining import Atomic
 from semel.engine.needs import introduced
+from semel.engine.opening import opened
 from semel.engine.performing import SyncPerformer
 from semel.engine.permit import Permit
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, outcome_from
@@ -85,8 +86,7 @@ class Engine:
         self.backend.driver.close()
 
     def __enter__(self) -> Self:
-        self.open()
-        return self
+        return opened(self)
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -37,6 +37,7 @@ from semel.worker.reaper import Reaper
 F = TypeVar("F", bound=Callable[..., Any])
 
 DECLARED: Final = "__semel__"
+_METHODS: Final = ("GET", "HEAD", "OPTIONS", *UNSAFE_METHODS)  # those of an HTTPEndpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +183,21 @@ class Semel:
             app.router.routes.append(StarletteRoute(one, self._by_id, methods=["GET"]))
 
     def check_routes(self, app: Starlette) -> None:
-        """Refuse an application that routes to an endpoint as it was before ``@command`` wrapped it.
+        """Refuse an application that routes to an endpoint as it was before ``@command`` wrapped it, or to a command
+        by a method that is none.
 
-        Raises ConfigurationError: the two decorators stand in the wrong order, so nothing would be protected.
+        Raises ConfigurationError: the two decorators stand in the wrong order, so nothing would be protected; or GET,
+        HEAD or OPTIONS would reach a command, and each such request would fail.
         """
-        for endpoint in endpoints_of(app.routes):
+        for endpoint, methods in endpoints_of(app.routes):
+            declared = getattr(endpoint, DECLARED, None)
+            reads = sorted(methods.difference(UNSAFE_METHODS)) if isinstance(declared, Declared) else []
+            if reads:
+                raise ConfigurationError(
+                    f"the operation {declared.name!r} is routed to by {', '.join(reads)}, which is no command; "
+                    f"route to it by one of {', '.join(UNSAFE_METHODS)}, such as methods=['POST'], and serve what "
+                    "only reads from another endpoint"
+                )
             found = self._plain.get(id(endpoint))
             if found is not None and found[0] is endpoint:
                 raise ConfigurationError(
@@ -201,12 +212,17 @@ class Semel:
         return response_of(await self.operations.by_id(request.path_params["operation_id"], request))
 
 
-def endpoints_of(routes: Iterable[Any]) -> Iterator[object]:
-    """Every endpoint that an application routes to, mounted and included ones too."""
+def endpoints_of(routes: Iterable[Any]) -> Iterator[tuple[object, frozenset[str]]]:
+    """Every endpoint that an application routes to, mounted and included ones too, with the methods it is called by."""
     for route in routes:
         endpoint = getattr(route, "endpoint", None)
-        if endpoint is not None:
-            yield endpoint
+        if inspect.isclass(endpoint):
+            yield endpoint, frozenset()
+            for method in _METHODS:
+                if hasattr(endpoint, method.lower()):
+                    yield getattr(endpoint, method.lower()), frozenset({method})
+        elif endpoint is not None:
+            yield endpoint, frozenset(getattr(route, "methods", None) or ())
         inner = getattr(getattr(route, "original_router", route), "routes", None)  # FastAPI keeps routers whole
         if inner:
             yield from endpoints_of(inner)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from semel.engine.aio import AsyncEngine
+from semel.engine.opening import opened_async
 from semel.errors import ConfigurationError
 from semel.web.asgi_call import App, DeclaredCall, Message, Receive, Scope, Send, marked, send_answer
 from semel.web.asgi_tasks import KeptAlive
@@ -79,7 +80,7 @@ class SemelMiddleware:
             message = await receive()
             if message["type"] == "lifespan.startup":
                 begun = True
-                await self.engine.open()
+                await opened_async(self.engine)
                 await self._reaper.__aenter__()
             return message
 
