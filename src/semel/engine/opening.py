@@ -1,4 +1,4 @@
-"""Opening an engine, or leaving nothing behind: a store that was refused has been asked, and its connections are open."""
+"""Opening an engine, or leaving nothing behind: a store that was refused was asked, so its connections are open."""
 
 from __future__ import annotations
 
