@@ -13,6 +13,7 @@ from asyncmy.errors import MySQLError
 from semel.drivers.lifo import AsyncLifo
 from semel.drivers.mariadb import Conversation, Greeting, Result, Server, converse, greet
 from semel.drivers.mariadb_errors import Lost, Refused, cannot_connect, ends_connection, lost, refused, store_error
+from semel.drivers.refusals import still_unknown
 from semel.errors import SemelError, StoreUnavailable
 from semel.flow import MakeFlow
 
@@ -39,8 +40,14 @@ class Loop:
 
     async def run(self, make: MakeFlow[T]) -> T:
         """Run a flow. Raises as ``pymysql.Threads.run``."""
+        said = False
         while True:
-            taken, was_idle = await self._lifo.take(self._server.patience_seconds)
+            try:
+                taken, was_idle = await self._lifo.take(self._server.patience_seconds)
+            except StoreUnavailable as error:
+                if said:
+                    raise still_unknown(error) from error
+                raise
             connection, greeting = taken
             try:
                 async with asyncio.timeout(self._server.patience_seconds):
@@ -56,6 +63,7 @@ class Loop:
                     raise lost() from error
                 if isinstance(error, Lost):
                     if was_idle:
+                        said = True
                         continue  # as in ``Threads.run``
                     raise lost(error) from error
                 if isinstance(error, Refused):

@@ -17,7 +17,8 @@ from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo
 from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, is_conflict, store_error, unreplicated
 from semel.drivers.psycopg import CONFLICTS_MAX, ClosesAsync, PsycopgDriver, Server
-from semel.errors import SemelError, StatementRefused, StoreTimeout
+from semel.drivers.refusals import still_unknown
+from semel.errors import SemelError, StatementRefused, StoreTimeout, StoreUnavailable
 from semel.flow import Flow, MakeFlow
 from semel.stores.statements import Query, Script, Together
 
@@ -119,9 +120,14 @@ class _Loop:
         self._connections: AsyncLifo[_Taken] = AsyncLifo(self._open, server.connections_max)
 
     async def run(self, make: MakeFlow[T]) -> T:
-        conflicts = 0
+        conflicts, said = 0, False
         while True:
-            taken, was_idle = await self._connections.take(self._server.patience_seconds)
+            try:
+                taken, was_idle = await self._connections.take(self._server.patience_seconds)
+            except StoreUnavailable as error:
+                if said:
+                    raise still_unknown(error) from error
+                raise
             try:
                 async with asyncio.timeout(self._server.patience_seconds):
                     result = await _perform(taken.connection, make(), self._server)
@@ -135,6 +141,7 @@ class _Loop:
                     self._connections.gone()
                     await self.close_idle()
                 if was_idle and is_lost(error):
+                    said = True
                     continue  # it had died while nobody looked: every verb names its nonce, so it may be said again
                 conflicts += 1
                 if is_conflict(error) and conflicts <= CONFLICTS_MAX:

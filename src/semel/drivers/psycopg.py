@@ -22,7 +22,8 @@ from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo, Lifo
 from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, is_conflict, store_error, unreplicated
 from semel.drivers.psycopg_patience import Overdue, PatientAsyncConnection, PatientConnection
-from semel.errors import SemelError, StatementRefused
+from semel.drivers.refusals import still_unknown
+from semel.errors import SemelError, StatementRefused, StoreUnavailable
 from semel.flow import Ask, Flow, MakeFlow
 from semel.stores.statements import Params, Query, Row, Script, Statement, Together
 
@@ -136,9 +137,14 @@ class PsycopgDriver:
             StoreUnavailable: the server cannot be reached or refuses; nothing was written by the last statement.
             StoreTimeout: the answer was lost; whether it took effect is not known yet.
         """
-        conflicts = 0
+        conflicts, said = 0, False
         while True:
-            taken, was_idle = self._threads.take(self.server.patience_seconds)
+            try:
+                taken, was_idle = self._threads.take(self.server.patience_seconds)
+            except StoreUnavailable as error:
+                if said:
+                    raise still_unknown(error) from error
+                raise
             connection, notices = taken
             try:
                 result = _perform(connection, make(), self.server)
@@ -152,6 +158,7 @@ class PsycopgDriver:
                     self._threads.gone()
                     self._close_idle()
                 if was_idle and is_stale(error):
+                    said = True
                     continue  # it had died while nobody looked: every verb names its nonce, so it may be said again
                 conflicts += 1
                 if is_conflict(error) and conflicts <= CONFLICTS_MAX:
@@ -232,9 +239,14 @@ class _Loop:
         return asyncio.get_running_loop()
 
     async def run(self, make: MakeFlow[T]) -> T:
-        conflicts = 0
+        conflicts, said = 0, False
         while True:
-            taken, was_idle = await self._connections.take(self._server.patience_seconds)
+            try:
+                taken, was_idle = await self._connections.take(self._server.patience_seconds)
+            except StoreUnavailable as error:
+                if said:
+                    raise still_unknown(error) from error
+                raise
             connection, notices = taken
             try:
                 result = await _perform_async(connection, make(), self._server)
@@ -248,6 +260,7 @@ class _Loop:
                     self._connections.gone()
                     await self.close_idle()
                 if was_idle and is_stale(error):
+                    said = True
                     continue  # as in threads
                 conflicts += 1
                 if is_conflict(error) and conflicts <= CONFLICTS_MAX:

@@ -14,6 +14,7 @@ from pymysql.constants import CLIENT
 from semel.drivers.lifo import Lifo
 from semel.drivers.mariadb import Conversation, Greeting, Result, Server, converse, greet
 from semel.drivers.mariadb_errors import Lost, Refused, cannot_connect, ends_connection, lost, refused, store_error
+from semel.drivers.refusals import still_unknown
 from semel.errors import SemelError, StoreUnavailable
 from semel.flow import MakeFlow
 
@@ -37,8 +38,14 @@ class Threads:
             StoreUnavailable: the server cannot be reached or refuses; nothing was written by the last statement.
             StoreTimeout: the answer was lost; whether it took effect is not known yet.
         """
+        said = False
         while True:
-            taken, was_idle = self._lifo.take(self._server.patience_seconds)
+            try:
+                taken, was_idle = self._lifo.take(self._server.patience_seconds)
+            except StoreUnavailable as error:
+                if said:
+                    raise still_unknown(error) from error
+                raise
             connection, greeting = taken
             try:
                 result = perform(connection, converse(make, self._server.clock, greeting.packet_max))
@@ -51,6 +58,7 @@ class Threads:
                     self.close()
                 if isinstance(error, Lost):
                     if was_idle:
+                        said = True
                         continue  # it had died while nobody looked: every verb names its nonce, and may be said again
                     raise lost(error) from error
                 if isinstance(error, Refused):

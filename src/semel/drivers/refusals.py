@@ -1,10 +1,20 @@
-"""What every database's driver says alike: a commit or a statement that the handler's own writes were refused for."""
+"""What all drivers say alike: a rule of the database that the handler broke, a statement whose fate is open."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from semel.errors import StoreTimeout, StoreUnavailable
+
 BROKEN_RULE: Final = (
     "what the handler wrote breaks this rule of the database: nothing of it remains, and the key is free; correct the "
     "handler, or refuse such a request before it writes"
 )
+
+
+def still_unknown(error: StoreUnavailable) -> StoreTimeout:
+    """The error for a statement whose connection ended under it, and for which no other connection was to be had.
+
+    "Unavailable" would say that nothing was written, and nobody would release a claim that had landed after all.
+    """
+    return StoreTimeout(f"the connection was lost, and then: {error}: whether it took effect is not known yet")

@@ -1,0 +1,43 @@
+"""A statement that was lost on an idle connection is said again; what that means where the server is away by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from semel import Answer, Permit
+from semel.errors import StoreTimeout
+from semel.model import State
+from tests.engine.shells import MADE, command
+from tests.postgres.conftest import Fellow, Outside, Writes, never
+from tests.servers.relay import Relay
+
+MakeFellow = Callable[..., Fellow]
+CLAIM = "pg_try_advisory_xact_lock_shared(w.lock)"
+
+
+async def other(permit: Permit, db: Writes) -> Answer:
+    return MADE
+
+
+def test_a_claim_that_may_have_landed_before_the_server_went_away_is_released(
+    make_fellow: MakeFellow, outside: Outside, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no 'nothing was written': nobody would release it, and it would read UNKNOWN though nothing ran."""
+    fellow = make_fellow(conninfo=relay.conninfo(), patience_seconds=0.5)
+    fellow.run(command("before"), other)
+    port, relay._server = relay._server, ("127.0.0.1", 1)  # whoever connects from now on finds nobody
+    relay.lose("reply", CLAIM)
+    with pytest.raises(StoreTimeout):
+        fellow.run(command("lost"), never)
+    assert outside.states == [State.SUCCEEDED, State.PROCESSING]
+    relay._server = port
+    fellow.tell(_close(fellow))
+    assert outside.states == [State.SUCCEEDED, State.FAILED_NOT_REPLAYABLE]
+
+
+async def _close(fellow: Fellow) -> None:
+    closing = fellow.engine.close()
+    if closing is not None:
+        await closing
