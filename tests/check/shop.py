@@ -90,6 +90,16 @@ uninstalled = Semel(AsyncEngine.connect("memory://"), caller=single_caller)
 async def forgot() -> None: ...
 
 
+reading = FastAPI()  # what is routed to after install is seen here, and refused when it starts
+installed = Semel(AsyncEngine.connect("memory://"), caller=single_caller)
+installed.install(reading)
+
+
+@reading.api_route("/carts", methods=["GET", "POST"])
+@installed.command("carts.list")
+async def carts() -> None: ...
+
+
 flask = Flask("shop")
 
 

@@ -156,6 +156,14 @@ def test_an_application_that_was_not_installed(capsys: pytest.CaptureFixture[str
     assert "semel.install(app) was not called" in out
 
 
+def test_a_command_that_is_routed_to_by_get_is_unsafe(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = check(capsys, f"{SHOP}:reading")
+    assert code == 1
+    assert "UNSAFE" in out
+    assert "carts.list is routed to by GET /carts, which is no command: each such request fails" in out
+    assert "→ route to it by POST, and serve what only reads from another endpoint" in out
+
+
 def test_nothing_of_an_application_is_started(capsys: pytest.CaptureFixture[str]) -> None:
     from tests.check import shop
 

@@ -264,14 +264,14 @@ def test_without_install_a_command_fails_loudly_and_does_not_run(serve: Serve, e
 
 def test_a_safe_method_is_no_command(serve: Serve, engine: AsyncEngine) -> None:
     semel, app = Semel(engine, caller=caller_of), FastAPI()
+    semel.install(app)
+    web = serve(app, engine)  # what is routed to later is met when it is called
 
     @app.get("/payments")
     @semel.command("payments.list")
     async def payments() -> None:
         raise AssertionError("it ran")
 
-    semel.install(app)
-    web = serve(app, engine)
     assert web.call("/payments", method="GET").status == 500
     assert "GET is no command" in str(web.raised)
 

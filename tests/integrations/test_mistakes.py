@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 from fastapi import APIRouter, FastAPI
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
 from semel.errors import ConfigurationError, OutcomeUnknownError, PolicyError
 from semel.integrations.fastapi import Semel
+from semel.integrations.starlette import Semel as StarletteSemel
 from semel.web.asgi import SemelMiddleware
 from semel.web.caller import single_caller
 from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
@@ -46,6 +52,42 @@ def test_decorators_in_the_wrong_order_are_refused_at_start_up_too() -> None:
 
     with pytest.raises(ConfigurationError, match="below the framework's decorator"):
         asyncio.run(start())
+
+
+@pytest.mark.parametrize("methods", [["GET"], ["GET", "POST"], ["POST", "OPTIONS"]])
+@pytest.mark.parametrize("included", [False, True])
+def test_a_command_by_a_method_that_is_none_is_refused_at_install(methods: list[str], included: bool) -> None:
+    app, semel = FastAPI(), Semel(AsyncEngine.connect("memory://"), caller=single_caller)
+    router = APIRouter() if included else app
+
+    @router.api_route("/notes", methods=methods)
+    @semel.command("notes.list")
+    async def notes() -> None: ...
+
+    if isinstance(router, APIRouter):
+        app.include_router(router, prefix="/v1")
+    with pytest.raises(
+        ConfigurationError, match=r"'notes\.list' is routed to by (GET|OPTIONS), which is no command; rou"
+    ):
+        semel.install(app)
+
+
+def test_starlette_routes_by_get_unless_told_otherwise() -> None:
+    semel = StarletteSemel(AsyncEngine.connect("memory://"), caller=single_caller)
+
+    @semel.command("notes.create")
+    async def create(request: Request) -> Response:
+        return Response()
+
+    class Notes(HTTPEndpoint):
+        @semel.command("notes.list")
+        async def get(self, request: Request) -> Response:
+            return Response()
+
+    for routes in ([Route("/notes", create)], [Route("/notes", Notes)], [Mount("/v1", routes=[Route("/n", create)])]):
+        with pytest.raises(ConfigurationError, match=r"is routed to by GET.*methods=\['POST'\]"):
+            semel.install(Starlette(routes=routes))
+    semel.install(Starlette(routes=[Route("/notes", create, methods=["POST"])]))
 
 
 def test_the_other_kind_of_engine_is_refused() -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from semel.policy import Policy
 from semel.web.asgi import SemelMiddleware as AsgiMiddleware
@@ -55,6 +55,13 @@ class Operation:
         return method in self.methods and (any_path or _matches(self.path, path))
 
 
+class Mistake(NamedTuple):
+    """What makes requests fail whatever they say, and the remedy."""
+
+    said: str
+    remedy: str
+
+
 @dataclass(frozen=True, slots=True)
 class Discovered:
     """What was found. ``unprotected``: routes that take commands and that no operation is declared for."""
@@ -63,7 +70,7 @@ class Discovered:
     operations: tuple[Operation, ...]
     unprotected: tuple[str, ...]
     routes: tuple[str, ...]
-    mistakes: tuple[str, ...] = ()
+    mistakes: tuple[Mistake, ...] = ()
 
     def find(self, method: str, path: str) -> Operation | None:
         """The operation of a request: a declared one before the default of a middleware."""
@@ -132,9 +139,11 @@ def discover(app: Any) -> Discovered:
         routes += _rules(getattr(part, "url_map", None))
     operations = [*_of_layers(layers), *_of_endpoints(routes, layers)]
     declared = any(each.way == "endpoint" for each in operations)
-    mistakes = []
+    mistakes: list[Mistake] = []
     if declared and not any(layer.surface is None for layer in layers):
-        mistakes.append("operations are declared, but semel.install(app) was not called: every call of them fails")
+        said = "operations are declared, but semel.install(app) was not called: every call of them fails"
+        mistakes.append(Mistake(said, "call semel.install(app) once, after the application is made"))
+    mistakes += _routed_to_by_reads(routes)
     listed = [f"{method} {route.path}" for route in routes for method in route.methods if method in UNSAFE_METHODS]
     found = Discovered("WSGI" if is_wsgi(app) else "ASGI", tuple(operations), (), tuple(dict.fromkeys(listed)))
     bare = [each for each in found.routes if found.find(*_sample(each)) is None]
@@ -213,7 +222,7 @@ def _routes(routes: Any, prefix: str) -> Iterator[_Route]:
 def _endpoints(path: str, route: Any) -> Iterator[_Route]:
     endpoint, methods = route.endpoint, getattr(route, "methods", None)
     if inspect.isclass(endpoint):
-        for method in UNSAFE_METHODS:
+        for method in ("GET", "HEAD", "OPTIONS", *UNSAFE_METHODS):
             if hasattr(endpoint, method.lower()):
                 yield _Route(path, (method,), getattr(endpoint, method.lower()))
     elif methods:
@@ -266,8 +275,20 @@ def _of_endpoints(routes: list[_Route], layers: list[_Layer]) -> Iterator[Operat
         owner = inspect.getclosurevars(inspect.unwrap(route.endpoint, stop=_holds_owner)).nonlocals.get("self")
         surface = getattr(owner, "surface", None)
         engine = getattr(owner, "engine", None) or next(layer.engine for layer in layers if layer.surface is None)
-        methods = tuple(method for method in route.methods if method in UNSAFE_METHODS)
+        methods = tuple(method for method in route.methods if method in UNSAFE_METHODS) or route.methods
         yield Operation(declared.name, methods, route.path, declared.policy, "endpoint", surface, engine, None)
+
+
+def _routed_to_by_reads(routes: list[_Route]) -> Iterator[Mistake]:
+    for route in routes:
+        declared = getattr(route.endpoint, DECLARED, None)
+        reads = [method for method in route.methods if method not in UNSAFE_METHODS]
+        if declared is not None and reads and hasattr(declared, "policy"):
+            yield Mistake(
+                f"{declared.name} is routed to by {', '.join(reads)} {route.path}, which is no command: each such "
+                "request fails",
+                "route to it by POST, and serve what only reads from another endpoint",
+            )
 
 
 def _holds_owner(function: Any) -> bool:

@@ -84,7 +84,7 @@ def _questions(spec: str, allowed: list[str], document: dict[str, Any], out: Out
     bare = [route for route in found.unprotected if route not in allowed]
     document["operations"] = [as_document(operation, each) for operation, each in given]
     document["unprotected"] = bare
-    document["mistakes"] = list(found.mistakes)
+    document["mistakes"] = [mistake.said for mistake in found.mistakes]
     for operation, each in given:
         out.say_styled("bold", operation.title)
         for answer in each:
@@ -97,7 +97,7 @@ def _questions(spec: str, allowed: list[str], document: dict[str, Any], out: Out
     for answer in servers:
         _say(answer, out)
     for mistake in found.mistakes:
-        _say(Answer("installation", "unsafe", mistake, "call semel.install(app) once, after app is made"), out)
+        _say(Answer("installation", "unsafe", mistake.said, mistake.remedy), out)
     for route in bare:
         _say(_unprotected(route), out)
     levels = [answer.level for _, each in given for answer in each] + [_unprotected(route).level for route in bare]

@@ -191,8 +191,8 @@ class Semel:
         """
         for endpoint, methods in endpoints_of(app.routes):
             declared = getattr(endpoint, DECLARED, None)
-            reads = sorted(methods.difference(UNSAFE_METHODS)) if isinstance(declared, Declared) else []
-            if reads:
+            reads = sorted(methods.difference(UNSAFE_METHODS))
+            if reads and isinstance(declared, Declared):
                 raise ConfigurationError(
                     f"the operation {declared.name!r} is routed to by {', '.join(reads)}, which is no command; "
                     f"route to it by one of {', '.join(UNSAFE_METHODS)}, such as methods=['POST'], and serve what "

@@ -42,7 +42,7 @@ class AsgiTarget:
     async def open(self) -> None:
         """Start the application. Raises CannotRun where its lifespan fails."""
         if self.found.mistakes:
-            raise CannotRun(self.found.mistakes[0], "call semel.install(app) once, after the application is made")
+            raise CannotRun(*self.found.mistakes[0])
         self._lifespan = _Lifespan(self.app, self._state)
         await self._lifespan.start()
 
