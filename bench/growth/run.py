@@ -20,6 +20,7 @@ from semel.model import KeyExpired, Replay
 WAYS: Final = 32
 SAMPLE: Final = 100  # records of each age that are asked for again
 WARM_SECONDS: Final = 0.3
+PURGE_SECONDS_MAX: Final = 1.0  # of a stretch with the purge or without
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +100,11 @@ async def measure(sites: Sequence[Site], rounds: int, seconds: float, purging: b
             print(f"growth: round {turn + 1} of {rounds}", file=sys.stderr)
         smallest = sites[0]  # what its records take is what the engine has written
         results.cells[smallest.records].sizes_after = smallest.place.sizes()
-        for site, caller in callers if purging else []:
-            if site.records:
-                results.purged[site.records] = await purge(site.place, caller, WAYS, min(seconds, 1.0))
-                print(f"growth: {site.records:,} records purged", file=sys.stderr)
-        results.sizes_purged = sites[-1].place.sizes() if purging else None
+        if purging:
+            largest, caller = callers[-1]
+            stretch = min(2 * seconds, PURGE_SECONDS_MAX)
+            results.purged[largest.records] = await purge(largest.place, caller, WAYS, stretch)
+            results.sizes_purged = largest.place.sizes()
 
 
 async def _round(cell: Cell, place: Place, caller: Caller, seconds: float) -> None:
