@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import asyncmy
-from asyncmy.errors import MySQLError
+from asyncmy.errors import InterfaceError, MySQLError
 
 from semel.drivers.asyncmy import Taken, close, is_sound, open_connection, perform
 from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo
 from semel.drivers.mariadb import Conversation, Server
 from semel.drivers.mariadb_errors import Lost, Refused, lost, store_error
-from semel.drivers.mariadb_unit import OVER, Transaction
+from semel.drivers.mariadb_unit import LATE, OVER, Transaction
 from semel.errors import EarlyCommit
 from semel.flow import Ask, MakeFlow
 
@@ -44,6 +45,26 @@ class AsyncUnitConnection(asyncmy.Connection):
             await self.query(self.transaction.undo())  # type: ignore[no-untyped-call]
 
 
+# Where asyncmy keeps a session's state beside its attributes.
+_STATE: Final = (
+    *("_loop", "_transport", "_read_timeout", "_affected_rows", "_query_callback", "_cursor_cls", "_last_usage"),
+    *("_proto", "_encoding", "_stmt_cache", "_stmt_cache_size", "_next_seq_id", "server_status", "_echo"),
+    *("_connected", "_deprecate_eof"),
+)
+
+
+def successor(connection: Any) -> Any:
+    """The same session under another object; the one that a handler may have kept, also in cursors, is closed."""
+    fresh: Any = AsyncUnitConnection.__new__(AsyncUnitConnection)
+    fresh.__dict__.update(connection.__dict__)
+    for name in _STATE:
+        setattr(fresh, name, getattr(connection, name))
+    connection._connected = False
+    connection._transport = connection._proto = None
+    connection._close_reason = LATE
+    return fresh
+
+
 class AsyncmyUnit:
     """One transaction of an event loop's. Made by :class:`AsyncUnitPool`; nothing is sent before the claim."""
 
@@ -51,6 +72,7 @@ class AsyncmyUnit:
         self._pool = pool
         self._taken = taken
         self._was_idle = was_idle
+        self._pid = os.getpid()
         self._begun = False
         self._ended = False
         self._transaction = self._new_transaction()
@@ -60,7 +82,12 @@ class AsyncmyUnit:
 
     @property
     def connection(self) -> Any:
-        """What the handler writes on."""
+        """What the handler writes on.
+
+        Raises asyncmy.errors.InterfaceError after the end: the session is another command's by then.
+        """
+        if self._ended:
+            raise InterfaceError(0, LATE)
         return self._taken[0]
 
     async def run_async(self, make: MakeFlow[T]) -> T:
@@ -91,6 +118,11 @@ class AsyncmyUnit:
             self.connection.close()
             raise lost() from error
 
+    def _is_over(self) -> bool:
+        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
+            self._ended = True
+        return self._ended
+
     def hand_out(self) -> Any:
         """The connection: from here on only Semel ends the transaction."""
         self.connection.transaction = self._transaction
@@ -109,7 +141,7 @@ class AsyncmyUnit:
             raise EarlyCommit(OVER)
 
     async def _finish(self, conversation: Conversation[bool]) -> bool:
-        if self._ended:
+        if self._is_over():
             return False
         try:
             stands = await self._perform(conversation)
@@ -133,7 +165,7 @@ class AsyncmyUnit:
 
     async def rollback_async(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
-        if self._ended:
+        if self._is_over():
             return
         sound = True
         if self._begun and self.connection.connected:
@@ -146,10 +178,13 @@ class AsyncmyUnit:
         await self._end(sound=sound)
 
     async def _end(self, *, sound: bool) -> None:
+        connection, greeting = self._taken
         self._ended = True
-        connection = self.connection
         connection.transaction = None
-        await self._pool.give(self._taken, sound=sound and connection.connected and not connection.get_autocommit())
+        if sound and connection.connected and not connection.get_autocommit():
+            await self._pool.give((successor(connection), greeting), sound=True)
+        else:
+            await self._pool.give(self._taken, sound=False)
 
     def run(self, make: MakeFlow[T]) -> T:
         """Never asked: threads have units of their own (``pymysql_unit``)."""

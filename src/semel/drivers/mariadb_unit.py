@@ -18,6 +18,7 @@ from semel.stores.statements import Execute
 
 T = TypeVar("T")
 
+LATE: Final = "this command's transaction is over; nothing more can be written in it"
 OVER: Final = "the transaction was over before Semel could commit it"
 _UNSETTLED: Final = "semel: nothing was settled"
 _OPEN: Final = "BEGIN NOT ATOMIC\n{begin}{claim};\nSAVEPOINT {name};\nEND"

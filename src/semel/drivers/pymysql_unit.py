@@ -6,6 +6,7 @@ The connection that is handed out ends no transaction: its ``commit()`` keeps th
 
 from __future__ import annotations
 
+import os
 from typing import Any, TypeVar
 
 import pymysql
@@ -14,7 +15,7 @@ from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import Lifo
 from semel.drivers.mariadb import Conversation, Server
 from semel.drivers.mariadb_errors import Lost, Refused, lost, store_error
-from semel.drivers.mariadb_unit import OVER, Transaction
+from semel.drivers.mariadb_unit import LATE, OVER, Transaction
 from semel.drivers.pymysql import Taken, close, is_sound, open_connection, perform
 from semel.errors import EarlyCommit
 from semel.flow import Ask, MakeFlow
@@ -49,6 +50,17 @@ class UnitConnection(pymysql.connections.Connection):  # type: ignore[misc]  # t
             self.query(self.transaction.undo())
 
 
+def successor(connection: UnitConnection) -> UnitConnection:
+    """The same session under another object; the one that a handler may have kept, also in cursors, is closed."""
+    fresh = UnitConnection.__new__(UnitConnection)
+    fresh.__dict__.update(connection.__dict__)
+    fresh._result = None
+    fresh.cursorclass = pymysql.cursors.Cursor
+    connection._sock = connection._rfile = None
+    connection._closed = True
+    return fresh
+
+
 class PymysqlUnit:
     """One transaction of a thread's. Made by :class:`UnitPool`; nothing is sent before the claim."""
 
@@ -56,6 +68,7 @@ class PymysqlUnit:
         self._pool = pool
         self._taken = taken
         self._was_idle = was_idle
+        self._pid = os.getpid()
         self._begun = False
         self._ended = False
         self._transaction = self._new_transaction()
@@ -65,7 +78,12 @@ class PymysqlUnit:
 
     @property
     def connection(self) -> Any:
-        """What the handler writes on."""
+        """What the handler writes on.
+
+        Raises pymysql.err.InterfaceError after the end: the session is another command's by then.
+        """
+        if self._ended:
+            raise pymysql.err.InterfaceError(0, LATE)
         return self._taken[0]
 
     def run(self, make: MakeFlow[T]) -> T:
@@ -93,6 +111,11 @@ class PymysqlUnit:
         except Refused as error:
             raise store_error(error) from error
 
+    def _is_over(self) -> bool:
+        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
+            self._ended = True
+        return self._ended
+
     def hand_out(self) -> Any:
         """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
         self.connection.transaction = self._transaction
@@ -117,7 +140,7 @@ class PymysqlUnit:
             raise EarlyCommit(OVER)
 
     def _finish(self, conversation: Conversation[bool]) -> bool:
-        if self._ended:
+        if self._is_over():
             return False
         self.connection.patience(self._pool.patience)
         try:
@@ -139,7 +162,7 @@ class PymysqlUnit:
 
     def rollback(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
-        if self._ended:
+        if self._is_over():
             return
         sound = True
         if self._begun and self.connection.open:
@@ -152,9 +175,13 @@ class PymysqlUnit:
         self._end(sound=sound)
 
     def _end(self, *, sound: bool) -> None:
+        connection, greeting = self._taken
         self._ended = True
-        self.connection.transaction = None
-        self._pool.give(self._taken, sound=sound and self.connection.open and not self.connection.get_autocommit())
+        connection.transaction = None
+        if sound and connection.open and not connection.get_autocommit():
+            self._pool.give((successor(connection), greeting), sound=True)
+        else:
+            self._pool.give(self._taken, sound=False)
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Never asked: event loops have units of their own (``asyncmy_unit``)."""
