@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations, product
 
 import pytest
@@ -367,6 +367,38 @@ def test_a_process_may_call_its_own_waiting_atomic_command_running() -> None:
     ]
     assert judge(waiting, *elsewhere, ask(3, 6, 7, "in-progress", "atomic", process="p")) is Linear
     assert judge(waiting, *elsewhere, ask(3, 6, 7, "in-progress", "atomic", process="r")) is Stuck
+
+
+def test_a_record_locked_by_any_atomic_attempt_is_in_progress_where_records_have_locks() -> None:
+    done = [
+        ask(0, 0, 1, "proceed", "atomic", to_fence=5, process="p"),
+        say(1, 2, 3, 5, effects="atomic", process="p"),
+    ]
+    waiting = ask(2, 4, 9, "replay", "atomic", to_state="succeeded", to_answer="a1", process="q")
+    told = ask(3, 6, 7, "in-progress", "atomic", process="r")
+    late = ask(3, 10, 12, "in-progress", "atomic", process="r")
+
+    def locks(*operations: Operation, failed: Sequence[Operation] = (), **died: int) -> type[Finding]:
+        return type(linearize(judged([*done, *operations], failed, died, row_locks=True), NOBODY_DIED))
+
+    assert locks(waiting, told) is Linear
+    assert locks(waiting, late) is Stuck
+    assert locks(told) is Stuck
+    assert locks(told, failed=[ask(2, 4, 9, "replay", "atomic", process="q")]) is Linear
+    reused = ask(3, 6, 7, "reused", "atomic", process="r")
+    assert locks(waiting, reused) is Stuck  # of the same request: nothing explains that
+    killed = ask(2, 4, None, "", "atomic", process="q")
+    assert locks(killed, ask(3, 1000, 1001, "in-progress", "atomic", process="r"), q=5_000_000) is Linear
+    assert locks(killed, ask(3, 1010, 1011, "in-progress", "atomic", process="r"), q=5_000_000) is Stuck
+
+
+def test_an_atomic_refusal_whose_reply_was_lost_is_superseded_by_itself() -> None:
+    refused = say(1, 2, 3, 5, "refused", effects="atomic", to_settling="superseded")
+    first = ask(0, 0, 1, "proceed", "atomic", to_fence=5)
+    assert judge(first, refused, ask(2, 4, 5, "replay", "atomic", to_state="refused", to_answer="a1")) is Linear
+    assert judge(first, refused, ask(2, 4, 5, "replay", "atomic", to_state="refused", to_answer="b2")) is Stuck
+    other = [ask(2, 4, 5, "proceed", "atomic", to_fence=6), say(3, 6, 7, 6, effects="atomic")]
+    assert judge(first, refused, *other) is Linear
 
 
 # --- reports ---

@@ -7,7 +7,7 @@ explain, without the observations that are not needed for that.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,6 +16,8 @@ from semel.testing.history.reading import NEVER, Effect, History, Operation
 from semel.testing.history.standing import Standing, Terms, shown
 
 OPERATIONS_PER_KEY_MAX: Final = 2_000
+ONE_WRITER: Final = ("sqlite:", "memory:")  # stores without locks of single records
+LINGERS_NS: Final = 1_000_000_000  # how long a server may keep the transaction of somebody who is gone
 REPORTED_MAX: Final = 20  # violations that are made small and shown; the rest is counted
 
 
@@ -63,6 +65,7 @@ def check(
     one key's search may remember; ``progress`` is told how many operations of how many were judged.
     """
     terms = Terms(history.deaths_ns, history.leases_judged)
+    row_locks = any(not header.store.startswith(ONE_WRITER) for header in history.headers)
     total = history.operations
     report = Report(
         len(history.keys), total, effects=len(history.effects), processes=len(history.headers), notes=[*history.notes]
@@ -74,7 +77,8 @@ def check(
         if len(operations) > operations_per_key_max:
             report.undecided.append(f"key {key}: {len(operations)} operations, more than {operations_per_key_max}")
         else:
-            _check_key(report, key, judged(operations), terms, places_max)
+            part = judged(operations, history.failed.get(key, ()), history.deaths_ns, row_locks=row_locks)
+            _check_key(report, key, part, terms, places_max)
         done += len(operations)
         if progress is not None:
             progress(done, total)
@@ -104,34 +108,66 @@ def _told(blocked: Sequence[Operation]) -> str:
     return " nor ".join(names) or "anything"
 
 
-def judged(operations: list[Operation]) -> list[Operation]:
-    """The operations that one record must explain.
+def judged(
+    operations: list[Operation],
+    failed: Sequence[Operation] = (),
+    deaths_ns: Mapping[str, int] | None = None,
+    *,
+    row_locks: bool = False,
+) -> list[Operation]:
+    """The operations that one record must explain; ``failed`` those that certainly had no effect.
 
     A process answers for its own running ATOMIC command out of its memory, also while that one only waits for its
-    transaction. Such an "in progress" or "reused" says nothing of the record and is left out.
+    transaction. Such an "in progress" or "reused" says nothing of the record and is left out. On a store with
+    ``row_locks`` an ATOMIC attempt is told "in progress" while any other one of its key is under way: that may hold the
+    record's lock, whatever it will be told itself.
     """
     atomic = [op for op in operations if op.args.get("effects") == "atomic"]
     if not atomic:
         return operations
-    busy = _busy(atomic)
+    busy = _busy([*atomic, *failed], deaths_ns or {})
     left_out = {
         id(op)
         for op in atomic
         if op.kind == "attempt" and op.result is not None and op.result["verdict"] in ("in-progress", "reused")
-        if any(start < op.end_ns and op.start_ns < end for start, end, who in busy[op.process] if who is not op)
+        if any(
+            start < op.end_ns and op.start_ns < end
+            for start, end, who in busy
+            if who is not op and (who.process == op.process or (row_locks and op.result["verdict"] == "in-progress"))
+        )
     }
-    return [op for op in operations if id(op) not in left_out]
+    return [_softened(op) for op in operations if id(op) not in left_out]
 
 
-def _busy(atomic: list[Operation]) -> dict[str, list[tuple[int, int, Operation]]]:
-    """When each process was busy with ATOMIC attempts of this key: until the settlement, where one was granted."""
-    settled = {(op.process, op.args["fence"]): op.end_ns for op in atomic if op.kind == "settle"}
-    busy: dict[str, list[tuple[int, int, Operation]]] = defaultdict(list)
+def _softened(op: Operation) -> Operation:
+    """A refusal is stored beside its rolled back transaction; if that reply is lost, its repetition meets its own word.
+
+    It is told "superseded" then, and the answer that holds is its own. So this reply leaves open whether it wrote.
+    """
+    if op.kind != "settle" or op.args["effects"] != "atomic" or op.args["state"] != "refused" or op.result is None:
+        return op
+    return _unanswered(op, "superseded, if only by itself") if op.result["settling"] == "superseded" else op
+
+
+def _unanswered(op: Operation, why: str) -> Operation:
+    open_end = Operation(op.process, op.number, op.kind, op.key, op.by, op.start_ns, op.args)
+    open_end.gave_up = why
+    return open_end
+
+
+def _busy(atomic: list[Operation], deaths_ns: Mapping[str, int]) -> list[tuple[int, int, Operation]]:
+    """When ATOMIC attempts of this key were under way: until the settlement, where one was granted."""
+    settled = {(op.process, op.args["fence"]): op for op in atomic if op.kind == "settle"}
+    busy: list[tuple[int, int, Operation]] = []
     for op in atomic:
         if op.kind == "attempt":
             fence = None if op.result is None else op.result.get("fence")
-            end = op.end_ns if fence is None else settled.get((op.process, fence), NEVER)
-            busy[op.process].append((op.start_ns, end, op))
+            last = op if fence is None else settled.get((op.process, fence))
+            end = NEVER if last is None else last.end_ns
+            if end == NEVER:  # nobody was told; its transaction ends soon after it was given up, or its process died
+                gave_up_ns = NEVER if last is None else last.gave_up_ns
+                end = min(gave_up_ns, deaths_ns.get(op.process, NEVER)) + LINGERS_NS
+            busy.append((op.start_ns, end, op))
     return busy
 
 
@@ -174,9 +210,7 @@ def _until(operations: list[Operation], now_ns: int) -> Iterator[Operation]:
             if op.end_ns <= now_ns or op.result is None:
                 yield op
             else:
-                cut = Operation(op.process, op.number, op.kind, op.key, op.by, op.start_ns, op.args)
-                cut.gave_up = "not answered yet"
-                yield cut
+                yield _unanswered(op, "not answered yet")
 
 
 def is_observation(op: Operation) -> bool:

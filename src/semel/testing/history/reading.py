@@ -34,7 +34,19 @@ class Operation:
     ``end_ns`` is NEVER where it was not told: its process died, or ``gave_up`` says what it saw instead of an answer.
     """
 
-    __slots__ = ("args", "by", "end_ns", "gave_up", "key", "kind", "number", "process", "result", "start_ns")
+    __slots__ = (
+        "args",
+        "by",
+        "end_ns",
+        "gave_up",
+        "gave_up_ns",
+        "key",
+        "kind",
+        "number",
+        "process",
+        "result",
+        "start_ns",
+    )
 
     def __init__(self, process: str, number: int, kind: str, key: str, by: int, start_ns: int, args: Words) -> None:
         self.process = process
@@ -47,6 +59,7 @@ class Operation:
         self.args = args
         self.result: Words | None = None
         self.gave_up: str | None = None
+        self.gave_up_ns = NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,7 @@ class History:
 
     headers: list[Header] = field(default_factory=list)
     keys: dict[str, list[Operation]] = field(default_factory=lambda: defaultdict(list))
+    failed: dict[str, list[Operation]] = field(default_factory=lambda: defaultdict(list))  # without any effect
     effects: list[Effect] = field(default_factory=list)
     deaths_ns: dict[str, int] = field(default_factory=dict)  # by process
     notes: list[str] = field(default_factory=list)
@@ -188,10 +202,12 @@ def _take(
             history.keys[operation.key].append(operation)
         case "unknown":
             operation = running.pop(event["op"])
-            operation.gave_up = str(event["reason"])
+            operation.gave_up, operation.gave_up_ns = str(event["reason"]), at
             history.keys[operation.key].append(operation)
-        case "fail":
-            del running[event["op"]]  # it certainly had no effect: nothing needs to explain it
+        case "fail":  # it certainly had no effect: nothing needs to explain it
+            operation = running.pop(event["op"])
+            operation.end_ns, operation.gave_up = at, str(event["reason"])
+            history.failed[operation.key].append(operation)
         case "effect":
             history.effects.append(Effect(at_ns=at, **event))
         case "ended":

@@ -26,7 +26,7 @@ OTHER_PAYLOADS: Final = 0.03
 
 
 class HandlerFailed(Exception):
-    """What a handler raises after its effect."""
+    """What a handler raises after its effect, or where it could not be made."""
 
 
 def soak_command(key: str, effects: str, request: int = 0) -> Command:
@@ -62,7 +62,10 @@ def acting(recorder: Recorder, rng: random.Random) -> Callable[[Permit], Answer]
         story = _story(permit, recorder, rng)
         try:
             text = next(story)
-            _execute(permit.connection, text)
+            try:
+                _execute(permit.connection, text)
+            except Exception as error:  # each library has its own
+                raise HandlerFailed from error
             next(story)
         except StopIteration as end:
             answer: Answer = end.value
@@ -79,9 +82,12 @@ def acting_async(recorder: Recorder, rng: random.Random) -> Callable[[Permit], A
         story = _story(permit, recorder, rng)
         try:
             text = next(story)
-            done = _execute(permit.connection, text)
-            if isawaitable(done):
-                await done
+            try:
+                done = _execute(permit.connection, text)
+                if isawaitable(done):
+                    await done
+            except Exception as error:  # each library has its own
+                raise HandlerFailed from error
             next(story)
         except StopIteration as end:
             answer: Answer = end.value

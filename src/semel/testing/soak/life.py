@@ -6,34 +6,41 @@ import asyncio
 import contextlib
 import random
 import threading
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from semel import Answer, NothingHappened, Permit
+from semel import Answer, Command, NothingHappened, Permit
 from semel.errors import CommandError, StoreError, SupersededError
 from semel.model import Find, Resolution, State
 from semel.testing.history.engines import AsyncRecordingEngine, RecordingEngine
 from semel.testing.history.recorder import Recorder
-from semel.testing.soak.command import HandlerFailed, acting, acting_async, id_of, soak_command, windowed_commands
-from semel.testing.soak.worker import Line
+from semel.testing.soak.command import HandlerFailed, acting, acting_async, id_of, soak_command
+from semel.testing.soak.worker import Line, pause
 
 THREADS: Final = 2
 TASKS: Final = 4
 UPKEEP_EVERY: Final = 25  # commands
-# Whoever asks next asks again: nothing here depends on an answer.
+AGAIN_SECONDS: Final = 0.02  # a server that is away is not asked without a pause
+Asks = Callable[[random.Random], Iterator[Command]]
+# Nothing here depends on an answer.
 EXPECTED: Final = (CommandError, StoreError, SupersededError, NothingHappened, HandlerFailed)
 
 
-def live_sync(url: str, recorder: Recorder, worker: int, effects: str, seed: int, line: Line) -> None:
-    """Threads, for ever."""
+def live_sync(url: str, recorder: Recorder, asks: Asks, seed: str, line: Line) -> None:
+    """Threads, for ever, or until ``asks`` has no more commands."""
 
     def work(number: int) -> None:
         rng = random.Random(f"{seed}.{number}")  # noqa: S311 - chooses what to ask
-        for place, command in enumerate(windowed_commands(worker, effects, rng)):
+        for place, command in enumerate(asks(rng)):
             if place % UPKEEP_EVERY == UPKEEP_EVERY - 1:
                 with contextlib.suppress(StoreError):
                     upkeep(engine, rng)
-            with contextlib.suppress(*EXPECTED):
+            try:
                 engine.run(command, acting(recorder, rng))
+            except StoreError:
+                pause(AGAIN_SECONDS)
+            except EXPECTED:
+                pass  # whoever asks next asks again
 
     with RecordingEngine.connect(url, recorder=recorder) as engine:
         line.say("begun")
@@ -44,8 +51,8 @@ def live_sync(url: str, recorder: Recorder, worker: int, effects: str, seed: int
             thread.join()
 
 
-def live_async(url: str, recorder: Recorder, worker: int, effects: str, seed: int, line: Line) -> None:
-    """Tasks of one loop, for ever."""
+def live_async(url: str, recorder: Recorder, asks: Asks, seed: str, line: Line) -> None:
+    """Tasks of one loop, for ever, or until ``asks`` has no more commands."""
 
     async def work(engine: AsyncRecordingEngine, number: int) -> None:
         rng = random.Random(f"{seed}.{number}")  # noqa: S311 - chooses what to ask
@@ -55,9 +62,13 @@ def live_async(url: str, recorder: Recorder, worker: int, effects: str, seed: in
             await asyncio.sleep(0)
             return await act(permit)
 
-        for command in windowed_commands(worker, effects, rng):
-            with contextlib.suppress(*EXPECTED):
+        for command in asks(rng):
+            try:
                 await engine.run(command, handler)
+            except StoreError:
+                await asyncio.sleep(AGAIN_SECONDS)
+            except EXPECTED:
+                pass  # whoever asks next asks again
 
     async def main() -> None:
         async with AsyncRecordingEngine.connect(url, recorder=recorder) as engine:

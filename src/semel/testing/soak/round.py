@@ -10,6 +10,7 @@ import random
 import signal
 import time
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from semel.testing.history.check import Report, check
 from semel.testing.history.reading import NEVER, History, Operation, read_history
 from semel.testing.history.recorder import Recorder
 from semel.testing.history.timeline import violation_lines
-from semel.testing.soak.command import LEASE_SECONDS, note_committed, window
+from semel.testing.soak.command import LEASE_SECONDS, note_committed, window, windowed_commands
 from semel.testing.soak.ground import Ground, ground
 from semel.testing.soak.life import ask_everything, live_async, live_sync
 from semel.testing.soak.worker import Line, Worker, pause
@@ -134,7 +135,8 @@ class Round:
         live = live_sync if self.rng.random() < 0.5 else live_async
 
         def life(line: Line) -> None:
-            live(self.url, self._recording(number), number, self.effects, self.seed * 1000 + number, line)
+            asks = partial(windowed_commands, number, self.effects)
+            live(self.url, self._recording(number), asks, f"{self.seed}.{number}", line)
 
         worker = Worker(life)
         worker.wait_for("begun")

@@ -1,0 +1,47 @@
+"""The processes of a server: found by their own ids, killed as the kernel or an operator would."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one has started and that live."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == pid and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+def end(pids: Iterable[int], how: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to each, and wait until all are gone."""
+    waited = []
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            waited.append(os.pidfd_open(pid))
+            signal.pidfd_send_signal(waited[-1], how)
+    for process in waited:
+        select.select([process], [], [], 30)
+        os.close(process)
+
+
+def server_of(guard: int) -> int:
+    """The one process that a guard guards."""
+    (pid,) = children(guard)
+    return pid
+
+
+def crash(guard: int, how: signal.Signals = signal.SIGKILL) -> None:
+    """End a server that cannot prepare for it, with all that it has started, and its guard after it."""
+    main = server_of(guard)
+    family = [main, *children(main)]
+    end(family[:1] if how != signal.SIGKILL else family, how)
+    end([*family, guard])

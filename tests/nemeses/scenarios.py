@@ -1,0 +1,222 @@
+"""What goes wrong, server by server. Each scenario starts servers of its own, and is a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import psycopg
+import pymysql
+
+from semel.testing.nemeses.proxy import Proxy
+from semel.testing.nemeses.stage import Stage, Verdict
+from semel.testing.soak.command import LEASE_SECONDS
+from semel.testing.soak.ground import Ground, ground, migrate
+from semel.testing.soak.worker import pause
+from tests.nemeses.processes import children, crash, end, server_of
+from tests.nemeses.scripts import given, tell
+from tests.servers import mariadb, postgres, standby
+from tests.servers import redis as valkey
+from tests.servers.running import Running, stop
+
+AWAY_SECONDS: Final = 0.2
+PARTITION_SECONDS: Final = LEASE_SECONDS + 1.0
+ALWAYS: Final = ("appendonly yes", "appendfsync always")
+
+
+class Server:
+    """A server of one scenario, behind a proxy or not, and what is done to it."""
+
+    def __init__(self, store: str, folder: Path, setting: str) -> None:
+        self.store = store
+        self.folder = folder
+        self.home = folder / "server"
+        self.home.mkdir()
+        match store:
+            case "postgresql" | "asyncpg":
+                self.running = postgres.start(self.home)
+            case "mariadb":
+                self.running = mariadb.start(self.home)
+            case _:
+                self.settings = (
+                    ALWAYS if setting == "always" else (f"appendonly {'no' if setting == 'none' else 'yes'}",)
+                )
+                self.running = valkey.start(self.home, *self.settings)
+        self.forgets = store == "redis" and setting == "none"
+
+    def url(self, port: int | None = None) -> str:
+        """How to reach it, by its own port or by a proxy's."""
+        port = port or self.running.port
+        match self.store:
+            case "postgresql":
+                return f"postgresql://postgres@127.0.0.1:{port}/postgres"
+            case "asyncpg":
+                return f"postgresql+asyncpg://postgres@127.0.0.1:{port}/postgres"
+            case "mariadb":
+                return f"mysql://root@127.0.0.1:{port}/semel"
+            case _:
+                return f"redis://127.0.0.1:{port}/0" + ("?persistence=none" if self.forgets else "")
+
+    def crash(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """End it without its knowing."""
+        crash(self.running.pid, how)
+
+    def resume(self) -> None:
+        """Start it again on what it has left."""
+        port = self.running.port
+        match self.store:
+            case "postgresql" | "asyncpg":
+                (self.home / "data" / "postmaster.pid").unlink(missing_ok=True)
+                self.running = postgres.resume(self.home, port)
+            case "mariadb":
+                self.running = mariadb.resume(self.home, port)
+            case _:
+                self.running = valkey.start(self.home, *self.settings, port=port)
+
+
+def server_killed(stage: Stage, server: Server, how: signal.Signals = signal.SIGKILL) -> Verdict:
+    """All processes of the server, at once; then it is started again on its folder."""
+
+    def nemesis() -> None:
+        server.crash(how)
+        pause(AWAY_SECONDS)
+        server.resume()
+        if server.forgets:
+            migrate(stage.ground.url)  # its identity is gone as well: an operator would begin anew
+
+    return stage.play(nemesis)
+
+
+def backend_killed(stage: Stage, server: Server) -> Verdict:
+    """One process that serves a worker: PostgreSQL ends all of them, and recovers by itself."""
+
+    def nemesis() -> None:
+        postmaster = server_of(server.running.pid)
+        before = set(children(postmaster))
+        with psycopg.connect(postgres.conninfo(server.running), autocommit=True) as connection:
+            row = connection.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'semel'").fetchone()
+        assert row is not None
+        end([row[0]])
+        valkey.eventually(lambda: not before & set(children(postmaster)) and _answers(server.running))
+
+    return stage.play(nemesis)
+
+
+def _answers(running: Running) -> bool:
+    try:
+        with psycopg.connect(postgres.conninfo(running), connect_timeout=2):
+            return True
+    except psycopg.OperationalError:
+        return False
+
+
+def connections_killed(stage: Stage, server: Server) -> Verdict:
+    """An operator ends every connection of Semel, some times."""
+
+    def nemesis() -> None:
+        for _ in range(5):
+            with closing(mariadb.connect(server.running.port)) as connection:
+                cursor = connection.cursor()
+                cursor.execute("SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND db <> ''")
+                for (id,) in cursor.fetchall():
+                    with suppress(pymysql.OperationalError):  # gone by itself
+                        cursor.execute(f"KILL {id}")
+            pause(0.1)
+
+    return stage.play(nemesis)
+
+
+def lost_replies(folder: Path, server: Server, effects: str, seed: int) -> Verdict:
+    """A network that swallows every twentieth reply, and now and then a request; each ends its connection."""
+    with Proxy(server.running.port, seed=seed) as proxy:
+        place = ground(server.url(), folder, seed)
+        through = ground(server.url(proxy.port), folder, seed).url
+
+        def nemesis() -> None:
+            proxy.lose(0.05, 0.01)
+            pause(2.5)
+            proxy.lose(0.0)
+
+        verdict = Stage(folder, place, effects, seed=seed, urls=[through] * 2).play(nemesis)
+        verdict.more["lost"] = dict(proxy.lost())
+    return verdict
+
+
+def partition(folder: Path, server: Server, effects: str, seed: int) -> Verdict:
+    """Two of four workers hear nothing of the server for longer than a lease; what they had said arrives afterwards."""
+    with Proxy(server.running.port, seed=seed) as proxy:
+        place = ground(server.url(), folder, seed)
+        through = ground(server.url(proxy.port), folder, seed).url
+
+        def nemesis() -> None:
+            proxy.stop()
+            pause(PARTITION_SECONDS)
+            proxy.go_on()
+
+        return Stage(folder, place, effects, seed=seed, urls=[through, through, place.url, place.url]).play(nemesis)
+
+
+def failover(folder: Path, server: Server, effects: str, seed: int, *, synchronous: bool, lag: bool) -> Verdict:
+    """The primary is killed, its standby promoted; ``lag``: the standby was cut off shortly before."""
+    with Proxy(server.running.port) as wire, Proxy(server.running.port) as front:
+        follower = standby.start(server.folder / "standby", server.running, through=wire.port)
+        if synchronous:
+            standby.demand(server.running)
+
+        def nemesis() -> None:
+            if lag:
+                wire.stop()
+                pause(0.7)
+            server.crash()
+            standby.promote(follower)
+            front.aim(follower.port)
+
+        try:
+            return Stage(folder, ground(server.url(front.port), folder, seed), effects, seed=seed).play(nemesis)
+        finally:
+            stop(follower)
+
+
+def main() -> None:
+    options: dict[str, Any] = given()
+    folder, name, effects, seed = Path(options["folder"]), options["name"], options["effects"], options["seed"]
+    os.environ.setdefault("SEMEL_TEST_OWNER", str(os.getpid()))
+    # The servers refuse root, and their users may not enter a folder of pytest's; the histories stay there.
+    with TemporaryDirectory(prefix="semel-nemesis-", ignore_cleanup_errors=True) as home:
+        Path(home).chmod(0o755)
+        server = Server(options["store"], Path(home), options.get("setting", ""))
+        try:
+            verdict = SCENARIOS[name](folder, server, effects, seed)
+        finally:
+            stop(server.running)
+    tell(verdict.words())
+
+
+def _on_stage(scenario: Callable[[Stage, Server], Verdict]) -> Callable[[Path, Server, str, int], Verdict]:
+    def play(folder: Path, server: Server, effects: str, seed: int) -> Verdict:
+        place: Ground = ground(server.url(), folder, seed)
+        return scenario(Stage(folder, place, effects, seed=seed), server)
+
+    return play
+
+
+SCENARIOS: Final[dict[str, Callable[[Path, Server, str, int], Verdict]]] = {
+    "server killed": _on_stage(server_killed),
+    "immediate stop": _on_stage(lambda stage, server: server_killed(stage, server, signal.SIGQUIT)),
+    "backend killed": _on_stage(backend_killed),
+    "connections killed": _on_stage(connections_killed),
+    "lost replies": lost_replies,
+    "partition": partition,
+    "synchronous standby": lambda *given: failover(*given, synchronous=True, lag=False),
+    "synchronous standby, cut off": lambda *given: failover(*given, synchronous=True, lag=True),
+    "asynchronous standby, cut off": lambda *given: failover(*given, synchronous=False, lag=True),
+}
+
+
+if __name__ == "__main__":
+    main()
