@@ -12,6 +12,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import pytest
+from fastapi import Depends, FastAPI
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,10 +20,12 @@ from starlette.routing import Mount, Route
 
 from semel import AsyncEngine, Engine, Permit, Policy
 from semel.functions import command
+from semel.integrations.fastapi import Semel
 from semel.testing.idempotent import (
     Case,
     FunctionTarget,
     NotIdempotent,
+    NotTriedWarning,
     Report,
     Spy,
     assert_idempotent,
@@ -142,12 +145,13 @@ def test_an_async_function_within_its_own_loop(provider: Provider) -> None:
 
 
 def test_a_function_whose_engine_is_not_given(engine: Engine, provider: Provider) -> None:
-    report = assert_idempotent(
-        good.function(engine, provider, Policy()),
-        arguments={"amount": 5},
-        other_caller={"caller": "bob"},
-        effects=provider.charges,
-    )
+    with pytest.warns(NotTriedWarning, match=r"before_the_effect, failure_after_the_effect, expired_key: the store"):
+        report = assert_idempotent(
+            good.function(engine, provider, Policy()),
+            arguments={"amount": 5},
+            other_caller={"caller": "bob"},
+            effects=provider.charges,
+        )
     assert [each.check for each in report.not_tried] == [
         "failure_before_the_effect",
         "failure_after_the_effect",
@@ -197,7 +201,7 @@ def served(app: Any) -> Iterator[str]:
 
 def test_a_running_server(engine: Engine, provider: Provider) -> None:
     headers = {"Content-Type": "application/json"}
-    with served(good.flask_app(engine, provider)) as url:
+    with served(good.flask_app(engine, provider)) as url, pytest.warns(NotTriedWarning, match="out of reach; give the"):
         report = assert_idempotent(
             url, "POST /payments", **PAY, headers=headers, effects=provider.charges, single_caller=True
         )
@@ -240,7 +244,26 @@ def test_a_request_with_several_effects(memory: AsyncEngine, provider: Provider)
     app = good.starlette_app(memory, provider)
     report = assert_idempotent(app, "POST /payments", **PAY, effects=lambda: 3 * len(provider.charges))
     everything(report)
-    assert "one request counts as 3 effects; that is taken for once" in report.remarks
+    assert any("grew the effect counter by 3; that is taken for once" in remark for remark in report.remarks)
+
+
+def test_a_part_of_the_effect_outside_of_the_claim_is_told_as_counts(provider: Provider) -> None:
+    """The tutorial's own fault: a charge in a dependency, beside the one in the handler."""
+    app, semel = FastAPI(), Semel(AsyncEngine.connect("memory://"), caller=single_caller)
+
+    @app.post("/payments", dependencies=[Depends(lambda: provider.charge(0))])
+    @semel.command("payments.create", effects="external")
+    async def pay(payment: dict[str, int]) -> int:
+        return provider.charge(payment["amount"])
+
+    semel.install(app)
+    report = check_idempotent(app, "POST /payments", **PAY, effects=provider.charges)
+    said = report.text()
+    assert "0.5 times" not in said
+    [retry] = [each for each in report.findings if each.check == "same_key_and_payload_replays"]
+    assert "the counter grew by 1 again; a normal request grows it by 2" in retry.came
+    assert "a part of the effect stands outside of what is protected" in retry.change
+    assert any("the first request grew the effect counter by 2" in remark for remark in report.remarks)
 
 
 def test_payloads_that_must_differ_from_command_to_command(memory: AsyncEngine, provider: Provider) -> None:

@@ -8,7 +8,7 @@ from semel.testing.idempotent.case import Case, Request
 from semel.testing.idempotent.counting import Spy, rows
 from semel.testing.idempotent.function_target import FunctionTarget
 from semel.testing.idempotent.reply import Reply
-from semel.testing.idempotent.report import CannotRun, Finding, NotIdempotent, Report
+from semel.testing.idempotent.report import CannotRun, Finding, NotIdempotent, NotTriedWarning, Report
 from semel.testing.idempotent.target import Fate, Target
 from semel.testing.idempotent.url_target import UrlTarget
 from semel.testing.idempotent.wsgi_target import WsgiTarget
@@ -21,6 +21,7 @@ __all__ = [
     "Finding",
     "FunctionTarget",
     "NotIdempotent",
+    "NotTriedWarning",
     "Reply",
     "Report",
     "Request",

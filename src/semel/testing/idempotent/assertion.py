@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from typing import Any
 
 from semel.errors import ConfigurationError
 from semel.testing.idempotent.case import Case, Effects
 from semel.testing.idempotent.checks import CHECKS, run_checks, run_sync
-from semel.testing.idempotent.report import CannotRun, NotIdempotent, Report
+from semel.testing.idempotent.report import CannotRun, NotIdempotent, NotTriedWarning, Report
 
 
 def check_idempotent(
@@ -38,6 +39,9 @@ def assert_idempotent(
         effects: what counts the effect: a function, or something with a length.
         options: the other parameters of :class:`~semel.testing.idempotent.Case`.
 
+    Warns with NotTriedWarning where something was not tried because the test has not given what it needs, such as
+    ``other_caller``.
+
     Raises NotIdempotent with the report; CannotRun where the test itself cannot be run, with the remedy;
     ConfigurationError for parameters that make no sense.
 
@@ -55,10 +59,7 @@ def assert_idempotent(
     >>> engine.close()
     """
     __tracebackhide__ = True
-    report = check_idempotent(target, request, effects=effects, **options)
-    if not report.ok:
-        raise NotIdempotent(report)
-    return report
+    return _asserted(check_idempotent(target, request, effects=effects, **options))
 
 
 async def assert_idempotent_async(
@@ -76,9 +77,15 @@ async def assert_idempotent_async(
             "Semel's async engine runs on asyncio, and this test does not",
             "run it on asyncio: with anyio, let the fixture anyio_backend return 'asyncio'",
         ) from None
-    report = await run_checks(target, _case(request, effects, options), tuple(CHECKS), strict=False)
+    return _asserted(await run_checks(target, _case(request, effects, options), tuple(CHECKS), strict=False))
+
+
+def _asserted(report: Report) -> Report:
+    __tracebackhide__ = True
     if not report.ok:
         raise NotIdempotent(report)
+    if report.not_tried:
+        warnings.warn(NotTriedWarning(report.untried()), stacklevel=3)
     return report
 
 

@@ -27,7 +27,7 @@ async def failure_before_the_effect(probe: Probe) -> None:
         probe.find(
             check,
             "the request; the process died after the claim, before the handler",
-            f"{probe.times(command.grown)} all the same",
+            f"{probe.times(command.grown, 'all the same')}",
             "something is done before the key is reserved: it is done again at every retry",
             "move the effect into the handler, below the claim; a dependency or a middleware runs before it",
         )
@@ -45,7 +45,7 @@ async def failure_after_the_effect(probe: Probe) -> None:
         probe.find(
             check,
             "the request; the process died before the transaction was committed",
-            f"{probe.times(command.grown)} all the same",
+            f"{probe.times(command.grown, 'all the same')}",
             "the effect is not in the transaction of the record: after a crash it stands, and the retry does it again",
             "write on permit.connection and never commit it yourself; calls of other systems are not atomic: declare "
             "them 'external' or 'idempotent'",
@@ -80,7 +80,7 @@ async def _retries(probe: Probe, check: str, command: Attempted, when: str, *, s
         probe.need_clocks().advance(policy.lease_seconds + 1)
         late = await command.send()
     sent = f"the request; the process died {when}; a retry at once, and one when the lease had lapsed"
-    came = f"{live.text()}, then {late.text()}; {probe.times(command.grown)} in all"
+    came = f"{live.text()}, then {late.text()}; {probe.times(command.grown, 'in all')}"
     atomic = policy.effects is Effects.ATOMIC
     if not atomic and (live.came is not Came.IN_PROGRESS or early):
         probe.find(
@@ -163,7 +163,7 @@ async def expired_key(probe: Probe) -> None:
     probe.find(
         check,
         f"the same request with the same key, {probe.policy.answer_seconds:g} seconds after its answer",
-        f"{reply.text()}; {probe.times(command.last)} again",
+        f"{reply.text()}; {probe.times(command.last, 'again')}",
         "a queue that was stuck over the weekend pays everything again"
         if command.last
         else "the client is not told that its answer has expired, and cannot know what to do",

@@ -118,7 +118,7 @@ async def invalid_key_refused(probe: Probe) -> None:
         probe.find(
             check,
             "keys that are none",
-            f"{'; '.join(taken)}; {probe.times(grown)} in all",
+            f"{'; '.join(taken)}; {probe.times(grown, 'in all')}",
             "the client is told that its key is none, and the money has moved"
             if not any(reply.done for reply in replies)
             else "a key that your storage cuts off or your proxy cleans up meets another one: somebody gets a "
@@ -167,7 +167,7 @@ async def same_key_and_payload_replays(probe: Probe) -> None:
 
 def _is_replay(probe: Probe, attempt: str, command: Attempted, original: Reply, reply: Reply) -> bool:
     check, sent = "same_key_and_payload_replays", f"the same request a {attempt} time, with the same key"
-    came = f"{reply.text()}; {probe.times(command.last)} again" if command.last else reply.text()
+    came = f"{reply.text()}; {probe.times(command.last, 'again')}" if command.last else reply.text()
     if command.last and reply.replay:
         means = "the answer is a replay, and yet something was done again: every retry costs money that no answer shows"
         change = "move the effect into the handler, below the claim"
@@ -181,7 +181,7 @@ def _is_replay(probe: Probe, attempt: str, command: Attempted, original: Reply, 
         means = "the command was done, and its retry is not told so: the client does not know what it bought"
         change = "let the first answer be stored: a 2xx, smaller than answer_bytes_max"
     elif not reply.same_answer(original):
-        came = f"{_difference(original, reply)}; {probe.times(0)} again"
+        came = f"{_difference(original, reply)}; {probe.times(0, 'again')}"
         means = "client and retry believe different things about one payment"
         change = "store the first answer and give it again, instead of making a new one"
     elif probe.known and reply.replay is False and probe.case.request:
@@ -326,7 +326,7 @@ async def timeout_then_retry_gives_the_final_result(probe: Probe) -> None:
     if reply.done and command.grown == probe.unit:
         return
     sent = "the request; the client went away before the answer, and asked again with the same key"
-    came = f"{reply.text()}; {probe.times(command.grown)} in all"
+    came = f"{reply.text()}; {probe.times(command.grown, 'in all')}"
     if command.grown > probe.unit:
         means, change = "a lost answer is paid twice", "store the answer before it is sent, and replay it"
     else:

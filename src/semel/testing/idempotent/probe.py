@@ -134,11 +134,16 @@ class Probe:
         if text not in self.remarks:
             self.remarks.append(text)
 
-    def times(self, grown: int) -> str:
-        """How often the effect happened, in words."""
-        count = grown / max(self.unit, 1)
-        number = "not" if grown == 0 else "once" if count == 1 else "twice" if count == 2 else f"{count:g} times"
-        return f"the effect happened {number}" if grown else "the effect did not happen"
+    def times(self, grown: int, how: str = "") -> str:
+        """How often the effect happened, in words; as counts where one request counts more than once. ``how``: such as
+        "again"."""
+        how = f" {how}" if how else ""
+        if not grown:
+            return f"the effect did not happen{how}"
+        if self.unit > 1:
+            return f"the counter grew by {grown}{how}; a normal request grows it by {self.unit}"
+        number = "once" if grown == 1 else "twice" if grown == 2 else f"{grown} times"
+        return f"the effect happened {number}{how}"
 
     def need_engine(self) -> None:
         """Raises NotGiven where no crash can be simulated."""
@@ -179,7 +184,10 @@ class Probe:
             )
         self.unit = command.grown
         if self.unit > 1:
-            self.remark(f"one request counts as {self.unit} effects; that is taken for once")
+            self.remark(
+                f"the first request grew the effect counter by {self.unit}; that is taken for once. If one request has "
+                "one effect, then something does it, or counts it, more than once: look outside of what is protected"
+            )
         self.first = reply
         self.cause = self._cause(await command.send(), command.last)
         return reply
@@ -212,8 +220,9 @@ class Probe:
         if not grown:
             return ""
         if retry.replay:
+            part = "the effect" if grown >= self.unit else "a part of the effect"
             return (
-                "the effect stands outside of what is protected, before the claim: in a dependency, a middleware or a "
+                f"{part} stands outside of what is protected, before the claim: in a dependency, a middleware or a "
                 "signal. Move it into the handler, below @semel.command"
             )
         if self.makes_keys:

@@ -69,6 +69,14 @@ class Report:
             lines += [_labelled("remark", remark) for remark in self.remarks]
         return "\n".join(lines)
 
+    def untried(self) -> str:
+        """What was not tried, and what to give so that it is; empty where everything was."""
+        checks: dict[str, list[str]] = {}
+        for each in self.not_tried:
+            checks.setdefault(each.reason, []).append(each.check)
+        reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in checks.items())
+        return f"{self.request} of {self.target}: not everything was tried. {reasons}" if reasons else ""
+
     def _headline(self) -> str:
         if self.ok:
             return "is safe to retry, as far as it was tried"
@@ -85,6 +93,13 @@ class NotIdempotent(AssertionError):
     def __init__(self, report: Report) -> None:
         super().__init__(report.text())
         self.report = report
+
+
+class NotTriedWarning(UserWarning):
+    """The target is safe to retry as far as it was tried, and something was not tried; the text says what to give.
+
+    With ``filterwarnings = ["error::semel.testing.idempotent.NotTriedWarning"]`` it fails the test.
+    """
 
 
 class CannotRun(AssertionError):
