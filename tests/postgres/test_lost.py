@@ -93,3 +93,26 @@ def test_what_is_lost_before_the_commit_leaves_nothing_or_all(
     assert time.monotonic() - begun < 10 * PATIENCE_SECONDS
     assert len(ran) <= 1
     ends_well(fellow, outside, relay)
+
+
+@pytest.mark.parametrize("step", ["UPDATE semel_record AS r SET", "pg_try_advisory_xact_lock(w.lock)"])
+def test_a_refusal_whose_own_transaction_meets_silence_is_given_up_in_time(
+    fellow: Fellow, outside: Outside, relay: Relay, step: str
+) -> None:
+    """It is claimed and settled in one transaction, of which the engine waits for no ROLLBACK either."""
+    refused = Answer(409, (), b"out of stock")
+
+    async def handler(permit: Permit, db: Writes) -> Answer:
+        relay.lose("both", step)
+        return refused
+
+    began = time.monotonic()
+    with pytest.raises(StoreError):
+        fellow.run(WHAT, handler)
+    assert time.monotonic() - began < 10 * PATIENCE_SECONDS
+    relay.cut()
+
+    async def again(permit: Permit, db: Writes) -> Answer:
+        return refused
+
+    assert fellow.run(WHAT, again, wait_seconds=10).answer == refused

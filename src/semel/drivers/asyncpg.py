@@ -24,6 +24,7 @@ from semel.stores.statements import Query, Script, Together
 
 T = TypeVar("T")
 
+_SAID: Final = (asyncpg.PostgresError, asyncpg.DataError, SemelError)  # the connection stands: somebody refused
 PLANNING: Final = {
     "plan_cache_mode": "force_custom_plan",
     "enable_seqscan": "off",
@@ -185,7 +186,7 @@ def _is_sound(taken: _Taken, error: BaseException) -> bool:
     """Whether the connection may be used again after this error."""
     if taken.unreplicated or taken.connection.is_closed() or is_lost(error):
         return False
-    return isinstance(error, (asyncpg.PostgresError, asyncpg.DataError, SemelError))
+    return isinstance(error, _SAID)
 
 
 def told(error: BaseException) -> BaseException:
@@ -225,7 +226,7 @@ async def _perform(connection: Any, flow: Flow[T], server: Server) -> T:
             await connection.execute("COMMIT")
         result: T = stop.value
         return result
-    except BaseException:
+    except _SAID:  # after anything else the connection is ended, and the transaction with it
         if together and not connection.is_closed():
             with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
                 await connection.execute("ROLLBACK")

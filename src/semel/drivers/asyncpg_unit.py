@@ -99,7 +99,8 @@ class AsyncpgUnit:
 
     async def _begin_again(self) -> None:
         try:
-            await self._transaction.rollback()
+            async with asyncio.timeout(self._pool.server.patience_seconds):
+                await self._transaction.rollback()
             self._transaction = self._raw.transaction()
             await self.begin()
         except (*_LOST, TimeoutError) as error:
