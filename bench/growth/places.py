@@ -138,10 +138,11 @@ class SqlitePlace:
 
     def sizes(self) -> Sizes:
         with closing(sqlite3.connect(self._file)) as connection:
+            # Pages, not pgsize: its sum is a number of 32 bits in SQLite 3.40.
             found = dict(
                 connection.execute(
-                    "SELECT name, sum(pgsize) FROM dbstat WHERE aggregate = 1 AND name IN"
-                    " (SELECT name FROM sqlite_master WHERE tbl_name = 'semel_record') GROUP BY name"
+                    "SELECT name, pageno * (SELECT page_size FROM pragma_page_size) FROM dbstat WHERE aggregate = 1"
+                    " AND name IN (SELECT name FROM sqlite_master WHERE tbl_name = 'semel_record')"
                 )
             )
         return Sizes(self.rows(), found.pop("semel_record"), found)
