@@ -142,6 +142,183 @@ CAPABILITIES: Final[Mapping[str, str]] = {
 }
 
 
+class Cell(NamedTuple):
+    """What becomes of what was acknowledged, and the tests that show it; none where it rests on others' word."""
+
+    says: str
+    tests: tuple[str, ...] = ()
+
+
+class Setting(NamedTuple):
+    """A store under one setting: a name of ``STORES``, the setting, and a cell for each of ``EVENTS``."""
+
+    store: str
+    setting: str
+    cells: tuple[Cell, ...]
+
+
+EVENTS: Final = (
+    "your process dies",
+    "the server's process dies",
+    "its host loses power",
+    "a standby or replica takes over",
+    "it is full",
+)
+_NEMESES: Final = "tests/nemeses/test_nemeses.py::test_nothing_is_broken"
+_LOSING: Final = "tests/nemeses/test_nemeses.py::test_the_predicted_loss_is_found"
+_KILLS: Final = "tests/nemeses/test_kills.py::test_five_hundred_kills"
+_NONE: Final = Cell("–")
+_KEPT: Final = Cell("kept", (_KILLS,))
+_DISK: Final = Cell("kept, if the disk keeps its word")
+_NOT_STARTED: Final = "EXTERNAL does not start"
+_REDIS_FULL: Final = Cell(
+    "claims are refused, settlements taken",
+    ("tests/redis/test_bad_servers.py::test_a_full_server_refuses_claims_and_takes_settlements",),
+)
+_REDIS_OVER: Final = Cell("**lost**: what had not arrived; not promised")
+SETTINGS: Final = (
+    Setting("memory", "", (Cell("**lost**, all of it", ("the_store_is_what_it_declares",)), *[_NONE] * 4)),
+    Setting(
+        "SQLite",
+        "`synchronous=FULL` (default)",
+        (
+            Cell("kept", ("tests/crash/test_kill.py::test_kills",)),
+            _NONE,
+            _DISK,
+            _NONE,
+            Cell("new commands are refused", ("tests/crash/test_files.py::test_a_full_disk",)),
+        ),
+    ),
+    Setting(
+        "SQLite",
+        "`synchronous=NORMAL`",
+        (Cell("kept"), _NONE, Cell("**lost**: the last commits"), _NONE, Cell("new commands are refused")),
+    ),
+    Setting(
+        "PostgreSQL",
+        "defaults; a synchronous standby, if there is one",
+        (_KEPT, Cell("kept", (_NEMESES,)), _DISK, Cell("kept", (_NEMESES,)), Cell("refused; not tested")),
+    ),
+    Setting(
+        "PostgreSQL",
+        "an asynchronous standby",
+        (
+            Cell("kept"),
+            Cell("kept"),
+            _DISK,
+            Cell("**lost**: what had not arrived", (_LOSING,)),
+            Cell("refused; not tested"),
+        ),
+    ),
+    Setting(
+        "PostgreSQL",
+        "`synchronous_commit = off`",
+        (
+            Cell("kept"),
+            Cell(
+                f"**lost**: the last commits; {_NOT_STARTED}",
+                ("tests/cli/test_doctor_servers.py::test_a_role_that_does_not_wait_for_its_commits_forgets",),
+            ),
+            Cell("**lost**: the last commits"),
+            Cell("**lost**: what had not arrived"),
+            Cell("refused; not tested"),
+        ),
+    ),
+    Setting(
+        "MariaDB",
+        "`innodb_flush_log_at_trx_commit=1` (default)",
+        (
+            _KEPT,
+            Cell(
+                "kept",
+                (
+                    _NEMESES,
+                    "tests/mariadb/test_faults.py::test_a_killed_server_is_found_again_with_all_that_was_acknowledged",
+                ),
+            ),
+            _DISK,
+            Cell("**lost**: what had not arrived; not tested"),
+            Cell("refused; not tested"),
+        ),
+    ),
+    Setting(
+        "MariaDB",
+        "`=2`",
+        (
+            Cell("kept"),
+            Cell("kept"),
+            Cell("**lost**: the last second"),
+            Cell("**lost**: what had not arrived"),
+            Cell("refused; not tested"),
+        ),
+    ),
+    Setting(
+        "MariaDB",
+        "`=0`",
+        (
+            Cell("kept"),
+            Cell(
+                f"**lost**: the last second; {_NOT_STARTED}",
+                ("tests/mariadb/test_settings.py::test_a_server_is_asked_for_its_real_settings",),
+            ),
+            Cell("**lost**: the last second"),
+            Cell("**lost**: what had not arrived"),
+            Cell("refused; not tested"),
+        ),
+    ),
+    Setting(
+        "Redis, Valkey",
+        "`appendonly yes`, `appendfsync always`",
+        (_KEPT, Cell("kept", (_NEMESES,)), _DISK, _REDIS_OVER, _REDIS_FULL),
+    ),
+    Setting(
+        "Redis, Valkey",
+        "`appendonly yes`, `appendfsync everysec`",
+        (
+            Cell("kept"),
+            Cell(
+                "kept",
+                (_NEMESES, "tests/redis/test_bad_servers.py::test_a_server_that_was_killed_remembers_what_it_wrote"),
+            ),
+            Cell("**lost**: the last second or two"),
+            _REDIS_OVER,
+            _REDIS_FULL,
+        ),
+    ),
+    Setting(
+        "Redis, Valkey",
+        "`appendonly no`",
+        (
+            Cell("kept"),
+            Cell(
+                f"**lost**, all of it; {_NOT_STARTED}",
+                (
+                    _LOSING,
+                    "tests/redis/test_settings.py::test_a_server_that_forgets_is_refused_for_external_operations",
+                ),
+            ),
+            Cell("**lost**, all of it"),
+            _REDIS_OVER,
+            _REDIS_FULL,
+        ),
+    ),
+    Setting(
+        "Redis, Valkey",
+        "`maxmemory` and a policy that evicts",
+        (
+            Cell("kept"),
+            Cell("as above"),
+            Cell("as above"),
+            _REDIS_OVER,
+            Cell(
+                f"**lost**: what the server drops; {_NOT_STARTED}",
+                ("tests/redis/test_settings.py::test_eviction_forgets_and_a_replica_is_unusable",),
+            ),
+        ),
+    ),
+)
+
+
 # --- commands and records to ask the rules about ----------------------------------------------
 
 
@@ -275,10 +452,33 @@ def capabilities() -> str:
     return table(("", *STORES), rows)
 
 
+def settings() -> str:
+    """What each store under each setting keeps. Raises LookupError where a store's declaration says otherwise."""
+    rows = []
+    for found in SETTINGS:
+        declared = STORES[found.store]
+        if declared.survives_process_crash is not found.cells[0].says.startswith("kept"):
+            raise LookupError(f"{found.store} declares something else about a process that dies")
+        if declared.survives_server_crash and not any(
+            each.cells[1].says.startswith(("kept", "–")) for each in SETTINGS if each.store == found.store
+        ):
+            raise LookupError(f"{found.store} declares to survive its server, and no setting here does")
+        assert len(found.cells) == len(EVENTS)
+        rows.append((f"**{found.store}** {found.setting}".strip(), *(_cell(cell) for cell in found.cells)))
+    return table(("what was acknowledged, when", *EVENTS), iter(rows))
+
+
+def _cell(cell: Cell) -> str:
+    """A cell with a link to each of its tests: their names are long, and the table has six columns."""
+    shown = [_test(name) for name in cell.tests]
+    links = " ".join(f"[test]({link.rpartition('](')[2]}" for link in shown)
+    return f"{cell.says} {links}".strip()
+
+
 def guarantees() -> str:
     """The page of promises."""
     text = (DOCS / "guarantees.md.in").read_text("utf-8")
-    for make in (situations, ends, invariants, capabilities):
+    for make in (situations, ends, invariants, capabilities, settings):
         mark = f"{{{{{make.__name__}}}}}"
         if text.count(mark) != 1:
             raise LookupError(f"guarantees.md.in must have {mark} once")

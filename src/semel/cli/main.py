@@ -16,6 +16,7 @@ from semel.cli import (
     doctor,
     explaining,
     exporting,
+    moving,
     purge,
     records,
     schema,
@@ -51,6 +52,7 @@ _GROUPS: Final = (
     doctor,
     checking,
     exporting,
+    moving,
     completion,
 )
 

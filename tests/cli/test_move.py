@@ -1,0 +1,312 @@
+"""`semel move`: after it, every key meets in the other store what it would have met in the first."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from semel import Answer, Command, Engine, Permit, Policy
+from semel.cli.main import main
+from semel.cli.moved import Mover
+from semel.cli.moving import copy, look
+from semel.drivers.sqlite import SqliteDriver
+from semel.engine.connect import sqlite_backend
+from semel.errors import StoreUnavailable
+from semel.model import InProgress, Record, Replay, Resolution, State, Verdict
+from semel.rules.classify import Outcome, Refused, Released, Succeeded, Unprovable
+from semel.rules.identity import derived_key
+from semel.testing.attempts import bits
+from semel.testing.clock import SettableClock
+from tests.engine.shells import MADE, SCOPE
+from tests.servers import mariadb, postgres, redis
+from tests.servers.running import stop
+
+Capture = pytest.CaptureFixture[str]
+SCHEMA = f"{postgres.schema()}_move"
+NOTHING = Released("refused before anything", proven=True)
+DOUBT = Unprovable("timeout")
+WHOLE = Answer(
+    200, ((b"content-type", b"application/octet-stream"), (b"link", b"<a>"), (b"link", b"<b>")), bytes(range(256))
+)
+STORIES: dict[str, tuple[Outcome, ...]] = {
+    "made": (Succeeded(MADE),),
+    "whole": (Succeeded(WHOLE),),
+    "no status": (Succeeded(Answer(None, (), "é".encode())),),
+    "refused": (Refused(Answer(409, (), b"sold out")),),
+    "nothing": (NOTHING,),
+    "unknown": (DOUBT,),
+    "made at last": (DOUBT, DOUBT, Succeeded(MADE)),
+    "nothing at last": (DOUBT, NOTHING),
+    "unknown again": (DOUBT, DOUBT),
+    "idempotent": (Succeeded(MADE),),
+    "idempotent nothing": (NOTHING,),
+    "idempotent refused": (DOUBT, Refused(Answer(404, (), b""))),
+    "expired": (Succeeded(MADE),),
+    "taken for new": (DOUBT, Succeeded(MADE)),
+}
+"""A key, and how its executions end; one that is unknown and not the last was settled as "did not happen"."""
+
+
+def command(key: str) -> Command:
+    options: dict[str, Any] = {"effects": "idempotent" if key.startswith("idempotent") else "external"}
+    if key in ("expired", "taken for new"):
+        options |= {"answer_seconds": 10, "after_expiry": "new" if key == "taken for new" else "refuse"}
+    return Command(SCOPE, key, bits("request", len(key), size=32), "1.tests", Policy.of(**options))
+
+
+def told(engine: Engine, key: str, outcomes: tuple[Outcome, ...]) -> None:
+    """Let a command's executions end so."""
+    for number, outcome in enumerate(outcomes, start=1):
+        permit = engine.claim(command(key))
+        assert isinstance(permit, Permit)
+        permit.result("payment", f"p-{key}")
+        engine.settle(permit, outcome)
+        if outcome is DOUBT and number < len(outcomes):
+            word = Resolution(permit.grant.id, permit.grant.fence, False, None, "me", "asked", True)
+            engine.perform("resolve", lambda word=word: engine.store.resolve(word))  # type: ignore[misc]
+
+
+def row(engine: Engine, key: str) -> Record | None:
+    id = engine.core.attempt(command(key)).id
+    return engine.perform("read", lambda: engine.store.read((id,)))[0]
+
+
+def meets(engine: Engine, key: str) -> Verdict | str | None:
+    """What the next attempt meets; where it would run, under which derived key."""
+    claim = engine.core.attempt(command(key))
+    [verdict] = engine.perform("look", lambda: engine.store.look([claim]))
+    if verdict is not None:
+        return verdict
+    found = row(engine, key)
+    again = found is not None and found.answer_until is not None and found.state == State.SUCCEEDED
+    return None if found is None else derived_key(found.id, found.generation + again, "charge", 0)
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> str:
+    """A store with all the stories, a minute old, so that short answers are over."""
+    url = f"sqlite:///{tmp_path / 'first.db'}"
+    with closing(Engine.connect(url)) as engine:
+        engine.migrate()
+    clock = SettableClock(time.time_ns() // 1000 - 60_000_000)
+    with Engine(sqlite_backend(SqliteDriver(url[10:], clock=clock))) as engine:
+        for key, outcomes in STORIES.items():
+            clock.advance(1_000)
+            told(engine, key, outcomes)
+    return url
+
+
+def fresh(url: str) -> str:
+    """A store that is migrated and empty."""
+    with closing(Engine.connect(url)) as engine:
+        engine.migrate()
+        engine.open()
+        assert engine.perform("counts", engine.store.counts) == {}
+    return url
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An empty store of each kind."""
+    with ExitStack() as stack:
+        connection = stack.enter_context(psycopg.connect(postgres.postgres(), autocommit=True))
+        connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+        connection.execute(f"CREATE SCHEMA {SCHEMA}")
+        stack.callback(connection.execute, f"DROP SCHEMA {SCHEMA} CASCADE")
+        yield {
+            "sqlite": fresh(f"sqlite:///{tmp_path / 'second.db'}"),
+            "postgresql": fresh(f"{postgres.postgres()}?schema={SCHEMA}"),
+            "redis": fresh(f"redis://127.0.0.1:{redis.valkey()}/0?prefix={redis.prefix()}"),
+        }
+
+
+@pytest.fixture
+def in_mariadb() -> Iterator[str]:
+    run = mariadb.mariadb()
+    server = replace(run, database=f"{run.database}_move")
+    with closing(mariadb.connect(server.port)) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE OR REPLACE DATABASE {server.database}")
+        yield fresh(mariadb.url(server))
+        cursor.execute(f"DROP DATABASE {server.database}")
+
+
+def moved(source: str, target: str, capsys: Capture, *options: str) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    code = main(["move", "--from", source, "--to", target, "--json", *options])
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, document
+
+
+def compared(source: str, target: str) -> None:
+    """Every key meets the same in both."""
+    with Engine.connect(source) as one, Engine.connect(target) as other:
+        for key in STORIES:
+            assert meets(one, key) == meets(other, key), key
+            assert meets(one, key) is not None
+            kept, copied = row(one, key), row(other, key)
+            assert kept is not None
+            assert copied is not None
+            assert (kept.operation_id, kept.resource_id) == (copied.operation_id, copied.resource_id)
+            for name in ("answer_until", "forget_after"):
+                left, right = getattr(kept, name), getattr(copied, name)
+                assert (left is None) is (right is None)
+                # What was over is over; what was not ends when it would have: within what the two clocks differ by.
+                assert left is None or abs(left - right) < 20_000_000 or max(left, right) <= copied.settled_at + 1  # type: ignore[operator]
+        counts = [each.perform("counts", each.store.counts) for each in (one, other)]
+        assert counts[0] == counts[1]
+
+
+def test_every_key_meets_the_same_through_all_stores(first: str, places: dict[str, str], capsys: Capture) -> None:
+    source = first
+    for target in (places["postgresql"], places["redis"], places["sqlite"]):
+        assert moved(source, target, capsys, "--dry-run")[1]["records"] == len(STORIES)
+        code, said = moved(source, target, capsys)
+        assert (code, said["copied"], said["alreadyThere"], said["over"]) == (0, len(STORIES), 0, 0), said
+        compared(source, target)
+        code, said = moved(source, target, capsys)
+        assert (code, said["copied"], said["alreadyThere"]) == (0, 0, len(STORIES)), said
+        compared(source, target)
+        source = target
+
+
+@mariadb.MARK
+def test_into_mariadb_and_out_of_it(first: str, in_mariadb: str, places: dict[str, str], capsys: Capture) -> None:
+    assert moved(first, in_mariadb, capsys)[0] == 0
+    compared(first, in_mariadb)
+    assert moved(in_mariadb, places["sqlite"], capsys)[0] == 0
+    compared(in_mariadb, places["sqlite"])
+
+
+def test_a_moved_command_goes_on_in_its_new_store(first: str, places: dict[str, str], capsys: Capture) -> None:
+    """A replay, another request refused, an unknown one settled by an operator, a free one run."""
+    assert moved(first, places["postgresql"], capsys)[0] == 0
+    with Engine.connect(places["postgresql"]) as engine:
+        assert isinstance(engine.claim(command("made")), Replay)
+        told(engine, "nothing", (Succeeded(MADE),))
+        found = row(engine, "unknown")
+        assert found is not None
+        word = Resolution(found.id, found.fence, True, MADE, "me", "asked", True)
+        engine.perform("resolve", lambda: engine.store.resolve(word))
+        assert isinstance(engine.claim(command("unknown")), Replay)
+
+
+def test_an_open_record_is_refused_and_nothing_is_written(first: str, places: dict[str, str], capsys: Capture) -> None:
+    with Engine.connect(first) as engine:
+        permit = engine.claim(replace(command("made"), key="open"))
+        assert isinstance(permit, Permit)
+        for options in ((), ("--dry-run",)):
+            code, said = moved(first, places["sqlite"], capsys, *options)
+            assert code == 1
+            assert said["error"].startswith("1 of 15 records cannot be moved: operation ")
+            assert permit.operation_id in said["error"]
+        engine.settle(permit, Succeeded(MADE))
+    with Engine.connect(places["sqlite"]) as engine:
+        assert engine.perform("counts", engine.store.counts) == {}
+    assert moved(first, places["sqlite"], capsys)[1]["copied"] == 15
+
+
+def test_a_dry_run_writes_nothing(first: str, places: dict[str, str], capsys: Capture) -> None:
+    assert moved(first, places["sqlite"], capsys, "--dry-run") == (
+        0,
+        {"records": len(STORIES), "copied": 0, "alreadyThere": 0, "over": 0, "dryRun": True},
+    )
+    with Engine.connect(places["sqlite"]) as engine:
+        assert engine.perform("counts", engine.store.counts) == {}
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_move_that_was_cut_short_anywhere_is_carried_on(
+    first: str, written: bool, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The n-th call to the target fails, before or after it is done, for every n."""
+    cuts = 0
+    for number in range(1, 100):
+        target = fresh(f"sqlite:///{tmp_path / f'{written}-{number}.db'}")
+        with Engine.connect(first) as one, Engine.connect(target) as other:
+            calls = 0
+            plain = other.perform
+
+            def perform(verb: str, make: Any, plain: Any = plain, number: int = number) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls != number:
+                    return plain(verb, make)
+                if written:
+                    plain(verb, make)
+                raise StoreUnavailable("cut short")
+
+            monkeypatch.setattr(other, "perform", perform)
+            survey = look(one)
+            try:
+                copy(Mover(one, other, survey.now), survey)
+            except StoreUnavailable:
+                cuts += 1
+            else:
+                break
+        code, said = moved(first, target, capsys)
+        assert code == 0, said
+        compared(first, target)
+    assert cuts > 8
+
+
+def test_another_record_in_its_place_is_not_touched(first: str, places: dict[str, str], capsys: Capture) -> None:
+    with Engine.connect(places["sqlite"]) as engine:
+        told(engine, "made", (Succeeded(WHOLE),))
+        before = row(engine, "made")
+    code, said = moved(first, places["sqlite"], capsys)
+    assert (code, "another record stands in its place" in said["error"]) == (1, True)
+    with Engine.connect(places["sqlite"]) as engine:
+        assert row(engine, "made") == before
+
+
+def test_a_source_that_is_written_to_is_told(
+    first: str, places: dict[str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Mover.move
+
+    def move(self: Mover, ids: list[bytes]) -> None:
+        plain(self, ids)
+        with Engine.connect(first) as engine:
+            assert not isinstance(engine.claim(replace(command("made"), key="late")), InProgress)
+
+    monkeypatch.setattr(Mover, "move", move)
+    code, said = moved(first, places["sqlite"], capsys)
+    assert (code, "the source was written to meanwhile" in said["error"]) == (1, True)
+
+
+def test_external_commands_are_not_moved_into_a_server_that_forgets(
+    first: str, tmp_path: Path, capsys: Capture
+) -> None:
+    server = redis.start(tmp_path / "own")
+    try:
+        url = f"redis://127.0.0.1:{server.port}/0"
+        with closing(Engine.connect(url)) as engine:
+            engine.migrate()
+        code, said = moved(first, url, capsys)
+        assert (code, "would forget that it ran" in said["error"]) == (2, True)
+        assert moved(first, f"{url}?persistence=none", capsys)[0] == 0
+    finally:
+        stop(server)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "said"),
+    [
+        ("first", "first", "--to names the store of --from"),
+        ("memory://", "first", "--from: memory:// lives and dies with its process"),
+        ("first", "memory://", "--to: memory:// lives and dies with its process"),
+        ("first", "sqlite:///nowhere/there.db", ""),
+    ],
+)
+def test_stores_that_cannot_be_moved_between(source: str, target: str, said: str, first: str, capsys: Capture) -> None:
+    code, document = moved(source.replace("first", first), target.replace("first", first), capsys)
+    assert code in (2, 3)
+    assert said in document["error"]
