@@ -196,7 +196,7 @@ def perform(routes: Routes, terms: Terms, calls: Sequence[Call]) -> Performing:
 
     Raises:
         StoreUnavailable: nothing was done.
-        StatementRefused: a server refused one call, or one of several nodes could not be reached.
+        StatementRefused: a server refused one call, or a part of them could not be brought to its node.
         StoreTimeout: an answer was lost, or the replicas did not confirm in time: not known yet.
     """
     if isinstance(routes, Cluster) and routes.stale():
@@ -204,13 +204,17 @@ def perform(routes: Routes, terms: Terms, calls: Sequence[Call]) -> Performing:
     replies: list[Any] = [None] * len(calls)
     pending = list(range(len(calls)))
     asking: dict[int, Node] = {}
-    for _ in range(ROUNDS_MAX):
-        pending, asking = yield from _round(routes, terms, calls, pending, asking, replies)
-        if not pending:
-            return replies
-    raise StoreUnavailable(
-        "the cluster sends this call from node to node: it is being rebuilt; retry with the same key"
-    )
+    try:
+        for _ in range(ROUNDS_MAX):
+            pending, asking = yield from _round(routes, terms, calls, pending, asking, replies)
+            if not pending:
+                return replies
+    except StoreUnavailable as error:
+        if len(pending) < len(calls):  # the others have run: each call is to be asked for by itself
+            raise StatementRefused(str(error)) from error
+        raise
+    said = StatementRefused if len(pending) < len(calls) else StoreUnavailable
+    raise said("the cluster sends this call from node to node: it is being rebuilt; retry with the same key")
 
 
 def _round(
@@ -259,7 +263,10 @@ def _exchange(terms: Terms, node: Node, calls: Sequence[Call], places: list[int]
         if place in asking:
             commands.append(("ASKING",))
         commands.append(terms.command(calls[place]))
-    return Exchange(node, (*commands, *terms.waits([calls[place] for place in places])))
+    waits = terms.waits([calls[place] for place in places])
+    if waits and places[0] in asking:  # what it writes lies in that slot
+        commands.append(("ASKING",))
+    return Exchange(node, (*commands, *waits))
 
 
 def _own(answer: list[Any], places: list[int], asking: dict[int, Node]) -> list[Any]:
@@ -289,7 +296,7 @@ def _check(routes: Routes, groups: dict[Node, list[int]], answers: list[Replies]
 def _check_replicas(terms: Terms, calls: Sequence[Call], answer: list[Any]) -> None:
     if not terms.waits(calls):
         return
-    reached = answer[-1]
+    reached: Any = answer[-2] if type(answer[-2]) is Refused else answer[-1]  # behind no write, it speaks of none
     if type(reached) is Refused or int(reached) < terms.wait_replicas:
         said = reached.text if type(reached) is Refused else f"{reached} of {terms.wait_replicas} replicas have it"
         raise StoreTimeout(

@@ -1,0 +1,76 @@
+"""What a cluster's driver makes of a batch whose nodes differ, without a cluster: every exchange is answered here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semel.drivers.redis_routes import ROUNDS_MAX, Cluster, Exchange, Node, Refused, Replies, Terms, perform, slot
+from semel.errors import StatementRefused, StoreTimeout, StoreUnavailable
+from semel.stores.redis_keys import Keys
+from semel.stores.redis_rows import LUA
+from semel.stores.scripts import Call
+
+HERE, THERE = Node("here", 1), Node("there", 2)
+MAP = [[0, 16383, [b"here", 1]]]
+KEYS = Keys("semel")
+AWAY = StoreUnavailable("nobody listens there")
+
+
+def claims(count: int) -> list[Call]:
+    return [Call(LUA["claim"], (KEYS.record(bytes([tag]) * 16),), ()) for tag in range(count)]
+
+
+def performed(calls: list[Call], *answers: Replies, terms: Terms | None = None) -> tuple[list[Exchange], Any]:
+    """The exchanges, answered one after the other, and what came of it."""
+    said: list[Exchange] = []
+    performing = perform(Cluster((HERE,)), terms or Terms(), calls)
+    left = list(answers)
+    try:
+        wanted = next(performing)
+        while True:
+            said += wanted
+            if wanted[0].commands[0][0] == "CLUSTER":
+                wanted = performing.send([[MAP]])
+            else:
+                wanted = performing.send([left.pop(0) for _ in wanted])
+    except StopIteration as stop:
+        return said[1:], stop.value
+    except (StoreUnavailable, StoreTimeout) as error:
+        return said[1:], error
+
+
+@pytest.mark.parametrize("then", ["away", "no script", "on and on"])
+def test_a_batch_of_which_a_part_has_run_is_not_said_to_be_unavailable(then: str) -> None:
+    """Nobody would release the claims that were made: each is to be asked for by itself, and meets its own nonce."""
+    both = claims(2)
+    for calls in (both, both[1:]):
+        moved = Refused("MOVED", f"{slot(both[1].place)} there:2")
+        stories: dict[str, list[Replies]] = {
+            "away": [AWAY],
+            "no script": [[Refused("NOSCRIPT", "")], AWAY],
+            "on and on": [[moved]] * ROUNDS_MAX,
+        }
+        said, told = performed(calls, [[1, None, 1], moved][-len(calls) :], *stories[then])
+        assert {exchange.node for exchange in said} == {HERE, THERE}
+        assert isinstance(told, StoreUnavailable)
+        assert isinstance(told, StatementRefused) is (calls is both)
+
+
+@pytest.mark.parametrize(("own", "stands"), [(b"OK", True), (Refused("MOVED", "1 there:2"), False)])
+def test_replicas_are_believed_only_behind_a_write_of_this_connection(own: object, stands: bool) -> None:
+    """WAIT speaks of the connection's last write: where its own was refused, it may speak of none."""
+    replies: Replies = [[1, b"record"], own, 1]
+    said, told = performed(claims(1), replies, terms=Terms(wait_replicas=1))
+    assert [command[0] for command in said[0].commands] == ["EVALSHA", "SET", "WAIT"]
+    assert isinstance(told, StoreTimeout) is not stands
+
+
+def test_a_slot_on_its_way_is_asked_for_its_replicas_too() -> None:
+    ask = Refused("ASK", "1 there:2")
+    first: Replies = [ask, Refused("ASK", "1 there:2"), 1]
+    then: Replies = [b"OK", [1, None, 1], b"OK", b"OK", 1]
+    said, told = performed(claims(1), first, then, terms=Terms(wait_replicas=1))
+    assert [command[0] for command in said[1].commands] == ["ASKING", "EVALSHA", "ASKING", "SET", "WAIT"]
+    assert told == [[1, None, 1]]
