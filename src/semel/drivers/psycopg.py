@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
 import psycopg
@@ -44,13 +44,13 @@ CONFLICTS_MAX: Final = 3  # how often the same is asked again where another tran
 class Server:
     """Where a PostgreSQL store is, and how it is talked to.
 
-    Parameters: ``conninfo`` a libpq connection string or ``postgresql://`` URL; ``prepared`` False behind a
-    pooler in transaction mode; ``connections_max`` per process (and per event loop); ``patience_seconds`` how
+    Parameters: ``conninfo`` a libpq connection string or ``postgresql://`` URL, never shown; ``prepared`` False behind
+    a pooler in transaction mode; ``connections_max`` per process (and per event loop); ``patience_seconds`` how
     long a call may wait for a connection, and then for its answer; ``clock`` in microseconds replaces the
     server's own (tests); ``schema`` where Semel's tables are, if not on the user's search_path.
     """
 
-    conninfo: str
+    conninfo: str = field(repr=False)
     prepared: bool = True
     connections_max: int = 8
     patience_seconds: float = 5.0

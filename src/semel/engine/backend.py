@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from semel.errors import ConfigurationError
 from semel.protocol.asks import Unit
 from semel.stores.base import Store
 
-_PASSWORD: Final = re.compile(r"(://[^/@:]*:)[^/@]*@")
+_PASSWORD: Final = re.compile(r"(://[^/@:]*:).*@")  # up to the last @: one that was not written %40 may be its own
 _PARAMETER: Final = re.compile(r"((?:password|passwd|secret|token)=)[^&]*", re.IGNORECASE)
 UNIT_RUNS_MAX: Final = 4  # an ATOMIC handler that meets a deadlock or a serialization failure each time is told so
 
@@ -33,7 +33,7 @@ class Backend:
     joins: Callable[[Any], Unit] | None = None
     joins_async: Callable[[Any], Awaitable[Unit]] | None = None
     conflicts: Callable[[BaseException], bool] = lambda error: False  # rolled back because of another transaction
-    url: str = ""
+    url: str = field(default="", repr=False)  # with its password
     accepts_loss: bool = False  # said by whoever chose the store: it may forget, and EXTERNAL commands run on it
     lane: Callable[[bytes], str] | None = None  # which calls, by record id, may share a round trip; None: all
 

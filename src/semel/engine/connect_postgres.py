@@ -13,6 +13,7 @@ from semel.engine.backend import Backend
 from semel.errors import ConfigurationError, UrlError
 
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_BARE_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _YES: Final = {"yes": True, "no": False}
 _NEEDS: Final = "{url} needs {package}; run: pip install 'semel[{extra}]'"
 _OWN: Final = ("connections_max", "patience_seconds", "prepared", "schema")
@@ -28,6 +29,8 @@ def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
     """
     from semel.engine.connect import seconds_of
 
+    if url.netloc.count("@") > 1 or _BARE_PERCENT.search(url.netloc):  # libpq would quote a part of the password
+        raise UrlError("the store URL has an @ or a % too many before its server: in a password write them %40 and %25")
     patience = seconds_of("patience_seconds", options.pop("patience_seconds", "5"))
     if patience == 0:
         raise UrlError("patience_seconds must be more than 0: how long a call may wait for its answer")

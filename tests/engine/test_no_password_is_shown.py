@@ -1,0 +1,35 @@
+"""A store's password is in no representation, no shown URL and no message, however it was misspelt."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.engine.backend import shown_url
+from semel.engine.connect import connect_backend
+from semel.errors import UrlError
+
+URLS = (
+    "postgresql://app:geheim@127.0.0.1:1/shop",
+    "postgresql+asyncpg://app:geheim@127.0.0.1:1/shop",
+    "postgresql:///shop?host=127.0.0.1&port=1&password=geheim",
+    "mysql://app:geheim@127.0.0.1:1/shop",
+    "redis://app:geheim@127.0.0.1:1/0",
+    "redis+cluster://:geheim@127.0.0.1:1",
+)
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_it_is_in_no_representation(url: str) -> None:
+    backend = connect_backend(url)
+    assert "geheim" not in repr(backend) + repr(backend.driver) + repr(backend.driver.server)
+    assert "geheim" not in shown_url(url)
+
+
+@pytest.mark.parametrize("password", ["ge@heim", "ge@@heim", "ge%zzheim", "geheim%", "ge/@heim"])
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+asyncpg"])
+def test_a_password_that_was_not_encoded_is_told_and_not_quoted(scheme: str, password: str) -> None:
+    url = f"{scheme}://app:{password}@127.0.0.1:1/shop"
+    with pytest.raises(UrlError) as told:
+        connect_backend(url)
+    assert "heim" not in str(told.value)
+    assert "heim" not in shown_url(url)
