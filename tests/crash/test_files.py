@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from semel import Answer, Engine, Permit
+from semel import Answer, AsyncEngine, Engine, Permit
 from semel.errors import (
     ConfigurationError,
     IdentityMismatch,
@@ -80,7 +83,7 @@ def test_a_read_only_file(public_folder: Folder) -> None:
 
     assert found["replayed"] == {effects: f"replayed: before-{effects}" for effects in KINDS}
     assert all_say(found["refused"], "StoreUnavailable: SQLite: attempt to write a readonly database"), found
-    assert all("check its owner" in said for said in found["refused"].values())
+    assert all("semel.db' cannot be used: this user may not" in said for said in found["refused"].values()), found
     assert found["ran"] == []
 
 
@@ -112,10 +115,14 @@ def a_directory(database: Path) -> None:
     ("harm", "error", "remedy"),
     [
         (missing, SchemaError, "does not exist; run: semel migrate"),
-        (empty, SchemaError, "run: semel migrate"),
+        (empty, SchemaError, "run: semel migrate --url sqlite:///"),
         (foreign, StoreUnavailable, "not a SQLite database: check the path"),
         (truncated, StoreUnavailable, "damaged: restore it"),
-        (a_directory, StoreUnavailable, "cannot be opened: check that its directory"),
+        (
+            a_directory,
+            StoreUnavailable,
+            r"semel.db' cannot be used: it is a directory; name a file in it, such as sqlite",
+        ),
     ],
 )
 def test_a_file_that_is_no_store(
@@ -135,11 +142,49 @@ def test_a_file_that_is_no_store(
 def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "nowhere")
     engine = folder.engine()
-    with pytest.raises(StoreUnavailable, match="check that its directory exists"):
+    with pytest.raises(StoreUnavailable, match=r"its folder '.*nowhere' does not exist; make it, or correct the path"):
         engine.migrate()
     with pytest.raises(SchemaError, match="does not exist"):
         engine.run(command("k", "external"), never)
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "why"),
+    [
+        ("semel.db", "this user may not read and write it; give it to the user"),
+        ("", "this user may not write in its folder '.*', where SQLite keeps its log beside it; allow it"),
+        ("nothing", r"check the mount \(read-only\?\), the disk, and the limit of open files"),
+    ],
+)
+def test_a_file_that_may_not_be_written_is_told_apart(
+    folder: Folder, forbidden: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the system says of rights is replaced: the suite may run as root, who has them all.
+    denied = folder.database.parent / forbidden
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != denied)
+    error = sqlite3.OperationalError("unable to open database file")
+    error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_CANTOPEN, "SQLITE_CANTOPEN"
+
+    def refuses(*_: object, **__: object) -> sqlite3.Connection:
+        raise error
+
+    monkeypatch.setattr(sqlite3, "connect", refuses)
+    engine = folder.engine()
+    with pytest.raises(StoreUnavailable, match=rf"the database file '.*semel\.db' cannot be used: {why}"):
+        engine.run(command("k", "external"), never)
+    engine.close()
+
+
+async def unmigrated_async(folder: Folder, effects: str) -> None:
+    async def never_async(permit: Permit) -> Answer:
+        raise AssertionError("it ran")
+
+    engine = AsyncEngine.connect(folder.url)
+    try:
+        await engine.run(command("k", effects), never_async)
+    finally:
+        await engine.close()
 
 
 def test_a_database_that_is_not_migrated(tmp_path: Path) -> None:
@@ -147,8 +192,10 @@ def test_a_database_that_is_not_migrated(tmp_path: Path) -> None:
     folder.sql("CREATE TABLE business (key TEXT)")
     engine = folder.engine()
     for effects in KINDS:
-        with pytest.raises(SchemaError, match="run: semel migrate"):
+        with pytest.raises(SchemaError, match="no Semel tables; run: semel migrate --url sqlite:///"):
             engine.run(command("k", effects), never)
+        with pytest.raises(SchemaError, match="no Semel tables; run: semel migrate --url sqlite:///"):
+            asyncio.run(unmigrated_async(folder, effects))
     with pytest.raises(SchemaError, match="run: semel migrate"):
         engine.open()
     engine.migrate()

@@ -168,7 +168,7 @@ class SqliteDriver:
             if outlives_its_cause(error) and self._gate.acquire(blocking=False):  # its holder will meet it, too
                 self.close_idle()
                 self.release_gate()
-            raise store_error(error) from error
+            raise store_error(error, self.path) from error
         except BaseException:
             self._readers.discard(reader)
             raise
@@ -242,7 +242,7 @@ class SqliteDriver:
                     job.restart()
                 raise
             if len(jobs) == 1:
-                jobs[0].fail(store_error(error) if isinstance(error, sqlite3.Error) else error)
+                jobs[0].fail(store_error(error, self.path) if isinstance(error, sqlite3.Error) else error)
             else:
                 # One of them is at fault, or the group was too much: each gets a transaction of its own.
                 left = []
@@ -273,7 +273,7 @@ class SqliteDriver:
                 elif not busy:
                     self._forget_writer()
                 for job in over:
-                    job.fail(store_error(error) if isinstance(error, sqlite3.Error) else error)
+                    job.fail(store_error(error, self.path) if isinstance(error, sqlite3.Error) else error)
                 settle_jobs(over)
                 jobs[:] = [job for job in jobs if not job.done]
                 if jobs:
@@ -286,7 +286,7 @@ class SqliteDriver:
         try:
             answer(COMMIT)
         except sqlite3.Error as error:
-            raise store_error(error, committing=True) from error
+            raise store_error(error, self.path, committing=True) from error
         self.commits += 1
         self._uncheckpointed += 1
         self._commit_seconds += (time.perf_counter() - started - self._commit_seconds) / 16
@@ -350,7 +350,7 @@ class SqliteDriver:
             if outlives_its_cause(error):
                 self.close_idle()
             self._gate.release()
-            job.fail(store_error(error) if isinstance(error, sqlite3.Error) else error)
+            job.fail(store_error(error, self.path) if isinstance(error, sqlite3.Error) else error)
         settle_jobs([job])
 
     def _checkpoint(self) -> None:

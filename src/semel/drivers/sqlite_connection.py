@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,22 @@ def open_connection(
         connection.close()
         raise
     return connection
+
+
+def why_not(file: Path) -> str:
+    """Why a process cannot open a database file and write it, with the remedy."""
+    folder = file.absolute().parent
+    if file.is_dir():
+        return f"it is a directory; name a file in it, such as sqlite:///{file}/semel.db"
+    if not folder.exists():
+        return f"its folder {str(folder)!r} does not exist; make it, or correct the path"
+    if not folder.is_dir():
+        return f"{str(folder)!r} is no folder; correct the path"
+    if file.exists() and not os.access(file, os.R_OK | os.W_OK):
+        return "this user may not read and write it; give it to the user that the process runs as"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"this user may not write in its folder {str(folder)!r}, where SQLite keeps its log beside it; allow it"
+    return "check the mount (read-only?), the disk, and the limit of open files (ulimit -n)"
 
 
 def undecodable() -> sqlite3.DatabaseError:
@@ -141,8 +158,11 @@ def outlives_its_cause(error: BaseException) -> bool:
     )
 
 
-def store_error(error: sqlite3.Error, *, committing: bool = False) -> StoreError | SchemaError:
-    """What a SQLite error means to Semel: one place for all of them, with the remedy in the message."""
+def store_error(error: sqlite3.Error, path: str = "", *, committing: bool = False) -> StoreError | SchemaError:
+    """What a SQLite error means to Semel: one place for all of them, with the remedy in the message.
+
+    Parameters: ``path`` of the file, where it is known: what is wrong with it is looked up.
+    """
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     text = " ".join(str(error).split())  # one line: SQLite quotes a damaged schema over several
     if text.startswith("Could not decode to UTF-8"):
@@ -152,6 +172,8 @@ def store_error(error: sqlite3.Error, *, committing: bool = False) -> StoreError
         return SchemaError("this database has no Semel tables; run: semel migrate")
     if "no such column" in text or "has no column" in text:
         return SchemaError("this database's Semel tables are of another version; run: semel migrate")
+    if path and code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):  # SQLite's own text names nothing
+        return StoreUnavailable(f"SQLite: {text} (the database file {path!r} cannot be used: {why_not(Path(path))})")
     if code == sqlite3.SQLITE_CONSTRAINT:
         return StatementRefused(f"SQLite: {text} ({BROKEN_RULE})")
     remedy = {

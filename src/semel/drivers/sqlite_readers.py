@@ -55,7 +55,7 @@ class Readers:
         except BaseException as error:
             self._came_back()
             if isinstance(error, sqlite3.Error):
-                raise store_error(error) from error
+                raise store_error(error, self._path) from error
             raise
 
     def give_back(self, reader: Reader) -> None:

@@ -52,7 +52,7 @@ class SqliteUnit:
         except sqlite3.Error as error:
             if outlives_its_cause(error):
                 self._driver.close_idle()
-            raise store_error(error) from error
+            raise store_error(error, self._driver.path) from error
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """As ``run``: nothing waits inside the lock."""
@@ -75,7 +75,7 @@ class SqliteUnit:
         try:
             self.connection.guard()
         except sqlite3.Error as error:
-            raise store_error(error) from error
+            raise store_error(error, self._driver.path) from error
         return self.connection
 
     def commit(self) -> None:
@@ -94,7 +94,7 @@ class SqliteUnit:
                     raise EarlyCommit("the transaction was over before Semel could commit it")
                 self._driver.commit(self._answer)
         except sqlite3.Error as error:
-            raise store_error(error, committing=True) from error
+            raise store_error(error, self._driver.path, committing=True) from error
         finally:
             self._end()
 

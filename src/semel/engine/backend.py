@@ -7,17 +7,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, SchemaError
 from semel.protocol.asks import Unit
 from semel.stores.base import Store
 
 _PASSWORD: Final = re.compile(r"(://[^/@:]*:).*@")  # up to the last @: one that was not written %40 may be its own
 _PARAMETER: Final = re.compile(r"((?:password|passwd|secret|token)=)[^&]*", re.IGNORECASE)
+MIGRATE: Final = "run: semel migrate"
 UNIT_RUNS_MAX: Final = 4  # an ATOMIC handler that meets a deadlock or a serialization failure each time is told so
 
 _NO_UNITS = (
     "effects='atomic' needs a store in the same database as the handler's writes; {name} cannot hold both in one "
-    "transaction. Use sqlite:///, postgresql:// or mysql://, or declare the operation 'external' or 'idempotent'"
+    "transaction. Use sqlite:///, postgresql:// or mysql:// (MariaDB), or declare the operation 'external' or "
+    "'idempotent'"
 )
 
 
@@ -41,6 +43,12 @@ class Backend:
         """Raise ConfigurationError where ATOMIC operations are impossible."""
         if self.unit is None:
             raise ConfigurationError(_NO_UNITS.format(name=self.name))
+
+    def locate(self, error: SchemaError) -> None:
+        """Let an error that says to migrate say which store, too; drivers do not know their URL."""
+        text = str(error)
+        if self.url and text.endswith(MIGRATE):
+            error.args = (f"{text} --url {shown_url(self.url)}",)
 
     def begin(self) -> Unit:
         """Open an ATOMIC unit."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from semel.engine.backend import Backend
 from semel.engine.coalesce import Coalescers
 from semel.engine.core import Core
-from semel.errors import StoreError
+from semel.errors import SchemaError, StoreError
 from semel.flow import Flow, MakeFlow
 from semel.model import Verdict
 from semel.protocol.asks import (
@@ -48,18 +48,19 @@ class AsyncPerformer:
     async def store_call(self, verb: str, make: MakeFlow[T]) -> T:
         """One store call: the door through which every one of them passes, and where it is observed."""
         core = self._core
-        if not core.observing:
-            result: T = await self._driver.run_async(make)
-            return result
-        started = time.perf_counter()
+        started = time.perf_counter() if core.observing else 0.0
         try:
             seen: T = await self._driver.run_async(make)
             return seen
+        except SchemaError as error:
+            self._backend.locate(error)
+            raise
         except StoreError as error:
             core.tell_store_error(verb, error)
             raise
         finally:
-            core.tell_store_call(verb, time.perf_counter() - started)
+            if core.observing:
+                core.tell_store_call(verb, time.perf_counter() - started)
 
     async def store_one(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
         """One request of a verb that takes many; together with those of other callers where the driver gains by it."""
@@ -68,18 +69,19 @@ class AsyncPerformer:
             return (await self.store_call(verb, lambda: many((request,))))[0]
         core, lane = self._core, self._backend.lane
         where = "" if lane is None else lane(request.id)  # type: ignore[attr-defined]  # all of them are about a record
-        if not core.observing:
-            reply: T = await coalescers.ask(verb, many, request, where)
-            return reply
-        started = time.perf_counter()
+        started = time.perf_counter() if core.observing else 0.0
         try:
             seen: T = await coalescers.ask(verb, many, request, where)
             return seen
+        except SchemaError as error:
+            self._backend.locate(error)
+            raise
         except StoreError as error:
             core.tell_store_error(verb, error)
             raise
         finally:
-            core.tell_store_call(verb, time.perf_counter() - started)
+            if core.observing:
+                core.tell_store_call(verb, time.perf_counter() - started)
 
     async def drive(self, flow: Flow[T], attempt: Callable[[], Awaitable[Verdict]] | None = None) -> T:
         """Perform a flow to its end; a store error is thrown into it, where it may be repeated."""
@@ -95,6 +97,9 @@ class AsyncPerformer:
         except StopIteration as stop:
             result: T = stop.value
             return result
+        except SchemaError as error:  # of a unit, which asks its own connection
+            self._backend.locate(error)
+            raise
 
     async def _answer(self, needed: Any) -> Any:
         match needed:
@@ -151,6 +156,9 @@ class SyncPerformer:
         try:
             seen: T = self._driver.run(make)
             return seen
+        except SchemaError as error:
+            self._backend.locate(error)
+            raise
         except StoreError as error:
             core.tell_store_error(verb, error)
             raise
@@ -171,6 +179,9 @@ class SyncPerformer:
         except StopIteration as stop:
             result: T = stop.value
             return result
+        except SchemaError as error:  # of a unit, which asks its own connection
+            self._backend.locate(error)
+            raise
 
     def _answer(self, needed: Any) -> Any:
         match needed:
