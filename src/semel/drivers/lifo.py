@@ -43,7 +43,13 @@ class AsyncLifo(Generic[C]):
                 async with asyncio.timeout_at(ends):
                     await turn
             except TimeoutError:
+                if turn.done() and not turn.cancelled():
+                    continue  # woken after all
                 raise StoreUnavailable(_FULL.format(count=self._most)) from None
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():  # woken and cancelled at once: it is the next one's turn
+                    self._next()
+                raise
             finally:
                 if turn in self._waiting:
                     self._waiting.remove(turn)

@@ -1,0 +1,52 @@
+"""Who waits for a connection is woken for each that becomes free, whatever becomes of those who wait beside."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+
+import pytest
+
+from semel.drivers.lifo import AsyncLifo
+from semel.errors import StoreUnavailable
+
+LONG_SECONDS = 30.0
+
+
+def lifo(most: int) -> AsyncLifo[int]:
+    numbers = count(1)
+
+    async def open() -> int:
+        return next(numbers)
+
+    return AsyncLifo(open, most)
+
+
+@pytest.mark.parametrize("freed", ["given", "gone"])
+def test_a_waiter_that_is_cancelled_as_it_is_woken_passes_its_turn_on(freed: str) -> None:
+    async def story() -> tuple[int, bool]:
+        connections = lifo(1)
+        taken, _ = await connections.take(0)
+        first, second = (asyncio.ensure_future(connections.take(LONG_SECONDS)) for _ in range(2))
+        await asyncio.sleep(0)
+        if freed == "given":
+            connections.give(taken)
+        else:
+            connections.gone()
+        first.cancel()
+        async with asyncio.timeout(LONG_SECONDS / 10):
+            return await second
+
+    assert asyncio.run(story()) == ((1, True) if freed == "given" else (2, False))
+
+
+def test_who_waits_for_too_long_leaves_the_line() -> None:
+    async def story() -> tuple[int, bool]:
+        connections = lifo(1)
+        taken, _ = await connections.take(0)
+        with pytest.raises(StoreUnavailable, match="all 1 connections"):
+            await connections.take(0.01)
+        connections.give(taken)
+        return await connections.take(0)
+
+    assert asyncio.run(story()) == (1, True)
