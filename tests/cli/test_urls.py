@@ -14,6 +14,7 @@ import pytest
 
 from semel import Engine
 from semel.cli.main import main
+from semel.engine.backend import shown_url
 from semel.engine.connect import OPTIONS, connect_backend
 from semel.errors import ConfigurationError, SemelError, UrlError
 from tests.engine.shells import MADE, command
@@ -236,3 +237,33 @@ def test_no_command_shows_a_password(
         with pytest.raises(SemelError) as told, Engine.connect(broken):
             raise AssertionError("it opened")
         assert SECRET not in str(told.value)
+
+
+@pytest.mark.parametrize("scheme", [scheme for scheme in OPTIONS if scheme not in ("memory", "sqlite")])
+def test_no_object_shows_a_password(scheme: str) -> None:
+    """What a log line or a debugger may show of an engine."""
+    engine = Engine.connect(url_of(scheme))
+    driver = engine.backend.driver
+    seen = [engine, engine.backend, driver, engine.store, *vars(driver).values()]
+    assert not [each for each in seen if SECRET in repr(each) or SECRET in str(each)]
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "password", ["hun@ter2", "hun/ter2", "hun:ter2", "hun#ter2", "hun?ter2", "@/:#?ter2", "hun ter2"]
+)
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql", "redis", "redis+cluster", "acme"])
+def test_a_password_that_was_not_encoded_is_not_shown_either(scheme: str, password: str, capsys: Capture) -> None:
+    """Its URL means something else than was meant; what is said of that must not give it away."""
+    url = f"{scheme}://app:{password}@127.0.0.1:{free_port()}/shop"
+    assert "ter2" not in shown_url(url)
+    for arguments in (("doctor",), ("config", "--json"), ("move", "--to", "sqlite:///x.db"), ("serve",)):
+        assert main([*arguments, "--url", url]) != 0
+        said = capsys.readouterr()
+        assert "ter2" not in said.out + said.err, arguments
+
+
+def test_what_holds_no_password_is_shown_as_it_is() -> None:
+    for url in ("sqlite:////var/lib/a@b/x.db", "redis://h:7/0?prefix=a", "memory://", "postgresql:///shop?host=/run"):
+        assert shown_url(url) == url
+    assert shown_url("redis+cluster://a:pw@h:1,i:2") == "redis+cluster://a:***@h:1,i:2"

@@ -1,8 +1,9 @@
-"""The names of what libpq takes in a connection string, so that a misspelt one is told before anything is opened."""
+"""What libpq takes for a connection string, so that a mistake in one is told before anything is opened."""
 
 from __future__ import annotations
 
-from psycopg import pq
+from psycopg import ProgrammingError, pq
+from psycopg.conninfo import conninfo_to_dict
 
 
 def options() -> frozenset[str]:
@@ -14,4 +15,17 @@ def options() -> frozenset[str]:
     return frozenset({"ssl", *(each.keyword.decode() for each in pq.Conninfo.get_defaults())})
 
 
-__all__ = ["options"]
+def understands(conninfo: str) -> bool:
+    """Whether libpq can read it. What it says of one that it cannot is not passed on: it quotes parts of it.
+
+    >>> understands("postgresql://app@localhost/shop"), understands("postgresql://app:a b@localhost/shop")
+    (True, False)
+    """
+    try:
+        conninfo_to_dict(conninfo)
+    except ProgrammingError:
+        return False
+    return True
+
+
+__all__ = ["options", "understands"]

@@ -55,6 +55,7 @@ def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
     options.clear()  # the others are libpq's: it refuses what it does not know when it connects
     plain = url._replace(scheme="postgresql", query=rest).geturl()
     plain = plain if "//" in plain else plain.replace("postgresql:", "postgresql://", 1)
+    _check_whole(plain)
     return postgres_backend(
         plain,
         asyncpg=url.scheme == "postgresql+asyncpg",
@@ -85,6 +86,19 @@ def _check_libpq(options: dict[str, str]) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"Semel's own are {', '.join(_OWN)}; the others libpq's"
             raise UrlError(f"unknown option {name!r} in the store URL; {hint}")
+
+
+def _check_whole(plain: str) -> None:
+    """Refuse what libpq cannot read, without its words: they quote the URL."""
+    try:
+        from semel.drivers.libpq import understands
+    except ImportError:
+        return  # as above
+    if not understands(plain):
+        raise UrlError(
+            "libpq cannot read the store URL: write @ : / ? # % and spaces of its user and password percent-encoded "
+            "(%40 %3A %2F %3F %23 %25 %20), for example postgresql://app@localhost/app"
+        )
 
 
 def postgres_backend(
