@@ -23,8 +23,8 @@ def connect_backend(url: str) -> Backend:
 
     ``memory://`` lives and dies with the process. ``sqlite:///PATH`` is a file; its options are
     ``?synchronous=FULL|NORMAL|EXTRA`` (FULL by default) and ``?busy_seconds=5``. ``postgresql://USER@HOST/DATABASE``
-    is a server, through psycopg; ``postgresql+asyncpg://`` lets asyncpg perform on event loops. Beside libpq's own
-    options it takes ``?schema=``, ``?connections_max=8``, ``?patience_seconds=5`` and
+    is a server, through psycopg (``postgresql+psycopg://`` says the same); ``postgresql+asyncpg://`` lets asyncpg
+    perform on event loops. Beside libpq's own options it takes ``?schema=``, ``?connections_max=8``, ``?patience_seconds=5`` and
     ``?prepared=no`` (behind PgBouncer). ``redis://USER:PASSWORD@HOST:PORT/DATABASE`` is Redis or Valkey (``rediss://``
     with TLS, ``redis+unix:///PATH`` a socket), ``redis+cluster://HOST:PORT,HOST:PORT`` a cluster; its options are
     ``?prefix=semel``, ``?wait_replicas=0``, ``?wait_seconds=1``, ``?connections_max=8`` and ``?patience_seconds=5``
@@ -53,6 +53,7 @@ def connect_backend(url: str) -> Backend:
         parts = urlsplit(url)
     except ValueError as error:  # brackets that are no IPv6 address, and hosts that Unicode would make into others
         raise UrlError(f"the host of the store URL cannot be understood ({type(error).__name__}); {_EXAMPLE}") from None
+    parts = parts._replace(scheme=_SPELT.get(parts.scheme, parts.scheme))
     make = _SCHEMES.get(parts.scheme)
     if make is None:
         return _of_a_package(parts.scheme, url)
@@ -75,7 +76,7 @@ def _options(query: str) -> dict[str, str]:
 
 def _unknown_option(name: str, scheme: str) -> str:
     known = OPTIONS[scheme]
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, known, n=1) or [each for each in known if len(name) > 2 and name in each]
     hint = f"did you mean {near[0]!r}?" if near else f"{scheme}:// takes {', '.join(known) or 'none'}"
     return f"unknown option {name!r} in the store URL; {hint}"
 
@@ -103,6 +104,8 @@ def _of_a_package(scheme: str, url: str) -> Backend:
                 "its entry point must be a function of the URL that answers a semel.engine.backend.Backend"
             )
         return replace(backend, url=url)
+    if scheme in _MEANT:
+        raise UrlError(f"unknown store {scheme!r}: {_MEANT[scheme]}")
     others = entry_points(group=GROUP).names
     known = sorted({*_SCHEMES, *others})
     near = difflib.get_close_matches(scheme, known, n=1)
@@ -143,12 +146,16 @@ def _sqlite(url: SplitResult, options: dict[str, str]) -> Backend:
 
     path, host = unquote(url.path), url.netloc
     if host:
+        if f"{host}{path}" == ":memory:":
+            raise UrlError(f"sqlite:// needs a file: {_EXAMPLE}; for a store that forgets with the process: memory://")
         # Without the part that may be a password: it may have been meant for another kind of store.
         raise UrlError(f"sqlite:// needs three slashes before the path: sqlite:///{host.rpartition('@')[2]}{path}")
     file = path.removeprefix("/")
     if "\0" in file:
         raise UrlError(f"the path of the database file contains a NUL character, which no file's name can; {_EXAMPLE}")
-    if file.endswith("/") or not Path(file).name or file == ":memory:":
+    if file == ":memory:":
+        raise UrlError(f"sqlite:/// needs a file: {_EXAMPLE}; for a store that forgets with the process: memory://")
+    if file.endswith("/") or not Path(file).name:
         raise UrlError(f"sqlite:/// needs a file: {_EXAMPLE}")
     synchronous = options.pop("synchronous", "FULL").upper()
     if synchronous not in SYNCHRONOUS:
@@ -204,6 +211,12 @@ _SCHEMES: Final[Mapping[str, Callable[[SplitResult, dict[str, str]], Backend]]] 
     "postgresql+asyncpg": _postgres,
     **dict.fromkeys(("redis", "rediss", "redis+cluster", "rediss+cluster", "redis+unix"), _redis),
     "sqlite": _sqlite,
+}
+
+_SPELT: Final[Mapping[str, str]] = {"postgresql+psycopg": "postgresql"}  # as SQLAlchemy spells what we mean
+_MEANT: Final[Mapping[str, str]] = {
+    "postgresql+psycopg2": "Semel runs on psycopg 3; write postgresql://",
+    "postgres+psycopg2": "Semel runs on psycopg 3; write postgresql://",
 }
 
 _POOL: Final = ("connections_max", "patience_seconds", "persistence")

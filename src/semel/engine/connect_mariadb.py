@@ -56,7 +56,8 @@ def mariadb_url(url: SplitResult, options: dict[str, str]) -> Backend:
             tls=_tls(options.pop("tls", "no"), options.pop("tls_ca", None)),
             connections_max=int(most),
             patience_seconds=patience,
-        )
+        ),
+        url.scheme,
     )
 
 
@@ -71,8 +72,8 @@ def _tls(wanted: str, ca: str | None) -> ssl.SSLContext | None:
         raise UrlError(f"tls_ca must be a file of certificates; {ca!r} is none ({type(error).__name__})") from None
 
 
-def mariadb_backend(server: Server) -> Backend:
-    """The backend of a MariaDB server.
+def mariadb_backend(server: Server, scheme: str = "mysql") -> Backend:
+    """The backend of a MariaDB server; ``scheme`` names it as its URL did.
 
     Raises ConfigurationError where the client libraries are not installed.
     """
@@ -85,7 +86,7 @@ def mariadb_backend(server: Server) -> Backend:
         from semel.drivers.mariadb_unit import is_conflict
         from semel.drivers.pymysql_unit import UnitPool
     except ImportError as error:
-        raise ConfigurationError("mysql:// needs PyMySQL and asyncmy; run: pip install 'semel[mariadb]'") from error
+        raise ConfigurationError(f"{scheme}:// needs PyMySQL and asyncmy; run: pip install 'semel[mariadb]'") from error
     units, async_units = UnitPool(server), AsyncUnitPool(server)
     store, driver = MariadbStore(), MariadbDriver(server, units, async_units)
     home = Home(store, driver, server)

@@ -16,6 +16,7 @@ _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _BARE_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _YES: Final = {"yes": True, "no": False}
 _NEEDS: Final = "{url} needs {package}; run: pip install 'semel[{extra}]'"
+_WITH_ASYNCPG: Final = _NEEDS.format(url="postgresql+asyncpg://", package="asyncpg and psycopg 3", extra="asyncpg")
 _OWN: Final = ("connections_max", "patience_seconds", "prepared", "schema")
 CONNECTIONS_MOST: Final = 1000
 
@@ -117,7 +118,10 @@ def postgres_backend(
     try:
         from semel.drivers.psycopg import PsycopgDriver, Server
     except ImportError as error:
-        raise ConfigurationError(_NEEDS.format(url="postgresql://", package="psycopg 3", extra="postgresql")) from error
+        named = (
+            _WITH_ASYNCPG if asyncpg else _NEEDS.format(url="postgresql://", package="psycopg 3", extra="postgresql")
+        )
+        raise ConfigurationError(named) from error
     from semel.drivers.postgres_errors import is_conflict
     from semel.drivers.postgres_join import Home
     from semel.drivers.postgres_joining import join, join_async
@@ -143,9 +147,7 @@ def postgres_backend(
         from semel.drivers.asyncpg import AsyncpgDriver
         from semel.drivers.asyncpg_unit import AsyncpgUnitPool
     except ImportError as error:
-        raise ConfigurationError(
-            _NEEDS.format(url="postgresql+asyncpg://", package="asyncpg and psycopg 3", extra="asyncpg")
-        ) from error
+        raise ConfigurationError(_WITH_ASYNCPG) from error
     asyncpg_units = AsyncpgUnitPool(server)
     pooled = AsyncpgDriver(server, PsycopgDriver(server, units), asyncpg_units)
     return with_joins(Backend("postgresql", store, pooled, unit=units.begin, unit_async=asyncpg_units.begin))
