@@ -50,8 +50,8 @@ fuzz: .venv/dev.stamp ## fuzz every target with atheris, SECONDS=60 each (pip in
 		$(BIN)/python -m tests.fuzz $$target --seconds $(or $(SECONDS),60) $(ARGS) || exit 1; \
 	done
 
-soak: .venv/dev.stamp ## hours of real kills, recorded histories and simulated schedules
-	$(BIN)/python -m semel.testing.soak $(ARGS)
+soak: .venv/dev.stamp ## hours of real kills on every store, recorded histories and simulated schedules
+	$(BIN)/python -m tests.nemeses.soak $(ARGS)
 
 mutate: .venv/dev.stamp ## change the rules line by line: do their tests notice? (half an hour; ARGS="decide settle")
 	@$(BIN)/python scripts/mutate.py $(ARGS)

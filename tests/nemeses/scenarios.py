@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import psycopg
 import pymysql
+import redis
 
 from semel.testing.nemeses.proxy import Proxy
 from semel.testing.nemeses.stage import Stage, Verdict
@@ -43,11 +44,12 @@ class Server:
             case "mariadb":
                 self.running = mariadb.start(self.home)
             case _:
-                self.settings = (
+                self.settings: tuple[str, ...] = (
                     ALWAYS if setting == "always" else (f"appendonly {'no' if setting == 'none' else 'yes'}",)
                 )
                 self.running = valkey.start(self.home, *self.settings)
         self.forgets = store == "redis" and setting == "none"
+        self.options = "?persistence=none" if self.forgets else ""
 
     def url(self, port: int | None = None) -> str:
         """How to reach it, by its own port or by a proxy's."""
@@ -60,7 +62,7 @@ class Server:
             case "mariadb":
                 return f"mysql://root@127.0.0.1:{port}/semel"
             case _:
-                return f"redis://127.0.0.1:{port}/0" + ("?persistence=none" if self.forgets else "")
+                return f"redis://127.0.0.1:{port}/0{self.options}"
 
     def crash(self, how: signal.Signals = signal.SIGKILL) -> None:
         """End it without its knowing."""
@@ -182,6 +184,29 @@ def failover(folder: Path, server: Server, effects: str, seed: int, *, synchrono
             stop(follower)
 
 
+def replica_promoted(folder: Path, server: Server, effects: str, seed: int) -> Verdict:
+    """The primary dies shortly after its replica was cut off from it, and the replica takes over."""
+    with Proxy(server.running.port) as wire, Proxy(server.running.port) as front:
+        replica = valkey.start(server.folder / "replica", *server.settings, f"replicaof 127.0.0.1 {wire.port}")
+
+        def say(*words: str) -> Any:
+            with redis.Redis(port=replica.port) as client:
+                return client.execute_command(*words)
+
+        def nemesis() -> None:
+            wire.stop()
+            pause(0.7)
+            server.crash()
+            say("REPLICAOF", "NO", "ONE")
+            front.aim(replica.port)
+
+        try:
+            valkey.eventually(lambda: b"connected" in say("ROLE"))
+            return Stage(folder, ground(server.url(front.port), folder, seed), effects, seed=seed).play(nemesis)
+        finally:
+            stop(replica)
+
+
 def main() -> None:
     options: dict[str, Any] = given()
     folder, name, effects, seed = Path(options["folder"]), options["name"], options["effects"], options["seed"]
@@ -212,6 +237,7 @@ SCENARIOS: Final[dict[str, Callable[[Path, Server, str, int], Verdict]]] = {
     "connections killed": _on_stage(connections_killed),
     "lost replies": lost_replies,
     "partition": partition,
+    "replica promoted, cut off": replica_promoted,
     "synchronous standby": lambda *given: failover(*given, synchronous=True, lag=False),
     "synchronous standby, cut off": lambda *given: failover(*given, synchronous=True, lag=True),
     "asynchronous standby, cut off": lambda *given: failover(*given, synchronous=False, lag=True),

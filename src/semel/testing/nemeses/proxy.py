@@ -30,14 +30,7 @@ class Proxy:
 
     Parameters: ``target`` the port, on this machine, of the server; ``seed`` chooses what is lost.
 
-    >>> listener = socket.create_server((LOOPBACK, 0))
-    >>> with Proxy(listener.getsockname()[1]) as proxy, socket.create_connection((LOOPBACK, proxy.port)) as client:
-    ...     _ = client.send(b"hello")
-    ...     server, _ = listener.accept()
-    ...     server.recv(5)
-    b'hello'
-    >>> server.close(), listener.close()
-    (None, None)
+    Use it as a context, or close it: its process ends with it. It forks, so whoever makes it must have no threads.
     """
 
     def __init__(self, target: int, *, seed: int = 0) -> None:

@@ -1,0 +1,73 @@
+"""``make soak``: the soak on SQLite files, then on each server that can be started here, one after the other.
+
+Arguments are those of ``python -m semel.testing.soak`` and go to each of them; ``--folder`` gets a folder for each
+store. ``--stores sqlite,redis`` names some of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from semel.testing.soak.__main__ import INTERRUPTED, OK, USAGE
+from tests.servers import mariadb, postgres
+from tests.servers import redis as valkey
+from tests.servers.needed import is_here
+from tests.servers.running import begin_run, end_run
+
+URLS: Final[Mapping[str, Callable[[], str] | None]] = {
+    "sqlite": None,
+    "postgresql": postgres.postgres,
+    "asyncpg": lambda: postgres.postgres().replace("postgresql:", "postgresql+asyncpg:", 1),
+    "redis": lambda: f"redis://127.0.0.1:{valkey.valkey()}",
+    "mariadb": lambda: mariadb.url(mariadb.mariadb()),
+}
+WITHOUT_SCHEDULES: Final = ("--simulations", "0")  # they need no server: once is enough
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Soak store after store; the first exit code that is not 0 ends it."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--stores", default=",".join(URLS))
+    parser.add_argument("--folder", type=Path, default=None)
+    ours, rest = parser.parse_known_args(arguments)
+    stores = ours.stores.split(",")
+    unknown = [store for store in stores if store not in URLS]
+    if unknown:
+        print(f"error: --stores: unknown store {unknown[0]!r}; known are {', '.join(URLS)}", file=sys.stderr)
+        return USAGE
+    if "mariadb" in stores and not is_here("mariadb"):
+        print("mariadb is left out: it is not installed here; run: make servers", file=sys.stderr)
+        stores.remove("mariadb")
+    folder = (ours.folder or Path(tempfile.mkdtemp(prefix="semel-soak-"))).resolve()
+    run = begin_run()
+    try:
+        for store in stores:
+            code = _soak(store, folder / store, rest)
+            if code != OK:
+                return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        end_run(run)
+    return OK
+
+
+def _soak(store: str, folder: Path, rest: Sequence[str]) -> int:
+    """In a process of its own: a soak forks, and one that starts servers may have threads."""
+    start = URLS[store]
+    of_a_server = () if start is None else ("--url", start(), *WITHOUT_SCHEDULES)
+    return subprocess.run(
+        [sys.executable, "-m", "semel.testing.soak", *rest, "--folder", str(folder), *of_a_server], check=False
+    ).returncode
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("SEMEL_TEST_OWNER", str(os.getpid()))
+    sys.exit(main(sys.argv[1:]))
