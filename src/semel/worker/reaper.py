@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from contextlib import suppress
 from typing import Any, Final, Self
 
 from semel.engine.aio import AsyncEngine
@@ -91,15 +92,27 @@ class Reaper:
     async def run(self) -> None:
         """Reap until cancelled. What the store refuses is observed, and tried again at the next look."""
         purge_at = self._purge_time()
-        while True:
-            try:
-                await self.run_once()
-                if time.monotonic() >= purge_at:
+        purging: asyncio.Task[None] | None = None
+        try:
+            while True:
+                with suppress(StoreError, SchemaError):  # as in _purge_meanwhile
+                    await self.run_once()
+                if purging is not None and purging.done():
+                    purging.result()  # an error that nobody expects ends the reaper here, too
+                    purging = None
+                if time.monotonic() >= purge_at and purging is None:
                     purge_at = self._purge_time()
-                    await self.purge()
-            except (StoreError, SchemaError):
-                pass  # the engine's observer was told; a store that comes back must find its reaper alive
-            await asyncio.sleep(self._every_seconds * (1 - self._random.random() / 4))
+                    purging = asyncio.create_task(self._purge_meanwhile(), name="semel-purge")
+                await asyncio.sleep(self._every_seconds * (1 - self._random.random() / 4))
+        finally:
+            if purging is not None:
+                purging.cancel()
+                await asyncio.wait({purging})
+
+    async def _purge_meanwhile(self) -> None:
+        # A walk over millions of records takes minutes; what lapses meanwhile must be visible in time all the same.
+        with suppress(StoreError, SchemaError):  # the observer was told; a store that comes back finds its reaper alive
+            await self.purge()
 
     def _purge_time(self) -> float:
         # Spread over the second half of the interval: the processes of one service do not purge together.

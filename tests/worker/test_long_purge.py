@@ -1,0 +1,113 @@
+"""A purge of many records takes minutes: what lapses meanwhile is made visible in time all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from semel import AsyncEngine, Command, Permit, Policy, Scope
+from semel.drivers.local import LocalDriver
+from semel.engine.backend import Backend
+from semel.errors import StoreUnavailable
+from semel.model import Purged
+from semel.stores.memory import MemoryStore
+from semel.telemetry import Counting
+from semel.worker.reaper import Reaper
+
+SECOND_US = 1_000_000
+
+
+class Heard(Counting):
+    """Counts, and wakes whoever waits for an event."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: dict[str, asyncio.Event] = {}
+
+    def of(self, name: str) -> asyncio.Event:
+        """Set at the next event of this name."""
+        return self.heard.setdefault(name, asyncio.Event())
+
+    def event(self, name: str, value: float, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
+        super().event(name, value, labels, detail)
+        self.of(name).set()
+
+
+class LongPurge(MemoryStore):
+    """A purge whose chunks do not come to an end before somebody says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chunks = 0
+        self.begun = asyncio.Event()
+        self.over = False
+
+    def purge(self, after: int | None, chunk: int) -> Any:
+        self.chunks += 1
+        self.begun.set()
+        found: Purged = yield from super().purge(after, chunk)
+        return found if self.over else found._replace(next_after=1)
+
+
+class Yielding(LocalDriver):
+    """Lets others run between two calls, as every driver does that waits for a disk or a server."""
+
+    now = 1_800_000_000 * SECOND_US
+    fails = False
+
+    async def run_async(self, make: Callable[[], Any]) -> Any:
+        await asyncio.sleep(0)
+        if self.fails:
+            raise StoreUnavailable("the store is away")
+        return self.run(make)
+
+
+async def scenario(end: Callable[[Yielding, LongPurge, Heard, asyncio.Task[None]], Any]) -> None:
+    store, heard = LongPurge(), Heard()
+    driver = Yielding(clock=lambda: driver.now)
+    async with AsyncEngine(Backend("memory", store, driver), observer=heard) as engine:
+        reaping = asyncio.create_task(Reaper(engine, every_seconds=0.01, purge_every_seconds=0.001).run())
+        async with asyncio.timeout(20):
+            await store.begun.wait()
+            permit = await engine.claim(Command(Scope("t", "c", "pay"), "k", bytes(32), "r", Policy(lease_seconds=5)))
+            assert isinstance(permit, Permit)
+            engine.core.live.clear()
+            driver.now += 6 * SECOND_US
+            await heard.of("lapsed").wait()
+            assert not heard.of("purged").is_set()
+            await end(driver, store, heard, reaping)
+        reaping.cancel()
+        await asyncio.wait({reaping})
+        assert reaping.cancelled()
+        chunks = store.chunks
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert store.chunks == chunks  # nothing of it goes on
+
+
+def test_a_lapse_is_told_while_a_purge_goes_on_and_the_purge_comes_to_its_end() -> None:
+    async def end(driver: Yielding, store: LongPurge, heard: Heard, reaping: asyncio.Task[None]) -> None:
+        store.over = True
+        await heard.of("purged").wait()
+
+    asyncio.run(scenario(end))
+
+
+def test_a_reaper_that_ends_takes_its_purge_along() -> None:
+    async def end(driver: Yielding, store: LongPurge, heard: Heard, reaping: asyncio.Task[None]) -> None:
+        return None
+
+    asyncio.run(scenario(end))
+
+
+def test_a_purge_that_the_store_refuses_is_begun_again() -> None:
+    async def end(driver: Yielding, store: LongPurge, heard: Heard, reaping: asyncio.Task[None]) -> None:
+        driver.fails = True
+        await heard.of("store_errors").wait()
+        driver.fails = False
+        store.over = True
+        await heard.of("purged").wait()
+        assert not reaping.done()
+
+    asyncio.run(scenario(end))
