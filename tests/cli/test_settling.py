@@ -37,6 +37,21 @@ def test_it_succeeded_with_an_answer_that_retries_get(semel: Run, shelf: Shelf, 
     assert "by ops: seen at the provider" in semel("show", operation_id).out
 
 
+def test_the_beginning_of_a_name_is_enough_where_one_record_fits(semel: Run, shelf: Shelf) -> None:
+    first, second = shelf.unknown("key-1", ago_us=HOUR_US), shelf.unknown("key-2", ago_us=HOUR_US)
+    given = ("--did-not-happen", "--reason", "no charge")
+    ran = semel("settle", first[:-1], *given)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith(f"{first} (")
+    assert "settled: it did not happen" in ran.out
+    both = next(first[:n] for n in range(36, 5, -1) if second.startswith(first[:n]))
+    ran = semel("settle", both, *given)
+    assert ran.code != 0
+    assert "fits several records" in ran.err
+    assert semel("settle", "ffffffff", *given).code != 0
+    assert semel("show", second, "--json").document["state"] == "UNKNOWN"
+
+
 def test_it_succeeded_without_an_answer(semel: Run, shelf: Shelf) -> None:
     operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
     assert semel("settle", operation_id, "--succeeded", "--reason", "seen").code == 0

@@ -153,7 +153,7 @@ def test_a_reader_that_goes_ends_it_quietly(shelf: Shelf) -> None:
 
 
 def test_a_terminal_is_redrawn(shelf: Shelf) -> None:
-    shelf.unknown("lost", caller="x\x1b[2J")
+    lost = shelf.unknown("lost", caller="x\x1b[2J" + "y" * 60)
     ours, theirs = pty.openpty()
     try:
         with started(shelf, "--count", "2", "--every", "0.1", stdout=theirs) as process:
@@ -173,4 +173,6 @@ def test_a_terminal_is_redrawn(shelf: Shelf) -> None:
     assert shown.count(b"\x1b[H") == 2
     assert b"\x1b[2J" not in shown
     assert b"needs attention: 1" in shown
+    assert lost.encode() in shown, "a cut id finds nothing"
+    assert "yy…".encode() in shown, "what is cut is marked"
     assert b"`replays` event" in shown

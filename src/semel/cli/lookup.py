@@ -28,22 +28,6 @@ _PREFIX: Final = re.compile(rf"[0-9a-fA-F-]{{{PREFIX_LENGTH_MIN},36}}").fullmatc
 Matching = Callable[[Record], bool]
 
 
-def find_operation(engine: Engine, operation_id: bytes) -> Record:
-    """The record of an operation id. Raises NotFound."""
-    record = _by_operation(engine, operation_id)
-    if record is None:
-        raise NotFound(f"OPERATION_ID {uuid_text(operation_id)} names no record of this store; see: semel list")
-    return record
-
-
-def operation_id_of(text: str) -> bytes:
-    """The bytes of an OPERATION_ID argument. Raises UsageFailed."""
-    raw = uuid_bytes(text)
-    if raw is None:
-        raise UsageFailed(f"OPERATION_ID must be a UUID as `semel list` shows it, not {text!r}")
-    return raw
-
-
 def key_of(text: str, name: str) -> str:
     """A key as a client sends it, quoted or bare. Raises UsageFailed, naming the argument."""
     try:

@@ -16,7 +16,7 @@ from typing import Final
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.damaged import is_damaged
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
-from semel.cli.lookup import find_operation, operation_id_of
+from semel.cli.lookup import check_beginning, find_named, name_of
 from semel.cli.store import opened
 from semel.cli.terminal import Output, span_text
 from semel.model import Answer, MovedOn, Resolution, Resolved, TooEarly
@@ -40,7 +40,11 @@ def add(commands: Commands[Parser]) -> None:
         "    --header 'Content-Type: application/json' --reason 'charged: ch_81 at the provider'",
         "Retries then get the answer, or run the command anew. It is refused before the handler's deadline has passed.",
     )
-    parser.add_argument("operation_id", metavar="OPERATION_ID", help="the operation's id, as `semel list` shows it")
+    parser.add_argument(
+        "operation_id",
+        metavar="OPERATION_ID",
+        help="the operation's id, or at least 6 hex digits that it, the record's id or the key's hash begins with",
+    )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--succeeded", action="store_true", help="the effect happened: retries never run it again")
     what.add_argument("--did-not-happen", action="store_true", help="no effect happened: a retry may run it")
@@ -57,12 +61,14 @@ def add(commands: Commands[Parser]) -> None:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Settle one record."""
-    operation_id = operation_id_of(options.operation_id)
+    check_beginning(options.operation_id, "OPERATION_ID")
     reason = _text("--reason", options.reason)
     actor = _text("--actor", options.actor if options.actor is not None else _user())
     answer = _answer(options)
     with opened(options) as engine:
-        record = find_operation(engine, operation_id)
+        everywhere = argparse.Namespace(**vars(options), tenant=None, caller=None, operation=None)
+        record = find_named(engine, options.operation_id, everywhere, "OPERATION_ID")
+        operation_id = record.operation_id
         if is_damaged(record):
             raise CommandFailed("refused: the record is damaged; restore it from a backup (see semel doctor)")
         word = Resolution(record.id, record.fence, options.succeeded, answer, actor, reason, options.force)
@@ -72,6 +78,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
             out.document({"operationId": uuid_text(operation_id), "state": state.name, "answer": answer is not None})
             retry = "a retry gets it" if answer is not None else "a retry is told so"
             then = f"it succeeded; {retry}" if options.succeeded else "it did not happen; a retry runs it"
+            if options.operation_id != uuid_text(operation_id):
+                out.say(name_of(record))  # a beginning was given: it is said whose it was
             out.say(f"settled: {then}")
             return Exit.OK
         case TooEarly(wait_us):

@@ -73,9 +73,9 @@ class Output:
         return not self.machine and self._stdout.isatty()
 
     def redraw(self, lines: Sequence[str]) -> None:
-        """Draw lines over a terminal's whole screen, each made safe and cut to its width."""
+        """Draw lines over a terminal's whole screen, each made safe, and cut to its width with a mark."""
         width, height = shutil.get_terminal_size()
-        shown = [f"{safe(line)[:width]}\x1b[K" for line in lines[: height - 1]]
+        shown = [f"{_cut(safe(line), width)}\x1b[K" for line in lines[: height - 1]]
         print("\x1b[H" + "\n".join(shown) + "\x1b[J", end="", file=self._stdout, flush=True)
 
     def raw(self, text: str) -> None:
@@ -98,6 +98,10 @@ class Output:
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Left-aligned columns, as wide as their content."""
         self.say(*columns(heads, rows))
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 def columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -163,11 +163,12 @@ def screen(seen: Look, changed: Change | None, head: str) -> list[str]:
     lines += ["", f"needs attention: {len(waiting) or 'nothing'}"]
     if waiting:
         rows = [_row(record, seen.now) for record in waiting[:SHOWN_MAX]]
-        lines += columns(("STATE", "OPERATION", "CALLER", "AGE", "OPERATION ID"), rows)
+        lines += columns(("OPERATION ID", "STATE", "AGE", "OPERATION", "CALLER"), rows)
     return [*lines, "", REPLAYS_NOTE]
 
 
 def _row(record: Record, now: int) -> tuple[str, ...]:
     name = f"{state_name(record, now)}{', lapsed' if has_lapsed(record, now) else ''}"
     who = f"{record.tenant}/{record.caller}"
-    return name, record.operation, who, span_text(now - record.created_at), uuid_text(record.operation_id)
+    # The id first: what a narrow terminal cuts off is at the end, and an id that is cut is none.
+    return uuid_text(record.operation_id), name, span_text(now - record.created_at), record.operation, who

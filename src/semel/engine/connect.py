@@ -24,15 +24,14 @@ def connect_backend(url: str) -> Backend:
     ``memory://`` lives and dies with the process. ``sqlite:///PATH`` is a file; its options are
     ``?synchronous=FULL|NORMAL|EXTRA`` (FULL by default) and ``?busy_seconds=5``. ``postgresql://USER@HOST/DATABASE``
     is a server, through psycopg (``postgresql+psycopg://`` says the same); ``postgresql+asyncpg://`` lets asyncpg
-    perform on event loops. Beside libpq's own options it takes ``?schema=``, ``?connections_max=8``, ``?patience_seconds=5`` and
-    ``?prepared=no`` (behind PgBouncer). ``redis://USER:PASSWORD@HOST:PORT/DATABASE`` is Redis or Valkey (``rediss://``
-    with TLS, ``redis+unix:///PATH`` a socket), ``redis+cluster://HOST:PORT,HOST:PORT`` a cluster; its options are
-    ``?prefix=semel``, ``?wait_replicas=0``, ``?wait_seconds=1``, ``?connections_max=8`` and ``?patience_seconds=5``
-    (docs/redis.md).
-    ``mysql://USER:PASSWORD@HOST:PORT/DATABASE`` (or ``mariadb://``) is a MariaDB server, through PyMySQL in threads
-    and asyncmy on event loops; its options are ``?connections_max=8``, ``?patience_seconds=5``, ``?socket=/PATH``,
-    ``?tls=yes`` and ``?tls_ca=/PATH`` (docs/mariadb.md). Every server takes ``?persistence=none``: EXTERNAL
-    commands may run where its settings make it forget (docs/stores.md).
+    perform on event loops. Beside libpq's own options it takes ``?schema=``, ``?connections_max=8``,
+    ``?patience_seconds=5`` and ``?prepared=no`` (behind PgBouncer). ``redis://USER:PASSWORD@HOST:PORT/DATABASE`` is
+    Redis or Valkey (``rediss://`` with TLS, ``redis+unix:///PATH`` a socket), ``redis+cluster://HOST:PORT,HOST:PORT``
+    a cluster; its options are ``?prefix=semel``, ``?wait_replicas=0``, ``?wait_seconds=1``, ``?connections_max=8``
+    and ``?patience_seconds=5`` (docs/redis.md). ``mysql://USER:PASSWORD@HOST:PORT/DATABASE`` (or ``mariadb://``) is a
+    MariaDB server, through PyMySQL in threads and asyncmy on event loops; its options are ``?connections_max=8``,
+    ``?patience_seconds=5``, ``?socket=/PATH``, ``?tls=yes`` and ``?tls_ca=/PATH`` (docs/mariadb.md). Every server
+    takes ``?persistence=none``: EXTERNAL commands may run where its settings make it forget (docs/stores.md).
 
     A store of somebody else's package is found by its entry point of the group ``semel.stores``: a function of
     the URL that answers a :class:`~semel.engine.backend.Backend`.
