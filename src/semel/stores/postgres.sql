@@ -125,6 +125,10 @@ SELECT
     known.sealing_key_id, known.status, known.headers, known.request, known.body
 FROM known, clock;
 
+-- name: lock_here
+-- Before an ATOMIC unit writes over a record that stands: tried, never waited for, and held to the unit's end.
+SELECT pg_try_advisory_xact_lock(:lock::bigint)::integer;
+
 -- name: look
 -- The records of these ids, and the time to decide by.
 WITH clock AS MATERIALIZED (

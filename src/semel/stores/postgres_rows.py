@@ -21,7 +21,7 @@ from semel.model import (
     Settlement,
     Settling,
 )
-from semel.rules.decide import first_grant
+from semel.rules.decide import decide, first_grant, is_grant_new
 from semel.rules.stored import answer_digest, pack_headers
 from semel.stores.postgres_text import escaped, record
 from semel.stores.postgres_text import written as texts_written
@@ -50,13 +50,24 @@ def claim_all(claims: list[Claim], verdicts: Verdicts, statement: str = "claim")
             now = cast(int, row[0])
             if row[2] is None:
                 verdicts[claim[:2]] = Proceed(first_grant(claim, now))
-            else:
-                yield from VERSIONS.decide(claim, now, record(row[1:]), verdicts)
+                continue
+            seen = record(row[1:])
+            if statement == "claim" or (yield from _is_free(claim, now, seen)):
+                yield from VERSIONS.decide(claim, now, seen, verdicts)
         left = [claim for claim in left if claim[:2] not in verdicts]
         if not left:
             return
     for claim in left:
         verdicts[claim[:2]] = InProgress(claim.operation_id, claim.terms.lease_us)
+
+
+def _is_free(claim: Claim, now: int, seen: Record) -> Flow[bool]:
+    """Whether nobody else's ATOMIC unit is writing over this record: its row would be waited for to that unit's end."""
+    verdict = decide(seen, claim, now)
+    if type(verdict) is not Proceed or not is_grant_new(seen, verdict.grant):
+        return True
+    [(mine,)] = yield from ask(Query(SQL["lock_here"], {"lock": lock_of(claim.id)}))
+    return mine == 1
 
 
 def _by_id(word: Claim | Settlement) -> bytes:
