@@ -12,6 +12,7 @@ from semel.errors import ConfigurationError, PolicyError
 from semel.model import Answer
 from semel.policy import NEVER_REPLAYED, Policy
 from semel.rules.fingerprint import Recipe
+from semel.web import caller as callers
 from semel.web.caller import Caller, from_environ, from_state, from_user, single_caller
 from semel.web.capture import Capture, Keeping
 from semel.web.exchange import Exchange, open_exchange
@@ -50,6 +51,32 @@ def test_where_callers_are_read_from() -> None:
     assert from_environ("REMOTE_USER", tenant="acme")({"REMOTE_USER": "alice"}) == alice
     assert from_user(tenant="acme")({"user": User("alice")}) == alice
     assert single_caller({}) == single_caller({"state": {"user": "bob"}})
+
+
+def test_a_state_that_nobody_sets_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(callers, "_SEEN", set())
+    requests: Sequence[Any] = ({"state": {}}, {}, {"state": {"other": "alice"}})
+    for request in requests:
+        assert from_state("user")(request) is None
+    [told] = caplog.records
+    assert (told.name, told.levelname) == ("semel", "WARNING")
+    assert "nobody has set request.state.user" in told.getMessage()
+    assert "request.state.user = user.id" in told.getMessage()
+    assert from_state("account")({"state": {}}) is None
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("first", [{"user": None}, {"user": ""}, {"user": "alice"}])
+def test_a_state_that_is_set_is_not_told_of(
+    first: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(callers, "_SEEN", set())
+    from_state("user")({"state": first})
+    if first["user"]:  # some requests are anonymous, and that is no mistake
+        assert from_state("user")({"state": {}}) is None
+    assert not caplog.records
 
 
 def test_nobody_is_nobody() -> None:

@@ -48,7 +48,8 @@ def from_state(name: str, *, tenant: str = "single") -> CallerOf:
     """Reads what an earlier middleware verified and put into the request's state (``request.state.NAME``).
 
     Parameters: ``name`` of the attribute; its value is a :class:`Caller`, or a text that is the caller's id
-    within ``tenant``; a missing or empty one means that nobody is known.
+    within ``tenant``; a missing or empty one means that nobody is known. Where nobody has ever set it, that is
+    logged once for each name, as a warning of the logger ``semel``.
 
     >>> from_state("user")({"state": {"user": "alice"}})
     Caller(tenant='single', id='alice')
@@ -57,9 +58,30 @@ def from_state(name: str, *, tenant: str = "single") -> CallerOf:
 
     def read(request: Mapping[str, Any]) -> Caller | None:
         state = request.get("state")
-        return _caller(f"state.{name}", None if state is None else state.get(name), tenant)
+        value = None if state is None else state.get(name)
+        if name not in _SEEN and (value is not None or state is None or name not in state):
+            _SEEN.add(name)
+            if value is None:
+                _tell_unset(name)
+        return _caller(f"state.{name}", value, tenant)
 
     return read
+
+
+_SEEN: Final[set[str]] = set()  # names that were set once, or whose absence has been told
+
+
+def _tell_unset(name: str) -> None:
+    import logging  # a process whose callers are set never needs it
+
+    logging.getLogger("semel").warning(
+        "from_state(%r): nobody has set request.state.%s, so that no caller is known and commands are refused with "
+        "401. Let your authentication set it before Semel asks: in a dependency of the path operation, or in a "
+        "middleware outside of Semel's: request.state.%s = user.id (this is said once)",
+        name,
+        name,
+        name,
+    )
 
 
 def from_environ(name: str, *, tenant: str = "single") -> CallerOf:
