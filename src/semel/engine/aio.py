@@ -46,10 +46,17 @@ class AsyncEngine:
     before the caller is told that the outcome is not known.
 
     >>> import asyncio
+    >>> from hashlib import sha256
     >>> from semel import Answer, AsyncEngine, Command, Policy, Scope
     >>> async def main() -> None:
     ...     async with AsyncEngine.connect("memory://") as engine:
-    ...         command = Command(Scope("acme", "alice", "greet"), "key-1", bytes(32), "demo", Policy())
+    ...         command = Command(
+    ...             scope=Scope(tenant="acme", caller="alice", operation="greet"),
+    ...             key="key-1",
+    ...             fingerprint=sha256(b"all that is wanted").digest(),
+    ...             recipe="demo",
+    ...             policy=Policy(),
+    ...         )
     ...
     ...         async def handler(permit: object) -> Answer:
     ...             return Answer(200, (), b"hello")

@@ -97,13 +97,20 @@ class Atomic(_Block[SyncPerformer]):
     On SQLite the join comes before the transaction's first statement (Django's has begun).
 
     >>> import sqlite3, tempfile
+    >>> from hashlib import sha256
     >>> from semel import Answer, Command, Engine, Policy, Scope
     >>> folder = tempfile.TemporaryDirectory()
     >>> engine = Engine.connect(f"sqlite:///{folder.name}/app.db")
     >>> _ = engine.migrate()
     >>> db = sqlite3.connect(f"{folder.name}/app.db")
     >>> _ = db.execute("CREATE TABLE orders (sku TEXT)")
-    >>> command = Command(Scope("acme", "alice", "order"), "key-1", bytes(32), "demo", Policy(effects="atomic"))
+    >>> command = Command(
+    ...     scope=Scope(tenant="acme", caller="alice", operation="order"),
+    ...     key="key-1",
+    ...     fingerprint=sha256(b"A-1").digest(),
+    ...     recipe="demo",
+    ...     policy=Policy(effects="atomic"),
+    ... )
     >>> for _ in range(2):
     ...     with engine.atomic(db, command) as once:
     ...         if not once.replayed:

@@ -33,9 +33,16 @@ class Engine:
 
     Parameters: as :class:`~semel.engine.aio.AsyncEngine`.
 
+    >>> from hashlib import sha256
     >>> from semel import Answer, Command, Engine, Policy, Scope
     >>> with Engine.connect("memory://") as engine:
-    ...     command = Command(Scope("acme", "alice", "greet"), "key-1", bytes(32), "demo", Policy())
+    ...     command = Command(
+    ...         scope=Scope(tenant="acme", caller="alice", operation="greet"),
+    ...         key="key-1",
+    ...         fingerprint=sha256(b"all that is wanted").digest(),
+    ...         recipe="demo",
+    ...         policy=Policy(),
+    ...     )
     ...     first = engine.run(command, lambda permit: Answer(200, (), b"hello"))
     ...     again = engine.run(command, lambda permit: Answer(200, (), b"hello"))
     >>> first.replayed, again.replayed, again.answer.body
