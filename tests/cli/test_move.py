@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -22,7 +23,7 @@ from semel.engine.connect import sqlite_backend
 from semel.errors import StoreUnavailable
 from semel.model import InProgress, Record, Replay, Resolution, State, Verdict
 from semel.rules.classify import Outcome, Refused, Released, Succeeded, Unprovable
-from semel.rules.identity import derived_key
+from semel.rules.identity import derived_key, uuid_text
 from semel.testing.attempts import bits
 from semel.testing.clock import SettableClock
 from tests.engine.shells import MADE, SCOPE
@@ -211,6 +212,25 @@ def test_an_open_record_is_refused_and_nothing_is_written(first: str, places: di
     with Engine.connect(places["sqlite"]) as engine:
         assert engine.perform("counts", engine.store.counts) == {}
     assert moved(first, places["sqlite"], capsys)[1]["copied"] == 15
+
+
+@pytest.mark.parametrize(
+    "harm", ["body = x'00'", "state = 99", "lease_until = 'soon'", "answer_kind = 3", "sealing_key_id = 'k1'"]
+)
+def test_a_damaged_or_sealed_record_is_refused_by_its_name(
+    harm: str, first: str, places: dict[str, str], capsys: Capture
+) -> None:
+    with Engine.connect(first) as engine:
+        kept = row(engine, "made")
+        assert kept is not None
+    with closing(sqlite3.connect(first.removeprefix("sqlite:///"))) as plain:
+        plain.execute(f"UPDATE semel_record SET {harm} WHERE id = ?", (kept.id,))
+        plain.commit()
+    code, said = moved(first, places["sqlite"], capsys)
+    assert code == 1
+    assert uuid_text(kept.operation_id) in said["error"]
+    with Engine.connect(places["sqlite"]) as engine:
+        assert row(engine, "made") is None
 
 
 def test_a_dry_run_writes_nothing(first: str, places: dict[str, str], capsys: Capture) -> None:

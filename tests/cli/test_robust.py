@@ -30,6 +30,7 @@ CALLS = {
     "purge": ["purge"],
     "doctor": ["doctor"],
     "export": ["export"],
+    "move": ["move", "--to", "sqlite:///target.db"],
 }
 
 
