@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from semel.engine.backend import Backend
 from semel.engine.coalesce import Coalescers
 from semel.engine.core import Core
-from semel.errors import SchemaError, StoreError
+from semel.errors import SchemaError, SemelError, StoreError
 from semel.flow import Flow, MakeFlow
 from semel.model import Verdict
 from semel.protocol.asks import (
@@ -84,13 +84,13 @@ class AsyncPerformer:
                 core.tell_store_call(verb, time.perf_counter() - started)
 
     async def drive(self, flow: Flow[T], attempt: Callable[[], Awaitable[Verdict]] | None = None) -> T:
-        """Perform a flow to its end; a store error is thrown into it, where it may be repeated."""
+        """Perform a flow to its end; an error of the store's is thrown into it, which may repeat it or clean up."""
         try:
             needed = next(flow)
             while True:
                 try:
                     reply = await (attempt() if attempt and type(needed) is Attempt else self._answer(needed))
-                except StoreError as error:
+                except SemelError as error:
                     needed = flow.throw(error)
                 else:
                     needed = flow.send(reply)
@@ -166,13 +166,13 @@ class SyncPerformer:
             core.tell_store_call(verb, time.perf_counter() - started)
 
     def drive(self, flow: Flow[T], attempt: Callable[[], Verdict] | None = None) -> T:
-        """Perform a flow to its end; a store error is thrown into it, where it may be repeated."""
+        """Perform a flow to its end; an error of the store's is thrown into it, which may repeat it or clean up."""
         try:
             needed = next(flow)
             while True:
                 try:
                     reply = attempt() if attempt and type(needed) is Attempt else self._answer(needed)
-                except StoreError as error:
+                except SemelError as error:
                     needed = flow.throw(error)
                 else:
                     needed = flow.send(reply)

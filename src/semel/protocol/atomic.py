@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from semel.errors import EarlyCommit, StoreError, StoreTimeout, StoreUnavailable
+from semel.errors import EarlyCommit, SemelError, StoreError, StoreTimeout, StoreUnavailable
 from semel.flow import Flow, ask
 from semel.model import Claim, Grant, Proceed, Record, Settled, Settlement, Settling, State, Superseded, Verdict
 from semel.protocol.asks import Begin, Commit, Perform, Rollback, SettleWithin, Unit, Within
@@ -34,7 +34,7 @@ def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) ->
         if isinstance(verdict, Proceed):
             unit.hand_out()
             return verdict, unit
-    except StoreError:
+    except Exception:  # also what ``under`` raises: a unit that nobody ends keeps its connection and its lock
         yield from ask(Rollback(unit))
         raise
     yield from ask(Rollback(unit))
@@ -80,7 +80,7 @@ def _settle_and_commit(store: Store, unit: Unit, grant: Grant, word: Settlement)
         return (yield from _settle_with_commit(store, unit, grant, word))
     try:
         reply = yield from settle_inside(store, unit, grant, word)
-    except StoreError:
+    except SemelError:
         yield from ask(Rollback(unit))
         raise
     if reply is None:
