@@ -11,7 +11,7 @@ import time
 from functools import partial
 
 from semel import Engine
-from semel.protocol.upkeep import PURGE_CHUNK
+from semel.protocol.upkeep import PURGE_CHUNK, rest_seconds
 
 
 def main(url: str) -> None:
@@ -23,7 +23,9 @@ def main(url: str) -> None:
             scanned = dropped = forgotten = 0
             over = False
             while not over and time.perf_counter() < ends:
+                chunk = time.perf_counter()
                 done = engine.perform("purge", partial(engine.store.purge, after, PURGE_CHUNK))
+                time.sleep(rest_seconds(done, time.perf_counter() - chunk))
                 scanned += done.scanned
                 dropped += done.answers_dropped
                 forgotten += done.forgotten

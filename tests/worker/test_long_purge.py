@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from semel import AsyncEngine, Command, Permit, Policy, Scope
+import pytest
+
+from semel import Answer, AsyncEngine, Command, Permit, Policy, Scope
 from semel.drivers.local import LocalDriver
 from semel.engine.backend import Backend
 from semel.errors import StoreUnavailable
 from semel.model import Purged
+from semel.protocol.upkeep import REST_SECONDS_MAX, rest_seconds
 from semel.stores.memory import MemoryStore
 from semel.telemetry import Counting
 from semel.worker.reaper import Reaper
@@ -111,3 +114,33 @@ def test_a_purge_that_the_store_refuses_is_begun_again() -> None:
         assert not reaping.done()
 
     asyncio.run(scenario(end))
+
+
+def test_a_purge_rests_after_chunks_that_wrote_so_that_a_file_is_free_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rested: list[tuple[int, bool]] = []
+
+    def rest(done: Purged, took: float) -> float:
+        rested.append((done.forgotten, took >= 0))
+        return rest_seconds(done, took)
+
+    async def scenario() -> None:
+        driver = Yielding(clock=lambda: driver.now)
+        async with AsyncEngine(Backend("memory", MemoryStore(), driver)) as engine:
+            for key in ("a", "b", "c"):
+                command = Command(Scope("t", "c", "pay"), key, bytes(32), "r", Policy())
+                await engine.run(command, answer)
+            driver.now += 31 * 86_400 * SECOND_US
+            await Reaper(engine).purge(chunk=2)
+
+    async def answer(permit: Permit) -> Answer:
+        return Answer(201, (), b"done")
+
+    monkeypatch.setattr("semel.worker.reaper.rest_seconds", rest)
+    asyncio.run(scenario())
+
+    assert rested == [(2, True), (1, True)]
+    assert rest_seconds(Purged(500, 1, 0, 501), 0.25) == 0.25
+    assert rest_seconds(Purged(500, 0, 0, 501), 0.25) == 0
+    assert rest_seconds(Purged(500, 1, 0, 501), 60) == REST_SECONDS_MAX

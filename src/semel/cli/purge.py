@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit
@@ -12,7 +13,7 @@ from semel.cli.terminal import Output
 from semel.flow import perform
 from semel.model import Purged
 from semel.protocol.asks import Perform
-from semel.protocol.upkeep import PURGE_CHUNK, purge_walk
+from semel.protocol.upkeep import PURGE_CHUNK, purge_walk, rest_seconds
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -40,7 +41,9 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
         def answer(needed: object) -> Purged:
             assert isinstance(needed, Perform)
+            began = time.monotonic()
             done: Purged = engine.perform(needed.verb, needed.make)
+            time.sleep(rest_seconds(done, time.monotonic() - began))
             return done
 
         known = sum(engine.perform("counts", engine.store.counts).values())

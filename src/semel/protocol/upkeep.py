@@ -16,6 +16,20 @@ from semel.protocol.asks import Perform
 from semel.stores.base import Store
 
 PURGE_CHUNK: Final = 500
+REST_SECONDS_MAX: Final = 1.0
+
+
+def rest_seconds(done: Purged, took: float) -> float:
+    """How long to leave the store alone after a chunk: as long as it took, where it wrote something.
+
+    A file has one writer: a purge that goes on at once would let commands of other processes wait for many chunks.
+
+    Parameters: ``took`` seconds.
+
+    >>> rest_seconds(Purged(500, 0, 500, 501), 0.02), rest_seconds(Purged(500, 0, 0, 501), 0.02)
+    (0.02, 0.0)
+    """
+    return min(took, REST_SECONDS_MAX) if done.answers_dropped or done.forgotten else 0.0
 
 
 def _unobserved(so_far: Purged) -> None:

@@ -17,7 +17,7 @@ from semel.engine.aio import AsyncEngine
 from semel.errors import PolicyError, SchemaError, StoreError
 from semel.flow import Flow
 from semel.model import Purged, Record, State
-from semel.protocol.upkeep import PURGE_CHUNK, purge_walk
+from semel.protocol.upkeep import PURGE_CHUNK, purge_walk, rest_seconds
 
 LAPSE_CHUNK: Final = 100
 EVERY_SECONDS_MAX: Final = 0.75  # lease + 1 s is a promise; the rest of the second is for the call itself
@@ -127,7 +127,10 @@ class Reaper:
         needed: Any = next(flow)
         try:
             while True:
-                needed = flow.send(await self._engine.perform(needed.verb, needed.make))
+                began = time.monotonic()
+                done: Purged = await self._engine.perform(needed.verb, needed.make)
+                await asyncio.sleep(rest_seconds(done, time.monotonic() - began))
+                needed = flow.send(done)
         except StopIteration as stop:
             total: Purged = stop.value
             return total
