@@ -210,6 +210,8 @@ class PsycopgDriver:
         running = asyncio.get_running_loop()
         loop = self._loops.get(running)
         if loop is None:
+            for over in [each for each in self._loops if each.is_closed()]:
+                self._loops.pop(over).drop_idle()
             loop = self._loops[running] = _Loop(self.server)
         return loop
 
@@ -286,6 +288,11 @@ class _Loop:
     async def close_idle(self) -> None:
         for connection, _ in self._connections.forget_idle():
             await connection.close()
+
+    def drop_idle(self) -> None:
+        """As ``close_idle``, where the loop is over: nobody can be awaited."""
+        for connection, _ in self._connections.forget_idle():
+            connection.pgconn.finish()
 
 
 def is_lost(error: BaseException) -> bool:

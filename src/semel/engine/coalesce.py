@@ -113,6 +113,8 @@ class Coalescers:
         loop = asyncio.get_running_loop()
         verbs = self._loops.get(loop)
         if verbs is None:
+            for over in [each for each in self._loops if each.is_closed()]:  # a coalescer keeps its loop alive
+                del self._loops[over]
             verbs = self._loops[loop] = {}
         coalescer = verbs.get((name, lane))
         if coalescer is None:
