@@ -204,13 +204,14 @@ def test_an_application_that_breaks_is_a_failed_test(capsys: pytest.CaptureFixtu
     [
         ([], "give an application, such as shop.main:app, or --run module:tests"),
         ([f"{SHOP}:ap"], "has no 'ap'; did you mean 'app'?"),
+        ([f"{SHOP}:zzz"], "has no 'zzz'; it has "),
         (["no_such_module:app"], "there is no module 'no_such_module'"),
-        ([f"{SHOP}:nothing"], "is a int, no ASGI or WSGI application"),
+        ([f"{SHOP}:nothing"], "is of the type int, no ASGI or WSGI application"),
         ([f"{SHOP}:make_app"], "for a factory write 'tests.check.shop:make_app()'"),
         ([f"{SHOP}:breaks()"], "RuntimeError: no configuration"),
         (["json"], "has no operation that can be seen"),
         ([f"{SHOP}:app", "--unprotected-ok", "POST /payment"], "did you mean 'POST /payments'?"),
-        (["--run", f"{SHOP}:app"], "is a FastAPI, no suite"),
+        (["--run", f"{SHOP}:app"], "is of the type FastAPI, no suite"),
         ([f"{SHOP}:app", "--rnu", "x"], "unknown option '--rnu'; did you mean '--run'?"),
     ],
 )

@@ -90,6 +90,18 @@ def test_starlette_routes_by_get_unless_told_otherwise() -> None:
     semel.install(Starlette(routes=[Route("/notes", create, methods=["POST"])]))
 
 
+def test_a_permit_without_its_default_is_refused_with_the_line_to_write() -> None:
+    semel = Semel(AsyncEngine.connect("memory://"), caller=single_caller)
+
+    async def create(permit: Permit) -> None: ...
+
+    async def optional(mine: Permit | None = None) -> None: ...
+
+    for endpoint, line in ((create, "permit: Permit = semel.permit"), (optional, "mine: Permit = semel.permit")):
+        with pytest.raises(ConfigurationError, match=f"without a default, so that nobody fills it; write {line}"):
+            semel.command(f"notes.{line}")(endpoint)
+
+
 def test_the_other_kind_of_engine_is_refused() -> None:
     sync: Any = Engine.connect("memory://")
     aio: Any = AsyncEngine.connect("memory://")

@@ -166,8 +166,8 @@ def surface(**settings: Any) -> Surface:
 def test_who_is_calling_must_be_said() -> None:
     with pytest.raises(ConfigurationError) as refused:
         surface()
-    assert 'caller=semel.web.caller.from_state("user")' in str(refused.value)
-    assert "caller=semel.web.caller.single_caller" in str(refused.value)
+    assert '    caller=from_state("user"),' in str(refused.value)
+    assert "    from semel.web.caller import from_state, single_caller" in str(refused.value)
 
 
 @pytest.mark.parametrize(

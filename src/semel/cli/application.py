@@ -14,13 +14,14 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from semel.cli.check_discovery import discover
 from semel.cli.exits import UsageFailed
 from semel.errors import SemelError
 from semel.policy import Policy
 
+NAMED_MAX: Final = 8  # of what a module has instead
 Way = Literal["endpoint", "middleware", "function"]
 
 
@@ -60,9 +61,18 @@ def load(spec: str) -> Any:
             found = getattr(found, name)
         except AttributeError:
             near = difflib.get_close_matches(name, [each for each in dir(found) if not each.startswith("_")], n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            named = sorted(
+                each for each, value in getattr(found, "__dict__", {}).items() if _is_own(each, value, module_name)
+            )[:NAMED_MAX]
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(named)}" if named else ""
             raise UsageFailed(f"APPLICATION {spec}: {module_name} has no {name!r}{hint}") from None
     return _called(found, spec) if called else found
+
+
+def _is_own(name: str, value: object, module: str) -> bool:
+    """Whether a module's name is one that may have been meant: public, callable, and no class of somebody else's."""
+    ours = getattr(value, "__module__", module) == module or not isinstance(value, type)
+    return not name.startswith("_") and callable(value) and ours and not isinstance(value, ModuleType)
 
 
 def _imported(name: str) -> ModuleType:

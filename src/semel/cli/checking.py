@@ -141,8 +141,8 @@ def _found(spec: str) -> Discovered:
             found = discover(thing)
         else:
             raise UsageFailed(
-                f"APPLICATION {spec} is a {type(thing).__name__}, no ASGI or WSGI application; for a factory write "
-                f"'{spec.removesuffix('()')}()'"
+                f"APPLICATION {spec} is of the type {type(thing).__name__}, no ASGI or WSGI application; for a "
+                f"factory write '{spec.removesuffix('()')}()'"
             )
     except SemelError as error:
         raise UsageFailed(f"APPLICATION {spec}: {error}") from error
@@ -162,8 +162,8 @@ def _tests(spec: str, document: dict[str, Any], out: Output) -> int:
     checks = getattr(thing, "checks", None)
     if not callable(checks):
         raise UsageFailed(
-            f"--run {spec} is a {type(thing).__name__}, no suite: name what semel.testing.required.suite(...) "
-            "returned, or a class of RequiredTests"
+            f"--run {spec} is of the type {type(thing).__name__}, no suite: name what "
+            "semel.testing.required.suite(...) returned, or a class of RequiredTests"
         )
     results = [_result(test, out) for test in _tests_of(checks, spec)]
     failed = [each for each in results if each["failure"] is not None]

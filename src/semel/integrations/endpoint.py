@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from semel.engine.permit import Permit
 from semel.errors import ConfigurationError
 
 
@@ -44,12 +45,25 @@ def check_endpoint(endpoint: Any) -> None:
 def permit_parameters(endpoint: Callable[..., Any]) -> tuple[str, ...]:
     """The parameters of an endpoint that take the permit: by their default ``semel.permit``, or annotated with it."""
     hints = annotations_of(endpoint)
+    for parameter in inspect.signature(endpoint).parameters.values():
+        forgotten = parameter.default in (inspect.Parameter.empty, None)
+        if forgotten and _is_permit(hints[parameter.name]):
+            raise ConfigurationError(
+                f"{getattr(plain_function(endpoint), '__qualname__', endpoint)}: the parameter {parameter.name!r} is a "
+                f"Permit without a default, so that nobody fills it; write {parameter.name}: Permit = semel.permit, "
+                "where semel is your Semel object"
+            )
     return tuple(
         parameter.name
         for parameter in inspect.signature(endpoint).parameters.values()
         if isinstance(parameter.default, PermitHere)
         or any(isinstance(note, PermitHere) for note in getattr(hints[parameter.name], "__metadata__", ()))
     )
+
+
+def _is_permit(hint: Any) -> bool:
+    """Whether an annotation is the permit or the permit and None, with nothing that says where it comes from."""
+    return hint is Permit or (typing.get_origin(hint) in (typing.Union, types.UnionType) and Permit in hint.__args__)
 
 
 def annotations_of(endpoint: Callable[..., Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from semel.service.models import (
 )
 from semel.service.notes import Notes
 from semel.service.provider import Charge, Provider
-from semel.service.settings import Settings
+from semel.service.settings import DEMO_LEASE_SECONDS, Settings
 from semel.service.simulation import DEMO, Broken, TimedOut, Troubles, Unreachable
 from semel.telemetry import Logging
 from semel.web.caller import Caller
@@ -47,7 +47,6 @@ from semel.web.problem import STORE_UNAVAILABLE, Problems
 
 TENANT: Final = "demo"
 CALLERS: Final = ("alice", "bob")  # the token is the name: this authenticates nobody, it shows where you would
-DEMO_LEASE_SECONDS: Final = 5.0
 LEASE_SECONDS: Final = 30.0
 DEADLINE_SECONDS: Final = 60.0
 _STATUS: Final[dict[type[Exception], int]] = {Unreachable: 503, TimedOut: 504, Broken: 500}

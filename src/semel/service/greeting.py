@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semel.service.settings import Settings
+from semel.service.settings import DEMO_LEASE_SECONDS, Settings
 
 _TRY = """
 Try it (copy and paste):
@@ -23,7 +23,8 @@ Try it (copy and paste):
   curl "{url}/operations?operation=payments.create&key=$KEY" -H 'Authorization: Bearer alice'
 """
 _DEMO = """
-  # a worker killed after the charge, before its answer was stored: ask again, and see what Semel can prove
+  # a worker killed after the charge, before its answer was stored: send it, and again when its lease is over,
+  # {lease:g} s later, to see what Semel can prove; sooner, the retry is told that the first may still be running
   curl -i {url}/payments -H 'Authorization: Bearer alice' -H "Idempotency-Key: crash-$KEY" \\
        -H 'Content-Type: application/json' \\
        -d '{{"customerId": "c-1", "amount": "5.00", "currency": "EUR", "simulate": {{"crash": "after"}}}}'
@@ -32,7 +33,7 @@ _DEMO = """
 
 def greeting(url: str, settings: Settings) -> list[str]:
     """The lines to print."""
-    text = _TRY.format(url=url) + (_DEMO.format(url=url) if settings.demo else "")
+    text = _TRY.format(url=url) + (_DEMO.format(url=url, lease=DEMO_LEASE_SECONDS) if settings.demo else "")
     return [
         f"semel: serving on {url} (store {settings.url}{', demo mode' if settings.demo else ''})",
         f"semel: the API is described at {url}/docs; stop with Ctrl-C",

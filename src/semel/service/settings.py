@@ -19,6 +19,7 @@ PORT_DEFAULT: Final = 8080
 WORKERS_MAX: Final = 64
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("", "0", "false", "no", "off")
+DEMO_LEASE_SECONDS: Final = 5.0  # so that a crash can be watched
 
 
 class SettingsError(ConfigurationError):

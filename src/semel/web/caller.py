@@ -132,7 +132,7 @@ def _caller(source: str, value: object, tenant: str) -> Caller | None:
     if isinstance(value, str):
         return Caller(tenant, value)
     raise ConfigurationError(
-        f"{source} is a {type(value).__name__}, neither a text nor a Caller; "
+        f"{source} is of the type {type(value).__name__}, neither a text nor a Caller; "
         "give caller= a function of the request that returns Caller(tenant, id)"
     )
 

@@ -19,9 +19,10 @@ from semel.web.routing import Operation, Route, Routes
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}").fullmatch
 WAIT_SECONDS_MAX: Final = 3600
 
-_WHO = """who is calling? A key means something only for its caller. Paste one of:
-    caller=semel.web.caller.from_state("user"),  # what your authentication middleware put into the request's state
-    caller=semel.web.caller.single_caller,  # a tool with one tenant and one user: all clients share all keys"""
+_WHO = """who is calling? A key means something only for its caller. Paste the import and one of the two:
+    from semel.web.caller import from_state, single_caller
+    caller=from_state("user"),  # what your authentication put into request.state.user
+    caller=single_caller,  # a tool with one tenant and one user: all clients share all keys"""
 
 
 class AnyEngine(Protocol):
