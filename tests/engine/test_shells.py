@@ -102,7 +102,8 @@ def test_commits_are_counted(mode: Mode, tmp_path: Path) -> None:
 
 
 def test_what_is_queued_together_is_committed_together(tmp_path: Path) -> None:
-    """Group commit: twenty claims that became ready in one turn of the loop are one commit."""
+    """Group commit: twenty claims that became ready in one turn of the loop are one commit, or two where the first of
+    them was already being committed when the others came."""
 
     async def scenario() -> int:
         backend = sqlite(tmp_path / "semel.db")
@@ -115,4 +116,4 @@ def test_what_is_queued_together_is_committed_together(tmp_path: Path) -> None:
             count: int = backend.driver.commits - before
             return count
 
-    assert asyncio.run(scenario()) == 1
+    assert asyncio.run(scenario()) in (1, 2)
