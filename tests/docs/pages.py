@@ -12,7 +12,7 @@ DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 
 RUN = ("python", "console")
-SHOWN = ("http", "json", "mermaid", "sql", "text")
+SHOWN = ("http", "json", "mermaid", "sql", "text", "toml")
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMING = re.compile(r"<!-- once written:\n.*?-->\n", re.DOTALL)
