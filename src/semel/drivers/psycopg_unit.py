@@ -154,7 +154,7 @@ class PsycopgUnit:
             StoreTimeout: not answered: not known yet.
         """
         assert isinstance(needed, Query)
-        if self._ended:
+        if self._ended or self._pid != os.getpid():  # a forked handler's: as in ``rollback``
             return False
         connection = self._connection
         connection.patience_seconds = self._pool.server.patience_seconds
