@@ -142,7 +142,7 @@ def test_loaded_records_replay_and_are_purged_through_the_engine(loaded: Place) 
 
 def test_on_postgresql_no_statement_counts_more_than_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside ten million records one statement took longer than a call may, and with it failed every `semel purge`."""
-    monkeypatch.setattr("semel.stores.postgres.COUNTED_AT_ONCE", 300)
+    monkeypatch.setattr("semel.stores.walk.COUNTED_AT_ONCE", 300)
     where = place(postgres.postgres(), RECORDS + 1)
     where.make(Population(RECORDS + 1, system_clock()))
     pages: list[int] = []

@@ -39,7 +39,7 @@ from semel.stores.mariadb_rows import VERSIONS, claim_all, look, record, replace
 from semel.stores.mariadb_settings import observe
 from semel.stores.statements import TOGETHER, Argument, Execute, Query, Script, script, statements
 from semel.stores.versions import Rule, Verdicts
-from semel.stores.walk import Horizon, Walk
+from semel.stores.walk import Horizon, Walk, counted
 
 SQL: Final = statements("semel.stores", "mariadb_upkeep.sql")
 MIGRATIONS: Final = ("0001_first",)
@@ -202,8 +202,7 @@ class MariadbStore:
         return Purged(len(window), dropped, forgotten, last)
 
     def counts(self) -> Flow[dict[int, int]]:
-        rows = yield from ask(Query(SQL["count_states"], {}))
-        return {cast(int, state): cast(int, count) for state, count in rows}
+        return (yield from counted(SQL["count_states"]))
 
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
         rows = yield from ask(Query(SQL["read_audit"], {"record_id": record, "limit": limit}))

@@ -102,8 +102,10 @@ UPDATE semel_record SET answer_kind = 2, headers = NULL, body = NULL
 WHERE id IN :ids AND answer_until + :grace <= :now AND answer_kind = 1;
 
 -- name: count_states
--- How many records stand in each state.
-SELECT state, COUNT(*) FROM semel_record GROUP BY state ORDER BY state;
+-- How many of one page of records stand in each state, and where the page ended.
+SELECT state, COUNT(*), MAX(seq)
+FROM (SELECT seq, state FROM semel_record WHERE seq > :after ORDER BY seq LIMIT :page) AS page
+GROUP BY state ORDER BY state;
 
 -- name: read_audit
 -- The newest lines of the audit trail, of one record or of all.

@@ -41,13 +41,12 @@ from semel.stores.postgres_settings import observe
 from semel.stores.postgres_text import escaped, record, unescaped
 from semel.stores.statements import TOGETHER, Argument, Query, Row, Script, script, statements
 from semel.stores.versions import Rule, Verdicts
-from semel.stores.walk import Horizon, Walk
+from semel.stores.walk import Horizon, Walk, counted
 
 SQL: Final = statements("semel.stores", "postgres_upkeep.sql")
 MIGRATIONS: Final = ("0001_first",)
 SCHEMA_VERSION: Final = len(MIGRATIONS)
 MIGRATION_LOCK: Final = 0x53656D656C  # "Semel", as the number of an advisory lock
-COUNTED_AT_ONCE: Final = 20_000
 _WANTED: Final = frozenset({State.UNKNOWN})
 
 
@@ -192,19 +191,7 @@ class PostgresStore:
         return Purged(scanned, dropped, forgotten, last if scanned == chunk else None)
 
     def counts(self) -> Flow[dict[int, int]]:
-        found: dict[int, int] = {}
-        after, page = 0, COUNTED_AT_ONCE
-        while page == COUNTED_AT_ONCE:
-            rows = cast(
-                "list[tuple[int, int, int]]",
-                (yield from ask(Query(SQL["count_states"], {"after": after, "page": COUNTED_AT_ONCE}))),
-            )
-            page = 0
-            for state, count, last in rows:
-                found[state] = found.get(state, 0) + count
-                page += count
-                after = max(after, last)
-        return dict(sorted(found.items()))
+        return (yield from counted(SQL["count_states"]))
 
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
         rows = yield from ask(Query(SQL["read_audit"], {"record_id": record, "limit": limit}))

@@ -1,0 +1,20 @@
+"""Records are counted a page at a time: all of them in one statement would outlast what a call may take."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.testing import conformance
+from semel.testing.bench import Mode
+from semel.testing.mariadb import mariadb_subject
+from tests.servers.mariadb import MARK, mariadb
+
+pytestmark = MARK
+
+
+@pytest.mark.parametrize("page", [1, 2])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("name", ["keys_of_different_scopes_never_meet", "states_are_counted"])
+def test_pages_add_up(name: str, mode: Mode, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.stores.walk.COUNTED_AT_ONCE", page)
+    conformance.run(name, lambda clock: mariadb_subject(mariadb(), clock), mode)
