@@ -7,7 +7,7 @@ from pathlib import Path
 from semel.testing.soak.round import Outcome, Round
 from tests.nemeses.scripts import given, tell
 
-LIFE_SECONDS_MAX = 0.03
+LIFE_SECONDS_MAX = 0.015
 KILLS_AT_ONCE = 170
 
 
