@@ -153,7 +153,9 @@ def test_headers_are_compared_without_case_and_the_never_list_is_final() -> None
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Policy) if each.init])
-@pytest.mark.parametrize("value", [object(), b"x", [None], {"a": 1}, 1 + 2j, lambda: None, int], ids=repr)
+@pytest.mark.parametrize(
+    "value", [object(), b"x", [None], {"a": 1}, 1 + 2j, lambda: None, int], ids=lambda value: type(value).__name__
+)
 def test_no_option_takes_a_value_of_another_kind(name: str, value: Any) -> None:
     with pytest.raises(PolicyError, match=name):
         Policy(**{name: value})
