@@ -9,9 +9,9 @@ import sqlite3
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import semel
-from semel.engine.backend import shown_url
 
 VERSION: Final = 2
 FILE: Final = "summary.json"
@@ -22,9 +22,10 @@ class SoakError(Exception):
 
 
 def versions(url: str | None = None) -> dict[str, str]:
-    """What the figures belong to: the software, and the server that ``url`` names."""
+    """What the figures belong to: the software, and the kind of server and the host that ``url`` names."""
+    parts = urlsplit(url or "sqlite://")
     return {
-        "store": "sqlite" if url is None else shown_url(url),
+        "store": f"{parts.scheme}://{parts.hostname or ''}",  # its port may be another each run
         "semel": semel.__version__,
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
