@@ -154,7 +154,7 @@ def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
     [
         ("semel.db", "this user may not read and write it; give it to the user"),
         ("", "this user may not write in its folder '.*', where SQLite keeps its log beside it; allow it"),
-        ("nothing", r"check the mount \(read-only\?\), the disk, and the limit of open files"),
+        ("nothing", r"check the disk, its mount \(read-only\?\), and the limit of open files"),
     ],
 )
 def test_a_file_that_may_not_be_written_is_told_apart(

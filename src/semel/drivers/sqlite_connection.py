@@ -61,6 +61,13 @@ def open_connection(
 
 def why_not(file: Path) -> str:
     """Why a process cannot open a database file and write it, with the remedy."""
+    try:
+        return _looked_at(file)
+    except OSError as error:  # the disk that refuses SQLite may refuse this look as well
+        return f"{error.strerror}; check the disk, and the permissions of its folder"
+
+
+def _looked_at(file: Path) -> str:
     folder = file.absolute().parent
     if file.is_dir():
         return f"it is a directory; name a file in it, such as sqlite:///{file}/semel.db"
@@ -72,7 +79,7 @@ def why_not(file: Path) -> str:
         return "this user may not read and write it; give it to the user that the process runs as"
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"this user may not write in its folder {str(folder)!r}, where SQLite keeps its log beside it; allow it"
-    return "check the mount (read-only?), the disk, and the limit of open files (ulimit -n)"
+    return "check the disk, its mount (read-only?), and the limit of open files (ulimit -n)"
 
 
 def undecodable() -> sqlite3.DatabaseError:
