@@ -61,7 +61,6 @@ html_css_files = ["site.css"]
 pygments_style = "friendly"
 
 _ABOVE = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
-_COMING = re.compile(r"<!-- once written:\n(.*?)-->\n", re.DOTALL)
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _ITEM = re.compile(r"^- \[([^\]]+)\]\(([\w/.-]+)\.md\)(.*)$", re.MULTILINE)
 _ERRORS = "|".join(name for name, value in vars(semel.errors).items() if inspect.isclass(value))
@@ -80,17 +79,10 @@ def _read(app: Sphinx, docname: str, source: list[str]) -> None:
     )
     source[0] = source[0].replace("](../README.md", "](index.md")
     source[0] = re.sub(r"\[[\w./-]+\.md\]\(", "[](", source[0])  # a file's name: the site says the page's title
-    source[0] = _COMING.sub(_written, source[0])
     if docname == "index" or docname.endswith("decisions/README"):
         source[0] += _navigation(source[0])
     if docname.startswith("reference/"):
         source[0] = _with_docstrings(source[0])
-
-
-def _written(coming: re.Match[str]) -> str:
-    """Of the links that wait in a comment for their pages those whose page is there."""
-    lines = coming[1].splitlines(keepends=True)
-    return "".join(line for line in lines if (found := _ITEM.match(line)) and (DOCS / f"{found[2]}.md").exists())
 
 
 def _to_page(docname: str, name: str) -> str:

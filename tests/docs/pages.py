@@ -15,7 +15,6 @@ RUN = ("python", "console")
 SHOWN = ("http", "json", "mermaid", "sql", "text", "toml")
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_COMING = re.compile(r"<!-- once written:\n.*?-->\n", re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
@@ -42,9 +41,9 @@ def prose(text: str) -> str:
     return _FENCE.sub("", text)
 
 
-def links(text: str, *, coming: bool = False) -> Iterator[str]:
-    """The targets of a page's links; those that wait in a comment for their pages only where they are asked for."""
-    for found in _LINK.finditer(prose(text if coming else _COMING.sub("", text))):
+def links(text: str) -> Iterator[str]:
+    """The targets of a page's links."""
+    for found in _LINK.finditer(prose(text)):
         yield found[1]
 
 

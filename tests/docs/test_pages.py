@@ -101,7 +101,7 @@ def test_every_page_is_linked() -> None:
     linked = {
         (path.parent / unquote(link).partition("#")[0]).resolve()
         for path in PAGES
-        for link in links(path.read_text("utf-8"), coming=True)
+        for link in links(path.read_text("utf-8"))
     }
     expected = {path for path in PAGES if path.is_relative_to(DOCS)}
     assert sorted(name_of(path) for path in expected - linked) == []

@@ -86,17 +86,6 @@ def test_the_site_asks_nobody_else(site: Built) -> None:
     assert [path.name for path in files if any(word in path.read_text("utf-8") for word in asked)] == []
 
 
-def test_a_page_that_is_about_to_be_written_is_listed_when_it_is_there(tmp_path: Path) -> None:
-    text = "# A\n\n## Start\n\n<!-- once written:\n- [There](keys.md)\n- [Not yet](never.md)\n-->\n"
-    (tmp_path / "index.md").write_text(text, "utf-8")
-    (tmp_path / "keys.md").write_text("# B\n", "utf-8")  # docs/ has a page of this name
-    built = Built(tmp_path, tmp_path / "built")
-    assert built.warnings == ""
-    index = (built.folder / "index.html").read_text("utf-8")
-    assert 'href="keys.html"' in index
-    assert "Not yet" not in index
-
-
 # --- the reference ---
 
 

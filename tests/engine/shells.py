@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+import pytest
+
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
 from semel.engine.backend import Backend
 from semel.engine.result import Refusal, Result
@@ -26,6 +28,15 @@ MADE = Answer(201, ((b"location", b"/payments/1"),), b"made")
 def command(key: str = "k", *, request: int = 0, policy: Policy | None = None, caller: str = "alice") -> Command:
     """A command; ``request`` tells payloads apart."""
     return Command(SCOPE._replace(caller=caller), key, bits("request", request, size=32), "1.tests", policy or Policy())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Turn the loop until it does."""
+    for _ in range(1_000_000):
+        if holds():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it never did")
 
 
 class Shell:

@@ -13,7 +13,7 @@ from semel import Answer, AsyncEngine, Engine, Permit, Policy
 from semel.engine import aio, sync
 from semel.telemetry import Counting
 from tests.engine.drivers import memory, sqlite
-from tests.engine.shells import MADE, Mode, Shell, command
+from tests.engine.shells import MADE, Mode, Shell, command, until
 
 SHELL_LINES_MAX = 230  # with the loop that runs an ATOMIC handler again after a conflict; the rest belongs below
 DUNDERS = {"__aenter__": "__enter__", "__aexit__": "__exit__"}
@@ -112,8 +112,7 @@ def test_what_is_queued_together_is_committed_together(tmp_path: Path) -> None:
             unit = await backend.begin_async()
             before: int = backend.driver.commits
             claims = [asyncio.create_task(engine.claim(command(str(n)))) for n in range(20)]
-            while len(backend.driver._queue) < len(claims):
-                await asyncio.sleep(0)
+            await until(lambda: len(backend.driver._queue) == len(claims))
             await unit.rollback_async()
             permits = await asyncio.gather(*claims)
             assert all(isinstance(permit, Permit) for permit in permits)

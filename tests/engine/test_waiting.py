@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from semel.rules.classify import Succeeded
 from semel.telemetry import Counting
 from semel.testing.clock import SettableClock
 from tests.engine.drivers import memory, sqlite
-from tests.engine.shells import MADE, Ledger, command
+from tests.engine.shells import MADE, Ledger, command, until
 
 CROWD = 20
 STORE_CLAIM = ("store_call_seconds", "claim")
@@ -35,15 +34,6 @@ PLACES = [  # memory declares that it cannot hold a record and the handler's wri
     *(("memory", effects) for effects in ("external", "idempotent")),
     *(("sqlite", effects) for effects in ("external", "idempotent", "atomic")),
 ]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Turn the loop until it does."""
-    for _ in range(1_000_000):
-        if holds():
-            return
-        await asyncio.sleep(0)
-    pytest.fail("it never did")
 
 
 @pytest.mark.parametrize(("store", "effects"), PLACES)
