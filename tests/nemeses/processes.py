@@ -40,8 +40,15 @@ def server_of(guard: int) -> int:
 
 
 def crash(guard: int, how: signal.Signals = signal.SIGKILL) -> None:
-    """End a server that cannot prepare for it, with all that it has started, and its guard after it."""
+    """End a server that cannot prepare for it, with all that it has started; its guard ends by itself after it.
+
+    The guard is not killed: a server that nobody has waited for keeps its process id, and PostgreSQL refuses to start
+    beside a lock file that names an id in use.
+    """
     main = server_of(guard)
     family = [main, *children(main)]
+    watched = os.pidfd_open(guard)
     end(family[:1] if how != signal.SIGKILL else family, how)
-    end([*family, guard])
+    end(family)
+    select.select([watched], [], [], 30)
+    os.close(watched)

@@ -83,7 +83,7 @@ def start(folder: Path, *settings: str, bin: Path | None = None) -> Running:
 def resume(folder: Path, port: int, *settings: str, bin: Path | None = None) -> Running:
     """Start a cluster that exists, after a crash or a stop."""
     bin = programs() if bin is None else bin
-    options = ["listen_addresses=127.0.0.1", f"port={port}", f"unix_socket_directories={folder}", "max_connections=200"]
+    options = ["listen_addresses=127.0.0.1", f"port={port}", "unix_socket_directories=", "max_connections=200"]
     command = [str(bin / "postgres"), "-D", str(folder / "data")]
     for setting in (*options, *settings):
         command += ["-c", setting]
