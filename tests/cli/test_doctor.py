@@ -132,11 +132,11 @@ def test_a_large_file_is_checked_when_asked(semel: Run, monkeypatch: pytest.Monk
 
 
 def test_a_pending_migration_is_found(semel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "migrations_of", lambda store: ("0001_first", "0002_second"))
+    monkeypatch.setattr(doctor, "migrations_of", lambda store: ("0001_first", "0002_many_effects", "0003_third"))
     finding = found(semel("doctor", "--json"), "schema")
     assert (finding["level"], finding["detail"], finding["remedy"]) == (
         "warning",
-        "pending: 0002_second",
+        "pending: 0003_third",
         "run: semel migrate",
     )
 

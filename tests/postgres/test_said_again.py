@@ -14,7 +14,7 @@ from tests.postgres.conftest import Fellow, Outside, Writes, never
 from tests.servers.relay import Relay
 
 MakeFellow = Callable[..., Fellow]
-CLAIM = "pg_try_advisory_xact_lock_shared(w.lock)"
+CLAIM = "pg_try_advisory_xact_lock_shared(w.lock"
 
 
 async def other(permit: Permit, db: Writes) -> Answer:

@@ -52,7 +52,7 @@ from semel.rules.lease import RENEWALS_PER_LEASE
 from semel.stores.base import Identity, Observed
 from semel.telemetry import Observer, Silence
 
-SCHEMA_VERSION_MAX: Final = 1
+SCHEMA_VERSION_MAX: Final = 2
 ID_SECRET_BYTES_MIN: Final = 16
 DRAIN_LOOK_SECONDS: Final = 0.02
 

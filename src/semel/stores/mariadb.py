@@ -33,6 +33,7 @@ from semel.rules.decide import decide, is_grant_new
 from semel.rules.lease import PURGE_GRACE_US
 from semel.rules.settle import abandoned_row, marked_row, renewed_row, resolved_row
 from semel.stores.base import Capabilities, Identity, Observed
+from semel.stores.dialect import MARIADB, Dialect
 from semel.stores.mariadb_asks import Several
 from semel.stores.mariadb_rows import SQL as COMMANDS
 from semel.stores.mariadb_rows import VERSIONS, claim_all, look, record, replace, settle_all, settle_one
@@ -42,7 +43,7 @@ from semel.stores.versions import Rule, Verdicts
 from semel.stores.walk import Horizon, Walk, counted
 
 SQL: Final = statements("semel.stores", "mariadb_upkeep.sql")
-MIGRATIONS: Final = ("0001_first",)
+MIGRATIONS: Final = ("0001_first", "0002_many_effects")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
 _WANTED: Final = frozenset({State.UNKNOWN})
 
@@ -60,6 +61,7 @@ _WALK: Final = Walk(SQL["read_horizon"], SQL["scan_open"], SQL["find_lapsed"], _
 class MariadbStore:
     """The store contract in MariaDB's SQL. One instance a process: it remembers where its reaper has come to."""
 
+    dialect: Final[Dialect] = MARIADB
     capabilities = Capabilities(
         survives_process_crash=True,
         survives_server_crash=True,

@@ -35,6 +35,7 @@ from semel.rules.decide import decide, is_grant_new
 from semel.rules.lease import PURGE_GRACE_US
 from semel.rules.settle import abandoned_row, marked_row, renewed_row, resolved_row
 from semel.stores.base import Capabilities, Identity, Observed
+from semel.stores.dialect import POSTGRES, Dialect
 from semel.stores.postgres_rows import SQL as COMMANDS
 from semel.stores.postgres_rows import VERSIONS, claim_all, look, replace, settle_all, words
 from semel.stores.postgres_settings import observe
@@ -44,7 +45,7 @@ from semel.stores.versions import Rule, Verdicts
 from semel.stores.walk import Horizon, Walk, counted
 
 SQL: Final = statements("semel.stores", "postgres_upkeep.sql")
-MIGRATIONS: Final = ("0001_first",)
+MIGRATIONS: Final = ("0001_first", "0002_many_effects")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
 MIGRATION_LOCK: Final = 0x53656D656C  # "Semel", as the number of an advisory lock
 _WANTED: Final = frozenset({State.UNKNOWN})
@@ -60,6 +61,7 @@ _WALK: Final = Walk(SQL["read_horizon"], SQL["scan_open"], SQL["find_lapsed"], _
 class PostgresStore:
     """The store contract in PostgreSQL's SQL. One instance a process: it remembers where its reaper has come to."""
 
+    dialect: Final[Dialect] = POSTGRES
     capabilities = Capabilities(
         survives_process_crash=True,
         survives_server_crash=True,

@@ -7,7 +7,8 @@
 -- Reserve keys that were never seen, and read the records of the others, in one statement that writes nothing for a
 -- replay. An id that comes back in neither half was claimed after this statement's snapshot, or is held by a transaction
 -- that has not ended: ask again. The advisory lock is tried, never waited for: it tells an ATOMIC unit's claim that is
--- still invisible, which the unique index would make a whole batch wait for.
+-- still invisible, which the unique index would make a whole batch wait for. The table's own number is part of it: two
+-- stores in two schemas of one database are not to meet in it.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
@@ -42,7 +43,8 @@ won AS (
         id, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, nonce, holder, operation_id,
         lease_us, deadline_us, dedup_us, attempts_max, answer_us, tombstone_us, after_expiry, lock
     )
-    WHERE NOT EXISTS (SELECT FROM known WHERE known.id = w.id) AND pg_try_advisory_xact_lock_shared(w.lock)
+    WHERE NOT EXISTS (SELECT FROM known WHERE known.id = w.id)
+        AND pg_try_advisory_xact_lock_shared(w.lock # ('semel_record'::regclass::oid::bigint << 32))
     ON CONFLICT (id) DO NOTHING
     RETURNING id
 )
@@ -102,7 +104,8 @@ won AS (
         id, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, nonce, holder, operation_id,
         lease_us, deadline_us, dedup_us, attempts_max, answer_us, tombstone_us, after_expiry, lock
     )
-    WHERE NOT EXISTS (SELECT FROM known WHERE known.id = w.id) AND pg_try_advisory_xact_lock(w.lock)
+    WHERE NOT EXISTS (SELECT FROM known WHERE known.id = w.id)
+        AND pg_try_advisory_xact_lock(w.lock # ('semel_record'::regclass::oid::bigint << 32))
     ON CONFLICT (id) DO NOTHING
     RETURNING id, xmin::text = (pg_current_xact_id()::text::numeric % 4294967296)::text AS outermost
 )
@@ -127,7 +130,7 @@ FROM known, clock;
 
 -- name: lock_here
 -- Before an ATOMIC unit writes over a record that stands: tried, never waited for, and held to the unit's end.
-SELECT pg_try_advisory_xact_lock(:lock::bigint)::integer;
+SELECT pg_try_advisory_xact_lock(:lock::bigint # ('semel_record'::regclass::oid::bigint << 32))::integer;
 
 -- name: look
 -- The records of these ids, and the time to decide by.

@@ -46,11 +46,12 @@ from semel.rules.settle import (
 )
 from semel.rules.stored import answer_digest, pack_headers
 from semel.stores.base import Capabilities, Identity
+from semel.stores.dialect import SQLITE, Dialect
 from semel.stores.memory import granted_row
 from semel.stores.statements import NOW, NOW_LOCKED, Execute, Params, Query, Row, Script, Value, script, statements
 
 SQL: Final = statements("semel.stores", "sqlite.sql")
-MIGRATIONS: Final = ("0001_first",)
+MIGRATIONS: Final = ("0001_first", "0002_many_effects")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
 _EMPTY: Final[Params] = {}
 _SEARCHED: Final = frozenset({State.CLAIMED, State.PROCESSING, State.UNKNOWN})
@@ -70,6 +71,7 @@ _READ, _INSERT, _SETTLE, _WRITE = SQL["read_record"], SQL["insert_claim"], SQL["
 class SqliteStore:
     """The store contract in SQLite's SQL."""
 
+    dialect: Final[Dialect] = SQLITE
     capabilities = Capabilities(
         survives_process_crash=True,
         survives_server_crash=True,
