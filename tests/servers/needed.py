@@ -23,6 +23,7 @@ PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {
     "mariadb": ("mariadbd",),
     "pgbouncer": ("pgbouncer",),
     "postgresql-15": ("/usr/lib/postgresql/15/bin/postgres",),
+    "rabbitmq": ("/usr/lib/rabbitmq/bin/rabbitmq-server",),
     "redis": ("redis-server",),
 }
 """The programs of each server, one of which is enough. Its environment variable is ``SEMEL_TEST_<NAME>``."""
