@@ -196,7 +196,7 @@ def test_somebody_elses_script_blocks_and_is_ended(started: Starts, opened: Open
 
 def test_a_claim_that_was_killed_before_it_wrote_did_nothing(opened: Opens) -> None:
     """What the server says of a killed script, of an old server, of a database it has not got."""
-    from semel.drivers.redis_routes import remedy_of
+    from semel.drivers.redis_remedies import remedy_of
 
     assert "SCRIPT KILL" in remedy_of("ERR", "Error running script: Script killed by user with SCRIPT KILL.")
     old = "Error compiling script (new function): user_script:1: unexpected symbol near '#'"

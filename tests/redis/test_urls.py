@@ -35,6 +35,11 @@ def server(url: str) -> Server:
         ("redis://joe:p%40ss@[::1]:7", (Node("::1", 7),), {"username": "joe", "password": "p@ss", "db": 0}),
         ("redis://:pw@h", (Node("h", 6379),), {"password": "pw", "db": 0}),
         ("redis+cluster://a:1,b:2,c", (Node("a", 1), Node("b", 2), Node("c", 6379)), {"db": 0}),
+        (
+            "redis+sentinel://:pw@a,b:1/shop/2",
+            (Node("a", 26379), Node("b", 1)),
+            {"password": "pw", "db": 2},
+        ),
         ("redis+unix://:pw@/run/redis.sock?db=2", (Node("/run/redis.sock", 0),), {"password": "pw", "db": 2}),
         ("rediss://h?ssl_ca_certs=/ca.pem", (Node("h", 6379),), {"ssl_ca_certs": "/ca.pem", "db": 0}),
     ],
@@ -43,6 +48,7 @@ def test_what_a_url_names(url: str, nodes: tuple[Node, ...], options: dict[str, 
     found = server(url)
     assert (found.nodes, found.options) == (nodes, options)
     assert found.cluster is ("cluster" in url)
+    assert found.service == ("shop" if "sentinel" in url else "")
     assert found.tls is url.startswith("rediss")
 
 
@@ -64,7 +70,12 @@ def test_its_options() -> None:
         ("redis://h:x", "the server in a Redis URL is host:port"),
         ("redis://h:0", "the server in a Redis URL is host:port"),
         ("redis://:secret@:x", "the server in a Redis URL is host:port"),
-        ("redis://a,b", "several servers are for redis\\+cluster:// only"),
+        ("redis://a,b", "several servers are for redis\\+cluster:// and redis\\+sentinel:// only"),
+        ("redis+sentinel://a,b", "the path of this URL begins with the name that the Sentinels monitor"),
+        ("redis+sentinel://a/my shop", "the path of this URL begins with the name that the Sentinels monitor"),
+        ("redis+sentinel://a/shop/x", "the path of a Redis URL is the number of a database"),
+        ("redis+sentinel://a/shop?sentinel_auth=yes", "sentinel_auth must be none or same \\(as the servers'\\)"),
+        ("redis://h?sentinel_auth=same", "unknown option 'sentinel_auth'"),
         ("redis://h/shop", "the path of a Redis URL is the number of a database"),
         ("redis+cluster://h/1", "a cluster has one database"),
         ("redis+unix://h/run.sock", "needs the absolute path of a socket"),

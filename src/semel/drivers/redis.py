@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from semel.drivers.forks import begin_in_children
 from semel.drivers.redis_connections import Loop, Server, Threads
-from semel.drivers.redis_routes import Cluster, Refused, Replies, Routes, Single, perform, raise_refused
+from semel.drivers.redis_routes import Refused, Replies, Routes, perform, raise_refused
 from semel.flow import MakeFlow
 from semel.stores.scripts import Call, Calls
 
@@ -34,7 +34,7 @@ class RedisDriver:
     def _begin(self) -> None:
         self._threads = Threads(self.server)
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Loop] = weakref.WeakKeyDictionary()
-        self.routes: Routes = Cluster(self.server.nodes) if self.server.cluster else Single(self.server.nodes[0])
+        self.routes: Routes = self.server.routes()
 
     def begin_process(self) -> None:
         """In a forked child: begin without connections."""

@@ -19,7 +19,8 @@ from redis.retry import Retry
 
 from semel.drivers.lifo import AsyncLifo, Lifo
 from semel.drivers.redis_errors import cannot_connect, error_reply, lost
-from semel.drivers.redis_routes import Exchange, Node, Replies, Terms, packed
+from semel.drivers.redis_routes import Cluster, Exchange, Node, Replies, Routes, Single, Terms, packed
+from semel.drivers.redis_sentinel import Sentinel
 from semel.errors import StoreError
 
 NO_RETRIES: Final = 0
@@ -29,7 +30,8 @@ NO_RETRIES: Final = 0
 class Server:
     """Where a Redis store is, and how it is spoken to.
 
-    Parameters: ``nodes`` the server, or some nodes of a ``cluster``; ``tls`` whether the connection is encrypted;
+    Parameters: ``nodes`` the server, some nodes of a ``cluster``, or the Sentinels of ``service``, which are told user
+    and password where ``sentinel_auth`` says so; ``tls`` whether the connection is encrypted;
     ``options`` of redis-py's connections (username, password, db, ssl_…); ``connections_max`` to each node, per
     process and per event loop; ``patience_seconds`` how long a call may wait for a connection, and then for its
     answer; ``terms`` what goes with each call: the replicas waited for, a clock for tests.
@@ -42,13 +44,25 @@ class Server:
     connections_max: int = 8
     patience_seconds: float = 5.0
     terms: Terms = field(default_factory=Terms)
+    service: str = ""
+    sentinel_auth: bool = False
+
+    def routes(self) -> Routes:
+        """Who is asked for which key."""
+        if self.service:
+            return Sentinel(self.service, self.nodes)
+        return Cluster(self.nodes) if self.cluster else Single(self.nodes[0])
 
     def settings(self, node: Node) -> dict[str, Any]:
         """What a connection of redis-py is told. RESP2, so that replies look the same on every server."""
         place = {"host": node.host, "port": node.port} if node.port else {"path": node.host}
+        options = self.options
+        if self.service and node in self.nodes:  # a Sentinel has no databases, and its own users
+            left = {"db"} if self.sentinel_auth else {"db", "username", "password"}
+            options = {name: value for name, value in options.items() if name not in left}
         return {
             **place,
-            **self.options,
+            **options,
             "retry_on_timeout": False,
             "retry_on_error": [],
             "health_check_interval": 0,

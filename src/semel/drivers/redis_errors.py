@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import redis
 
-from semel.drivers.redis_routes import Exchange, Node, Refused, Replies, remedy_of
+from semel.drivers.redis_remedies import remedy_of
+from semel.drivers.redis_routes import Exchange, Node, Refused, Replies
 from semel.errors import StoreTimeout, StoreUnavailable
 
 # redis-py takes the first word of these replies off and makes a class of it.

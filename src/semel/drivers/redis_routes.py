@@ -11,9 +11,10 @@ import time
 from binascii import crc_hqx
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 from semel.drivers.clock import Clock
+from semel.drivers.redis_remedies import remedy_of
 from semel.errors import StatementRefused, StoreError, StoreTimeout, StoreUnavailable
 from semel.stores.scripts import Call
 
@@ -53,6 +54,7 @@ class Exchange:
 
 Replies = list[Any] | StoreError
 Performing = Generator[list[Exchange], list[Replies], list[Any]]
+Refreshing = Generator[list[Exchange], list[Replies], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,28 @@ def packed(commands: Sequence[Command]) -> bytes:
     return b"".join(parts)
 
 
+class Routes(Protocol):
+    """Where keys are: one server, a cluster, or the primary that Sentinels name (``redis_sentinel``)."""
+
+    def node_of(self, key: bytes) -> Node:
+        """Who has a key. Raises StoreUnavailable where nobody does."""
+
+    def lane(self, key: bytes) -> str:
+        """What calls of one round trip have in common."""
+
+    def stale(self) -> bool:
+        """Whether to ask before anything is sent."""
+
+    def refresh(self) -> Refreshing:
+        """Ask. Raises StoreUnavailable where nobody knows."""
+
+    def failed(self, node: Node) -> None:
+        """A node did not answer, or takes no writes."""
+
+    def moved(self, slot: int, node: Node) -> None:
+        """A node said who has a slot now."""
+
+
 class Single:
     """One server for everything."""
 
@@ -123,6 +147,14 @@ class Single:
     def lane(self, key: bytes) -> str:
         """All calls share their round trips."""
         return ""
+
+    def stale(self) -> bool:
+        """Never: there is nobody to ask."""
+        return False
+
+    def refresh(self) -> Refreshing:
+        """Nothing to learn."""
+        yield from ()
 
     def failed(self, node: Node) -> None:
         """Nothing to learn: there is no other."""
@@ -177,6 +209,20 @@ class Cluster:
         self._suspects.clear()
         return True
 
+    def refresh(self) -> Refreshing:
+        """Ask one node after the other for the map."""
+        error: StoreError | None = None
+        for node in self.asked_for_map():
+            [answer] = yield [Exchange(node, (("CLUSTER", "SLOTS"),))]
+            if isinstance(answer, StoreError):
+                self.failed(node)
+                error = error or answer
+            elif type(answer[0]) is Refused:
+                error = error or _no_map(answer[0])
+            elif self.learn(node, answer[0]):
+                return
+        raise StoreUnavailable(str(error or "no node of the cluster has a map of it")) from error
+
     def failed(self, node: Node) -> None:
         """A node did not answer: perhaps another has taken over."""
         self._suspects.add(node)
@@ -188,9 +234,6 @@ class Cluster:
         self._stale = True
 
 
-Routes = Single | Cluster
-
-
 def perform(routes: Routes, terms: Terms, calls: Sequence[Call]) -> Performing:
     """Send calls to where their keys are; their replies in their order.
 
@@ -199,8 +242,8 @@ def perform(routes: Routes, terms: Terms, calls: Sequence[Call]) -> Performing:
         StatementRefused: a server refused one call, or a part of them could not be brought to its node.
         StoreTimeout: an answer was lost, or the replicas did not confirm in time: not known yet.
     """
-    if isinstance(routes, Cluster) and routes.stale():
-        yield from _refresh(routes)
+    if routes.stale():
+        yield from routes.refresh()
     replies: list[Any] = [None] * len(calls)
     pending = list(range(len(calls)))
     asking: dict[int, Node] = {}
@@ -237,6 +280,8 @@ def _round(
         _check_replicas(terms, ran, answer)
         for place, reply in zip(places, own, strict=True):
             code = reply.code if type(reply) is Refused else ""
+            if code == "READONLY":  # a primary that was one: the next call asks who is it now
+                routes.failed(node)
             script = calls[place].script
             if code == "NOSCRIPT" and script is not None:
                 loads.setdefault(node, {})[script.sha] = script.text
@@ -326,54 +371,10 @@ def _load(routes: Routes, loads: dict[Node, dict[str, bytes]]) -> Generator[list
                 raise_refused(reply)
 
 
-def _refresh(routes: Cluster) -> Generator[list[Exchange], list[Replies], None]:
-    """Ask one node after the other for the map."""
-    error: StoreError | None = None
-    for node in routes.asked_for_map():
-        [answer] = yield [Exchange(node, (("CLUSTER", "SLOTS"),))]
-        if isinstance(answer, StoreError):
-            routes.failed(node)
-            error = error or answer
-        elif type(answer[0]) is Refused:
-            error = error or _no_map(answer[0])
-        elif routes.learn(node, answer[0]):
-            return
-    raise StoreUnavailable(str(error or "no node of the cluster has a map of it")) from error
-
-
 def _no_map(reply: Refused) -> StoreError:
     if "cluster support disabled" in reply.text:
         return StoreUnavailable("the server is no cluster; use redis:// in the URL")
     return StoreUnavailable(f"Redis: {reply.code} {reply.text}")
-
-
-_REMEDIES: Final = {
-    "READONLY": "the server is a replica, or a failover is on its way: point the URL at the primary",
-    "OOM": "the server's memory is full and it evicts nothing: raise maxmemory, or shorten the retention",
-    "MISCONF": "the server cannot write to its disk: make room, and check its log",
-    "LOADING": "the server is still reading its data: retry with the same key",
-    "BUSY": "a script of somebody else blocks the server: end it with SCRIPT KILL",
-    "CLUSTERDOWN": "the cluster has lost a part of its slots: check it with 'redis-cli --cluster check'",
-    "NOAUTH": "the server wants a password: put it into the URL",
-    "WRONGPASS": "the user or the password is wrong: check the URL",
-    "NOPERM": "this user may not do that: allow it EVALSHA, SCRIPT LOAD, INFO and all commands on Semel's keys",
-    "NOREPLICAS": "too few replicas are connected (min-replicas-to-write): check them",
-    "MASTERDOWN": "the primary is away: retry with the same key",
-    "TRYAGAIN": "a slot of the cluster is on its way to another node: retry with the same key",
-}
-_TELLING: Final = (
-    ("Script killed by user", "somebody ended it with SCRIPT KILL, before it had written: retry with the same key"),
-    ("unexpected symbol near '#'", "Semel needs Redis 7.0, Valkey 7.2 or newer: upgrade the server"),
-    ("unknown command", "Semel needs Redis 7.0, Valkey 7.2 or newer, with scripts: upgrade the server, or allow them"),
-    ("command not allowed when used memory", _REMEDIES["OOM"]),
-    ("max number of clients", "raise the server's maxclients, or lower the URL's connections_max"),
-    ("DB index is out of range", "the URL's path names a database that the server has not got"),
-)
-
-
-def remedy_of(code: str, text: str) -> str:
-    """What to do about an error reply."""
-    return next((remedy for word, remedy in _TELLING if word in text), _REMEDIES.get(code, "run: semel doctor"))
 
 
 def raise_refused(reply: Refused) -> NoReturn:

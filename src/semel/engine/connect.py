@@ -27,8 +27,9 @@ def connect_backend(url: str) -> Backend:
     perform on event loops. Beside libpq's own options it takes ``?schema=``, ``?connections_max=8``,
     ``?patience_seconds=5`` and ``?prepared=no`` (behind PgBouncer). ``redis://USER:PASSWORD@HOST:PORT/DATABASE`` is
     Redis or Valkey (``rediss://`` with TLS, ``redis+unix:///PATH`` a socket), ``redis+cluster://HOST:PORT,HOST:PORT``
-    a cluster; its options are ``?prefix=semel``, ``?wait_replicas=0``, ``?wait_seconds=1``, ``?connections_max=8``
-    and ``?patience_seconds=5`` (docs/redis.md). ``mysql://USER:PASSWORD@HOST:PORT/DATABASE`` (or ``mariadb://``) is a
+    a cluster, ``redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DATABASE`` the primary that Sentinels name; its options
+    are ``?prefix=semel``, ``?wait_replicas=0``, ``?wait_seconds=1``, ``?connections_max=8`` and
+    ``?patience_seconds=5`` (docs/redis.md). ``mysql://USER:PASSWORD@HOST:PORT/DATABASE`` (or ``mariadb://``) is a
     MariaDB server, through PyMySQL in threads and asyncmy on event loops; its options are ``?connections_max=8``,
     ``?patience_seconds=5``, ``?socket=/PATH``, ``?tls=yes`` and ``?tls_ca=/PATH`` (docs/mariadb.md). Every server
     takes ``?persistence=none``: EXTERNAL commands may run where its settings make it forget (docs/stores.md).
@@ -209,6 +210,7 @@ _SCHEMES: Final[Mapping[str, Callable[[SplitResult, dict[str, str]], Backend]]] 
     "postgresql": _postgres,
     "postgresql+asyncpg": _postgres,
     **dict.fromkeys(("redis", "rediss", "redis+cluster", "rediss+cluster", "redis+unix"), _redis),
+    **dict.fromkeys(("redis+sentinel", "rediss+sentinel"), _redis),
     "sqlite": _sqlite,
 }
 
@@ -228,6 +230,8 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("postgresql", "postgresql+asyncpg"), ("prepared", "schema", *_POOL)),
     **dict.fromkeys(("redis", "redis+cluster"), _REDIS),
     **dict.fromkeys(("rediss", "rediss+cluster"), (*_TLS, *_REDIS)),
+    "redis+sentinel": ("sentinel_auth", *_REDIS),
+    "rediss+sentinel": ("sentinel_auth", *_TLS, *_REDIS),
     "redis+unix": ("db", *_REDIS),
     "sqlite": ("busy_seconds", "synchronous"),
 }

@@ -12,9 +12,12 @@ from semel.errors import ConfigurationError, UrlError
 
 CONNECTIONS_MOST: Final = 1000
 PORT: Final = 6379
+SENTINEL_PORT: Final = 26379
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+_SERVICE: Final = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _TLS_OPTIONS: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 _EXAMPLE: Final = "for example redis://localhost:6379/0 or redis+cluster://10.0.0.1:7000,10.0.0.2:7000"
+_SENTINEL: Final = "redis+sentinel://HOST:26379,HOST:26379/SERVICE/DATABASE"
 
 
 def redis_url(url: SplitResult, options: dict[str, str]) -> Backend:
@@ -39,10 +42,15 @@ def redis_url(url: SplitResult, options: dict[str, str]) -> Backend:
         raise UrlError(f"prefix must be 1 to 40 letters, digits, '_', '.' or '-'; it is {prefix!r}")
     cluster, tls, socket = "cluster" in url.scheme, url.scheme.startswith("rediss"), url.scheme == "redis+unix"
     given: dict[str, Any] = {name: options.pop(name) for name in _TLS_OPTIONS if tls and name in options}
+    service = ""
+    if "sentinel" in url.scheme:
+        service, url = _service(url)
     nodes = ((_socket_path(url), 0),) if socket else _nodes(url)
     return redis_backend(
         nodes,
         cluster=cluster,
+        service=service,
+        sentinel_auth=bool(service) and _sentinel_auth(options),
         tls=tls,
         options={**given, **_user(url), "db": _database(url, options, cluster=cluster, socket=socket)},
         prefix=prefix,
@@ -57,6 +65,8 @@ def redis_backend(
     nodes: tuple[tuple[str, int], ...],
     *,
     cluster: bool = False,
+    service: str = "",
+    sentinel_auth: bool = False,
     tls: bool = False,
     options: dict[str, Any] | None = None,
     prefix: str = "semel",
@@ -67,12 +77,12 @@ def redis_backend(
     wait_seconds: float = 1.0,
     accepts_loss: bool = False,
 ) -> Backend:
-    """The backend of a Redis or Valkey server, or of a cluster.
+    """The backend of a Redis or Valkey server, of a cluster, or of the primary that Sentinels name.
 
-    Parameters: ``nodes`` host and port of the server, or of some nodes of a ``cluster`` (port 0: the path of a
-    socket); ``prefix`` of every key; ``wait_replicas`` how many replicas must have each claim and settlement, within
-    ``wait_seconds``; ``accepts_loss`` whether EXTERNAL commands may run on a server that forgets; the others
-    as in :class:`semel.drivers.redis.Server`.
+    Parameters: ``nodes`` host and port of the server, of some nodes of a ``cluster``, or of the Sentinels of
+    ``service`` (port 0: the path of a socket); ``prefix`` of every key; ``wait_replicas`` how many replicas must have
+    each claim and settlement, within ``wait_seconds``; ``accepts_loss`` whether EXTERNAL commands may run on a server
+    that forgets; the others as in :class:`semel.drivers.redis.Server`.
 
     Raises ConfigurationError where the client library is not installed.
     """
@@ -92,6 +102,8 @@ def redis_backend(
         connections_max,
         patience_seconds,
         Terms(wait_replicas, wait_seconds, clock),
+        service,
+        sentinel_auth,
     )
     store, driver = RedisStore(prefix, wait_replicas=wait_replicas), RedisDriver(server)
     lane = (lambda id: driver.lane(store.keys.record(id))) if cluster else None
@@ -100,18 +112,35 @@ def redis_backend(
 
 def _nodes(url: SplitResult) -> tuple[tuple[str, int], ...]:
     places = url.netloc.rpartition("@")[2].split(",")
-    if len(places) > 1 and "cluster" not in url.scheme:
-        raise UrlError("several servers are for redis+cluster:// only")
-    return tuple(_node(place) for place in places)
+    sentinels = "sentinel" in url.scheme
+    if len(places) > 1 and "cluster" not in url.scheme and not sentinels:
+        raise UrlError("several servers are for redis+cluster:// and redis+sentinel:// only")
+    return tuple(_node(place, SENTINEL_PORT if sentinels else PORT) for place in places)
 
 
-def _node(place: str) -> tuple[str, int]:
+def _node(place: str, usual: int) -> tuple[str, int]:
     host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
     if not colon:
-        host, port = host or port, str(PORT)
+        host, port = host or port, str(usual)
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise UrlError(f"the server in a Redis URL is host:port, {_EXAMPLE}")
     return host.strip("[]"), int(port)
+
+
+def _service(url: SplitResult) -> tuple[str, SplitResult]:
+    """The name that the Sentinels know the servers by, and the URL without it."""
+    name, _, database = url.path.strip("/").partition("/")
+    if _SERVICE.fullmatch(name) is None:
+        raise UrlError(f"the path of this URL begins with the name that the Sentinels monitor: {_SENTINEL}")
+    return name, url._replace(path=f"/{database}")
+
+
+def _sentinel_auth(options: dict[str, str]) -> bool:
+    """Whether the Sentinels ask for the same user and password as the servers."""
+    given = options.pop("sentinel_auth", "none")
+    if given not in ("none", "same"):
+        raise UrlError(f"sentinel_auth must be none or same (as the servers'); it is {given!r}")
+    return given == "same"
 
 
 def _user(url: SplitResult) -> dict[str, str]:

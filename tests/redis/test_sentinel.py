@@ -1,0 +1,181 @@
+"""The primary that Sentinels name: asked for when it is not known or has failed, believed when it says so itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from semel.drivers.redis_routes import Exchange, Node, Refused, Replies, Terms, perform
+from semel.drivers.redis_sentinel import Sentinel
+from semel.engine.connect import connect_backend
+from semel.errors import StoreError, StoreTimeout, StoreUnavailable
+from semel.stores.scripts import Call
+from tests.engine.shells import MADE, Mode, Shell, command
+from tests.servers import redis as servers
+from tests.servers import sentinel
+from tests.servers.running import Running, stop
+
+FIRST, SECOND = Node("sentinel-1", 1), Node("sentinel-2", 2)
+HERE, THERE = Node("here", 1), Node("there", 2)
+NAMES_HERE, NAMES_THERE = [[b"here", b"1"]], [[b"there", b"2"]]
+PRIMARY, REPLICA = [[b"master", 0, []]], [[b"slave", b"here", 1, b"connected", 0]]
+AWAY = StoreUnavailable("nobody listens there")
+NIL: Replies = [None]
+
+
+def asked(routes: Sentinel, *answers: Replies) -> tuple[list[Node], Any]:
+    """Whom a call speaks to, answered one after the other, and what comes of it."""
+    said: list[Exchange] = []
+    performing = perform(routes, Terms(), [Call(None, (b"k",), (), "GET")])
+    left = list(answers)
+    try:
+        wanted = next(performing)
+        while True:
+            said += wanted
+            wanted = performing.send([left.pop(0) for _ in wanted])
+    except StopIteration as end:
+        told: Any = end.value
+    except StoreError as error:
+        told = str(error)
+    assert left == []
+    return [each.node for each in said], told
+
+
+def test_a_sentinel_is_asked_once_and_again_after_a_failure() -> None:
+    routes = Sentinel("shop", (FIRST, SECOND))
+    assert asked(routes, NAMES_HERE, PRIMARY, [b"1"]) == ([FIRST, HERE, HERE], [b"1"])
+    assert asked(routes, [b"2"]) == ([HERE], [b"2"])
+    routes._asked = -1e9
+    assert asked(routes, StoreTimeout("lost")) == ([HERE], "lost")
+    assert asked(routes, NAMES_THERE, PRIMARY, [b"3"]) == ([FIRST, THERE, THERE], [b"3"])
+
+
+def test_a_primary_that_has_become_a_replica_is_not_asked_again() -> None:
+    """What it refuses has not been done; the call is told so, and the next one finds the new primary."""
+    routes = Sentinel("shop", (FIRST,))
+    asked(routes, NAMES_HERE, PRIMARY, [b"1"])
+    routes._asked = -1e9
+    told = asked(routes, [Refused("READONLY", "You can't write against a read only replica.")])
+    assert told[1] == [Refused("READONLY", "You can't write against a read only replica.")]
+    assert asked(routes, NAMES_THERE, PRIMARY, [b"2"]) == ([FIRST, THERE, THERE], [b"2"])
+
+
+def test_a_silent_sentinel_is_passed_over_and_asked_last() -> None:
+    routes = Sentinel("shop", (FIRST, SECOND))
+    assert asked(routes, AWAY, NAMES_HERE, PRIMARY, [b"1"])[0] == [FIRST, SECOND, HERE, HERE]
+    routes.failed(HERE)
+    routes._asked = -1e9
+    assert asked(routes, NAMES_HERE, PRIMARY, [b"2"])[0] == [SECOND, HERE, HERE]
+
+
+def test_one_that_still_names_the_old_primary_is_not_believed() -> None:
+    routes = Sentinel("shop", (FIRST, SECOND))
+    assert asked(routes, NAMES_HERE, REPLICA, NAMES_THERE, PRIMARY, [b"1"])[0] == [FIRST, HERE, SECOND, THERE, THERE]
+    routes = Sentinel("shop", (FIRST, SECOND))
+    nodes, told = asked(routes, NAMES_HERE, AWAY, NAMES_HERE)
+    assert nodes == [FIRST, HERE, SECOND]  # a server that hangs is waited for once
+    assert told == (
+        "nobody listens there; the Sentinels still name it: nobody has taken over yet, retry with the same key"
+    )
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ([NIL], "knows no service 'shop': check the path of the URL"),
+        ([AWAY], "nobody listens there"),
+        ([[Refused("ERR", "unknown command 'SENTINEL'")]], "sentinel-1:1 is no Sentinel; name the Sentinels"),
+        ([[Refused("NOPERM", "no")]], "Sentinel sentinel-1:1: NOPERM no"),
+        ([NAMES_HERE, REPLICA], "here:1 is a replica, and the Sentinels still name it"),
+        ([NAMES_HERE, [Refused("NOPERM", "no")]], "NOPERM no (its user needs ROLE)"),
+    ],
+)
+def test_what_is_told_where_nobody_is_named(answers: list[Replies], said: str) -> None:
+    assert said in asked(Sentinel("shop", (FIRST,)), *answers)[1]
+
+
+# --- real ones ------------------------------------------------------------------------------------
+
+Starts = Callable[..., Running]
+
+
+@pytest.fixture
+def kept() -> Iterator[ExitStack]:
+    """What is ended at the end."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def shell_of(mode: Mode, url: str, kept: ExitStack) -> Shell:
+    shell = Shell(mode, connect_backend(url), confirm_seconds=5)
+    kept.callback(shell.close)
+    return shell
+
+
+def test_a_user_of_the_servers_that_the_sentinels_do_not_know(mode: Mode, tmp_path: Path, kept: ExitStack) -> None:
+    primary = servers.start(tmp_path / "primary", "appendonly yes", "requirepass secret")
+    kept.callback(stop, primary)
+    watched = f"sentinel auth-pass {sentinel.SERVICE} secret"
+    (open_one,) = sentinel.start(tmp_path / "open", primary.port, 1, watched)
+    kept.callback(stop, open_one)
+    (closed,) = sentinel.start(tmp_path / "closed", primary.port, 1, watched, "requirepass secret")
+    kept.callback(stop, closed)
+    where = f"127.0.0.1:{open_one.port}/{sentinel.SERVICE}/1"
+    shell = shell_of(mode, f"redis+sentinel://:secret@{where}", kept)
+    shell.open()
+    assert shell.run(command(), lambda permit: MADE).answer == MADE
+    with Redis(port=primary.port, password="secret", db=1) as plain:
+        assert plain.exists("semel:meta")
+
+    where = f"127.0.0.1:{closed.port}/{sentinel.SERVICE}/1"
+    same = shell_of(mode, f"redis+sentinel://:secret@{where}?sentinel_auth=same", kept)
+    assert same.run(command(), lambda permit: MADE).replayed
+    for url, said in (
+        (f"redis+sentinel://:secret@{where}", "put it into the URL"),
+        (f"redis+sentinel://:secret@127.0.0.1:{open_one.port}/other", "knows no service 'other'"),
+        (f"redis+sentinel://:secret@127.0.0.1:{primary.port}/shop?sentinel_auth=same", "is no Sentinel"),
+    ):
+        with pytest.raises(StoreUnavailable, match=said) as told:
+            shell_of(mode, url, kept).run(command(), lambda permit: MADE)
+        assert "secret" not in str(told.value)
+
+
+def test_another_primary_is_found_without_a_restart(tmp_path: Path, kept: ExitStack) -> None:
+    """An operator has them fail over, so nobody dies: the old primary is a replica now, and refuses to write."""
+    common = ("appendonly yes", "repl-diskless-sync-delay 0")
+    primary = servers.start(tmp_path / "primary", *common)
+    kept.callback(stop, primary)
+    replica = servers.start(tmp_path / "replica", *common, f"replicaof 127.0.0.1 {primary.port}")
+    kept.callback(stop, replica)
+    with Redis(port=primary.port) as plain:
+        servers.eventually(lambda: plain.wait(1, 100) == 1)
+    sentinels = sentinel.start(tmp_path / "sentinels", primary.port)
+    for each in sentinels:
+        kept.callback(stop, each)
+    modes: tuple[Mode, ...] = ("sync", "async")
+    shells = [shell_of(mode, sentinel.url(sentinels), kept) for mode in modes]
+    shells[0].open()
+    for number, shell in enumerate(shells):
+        assert not shell.run(command(f"before {number}"), lambda permit: MADE).replayed
+    with Redis(port=primary.port) as plain:
+        servers.eventually(lambda: plain.wait(1, 100) == 1)
+    with Redis(port=sentinels[0].port) as plain:
+        plain.execute_command("SENTINEL", "FAILOVER", sentinel.SERVICE)
+
+    def gone_over(shell: Shell, number: int) -> bool:
+        try:
+            return shell.run(command(f"before {number}"), lambda permit: MADE).replayed
+        except StoreError:
+            return False
+
+    servers.eventually(lambda: all(sentinel.primary(each.port) == replica.port for each in sentinels))
+    for number, shell in enumerate(shells):
+        servers.eventually(lambda shell=shell, number=number: gone_over(shell, number))  # type: ignore[misc]
+        assert not shell.run(command(f"after {number}"), lambda permit: MADE).replayed
+    with Redis(port=replica.port) as plain:
+        assert plain.info("replication")["role"] == "master"
