@@ -23,6 +23,13 @@ from semel.web.routing import Operation
 
 def build(setup: Setup, handlers: Handlers) -> App:
     """Every handler is a declared operation; settings are the defaults but for what the setup says."""
+    return protect(
+        setup, handlers, Policy() if setup.lease_seconds is None else Policy(lease_seconds=setup.lease_seconds)
+    )
+
+
+def protect(setup: Setup, handlers: Handlers, policy: Policy) -> App:
+    """These handlers under Semel, all with one policy."""
     assert setup.store is not None
     url = for_semel(setup.store)
     migrate(url)
@@ -36,7 +43,6 @@ def build(setup: Setup, handlers: Handlers) -> App:
         return JSONResponse({"store_calls": calls, "commits": commits})
 
     app = application(handlers, *([Route(COUNTS_PATH, counts)] if setup.counted else []))
-    policy = Policy() if setup.lease_seconds is None else Policy(lease_seconds=setup.lease_seconds)
     operations = [Operation(path, policy) for path in handlers]
     settings: dict[str, Any] = {}
     if setup.book is None:

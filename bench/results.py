@@ -9,7 +9,8 @@ from typing import Final
 
 from bench.inprocess import MiddlewareCost, StoreLimit
 from bench.load import Report
-from bench.subjects import BARES, Subject
+from bench.probes import Probed
+from bench.subjects import BARES, Probe, Subject
 
 SATURATED_SHARE: Final = 0.95
 
@@ -64,6 +65,18 @@ class Results:
     middleware: list[MiddlewareCost] = field(default_factory=list)
     limits: list[StoreLimit] = field(default_factory=list)
     failed: dict[tuple[Subject, int], str] = field(default_factory=dict)
+    probed: dict[tuple[Probe, int], list[Probed]] = field(default_factory=dict)
+
+    def rates(self, name: str, number: int) -> list[float]:
+        """What was measured of a subject or a probe, a figure a round; empty where it was not, or cannot be trusted."""
+        for (subject, connections), reports in self.reports.items():
+            if (subject.name, connections) == (name, number):
+                trusted = all(report.generator_share <= SATURATED_SHARE for report in reports)
+                return [rate(report) for report in reports] if trusted else []
+        for (probe, ways), found in self.probed.items():
+            if (probe.name, ways) == (name, number):
+                return [each.pairs_per_second for each in found]
+        return []
 
     def rows(self) -> list[Row]:
         """The rows in the order of the plan."""

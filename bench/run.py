@@ -14,10 +14,12 @@ from typing import Final
 from bench.arguments import Options
 from bench.inprocess import middleware_cost, sqlite_limit
 from bench.load import REPLAYED_KEYS, Plan, Report
+from bench.probes import measured
 from bench.processes import BenchError, Server, counts, load, payments_made, serving
 from bench.results import PerRequest, Results
+from bench.servers import Started
 from bench.setup import Setup
-from bench.subjects import Mode, Subject
+from bench.subjects import Mode, Probe, Subject
 
 WARMUP_SHARE: Final = 0.2  # of a measurement's length, in addition to it
 WARMUP_SECONDS_MAX: Final = 0.4
@@ -43,21 +45,23 @@ class Progress:
         print(f"bench: {self._done} of {self._cells}{left}: {what}", file=sys.stderr, flush=True)
 
 
-def measure(options: Options, chosen: Sequence[Subject], folder: Path, urls: Mapping[str, str]) -> Results:
-    """Measure the chosen subjects; database files are made below ``folder``.
+def measure(
+    options: Options, chosen: Sequence[Subject], probes: Sequence[Probe], folder: Path, started: Started
+) -> Results:
+    """Measure the chosen subjects and probes; database files are made below ``folder``.
 
-    Parameters: ``chosen`` with the bare applications they are compared with; ``urls`` of the servers that the run
-    has started, by kind of store.
+    Parameters: ``chosen`` with the bare applications they are compared with; ``started`` the servers of the run.
     Raises BenchError: an answer was wrong, or a process did not do what it must. Where that is a peer's, its cell says
     so and the run goes on.
     """
     ours = [subject for subject in chosen if subject.store is not None and not subject.peer]
     results = Results({(subject, number): [] for number in options.connections for subject in chosen})
-    each = len(chosen) * len(options.connections) + options.middleware + options.limit
+    each = (len(chosen) + len(probes)) * len(options.connections) + options.middleware + options.limit
     progress = Progress(len(ours) * len(options.connections) + options.rounds * each)
-    _count(results, ours, options, Stores(folder, "counted", urls), progress)
+    _count(results, ours, options, Stores(folder, "counted", started.urls), progress)
     for number in range(options.rounds):
-        _round(results, list(chosen), options, Stores(folder, f"round-{number}", urls), number, progress)
+        stores = Stores(folder, f"round-{number}", started.urls)
+        _round(results, (chosen, probes), options, stores, started, number, progress)
         if options.middleware:
             progress.begin(f"round {number + 1}, the middleware by itself")
             results.middleware.append(middleware_cost())
@@ -86,12 +90,19 @@ class Stores:
 
 
 def _round(
-    results: Results, chosen: list[Subject], options: Options, stores: Stores, number: int, progress: Progress
+    results: Results,
+    cells: tuple[Sequence[Subject], Sequence[Probe]],
+    options: Options,
+    stores: Stores,
+    started: Started,
+    number: int,
+    progress: Progress,
 ) -> None:
     """Every cell once, on new servers and new stores; what is compared runs side by side in time."""
+    chosen, probes = cells
     turn = number % max(len(chosen), 1)  # each round begins with another subject
     with ExitStack() as stack:
-        servers = _serve(stack, chosen, stores, counted=False)
+        servers = _serve(stack, list(chosen), stores, counted=False)
         for connections in options.connections:
             for subject in (*chosen[turn:], *chosen[:turn]):
                 cell = (subject, connections)
@@ -105,6 +116,11 @@ def _round(
                     if not subject.peer:
                         raise
                     results.failed[cell] = f"not measured: {error.__cause__ or error}"
+            for probe in probes:
+                progress.begin(f"round {number + 1}, {probe.name} in {connections}")
+                found = measured(probe, started, connections, options.seconds)
+                if found is not None:
+                    results.probed.setdefault((probe, connections), []).append(found)
 
 
 def _measured(server: Server, subject: Subject, connections: int, options: Options) -> Report:

@@ -23,16 +23,15 @@ class Mode(Enum):
 class Subject:
     """A server under one kind of request.
 
-    ``store`` is memory, sqlite, redis or a URL, and None for a bare application. ``ratio_goal`` is what shall remain
-    of the bare application's rate at 32 connections. ``module`` builds it, ``python`` runs it, ``bare`` names the
-    bare application that it is compared with. ``peer`` says that it is not Semel: its store is not counted, and its
-    replays are told by the runs of its handler, because not all of them mark a replay.
+    ``store`` is a kind of store (memory, sqlite, redis, postgresql, postgresql+asyncpg, mariadb) or a URL, and None
+    for a bare application. ``module`` builds it, ``python`` runs it, ``bare`` names the bare application that it is
+    compared with. ``peer`` says that it is not Semel: its store is not counted, and its replays are told by the runs
+    of its handler, because not all of them mark a replay.
     """
 
     name: str
     store: str | None
     mode: Mode
-    ratio_goal: float | None = None
     module: str = "bench.protected"
     python: str = sys.executable
     bare: str = "bare"
@@ -44,26 +43,72 @@ class Subject:
         return self.module, self.store
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Something that is measured without HTTP, at the numbers of connections that HTTP is measured at.
+
+    ``kind`` is one of those in ``bench.probes``; ``store`` as of a subject.
+    """
+
+    name: str
+    kind: str
+    store: str
+
+
+def _of_store(name: str, store: str) -> list[Subject]:
+    return [Subject(f"{name}-{mode.value}", store, mode) for mode in Mode]
+
+
+def _atomic(name: str, store: str) -> Subject:
+    return Subject(f"{name}-atomic", store, Mode.FRESH, module="bench.atomic")
+
+
+def _commits(name: str, store: str) -> Subject:
+    return Subject(f"{name}-commits", store, Mode.FRESH, module="bench.commits")
+
+
 BARE: Final = Subject("bare", None, Mode.FRESH, module="bench.bare")
 BARE_FASTAPI: Final = Subject("bare-fastapi", None, Mode.FRESH, module="bench.bare_fastapi", bare="bare-fastapi")
 BARES: Final = (BARE, BARE_FASTAPI)
 SUBJECTS: Final = (
     BARE,
-    Subject("memory-fresh", "memory", Mode.FRESH, 0.75),
-    Subject("memory-replay", "memory", Mode.REPLAY, 1.0),
-    Subject("sqlite-fresh", "sqlite", Mode.FRESH, 0.40),
-    Subject("sqlite-replay", "sqlite", Mode.REPLAY, 0.80),
-    Subject("redis-fresh", "redis", Mode.FRESH, 0.60),
-    Subject("redis-replay", "redis", Mode.REPLAY, 0.90),
+    *_of_store("memory", "memory"),
+    *_of_store("sqlite", "sqlite"),
+    _atomic("sqlite", "sqlite"),
+    *_of_store("redis", "redis"),
+    *_of_store("postgresql", "postgresql"),
+    _atomic("postgresql", "postgresql"),
+    _commits("postgresql", "postgresql"),
+    *_of_store("asyncpg", "postgresql+asyncpg"),
+    _atomic("asyncpg", "postgresql+asyncpg"),
+    _commits("asyncpg", "postgresql+asyncpg"),
+    *_of_store("mariadb", "mariadb"),
+    _atomic("mariadb", "mariadb"),
 )
-GOAL_CONNECTIONS: Final = 32
+PROBES: Final = (
+    Probe("pgbench", "pgbench", "postgresql"),
+    Probe("postgresql-calls", "calls", "postgresql"),
+    Probe("postgresql-plain", "plain", "postgresql"),
+    Probe("asyncpg-calls", "calls", "postgresql+asyncpg"),
+    Probe("asyncpg-plain", "plain", "postgresql+asyncpg"),
+    Probe("redis-benchmark", "redis-benchmark", "redis"),
+    Probe("redis-calls", "calls", "redis"),
+    Probe("mariadb-calls", "calls", "mariadb"),
+)
 
 MIDDLEWARE: Final = "middleware"
 LIMIT: Final = "limit"
 PEER_NAMES: Final = tuple(
     f"{peer.name}-{store}-{mode.value}" for peer in PEERS for store in peer.stores for mode in Mode
 )
-NAMES: Final = (*(subject.name for subject in SUBJECTS), BARE_FASTAPI.name, *PEER_NAMES, MIDDLEWARE, LIMIT)
+NAMES: Final = (
+    *(subject.name for subject in SUBJECTS),
+    BARE_FASTAPI.name,
+    *(probe.name for probe in PROBES),
+    *PEER_NAMES,
+    MIDDLEWARE,
+    LIMIT,
+)
 
 PATH: Final = "/payments"
 COUNTS_PATH: Final = "/_counts"

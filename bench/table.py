@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from bench.goals import GOALS, MIDDLEWARE_US_GOAL
+from bench.probes import LIMITS
 from bench.results import Results, Row, Spread
-from bench.subjects import GOAL_CONNECTIONS, SUBJECTS
-
-MIDDLEWARE_US_GOAL: Final = 15.0
 
 _HEAD: Final = (
     "application",
@@ -31,6 +30,13 @@ with a UUID as its key, answered with 201 and about 100 bytes; the load generato
 commits with synchronous=FULL, peers are set up as their documents say. CPU is user and system time of the server
 process per request. Semel's store calls and commits per request were counted in a pass of their own."""
 
+_PROBED_HEAD: Final = ("without HTTP", "ways", "pairs/s", "of the server's own benchmark", "CPU µs per pair")
+_PROBED_LEGEND: Final = """\
+A pair is what one fresh request costs the store: a claim and a completion. `pgbench` and `redis-benchmark` send the
+least that they can be, with as many clients as there are ways, and no pipelining; `calls` are Semel's store calls
+from as many tasks of one process, `plain` the statements of pgbench from one task through the same client library.
+CPU is user and system time of the calling process."""
+
 
 def as_json(results: Results, about: Mapping[str, str]) -> str:
     """Every sample, and where it was taken."""
@@ -39,6 +45,10 @@ def as_json(results: Results, about: Mapping[str, str]) -> str:
         "rows": [asdict(row) for row in results.rows()],
         "middleware": [asdict(cost) for cost in results.middleware],
         "limit": [asdict(limit) for limit in results.limits],
+        "probes": [
+            {"name": probe.name, "ways": ways, "samples": [asdict(each) for each in found]}
+            for (probe, ways), found in results.probed.items()
+        ],
     }
     return json.dumps(document, indent=2)
 
@@ -52,7 +62,10 @@ def as_text(results: Results, about: Mapping[str, str]) -> str:
     inside = _inside(results)
     if inside:
         parts.append(as_markdown(("in one process, without a server", "median (min–max)"), inside))
-    reached = _goals(rows, results)
+    probed = _probed(results)
+    if probed:
+        parts += [as_markdown(_PROBED_HEAD, probed), _PROBED_LEGEND]
+    reached = _goals(results)
     if reached:
         parts.append(as_markdown(("goal", "measured", ""), reached))
     parts.append("\n".join(f"- {name}: {text}" for name, text in about.items()))
@@ -95,19 +108,38 @@ def _inside(results: Results) -> list[list[str]]:
     return rows
 
 
-def _goals(rows: Sequence[Row], results: Results) -> list[list[str]]:
-    goals = {subject.name: subject.ratio_goal for subject in SUBJECTS if subject.ratio_goal is not None}
+def _goals(results: Results) -> list[list[str]]:
     found = []
-    for row in rows:
-        goal, ratio = goals.get(row.subject), Spread.of(row.ratios)
-        if row.connections == GOAL_CONNECTIONS and goal is not None and ratio is not None:
-            what = f"{row.subject} at {row.connections} connections, at least {goal:.2f} of bare"
-            found.append([what, f"{ratio.median:.2f}", _reached(ratio.median >= goal)])
+    for goal in GOALS:
+        mine, other = results.rates(goal.name, goal.number), results.rates(goal.other, goal.other_number)
+        ratio = Spread.of([own / beside for own, beside in zip(mine, other, strict=False)])
+        if ratio is not None:
+            shown = _spread([own / beside for own, beside in zip(mine, other, strict=False)], "{:.2f}")
+            found.append([goal.words, shown, _reached(ratio.median >= goal.least)])
     fresh = Spread.of([cost.fresh_us for cost in results.middleware])
     if fresh is not None:
         what = f"the middleware itself, at most {MIDDLEWARE_US_GOAL:.0f} µs of CPU"
         found.append([what, f"{fresh.median:.1f}", _reached(fresh.median <= MIDDLEWARE_US_GOAL)])
     return found
+
+
+def _probed(results: Results) -> list[list[str]]:
+    """What was measured without HTTP, each beside the server's own benchmark of the same round."""
+    rows = []
+    for (probe, ways), found in results.probed.items():
+        limit = LIMITS.get(probe.store)
+        beside = [] if limit is None else results.rates(limit, ways)
+        ratios = [each.pairs_per_second / other for each, other in zip(found, beside, strict=False)]
+        rows.append(
+            [
+                probe.name,
+                str(ways),
+                _spread([each.pairs_per_second for each in found], "{:,.0f}"),
+                _spread(ratios, "{:.2f}"),
+                _spread([each.pair_cpu_us for each in found if each.pair_cpu_us is not None], "{:.0f}"),
+            ]
+        )
+    return rows
 
 
 def _reached(yes: bool) -> str:

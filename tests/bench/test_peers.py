@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench import main as program
+from bench import servers
 from bench.arguments import parse
 from bench.correctness.cases import CASES as ALL_CASES
 from bench.correctness.cases import NAMES as CASES
@@ -158,12 +159,12 @@ def test_a_subject_in_fastapi_is_compared_with_bare_fastapi() -> None:
 
 
 def test_a_store_server_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "redis_program", lambda: None)
+    monkeypatch.setattr(servers, "redis_program", lambda: None)
 
-    chosen, words = program.choose(parse(["--only", "idemgate-*,idemkit-memory-fresh"]), EVERYBODY)
+    chosen, _, words = program.choose(parse(["--only", "idemgate-*,idemkit-memory-fresh"]), EVERYBODY)
 
     assert [subject.name for subject in chosen] == ["bare", "idemkit-memory-fresh"]
-    assert "no Redis server here: idemgate-redis-fresh, idemgate-redis-replay (install redis-server" in words[0]
+    assert "idemgate-redis-fresh, idemgate-redis-replay: no Redis server here (install redis-server" in words[0]
 
 
 # --- the page ---

@@ -1,0 +1,5 @@
+"""The shop whose payments are ATOMIC: claim, row and answer in one commit."""
+
+from bench.shop import build
+
+__all__ = ["build"]
