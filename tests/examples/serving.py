@@ -1,0 +1,150 @@
+"""The examples as their readers start them: real processes on ports of their own, killed and started again."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tests.docs.pages import ROOT
+from tests.servers.ports import free_port
+from tests.service.served import Answered, await_true
+
+REQUEST_SECONDS = 20.0
+END_SECONDS = 20.0
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass
+class Program:
+    """One program of an example, in a process of its own. Its output is in ``folder``/log."""
+
+    command: list[str]
+    folder: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    port: int = 0
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text("utf-8", "replace")
+
+    def start(self, environment: Mapping[str, str] = NOTHING) -> None:
+        """Start it, for the first time or again."""
+        assert self._process is None or self._process.poll() is not None
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **self.environment, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        if self.port:
+            await_true(lambda: self.ended or self.request("GET", "/openapi.json").status == 200, f"{self.command}", 30)
+            assert not self.ended, self.log
+
+    @property
+    def ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    def wait(self) -> int:
+        """Until it has ended by itself."""
+        assert self._process is not None
+        return self._process.wait(END_SECONDS)
+
+    def kill(self) -> None:
+        """As power loss would."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """As its reader would."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(END_SECONDS)
+            finally:
+                self._process.kill()
+                self._process.wait()
+
+    def request(self, method: str, path: str, body: Any = None, key: str | None = None, **headers: str) -> Answered:
+        """Ask it; status 0 is a connection that was cut."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_SECONDS)
+        sent = {"Authorization": "Bearer alice", "Content-Type": "application/json", **headers}
+        if key is not None:
+            sent["Idempotency-Key"] = key
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), sent)
+            answer = connection.getresponse()
+            return Answered(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+        except (OSError, http.client.HTTPException):
+            return Answered(0)
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Any:
+        """A question, and the document that answers it."""
+        answer = self.request("GET", path)
+        assert answer.status == 200, (answer, self.log)
+        return answer.json
+
+    def post(self, path: str, body: Any, key: str | None = None, **headers: str) -> Answered:
+        return self.request("POST", path, body, key, **headers)
+
+
+def python(*arguments: str) -> list[str]:
+    """A command line of this interpreter."""
+    return [sys.executable, *arguments]
+
+
+@contextmanager
+def running(folder: Path, *arguments: str, environment: Mapping[str, str] = NOTHING) -> Iterator[Program]:
+    """A program without a port: ``python -m ...``; ended by its process id."""
+    folder.mkdir(exist_ok=True)
+    program = Program(python("-m", *arguments), folder, environment)
+    try:
+        program.start()
+        yield program
+    finally:
+        program.stop()
+
+
+@contextmanager
+def serving(
+    folder: Path, app: str, environment: Mapping[str, str] = NOTHING, *, start: bool = True
+) -> Iterator[Program]:
+    """An application under uvicorn, as its README starts it, on a free port."""
+    folder.mkdir(exist_ok=True)
+    port = free_port()
+    command = python("-m", "uvicorn", app, "--port", str(port), "--log-level", "warning")
+    program = Program(command, folder, environment, port)
+    try:
+        if start:
+            program.start()
+        yield program
+    finally:
+        program.stop()
+
+
+def semel(folder: Path, *arguments: str) -> str:
+    """The command line, as an operator runs it; what it printed."""
+    done = subprocess.run(
+        python("-m", "semel.cli", *arguments), cwd=folder, capture_output=True, text=True, timeout=END_SECONDS
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
