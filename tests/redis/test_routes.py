@@ -67,6 +67,14 @@ def test_replicas_are_believed_only_behind_a_write_of_this_connection(own: objec
     assert isinstance(told, StoreTimeout) is not stands
 
 
+@pytest.mark.parametrize("key", [KEYS.meta, KEYS.record(b"\1" * 16)])
+def test_what_replicas_are_asked_about_lies_where_the_call_wrote(key: bytes) -> None:
+    """Semel's own key has no braces: a write for WAIT that lay elsewhere was refused, and nothing could be migrated."""
+    (own, _) = Terms(wait_replicas=1).waits([Call(LUA["claim"], (key,), ())])
+    assert slot(own[1]) == slot(key)
+    assert own[1].lstrip(b"{").startswith(b"semel")
+
+
 def test_a_slot_on_its_way_is_asked_for_its_replicas_too() -> None:
     ask = Refused("ASK", "1 there:2")
     first: Replies = [ask, Refused("ASK", "1 there:2"), 1]

@@ -80,7 +80,8 @@ class Terms:
         """
         if not self.wait_replicas or not any(call.script is not None and call.script.writes for call in calls):
             return ()
-        own = calls[0].keys[0].split(b"}", 1)[0] + b"}:wait"
+        tag, brace, _ = calls[0].keys[0].partition(b"}")
+        own = (tag if brace else b"{" + tag) + b"}:wait"  # in the slot of what was written
         return (("SET", own, b""), ("WAIT", self.wait_replicas, round(self.wait_seconds * 1000)))
 
 
