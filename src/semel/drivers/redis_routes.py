@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from binascii import crc_hqx
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol
 
@@ -23,6 +23,12 @@ ROUNDS_MAX: Final = 6  # redirections of one call; a cluster that needs more is 
 REFRESH_SECONDS_MIN: Final = 0.2
 
 Command = tuple[Any, ...]
+
+_pack_command: Callable[[Command], bytes] | None
+try:
+    from hiredis import pack_command as _pack_command
+except ImportError:
+    _pack_command = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +103,16 @@ def slot(key: bytes) -> int:
 
 
 def packed(commands: Sequence[Command]) -> bytes:
-    """Commands as the server reads them. redis-py's asyncio connections take more than twice the time for it.
+    """Commands as the server reads them, by hiredis where it is installed: redis-py takes several times as long."""
+    if _pack_command is None:
+        return packed_here(commands)
+    return b"".join([_pack_command(command) for command in commands])
 
-    >>> packed([("GET", b"k"), ("WAIT", 1)])
+
+def packed_here(commands: Sequence[Command]) -> bytes:
+    """The same without hiredis.
+
+    >>> packed_here([("GET", b"k"), ("WAIT", 1)])
     b'*2\\r\\n$3\\r\\nGET\\r\\n$1\\r\\nk\\r\\n*2\\r\\n$4\\r\\nWAIT\\r\\n$1\\r\\n1\\r\\n'
     """
     parts: list[bytes] = []

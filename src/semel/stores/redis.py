@@ -8,7 +8,7 @@ takes over) is lost with its fences: see ``docs/redis.md`` before money hangs on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from semel.flow import Ask, Flow, ask
@@ -27,10 +27,12 @@ from semel.model import (
     Resolution,
     Resolved,
     Resolving,
+    Scope,
     Settled,
     Settlement,
     Settling,
     State,
+    Terms,
     Verdict,
 )
 from semel.rules.decide import decide, first_grant, is_grant_new
@@ -49,7 +51,11 @@ from semel.stores.scripts import Call, Calls
 MIGRATIONS: Final = ("0001_first",)
 SCHEMA_VERSION: Final = len(MIGRATIONS)
 _NEVER_SETTLED: Final = frames((None,) * 8)
-_NO_ANSWER: Final = frames((None,) * 3)
+_NOTHING_YET: Final = _NEVER_SETTLED + frames((None,) * 3)
+_CLAIM: Final = LUA["claim"]
+_SETTLE: Final = LUA["settle"]
+_SAYS_NOTHING: Final = (None,) * 5
+_UNSAID: Final = frames(_SAYS_NOTHING)
 
 
 class RedisStore:
@@ -90,22 +96,20 @@ class RedisStore:
         return verdicts
 
     def _claim_call(self, claim: Claim, after: int) -> Call:
-        terms, scope, keys, id = claim.terms, claim.scope, self.keys, claim.id
-        operation = claim.operation_id.hex().encode()
-        claimed = frames(
-            (
-                *(id, scope.tenant, scope.caller, scope.operation, claim.key_hash, claim.recipe, claim.fingerprint),
-                *(int(terms.effects), claim.holder, 1, 0, 0, terms.attempts_max, int(terms.after_expiry)),
-            )
+        id, nonce, scope, key_hash, recipe, fingerprint, operation_id, holder, terms = claim[:9]
+        operation = operation_id.hex().encode()
+        granted, starts, spans, due = _terms(terms, holder)
+        claimed = b"%d:%b%b%d:%b%b%d:%b%b" % (
+            *(len(id), id, _scope(scope), len(key_hash), key_hash, _recipe(recipe)),
+            *(len(fingerprint), fingerprint, granted),
         )
+        tag, lengths = self.keys.tag(id), b"%08d%08d" % (len(claimed), len(_NEVER_SETTLED))
         return Call(
-            LUA["claim"],
-            (keys.record(id), keys.operation(id, operation), keys.all(id), keys.open(id), keys.due(id)),
+            _CLAIM,
+            (_record(tag, id), b"%bo:%b" % (tag, operation), tag + b"all", tag + b"open", tag + b"due"),
             (
-                *(id, b"%02d" % terms.starts, claim.nonce.hex().encode(), operation),
-                *(terms.lease_us, terms.deadline_us, terms.dedup_us, number(terms.answer_us)),
-                *(number(terms.tombstone_us), b"%08d%08d" % (len(claimed), len(_NEVER_SETTLED)), claimed),
-                *(_NEVER_SETTLED + _NO_ANSWER, _first_due(claim), after),
+                *(id, starts, nonce.hex().encode(), operation, *spans),
+                *(lengths, claimed, _NOTHING_YET, due, after),
             ),
         )
 
@@ -155,19 +159,18 @@ class RedisStore:
         block = None if answer is None else pack_headers(answer.headers)
         digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
         keep = word.answer_kind == AnswerKind.KEPT and answer is not None
-        small = frames(
-            (
-                *(word.doubt, word.business_ref, word.resource_type, word.resource_id, word.error_code, digest, None),
-                None if answer is None else answer.status,
-            )
+        said = (word.doubt, word.business_ref, word.resource_type, word.resource_id, word.error_code)
+        small = (_UNSAID if said == _SAYS_NOTHING else frames(said)) + frames(
+            (digest, None, None if answer is None else answer.status)
         )
         large = frames((block if keep else None, None, answer.body if keep and answer is not None else None))
+        id, tag = word.id, keys.tag(word.id)
         return Call(
-            LUA["settle"],
-            (keys.record(word.id), keys.open(word.id), keys.due(word.id)),
+            _SETTLE,
+            (_record(tag, id), tag + b"open", tag + b"due"),
             (
-                *(word.id, number(word.fence), word.nonce.hex().encode(), b"%02d" % word.state, int(word.answer_kind)),
-                *(b"%08d" % len(small), small + large, PURGE_GRACE_US, keys.tag(word.id) + b"o:"),
+                *(id, number(word.fence), word.nonce.hex().encode(), b"%02d" % word.state, b"%d" % word.answer_kind),
+                *(b"%08d" % len(small), small + large, PURGE_GRACE_US, tag + b"o:"),
             ),
         )
 
@@ -272,9 +275,35 @@ class RedisStore:
         return list(MIGRATIONS) if int(new) == 1 else []
 
 
-def _first_due(claim: Claim) -> bytes:
+def _record(tag: bytes, id: bytes) -> bytes:
+    """As ``Keys.record``, and the names above as the others of ``Keys``, whose tag is looked up once."""
+    return b"%br:%b" % (tag, id.hex().encode())
+
+
+# What is the same in many claims is written down once: a process has few policies, and its callers come again.
+_TEXTS_MAX: Final = 1024
+
+
+@lru_cache(maxsize=_TEXTS_MAX)
+def _scope(scope: Scope) -> bytes:
+    return frames(scope)
+
+
+@lru_cache(maxsize=_TEXTS_MAX)
+def _recipe(recipe: str) -> bytes:
+    return frames((recipe,))
+
+
+@lru_cache(maxsize=_TEXTS_MAX)
+def _terms(terms: Terms, holder: str) -> tuple[bytes, bytes, tuple[bytes | int, ...], bytes]:
+    """The framed fields of a claim that its terms fix, its first state, its spans, and what a reaper must wait for."""
+    granted = frames((int(terms.effects), holder, 1, 0, 0, terms.attempts_max, int(terms.after_expiry)))
+    spans = (terms.lease_us, terms.deadline_us, terms.dedup_us, number(terms.answer_us), number(terms.tombstone_us))
+    return granted, b"%02d" % terms.starts, spans, _first_due(terms)
+
+
+def _first_due(terms: Terms) -> bytes:
     """As ``due_at`` of the record that a first grant writes, of which only the script knows the times."""
-    terms = claim.terms
     if terms.starts != State.PROCESSING:
         return b""
     return b"dedup" if terms.effects == Effects.IDEMPOTENT and terms.attempts_max > 1 else b"lease"

@@ -7,9 +7,12 @@ fields, written once at a claim and once at a settlement; the body is last, so t
 
 from __future__ import annotations
 
-from typing import Final
+import struct
+from functools import lru_cache
+from typing import Any, Final
 
 from semel.model import RECORD_FORMAT, Record
+from semel.rules.stored import DIGEST_BYTES
 from semel.stores.statements import Value
 
 MAGIC: Final = b"S1"
@@ -57,6 +60,18 @@ _TEXTS: Final = frozenset(
     )
 )
 _NUMBERS: Final = frozenset(("effects", "attempt", "lapses", "generation", "attempts_max", "after_expiry", "status"))
+_KINDS: Final = {name: str if name in _TEXTS else int if name in _NUMBERS else bytes for name in (*CLAIMED, *SETTLED)}
+_NAMES: Final = 7  # what a claim is about: up to the fingerprint
+_NAMED_KINDS: Final = tuple(_KINDS[name] for name in CLAIMED[:_NAMES])
+_GRANTED_KINDS: Final = tuple(_KINDS[name] for name in CLAIMED[_NAMES:])
+_SMALL_KINDS: Final = tuple(_KINDS[name] for name in SETTLED[:-_LARGE])
+_LARGE_KINDS: Final = tuple(_KINDS[name] for name in SETTLED[-_LARGE:])
+_DIGEST_PLACE: Final = SETTLED.index("answer_digest")
+_STATUS_KINDS: Final = tuple(_KINDS[name] for name in SETTLED[_DIGEST_PLACE + 1 : -_LARGE])
+_PLAIN_FIELDS: Final = (None,) * _DIGEST_PLACE
+_PLAIN: Final = b"-1:" * _DIGEST_PLACE + b"%d:" % DIGEST_BYTES
+_PLAIN_BYTES: Final = len(_PLAIN) + DIGEST_BYTES
+_HEAD: Final = struct.Struct(f"{len(MAGIC)}s" + "".join(f"{width}s" for _, width in HEAD))
 _CLAIMED_PLACES: Final = tuple(Record._fields.index(name) for name in CLAIMED)
 _SETTLED_PLACES: Final = tuple(Record._fields.index(name) for name in SETTLED)
 
@@ -143,38 +158,35 @@ def small_bytes(data: bytes) -> int:
 def decode(data: bytes, *, small: bool = False) -> Record:
     """The record of a string. ``small``: its beginning is enough; headers, request and body are left out.
 
+    Every replay pays for it, so that each field is taken once and by its place.
+
     Raises Damaged.
     """
     try:
-        if data[:2] != MAGIC:
+        head = _HEAD.unpack_from(data)
+        if head[0] != MAGIC:
             return _unreadable(data)
-        claimed_end = HEAD_BYTES + int(_field(data, "claimed"))
-        small_end = claimed_end + int(_field(data, "small"))
-        claimed = _unframed(data[HEAD_BYTES:claimed_end], CLAIMED)
-        settled = _unframed(data[claimed_end:small_end], SETTLED[:-_LARGE])
-        settled |= dict.fromkeys(SETTLED[-_LARGE:]) if small else _unframed(data[small_end:], SETTLED[-_LARGE:])
-        return Record(
-            format=RECORD_FORMAT,
-            state=int(_field(data, "state")),
-            answer_kind=int(_field(data, "answer_kind")),
-            fence=int(_field(data, "fence")),
-            lease_until=int(_field(data, "lease_until")),
-            nonce=bytes.fromhex(_field(data, "nonce").decode()),
-            operation_id=bytes.fromhex(_field(data, "operation_id").decode()),
-            created_at=int(_field(data, "created_at")),
-            first_started_at=int(_field(data, "first_started_at")),
-            deadline_at=int(_field(data, "deadline_at")),
-            dedup_until=int(_field(data, "dedup_until")),
-            settled_at=_maybe(_field(data, "settled_at")),
-            answer_until=_maybe(_field(data, "answer_until")),
-            forget_after=_maybe(_field(data, "forget_after")),
-            lease_us=int(_field(data, "lease_us")),
-            answer_us=int(_field(data, "answer_us")),
-            tombstone_us=int(_field(data, "tombstone_us")),
-            **claimed,  # type: ignore[arg-type]  # by CLAIMED and SETTLED, all of the other columns
-            **settled,  # type: ignore[arg-type]
+        claimed_end = HEAD_BYTES + int(head[17])
+        small_end = claimed_end + int(head[18])
+        named, at = _unframed(data, HEAD_BYTES, _NAMED_KINDS)
+        effects, holder, attempt, lapses, generation, attempts_max, after_expiry = _granted(data[at:claimed_end])
+        settled = _settled(data[claimed_end:small_end])
+        if len(data) < small_end:
+            raise ValueError("cut short")
+        large = (None,) * _LARGE if small else _whole(data, small_end, _LARGE_KINDS)
+        id, *names = named
+        # In the order of Record's fields.
+        return Record._make(
+            (
+                *(id, RECORD_FORMAT, *names, int(head[1]), effects, int(head[3])),
+                *(bytes.fromhex(head[5].decode()), holder, attempt, lapses, generation),
+                *(bytes.fromhex(head[6].decode()), int(head[7]), int(head[8]), int(head[4]), int(head[9])),
+                *(int(head[10]), int(head[14]), attempts_max, int(head[15]), int(head[16]), after_expiry),
+                *(_maybe(head[11]), _maybe(head[12]), _maybe(head[13])),
+                *(*settled[:_DIGEST_PLACE], int(head[2]), *settled[_DIGEST_PLACE:], *large),
+            )
         )
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, struct.error) as error:
         raise Damaged("a record's string does not have this layout") from error
 
 
@@ -199,19 +211,42 @@ def _maybe(digits: bytes) -> int | None:
     return None if digits == BLANK else int(digits)
 
 
-def _unframed(data: bytes, names: tuple[str, ...]) -> dict[str, Value]:
-    found: dict[str, Value] = {}
-    at = 0
-    for name in names:
+def _unframed(data: bytes, at: int, kinds: tuple[type, ...]) -> tuple[list[Any], int]:
+    """As many fields as there are kinds, from a place on; and the place behind them."""
+    found: list[Any] = []
+    for kind in kinds:
         colon = data.index(b":", at)
         length = int(data[at:colon])
         at = colon + 1
         if length < 0:
-            found[name] = None
+            found.append(None)
             continue
         part = data[at : at + length]
-        if len(part) != length:
-            raise ValueError("cut short")
         at += length
-        found[name] = int(part) if name in _NUMBERS else part.decode() if name in _TEXTS else part
-    return found
+        found.append(part if kind is bytes else part.decode() if kind is str else int(part))
+    if at > len(data):
+        raise ValueError("cut short")
+    return found, at
+
+
+def _whole(data: bytes, at: int, kinds: tuple[type, ...]) -> list[Any]:
+    """The fields up to the end."""
+    return _unframed(data, at, kinds)[0]
+
+
+@lru_cache(maxsize=1024)
+def _granted(data: bytes) -> tuple[Any, ...]:
+    """What a claim says beside its names: few combinations, one for each holder and policy."""
+    return tuple(_whole(data, 0, _GRANTED_KINDS))
+
+
+def _settled(data: bytes) -> list[Any]:
+    """What a settlement says beside its answer. Most say nothing but the answer's digest and status."""
+    if data.startswith(_PLAIN) and len(data) > _PLAIN_BYTES:
+        return [*_PLAIN_FIELDS, data[len(_PLAIN) : _PLAIN_BYTES], *_status(data[_PLAIN_BYTES:])]
+    return _whole(data, 0, _SMALL_KINDS)
+
+
+@lru_cache(maxsize=1024)
+def _status(data: bytes) -> tuple[Any, ...]:
+    return tuple(_whole(data, 0, _STATUS_KINDS))

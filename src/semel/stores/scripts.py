@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from semel.flow import Ask
 
@@ -27,8 +27,7 @@ class Script:
     writes: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One script or command, on keys that lie in one slot. The driver puts the time first where ``script`` is one.
 
     A command without a key is one for the server that holds the key ``at``.
