@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from semel.events import Event
+
 
 class State(IntEnum):
     """Where a record stands (EXPIRED is derived from the clock and never written)."""
@@ -253,6 +255,7 @@ class Settlement(NamedTuple):
     business_ref: str | None = None
     resource_type: str | None = None
     resource_id: str | None = None
+    events: tuple[Event, ...] = ()  # written in the settlement's own commit
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ Modules = Mapping[str, Module]
 Rule = Callable[[Modules], Iterator[str]]
 
 RINGS = {
-    **dict.fromkeys(["errors", "model", "policy", "telemetry"], 0),
+    **dict.fromkeys(["errors", "events", "model", "policy", "telemetry"], 0),
     **dict.fromkeys(["rules"], 1),
     **dict.fromkeys(["flow", "stores", "protocol"], 2),
     **dict.fromkeys(["drivers", "engine"], 3),

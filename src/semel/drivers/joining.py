@@ -32,7 +32,7 @@ def join(connection: Any, file: StoreFile) -> JoinedUnit:
             from semel.drivers.django_sqlite import join_django
 
             return join_django(connection, file)
-    raise JoinRefused(_unknown(connection))
+    raise JoinRefused(unknown(connection))
 
 
 async def join_async(connection: Any, file: StoreFile) -> JoinedUnit:
@@ -57,7 +57,8 @@ async def _join_at_once(connection: Any, file: StoreFile) -> JoinedUnit:
     return join(connection, file)
 
 
-def _unknown(connection: Any) -> str:
+def unknown(connection: Any) -> str:
+    """What is told of something that is no connection we know."""
     return (
         f"a {type(connection).__module__}.{type(connection).__qualname__} cannot be joined; pass a sqlite3.Connection, "
         "a SQLAlchemy Session or Connection, django.db.connection, or with AsyncEngine an AsyncSession or "

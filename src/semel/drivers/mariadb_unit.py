@@ -14,6 +14,7 @@ from semel.drivers.clock import Clock
 from semel.drivers.mariadb import Conversation, Result, converse, written
 from semel.drivers.mariadb_errors import CONFLICTS, SAVEPOINT_MISSING, SIGNALLED, Refused
 from semel.flow import Ask, MakeFlow
+from semel.stores.mariadb_asks import SettleAnd
 from semel.stores.statements import Execute
 
 T = TypeVar("T")
@@ -25,7 +26,7 @@ _OPEN: Final = "BEGIN NOT ATOMIC\n{begin}{claim};\nSAVEPOINT {name};\nEND"
 _SETTLE: Final = (
     "BEGIN NOT ATOMIC\nRELEASE SAVEPOINT {name};\n{settle};\n"
     f"IF ROW_COUNT() <> 1 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{_UNSETTLED}'; END IF;\n"
-    "{end}END"
+    "{also}{end}END"
 )
 _COMMIT: Final = "BEGIN NOT ATOMIC\nRELEASE SAVEPOINT {name};\nCOMMIT;\nEND"
 
@@ -73,8 +74,10 @@ class Transaction:
         """Settle, and end the transaction; False where the claim is not its own any more."""
         assert isinstance(needed, Execute)
         text = written(needed.statement, needed.params, self._clock)
+        more = needed.also if isinstance(needed, SettleAnd) else ()
+        also = "".join([f"{written(each.statement, each.params, self._clock)};\n" for each in more])
         try:
-            _ = yield _SETTLE.format(name=self.name, settle=text, end="COMMIT;\n" if commit else "")
+            _ = yield _SETTLE.format(name=self.name, settle=text, also=also, end="COMMIT;\n" if commit else "")
         except Refused as error:
             if is_not_ours(error):
                 return False

@@ -15,10 +15,10 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
-from semel.drivers.sqlite_join import BEGUN, JoinedUnit, StoreFile, begin_immediate, check_joinable
+from semel.drivers.sqlite_join import BEGUN, Execute, JoinedUnit, StoreFile, begin_immediate, check_joinable
 from semel.errors import JoinRefused, SupersededError
 
-__all__ = ["Connection", "Session", "join_sqlalchemy", "session_on"]
+__all__ = ["Connection", "Session", "executing_on", "join_sqlalchemy", "session_on"]
 
 
 def session_on(connection: sqlite3.Connection) -> Session:
@@ -39,12 +39,26 @@ def join_sqlalchemy(target: Session | Connection, file: StoreFile) -> JoinedUnit
     """
     if target.in_nested_transaction():
         raise JoinRefused(BEGUN)
-    connection = target.connection() if isinstance(target, Session) else target
-    if connection.dialect.name != "sqlite":
-        raise JoinRefused(f"this store is SQLite, the transaction is on {connection.dialect.name}: two databases")
+    connection = _connection_of(target)
     raw = connection.connection.dbapi_connection
     driver: Any = connection.connection.driver_connection
     check_joinable(driver if isinstance(driver, sqlite3.Connection) else _Joinable(raw, driver))
+    execute = executing_on(target)
+    begin_immediate(execute, file)
+    return JoinedUnit(target, execute, file.clock)
+
+
+def _connection_of(target: Session | Connection) -> Connection:
+    connection = target.connection() if isinstance(target, Session) else target
+    if connection.dialect.name != "sqlite":
+        raise JoinRefused(f"this store is SQLite, the transaction is on {connection.dialect.name}: two databases")
+    return connection
+
+
+def executing_on(target: Session | Connection) -> Execute:
+    """Statements in the transaction of a Session or Connection, with rows as they are. Raises JoinRefused."""
+    connection = _connection_of(target)
+    driver: Any = connection.connection.driver_connection
 
     def execute(text: str, params: Any) -> tuple[list[Any], int]:
         factory = driver.text_factory  # the user's own: our texts are texts
@@ -64,8 +78,7 @@ def join_sqlalchemy(target: Session | Connection, file: StoreFile) -> JoinedUnit
         finally:
             driver.text_factory = factory
 
-    begin_immediate(execute, file)
-    return JoinedUnit(target, execute, file.clock)
+    return execute
 
 
 class _Joinable:

@@ -16,6 +16,7 @@ from typing import Final
 
 from semel.drivers.forks import begin_in_children
 from semel.engine.backend import Backend, shown_url
+from semel.engine.events import Emission
 from semel.engine.needs import Needs
 from semel.engine.permit import Permit
 from semel.errors import (
@@ -70,6 +71,7 @@ class Core:
         self.id_secret = id_secret
         self.draining = False
         self.needs = Needs()
+        self.emits = False  # whether the store keeps events
         self.waiters_max = waiters_max
         self.waiters_per_caller_max = waiters_per_caller_max
         self.begin_process()
@@ -121,6 +123,8 @@ class Core:
     def permit(self, command: Command, claim: Claim, grant: Grant) -> Permit:
         """The live permit of a grant."""
         permit = Permit(command, claim, grant, time.monotonic(), self.units.pop(claim.nonce, None))
+        if self.emits:
+            permit.emission = Emission(grant.id, grant.generation, grant.operation_id, command.scope.tenant)
         self.live[grant.nonce] = permit
         return permit
 
@@ -138,7 +142,11 @@ class Core:
     def word(self, permit: Permit, outcome: Outcome) -> Settlement:
         """What this permit says of its command in the end."""
         permit.settling = True
-        return settlement(permit.grant, outcome, kept=permit.kept, resource=(permit.resource_type, permit.resource_id))
+        resource = (permit.resource_type, permit.resource_id)
+        word = settlement(permit.grant, outcome, kept=permit.kept, resource=resource)
+        if permit.emission is not None:
+            word = permit.emission.with_events(word)
+        return word
 
     # --- ATOMIC commands of this process, still invisible in the store ------------------------
 

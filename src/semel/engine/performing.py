@@ -42,6 +42,7 @@ class AsyncPerformer:
     def __init__(self, core: Core, backend: Backend) -> None:
         self._core = core
         self._backend = backend
+        core.emits = hasattr(backend.store, "dialect")
         self._driver = backend.driver
         self._coalescers = Coalescers(self._driver.run_uncut) if getattr(self._driver, "coalesces", False) else None
 
@@ -147,6 +148,7 @@ class SyncPerformer:
     def __init__(self, core: Core, backend: Backend) -> None:
         self._core = core
         self._backend = backend
+        core.emits = hasattr(backend.store, "dialect")
         self._driver = backend.driver
 
     def store_call(self, verb: str, make: MakeFlow[T]) -> T:

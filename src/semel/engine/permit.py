@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from semel.engine.events import Emission
 from semel.errors import PolicyError
 from semel.model import Claim, Grant
 from semel.policy import Command
@@ -25,6 +26,7 @@ class Permit:
         "command",
         "deadline_monotonic",
         "effects",
+        "emission",
         "grant",
         "kept",
         "lost",
@@ -49,6 +51,7 @@ class Permit:
         self.deadline_monotonic = now_monotonic + claim.terms.deadline_us / 1_000_000
         self.resource_type: str | None = None
         self.resource_id: str | None = None
+        self.emission: Emission | None = None  # None where the store keeps no events
         self._on_lost: Callable[[], object] | None = None
 
     @property
@@ -92,6 +95,41 @@ class Permit:
                 raise PolicyError(f"{name} must be a text without lone surrogates; it is {text!a}")
         self.resource_type = resource_type
         self.resource_id = resource_id
+
+    def emit(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        type: str | None = None,
+        aggregate: tuple[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        name: str | None = None,
+        ordinal: int = 0,
+    ) -> str:
+        """Tell the world, if and only if this command succeeds: the event is written in the commit that settles it.
+
+        Parameters:
+            topic: where it goes: a subject, queue, topic or stream, 1 to 249 letters in parts joined by dots.
+            payload: bytes, a text, or what JSON can say; at most 1,000,000 bytes.
+            type: what it is, for its consumers; the topic by default.
+            aggregate: ``("order", order_id)``: what it is about. Events of one aggregate are published in their order;
+                by default this operation's own.
+            headers: texts that travel with it, 8,192 bytes in all.
+            name: what its id is derived from, with ``ordinal``: the type by default. Each is emitted once.
+
+        Returns the event's id, the same for every run of the same execution.
+
+        Raises PolicyError: it cannot be an event, or not here; the message says what to do.
+        """
+        if self.emission is None:
+            raise PolicyError(
+                "events need a store in a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB); this one is "
+                "none"
+            )
+        if self.settling:
+            raise PolicyError(f"the event {topic!a} comes after its command was settled; emit it in the handler")
+        return self.emission.add(topic, payload, type, aggregate, headers, name, ordinal)
 
     @property
     def connection(self) -> Any:

@@ -34,6 +34,7 @@ from semel.rules.lease import PURGE_GRACE_US
 from semel.rules.settle import abandoned_row, marked_row, renewed_row, resolved_row
 from semel.stores.base import Capabilities, Identity, Observed
 from semel.stores.dialect import MARIADB, Dialect
+from semel.stores.events import settled_with_events, settling
 from semel.stores.mariadb_asks import Several
 from semel.stores.mariadb_rows import SQL as COMMANDS
 from semel.stores.mariadb_rows import VERSIONS, claim_all, look, record, replace, settle_all, settle_one
@@ -103,10 +104,10 @@ class MariadbStore:
         return verdicts[claim[:2]]
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
-        return (yield from settle_all(settlements))
+        return (yield from settled_with_events(MARIADB, settle_all, settlements))
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
-        return settle_one(settlement)
+        return settling(settle_one(settlement), settlement)
 
     def together(self) -> Flow[None]:
         yield from ask(TOGETHER)

@@ -21,6 +21,16 @@ class Several(Ask[list[Any]]):
         self.parts = parts
 
 
+class SettleAnd(Execute):
+    """A settlement inside an ATOMIC unit, and what is written behind it if it stands."""
+
+    __slots__ = ("also",)
+
+    def __init__(self, settle: Execute, also: Sequence[Execute]) -> None:
+        super().__init__(settle.statement, settle.params)
+        self.also = also
+
+
 class Reserve(Ask[list[list[Row]] | None]):
     """As :class:`Several`; None, and nothing of it written, where somebody holds one of the locks for too long."""
 

@@ -36,6 +36,7 @@ from semel.rules.lease import PURGE_GRACE_US
 from semel.rules.settle import abandoned_row, marked_row, renewed_row, resolved_row
 from semel.stores.base import Capabilities, Identity, Observed
 from semel.stores.dialect import POSTGRES, Dialect
+from semel.stores.events import settled_with_events, settling
 from semel.stores.postgres_rows import SQL as COMMANDS
 from semel.stores.postgres_rows import VERSIONS, claim_all, look, replace, settle_all, words
 from semel.stores.postgres_settings import observe
@@ -108,10 +109,10 @@ class PostgresStore:
         return verdicts[claim[:2]]
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
-        return (yield from settle_all(settlements))
+        return (yield from settled_with_events(POSTGRES, settle_all, settlements))
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
-        return Query(COMMANDS["settle_here"], words([settlement]))
+        return settling(Query(COMMANDS["settle_here"], words([settlement])), settlement)
 
     def together(self) -> Flow[None]:
         yield from ask(TOGETHER)

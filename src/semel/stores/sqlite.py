@@ -47,6 +47,7 @@ from semel.rules.settle import (
 from semel.rules.stored import answer_digest, pack_headers
 from semel.stores.base import Capabilities, Identity
 from semel.stores.dialect import SQLITE, Dialect
+from semel.stores.events import settled_with_events
 from semel.stores.memory import granted_row
 from semel.stores.statements import NOW, NOW_LOCKED, Execute, Params, Query, Row, Script, Value, script, statements
 
@@ -101,6 +102,9 @@ class SqliteStore:
         return _grant(claim)
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
+        return (yield from settled_with_events(SQLITE, self._settle, settlements))
+
+    def _settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         replies: list[Settling] = []
         for word in settlements:
             now = yield from ask(NOW)

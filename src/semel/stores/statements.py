@@ -94,12 +94,17 @@ def statements(package: str, file: str) -> Mapping[str, Statement]:
     found = {}
     for name, block in zip(parts[1::2], parts[2::2], strict=True):
         text = "\n".join(line for line in block.splitlines() if not line.startswith("--")).strip().rstrip(";")
-        names = tuple(_PARAMETER.findall(text))
-        distinct = tuple(dict.fromkeys(names))
-        numbers = {name: f"${number}" for number, name in enumerate(distinct, start=1)}
-        numbered = _PARAMETER.sub(lambda match, to=numbers: to[match[1]], text)  # type: ignore[misc]
-        found[name] = Statement(name, text, _PARAMETER.sub("?", text), names, numbered, distinct)
+        found[name] = composed(name, text)
     return found
+
+
+def composed(name: str, text: str) -> Statement:
+    """A statement of this text, with ``:name`` parameters."""
+    names = tuple(_PARAMETER.findall(text))
+    distinct = tuple(dict.fromkeys(names))
+    numbers = {name: f"${number}" for number, name in enumerate(distinct, start=1)}
+    numbered = _PARAMETER.sub(lambda match: numbers[match[1]], text)
+    return Statement(name, text, _PARAMETER.sub("?", text), names, numbered, distinct)
 
 
 def script(text: str) -> tuple[str, ...]:

@@ -1,0 +1,77 @@
+-- The outbox on MariaDB: events are written by the settlement or on a user's connection; relays read and mark them.
+
+-- name: write
+-- One event. If it is there already it is the same one: nothing is written.
+INSERT INTO semel_event (
+    id, aggregatetype, aggregateid, type, payload, topic, headers, tenant, lane, operation_id, created_at
+)
+VALUES (
+    :event_id, :aggregate_type, :aggregate_id, :event_type, :payload, :topic, :event_headers, :event_tenant, :lane,
+    :emitter, :now
+)
+ON DUPLICATE KEY UPDATE id = id;
+
+-- name: due
+-- What may be published now, in order. An aggregate whose earlier event waits for another try, or is parked, waits.
+WITH picked AS (
+    SELECT e.seq, LENGTH(e.payload) AS bytes FROM semel_event AS e
+    WHERE e.published_at IS NULL AND e.parked_at IS NULL AND (:lanes >> e.lane) & 1 = 1
+        AND NOT EXISTS (
+            SELECT 1 FROM semel_event AS s
+            WHERE s.published_at IS NULL AND s.tries > 0 AND s.aggregateid = e.aggregateid
+                AND s.aggregatetype = e.aggregatetype AND s.seq <= e.seq
+                AND CASE WHEN s.parked_at IS NULL THEN s.next_at > :now ELSE :hold = 1 END
+        )
+    ORDER BY e.seq LIMIT :limit
+),
+placed AS (
+    SELECT seq, CAST(SUM(bytes) OVER (ORDER BY seq) - bytes AS SIGNED) AS earlier FROM picked
+)
+SELECT
+    e.seq, e.id, e.topic, e.type, e.aggregatetype, e.aggregateid,
+    e.payload, e.headers, e.tenant, e.operation_id, e.created_at, e.tries
+FROM placed AS p JOIN semel_event AS e ON e.seq = p.seq
+WHERE p.earlier < :bytes
+ORDER BY e.seq;
+
+-- name: published
+-- The broker has it.
+UPDATE semel_event SET published_at = :now WHERE seq = :seq AND published_at IS NULL;
+
+-- name: postpone
+-- The broker refused one: it is tried again later, and its aggregate waits for it.
+UPDATE semel_event SET tries = tries + 1, reason = :reason, next_at = :now + :wait
+WHERE seq = :seq AND published_at IS NULL AND parked_at IS NULL;
+
+-- name: park
+-- One that will not be tried again until somebody says so.
+UPDATE semel_event SET tries = tries + 1, reason = :reason, parked_at = :now
+WHERE id = :id AND published_at IS NULL AND parked_at IS NULL;
+
+-- name: retry
+-- A parked event is tried again, from its first try.
+UPDATE semel_event SET tries = 0, next_at = 0, parked_at = NULL
+WHERE id = :id AND published_at IS NULL AND parked_at IS NOT NULL;
+
+-- name: drop
+-- A parked event is given up: nobody will ever get it.
+DELETE FROM semel_event WHERE id = :id AND published_at IS NULL AND parked_at IS NOT NULL;
+
+-- name: find
+-- A page of events that are not published, oldest first: the parked ones, or all.
+SELECT
+    e.seq, e.id, e.topic, e.type, e.aggregatetype, e.aggregateid,
+    e.payload, e.headers, e.tenant, e.operation_id, e.created_at, e.tries,
+    e.next_at, e.parked_at, e.reason
+FROM semel_event AS e
+WHERE e.published_at IS NULL AND e.seq > :after AND (:parked = 0 OR (e.parked_at IS NOT NULL AND e.tries > 0))
+ORDER BY e.seq LIMIT :limit;
+
+-- name: depth
+-- How many wait, how many are parked, and since when the oldest waits.
+SELECT :now, COUNT(*) - COUNT(parked_at), COUNT(parked_at), MIN(CASE WHEN parked_at IS NULL THEN created_at END)
+FROM semel_event WHERE published_at IS NULL;
+
+-- name: sweep
+-- Forget what was published long enough ago, a chunk at a time.
+DELETE FROM semel_event WHERE published_at < :now - :keep ORDER BY published_at LIMIT :chunk;

@@ -1,0 +1,131 @@
+-- The outbox on PostgreSQL: events are written by the settlement or on a user's connection; relays read and mark them.
+
+-- name: write
+-- Events of one transaction, in their order. One that is there already is the same one: nothing is written. Whoever
+-- writes rings the bell, if a relay is listening for it: a NOTIFY that nobody needs would make commits queue up.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+),
+emitted AS (
+    INSERT INTO semel_event (
+        id, aggregatetype, aggregateid, type, payload, topic, headers, tenant, lane, operation_id, created_at
+    )
+    SELECT
+        u.id::uuid, u.aggregatetype, u.aggregateid, u.type, u.payload, u.topic, u.headers, u.tenant, u.lane,
+        u.operation_id, clock.now
+    FROM clock, unnest(
+        :event_id::text[], :aggregate_type::text[], :aggregate_id::text[], :event_type::text[], :payload::bytea[],
+        :topic::text[], :event_headers::bytea[], :event_tenant::text[], :lane::smallint[], :emitter::bytea[]
+    ) WITH ORDINALITY AS u (
+        id, aggregatetype, aggregateid, type, payload, topic, headers, tenant, lane, operation_id, place
+    )
+    ORDER BY u.place
+    ON CONFLICT (id) DO NOTHING
+    RETURNING 1
+),
+rung AS (
+    SELECT pg_notify('semel_event', '') FROM semel_relay, clock WHERE bell_until > clock.now LIMIT 1
+)
+SELECT 1 FROM emitted, (SELECT count(*) FROM rung) AS ring;
+
+-- name: due
+-- What may be published now, in order. An aggregate whose earlier event waits for another try, or is parked, waits.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+),
+stuck AS MATERIALIZED (
+    SELECT aggregateid, aggregatetype, min(seq) AS seq FROM semel_event, clock
+    WHERE published_at IS NULL AND tries > 0
+        AND (CASE WHEN parked_at IS NULL THEN next_at > clock.now ELSE :hold::integer = 1 END)
+    GROUP BY aggregateid, aggregatetype
+),
+picked AS MATERIALIZED (
+    SELECT e.seq, octet_length(e.payload) AS bytes FROM semel_event AS e
+    WHERE e.published_at IS NULL AND e.parked_at IS NULL AND (:lanes::bigint >> e.lane) & 1 = 1
+        AND NOT EXISTS (
+            SELECT 1 FROM stuck AS s
+            WHERE s.aggregateid = e.aggregateid AND s.aggregatetype = e.aggregatetype AND s.seq <= e.seq
+        )
+    ORDER BY e.seq LIMIT :limit::bigint
+),
+placed AS (
+    SELECT seq, sum(bytes) OVER (ORDER BY seq) - bytes AS before FROM picked
+)
+SELECT
+    e.seq, e.id::text, e.topic, e.type, e.aggregatetype, e.aggregateid,
+    e.payload, e.headers, e.tenant, e.operation_id, e.created_at, e.tries
+FROM placed AS p JOIN semel_event AS e ON e.seq = p.seq
+WHERE p.before < :bytes::bigint
+ORDER BY e.seq;
+
+-- name: published
+-- The broker has them.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+)
+UPDATE semel_event SET published_at = clock.now FROM clock
+WHERE seq = ANY (:seq::bigint[]) AND published_at IS NULL
+RETURNING 1;
+
+-- name: postpone
+-- The broker refused one: it is tried again later, and its aggregate waits for it.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+)
+UPDATE semel_event SET tries = tries + 1, reason = :reason::text, next_at = clock.now + :wait::bigint FROM clock
+WHERE seq = :seq::bigint AND published_at IS NULL AND parked_at IS NULL
+RETURNING 1;
+
+-- name: park
+-- One that will not be tried again until somebody says so.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+)
+UPDATE semel_event SET tries = tries + 1, reason = :reason::text, parked_at = clock.now FROM clock
+WHERE id = :id::text::uuid AND published_at IS NULL AND parked_at IS NULL
+RETURNING 1;
+
+-- name: retry
+-- A parked event is tried again, from its first try.
+UPDATE semel_event SET tries = 0, next_at = 0, parked_at = NULL
+WHERE id = :id::text::uuid AND published_at IS NULL AND parked_at IS NOT NULL
+RETURNING 1;
+
+-- name: drop
+-- A parked event is given up: nobody will ever get it.
+DELETE FROM semel_event WHERE id = :id::text::uuid AND published_at IS NULL AND parked_at IS NOT NULL
+RETURNING 1;
+
+-- name: find
+-- A page of events that are not published, oldest first: the parked ones, or all.
+SELECT
+    e.seq, e.id::text, e.topic, e.type, e.aggregatetype, e.aggregateid,
+    e.payload, e.headers, e.tenant, e.operation_id, e.created_at, e.tries,
+    e.next_at, e.parked_at, e.reason
+FROM semel_event AS e
+WHERE e.published_at IS NULL AND e.seq > :after::bigint
+    AND (:parked::integer = 0 OR (e.parked_at IS NOT NULL AND e.tries > 0))
+ORDER BY e.seq LIMIT :limit::bigint;
+
+-- name: depth
+-- How many wait, how many are parked, and since when the oldest waits.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT
+    (SELECT now FROM clock),
+    count(*) FILTER (WHERE parked_at IS NULL), count(*) FILTER (WHERE parked_at IS NOT NULL),
+    min(created_at) FILTER (WHERE parked_at IS NULL)
+FROM semel_event WHERE published_at IS NULL;
+
+-- name: sweep
+-- Forget what was published long enough ago, a chunk at a time.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+)
+DELETE FROM semel_event WHERE seq IN (
+    SELECT seq FROM semel_event
+    WHERE published_at < (SELECT now FROM clock) - :keep::bigint
+    ORDER BY published_at LIMIT :chunk::bigint
+)
+RETURNING 1;
