@@ -58,7 +58,7 @@ DRIVER_LIBRARIES = {
     "semel.drivers.sqlalchemy": "sqlalchemy",
     "semel.drivers.sqlalchemy_async": "sqlalchemy",
 }
-ACCELERATORS = {"orjson"}
+ACCELERATORS = {"hiredis", "orjson"}
 
 DATABASE_CLIENTS = {
     *("aiomysql", "aiosqlite", "asyncmy", "asyncpg", "django.db", "mysql", "MySQLdb", "psycopg", "psycopg2"),

@@ -7,10 +7,12 @@ answers each with its replies. Sent again is only what surely did not run: a scr
 
 from __future__ import annotations
 
+import importlib
 import time
 from binascii import crc_hqx
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, NoReturn, Protocol
 
 from semel.drivers.clock import Clock
@@ -23,12 +25,6 @@ ROUNDS_MAX: Final = 6  # redirections of one call; a cluster that needs more is 
 REFRESH_SECONDS_MIN: Final = 0.2
 
 Command = tuple[Any, ...]
-
-_pack_command: Callable[[Command], bytes] | None
-try:
-    from hiredis import pack_command as _pack_command
-except ImportError:
-    _pack_command = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +100,20 @@ def slot(key: bytes) -> int:
 
 def packed(commands: Sequence[Command]) -> bytes:
     """Commands as the server reads them, by hiredis where it is installed: redis-py takes several times as long."""
-    if _pack_command is None:
+    pack_command = _pack_command()
+    if pack_command is None:
         return packed_here(commands)
-    return b"".join([_pack_command(command) for command in commands])
+    return b"".join([pack_command(command) for command in commands])
+
+
+@cache
+def _pack_command() -> Callable[[Command], bytes] | None:
+    """Looked for once, at first use."""
+    try:
+        found: Callable[[Command], bytes] = importlib.import_module("hiredis").pack_command
+    except (ImportError, AttributeError):  # not there, or older than its packing
+        return None
+    return found
 
 
 def packed_here(commands: Sequence[Command]) -> bytes:
