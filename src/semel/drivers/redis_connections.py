@@ -19,7 +19,8 @@ from redis.retry import Retry
 
 from semel.drivers.lifo import AsyncLifo, Lifo
 from semel.drivers.redis_errors import cannot_connect, error_reply, lost
-from semel.drivers.redis_routes import Cluster, Exchange, Node, Replies, Routes, Single, Terms, packed
+from semel.drivers.redis_packing import packed
+from semel.drivers.redis_routes import Cluster, Exchange, Node, Replies, Routes, Single, Terms
 from semel.drivers.redis_sentinel import Sentinel
 from semel.errors import StoreError
 
