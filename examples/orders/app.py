@@ -80,6 +80,7 @@ async def place_order(order_id: str, order: OrderIn, permit: Permit = semel.perm
     with session_on(permit.connection) as session:
         session.add(Order(id=order_id, customer=permit.command.scope.caller, **order.model_dump()))
         session.commit()  # of what this handler wrote; the transaction is Semel's, and ends with the answer in it
+    permit.emit("orders.placed", {"id": order_id, **order.model_dump()}, aggregate=("order", order_id))
     permit.result("order", order_id)
     return OrderOut(id=order_id, **order.model_dump())
 
