@@ -88,6 +88,14 @@ class Terms(NamedTuple):
     starts: State  # PROCESSING, or CLAIMED where a durable write comes before the first effect
 
 
+class Kept(NamedTuple):
+    """What of an operation outlives its key: its business reference, and for how long it is remembered once settled."""
+
+    business_ref: str | None
+    ref_id: bytes | None  # 16 bytes: digest of tenant, operation and business reference
+    keep_us: int
+
+
 class Claim(NamedTuple):
     """One attempt to reserve a key. Repeating it with the same nonce is safe and reads back the first."""
 
@@ -100,6 +108,7 @@ class Claim(NamedTuple):
     operation_id: bytes  # 16 bytes, UUIDv7
     holder: str
     terms: Terms
+    kept: Kept | None = None  # None: nothing of it outlives the key
 
 
 class Grant(NamedTuple):
@@ -165,6 +174,24 @@ class Record(NamedTuple):
     headers: bytes | None = None
     request: bytes | None = None
     body: bytes | None = None
+
+
+class Operation(NamedTuple):
+    """One logical execution as it is remembered, also when its key is not: key -> operation -> business result."""
+
+    operation_id: bytes  # 16 bytes, UUIDv7
+    record_id: bytes  # of the key that it was asked for with
+    tenant: str
+    caller: str
+    operation: str
+    business_ref: str | None
+    state: int
+    resource_type: str | None
+    resource_id: str | None
+    error_code: str | None
+    created_at: int
+    settled_at: int | None
+    forget_after: int | None
 
 
 RECORD_FORMAT = 1
@@ -255,6 +282,7 @@ class Settlement(NamedTuple):
     business_ref: str | None = None
     resource_type: str | None = None
     resource_id: str | None = None
+    keeps: bool = False  # an operation that outlives its key is settled with it
     events: tuple[Event, ...] = ()  # written in the settlement's own commit
 
 
@@ -296,6 +324,8 @@ class Resolution(NamedTuple):
     actor: str
     reason: str
     forced: bool = False
+    resource_type: str | None = None  # what was made, where it is known
+    resource_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

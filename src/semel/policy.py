@@ -16,10 +16,12 @@ from semel.errors import PolicyError
 from semel.model import AfterExpiry, Effects, Scope, State, Terms
 from semel.rules.fingerprint import Recipe
 from semel.rules.keys import KeyFormat
+from semel.rules.references import check_reference
 
 SECOND_US: Final = 1_000_000
 FINGERPRINT_BYTES: Final = 32
 LEASE_SECONDS_MIN: Final = 1.0  # renewed every third: below a second, scheduling noise would lapse living holders
+REFERENCE_SECONDS: Final = 366 * 86_400.0  # how long a business reference protects where nothing else is said: a year
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400.0  # clamps retention far below the range of int64 microseconds
 
 # What is replayed beside status and body (DESIGN §7). Everything else stays with the first answer.
@@ -85,6 +87,8 @@ class Policy:
         wait_seconds: how long a duplicate waits for the running command before it is told so.
         answer_seconds: how long the answer is replayed, counted from settlement.
         tombstone_seconds: how long the fact is remembered, counted from settlement.
+        operation_seconds: how long the operation (its id, business reference, state and result) is remembered once it
+            is settled, beyond its key. None: no longer than the key, but a year where there is a business reference.
         after_expiry: ``"refuse"`` or ``"new"``: what an attempt between those two meets.
         dedup_for_seconds: how long the downstream deduplicates (idempotent effects only).
         attempts_max: after this many lapsed leases an idempotent command is UNKNOWN.
@@ -123,6 +127,7 @@ class Policy:
     wait_seconds: float = 2
     answer_seconds: float = 24 * 3600
     tombstone_seconds: float = 30 * 86_400
+    operation_seconds: float | None = None
     after_expiry: Literal["refuse", "new"] = "refuse"
     dedup_for_seconds: float = 23 * 3600  # providers prune after 24 h; an hour of margin for clocks and retries
     attempts_max: int = 5
@@ -233,8 +238,11 @@ def _check_spans(policy: Policy) -> None:
         "answer_seconds",
         "tombstone_seconds",
         "dedup_for_seconds",
+        "operation_seconds",
     ):
         value = getattr(policy, name)
+        if value is None and name == "operation_seconds":
+            continue
         if value is None:
             raise PolicyError(f"{name} is missing: there is no endless {name.removesuffix('_seconds')}; give seconds")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
@@ -257,6 +265,11 @@ def _check_spans(policy: Policy) -> None:
         raise PolicyError(
             f"tombstone_seconds ({_number(policy.tombstone_seconds)}) must not be shorter than answer_seconds "
             f"({_number(policy.answer_seconds)}): the fact outlives the answer"
+        )
+    if policy.operation_seconds is not None and policy.operation_seconds < policy.tombstone_seconds:
+        raise PolicyError(
+            f"operation_seconds ({_number(policy.operation_seconds)}) must not be shorter than tombstone_seconds "
+            f"({_number(policy.tombstone_seconds)}): the operation outlives the key; leave it out where it need not"
         )
 
 
@@ -322,7 +335,8 @@ class Command:
 
     Parameters: ``scope`` tenant, caller and operation; ``key`` the client's parsed key; ``fingerprint`` 32
     bytes under ``recipe``; ``policy`` of the operation; ``under`` gives the same request's fingerprint
-    under another known recipe (by its id), or None.
+    under another known recipe (by its id), or None; ``business_ref`` what the business calls it, such as an invoice's
+    number: one open or successful execution for each, within tenant and operation.
     """
 
     scope: Scope
@@ -331,8 +345,11 @@ class Command:
     recipe: str
     policy: Policy
     under: Callable[[str], bytes | None] | None = None
+    business_ref: str | None = None
 
     def __post_init__(self) -> None:
+        if self.business_ref is not None:
+            check_reference(self.business_ref)
         tenant, caller, operation = self.scope
         if not (type(tenant) is type(caller) is type(operation) is str and tenant and caller and operation):
             for name, part in zip(Scope._fields, self.scope, strict=True):
@@ -342,3 +359,14 @@ class Command:
             raise PolicyError(f"a command's key must be a non-empty text, not {type(self.key).__name__}")
         if not isinstance(self.fingerprint, bytes) or len(self.fingerprint) != FINGERPRINT_BYTES:
             raise PolicyError(f"a command's fingerprint must be {FINGERPRINT_BYTES} bytes, such as a SHA-256 digest")
+
+    @property
+    def keep_us(self) -> int | None:
+        """For how many microseconds its operation is remembered once it is settled; None: no longer than its key."""
+        seconds = self.policy.operation_seconds
+        if seconds is None:
+            if self.business_ref is None:
+                return None
+            seconds = max(REFERENCE_SECONDS, self.policy.tombstone_seconds)
+        return int(seconds * SECOND_US)
+

@@ -32,6 +32,7 @@ UPWARD_ALLOWED = {
     # that interpret them, and splitting them off would give each noun two files.
     ("semel.policy", "semel.rules.fingerprint"),
     ("semel.policy", "semel.rules.keys"),
+    ("semel.policy", "semel.rules.references"),  # likewise where a key or a business reference comes from
 }
 
 # The client library that a driver wraps: the only third-party code below ring 4.

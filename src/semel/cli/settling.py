@@ -21,6 +21,7 @@ from semel.cli.store import opened
 from semel.cli.terminal import Output, span_text
 from semel.model import Answer, MovedOn, Resolution, Resolved, TooEarly
 from semel.policy import NEVER_REPLAYED
+from semel.protocol.operations import resolve
 from semel.rules.identity import uuid_text
 
 BODY_BYTES_MAX: Final = 1024 * 1024
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         if is_damaged(record):
             raise CommandFailed("refused: the record is damaged; restore it from a backup (see semel doctor)")
         word = Resolution(record.id, record.fence, options.succeeded, answer, actor, reason, options.force)
-        reply = engine.perform("resolve", lambda: engine.store.resolve(word))
+        reply = engine.perform("resolve", lambda: resolve(engine.store, word))
     match reply:
         case Resolved(state):
             out.document({"operationId": uuid_text(operation_id), "state": state.name, "answer": answer is not None})

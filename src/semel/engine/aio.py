@@ -29,8 +29,8 @@ from semel.flow import MakeFlow, ask
 from semel.model import Answer, Claim, Effects, InProgress, Proceed, Settlement, Settling, Superseded, Verdict
 from semel.policy import Command
 from semel.protocol.asks import Begin, Rollback, Unit
-from semel.protocol.atomic import claim_unit, settle_unit
-from semel.protocol.commands import await_verdict, claim_once, reread, settle_until_confirmed
+from semel.protocol.commands import await_verdict, reread, settle_until_confirmed
+from semel.protocol.operations import claim_unit, settle_unit
 from semel.rules.classify import Outcome, Refused, classify_exception
 from semel.telemetry import Observer
 
@@ -167,9 +167,7 @@ class AsyncEngine:
 
     async def _claim(self, claim: Claim, command: Command) -> Verdict:
         try:
-            if command.under is not None:
-                return await self._performer.drive(claim_once(self.store, claim, command.under))
-            return await self._performer.store_one("claim", self.store.claim, claim)
+            return await self._performer.claim_one(claim, command.under)
         except (StoreTimeout, asyncio.CancelledError):
             # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
             self._upkeep.abandon(claim)
@@ -209,7 +207,7 @@ class AsyncEngine:
                 reply: Settling = await asyncio.shield(self._upkeep.spawn(self._performer.drive(flow)))
             else:
                 try:
-                    reply = await self._performer.store_one("settle", self.store.settle, word)
+                    reply = await self._performer.settle_one(word)
                 except StoreError:
                     reply = await self._confirm(word, permit)
                 except asyncio.CancelledError:

@@ -32,6 +32,7 @@ from semel.model import (
     Effects,
     Grant,
     InProgress,
+    Kept,
     KeyExpired,
     KeyReused,
     Proceed,
@@ -47,7 +48,7 @@ from semel.policy import Command
 from semel.protocol.asks import Elapsed, Pause, Unit
 from semel.protocol.commands import settlement
 from semel.rules.classify import Outcome
-from semel.rules.identity import key_hash, record_id, secret_check, uuid7_bytes, uuid_text
+from semel.rules.identity import key_hash, record_id, reference_id, secret_check, uuid7_bytes, uuid_text
 from semel.rules.keys import weakness
 from semel.rules.lease import RENEWALS_PER_LEASE
 from semel.stores.base import Identity, Observed
@@ -113,7 +114,14 @@ class Core:
             uuid7_bytes(time.time_ns() // 1_000_000, bits[16:]),
             self.holder,
             command.policy.terms,
+            None if command.business_ref is None and command.policy.operation_seconds is None else self._kept(command),
         )
+
+    def _kept(self, command: Command) -> Kept:
+        tenant, _, operation = command.scope
+        ref, keep_us = command.business_ref, command.keep_us
+        assert keep_us is not None
+        return Kept(ref, None if ref is None else reference_id(tenant, operation, ref, self.id_secret), keep_us)
 
     def check_open(self) -> None:
         """Raise StoreUnavailable where nothing more may be granted here."""
@@ -146,7 +154,8 @@ class Core:
         word = settlement(permit.grant, outcome, kept=permit.kept, resource=resource)
         if permit.emission is not None:
             word = permit.emission.with_events(word)
-        return word
+        kept = permit.claim.kept
+        return word if kept is None else word._replace(business_ref=kept.business_ref, keeps=True)
 
     # --- ATOMIC commands of this process, still invisible in the store ------------------------
 

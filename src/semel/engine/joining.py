@@ -19,7 +19,9 @@ from semel.flow import Flow
 from semel.model import Answer, Claim, Effects, Proceed, Settled
 from semel.policy import Command
 from semel.protocol.asks import Begin
-from semel.protocol.atomic import claim_unit, note_early_commit, settle_inside
+from semel.protocol.atomic import note_early_commit, settle_inside
+from semel.protocol.keeping import store_for
+from semel.protocol.operations import claim_unit, conclude_inside
 from semel.rules.classify import Succeeded
 from semel.rules.identity import uuid_text
 
@@ -81,9 +83,11 @@ class _Block(Generic[P]):
                 return
             store, grant = self._backend.store, permit.grant
             outcome = Succeeded(self.answer)
-            reply = yield from settle_inside(store, permit.unit, grant, self._core.word(permit, outcome))
+            word, kept = self._core.word(permit, outcome), store_for(store, permit.claim)
+            yield from conclude_inside(store, permit.unit, permit.claim, grant, word)
+            reply = yield from settle_inside(kept, permit.unit, grant, word)
             if reply is None:
-                raise (yield from note_early_commit(store, grant))
+                raise (yield from note_early_commit(kept, grant))
             self._core.tell_settled(permit, outcome, reply)
             if not isinstance(reply, Settled):
                 raise SupersededError(_LOST)

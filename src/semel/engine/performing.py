@@ -17,7 +17,7 @@ from semel.engine.coalesce import Coalescers
 from semel.engine.core import Core
 from semel.errors import SchemaError, SemelError, StoreError
 from semel.flow import Flow, MakeFlow
-from semel.model import Verdict
+from semel.model import Claim, Settlement, Settling, Verdict
 from semel.protocol.asks import (
     Attempt,
     Begin,
@@ -31,6 +31,9 @@ from semel.protocol.asks import (
     SettleWithin,
     Within,
 )
+from semel.protocol.commands import Under, claim_once
+from semel.protocol.keeping import settling
+from semel.protocol.operations import claim_kept
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -83,6 +86,22 @@ class AsyncPerformer:
         finally:
             if core.observing:
                 core.tell_store_call(verb, time.perf_counter() - started)
+
+    async def claim_one(self, claim: Claim, under: Under | None) -> Verdict:
+        """One attempt at a command, outside any unit."""
+        store = self._backend.store
+        if claim.kept is not None:
+            return await self.drive(claim_kept(store, claim, under))
+        if under is not None:
+            return await self.drive(claim_once(store, claim, under))
+        return await self.store_one("claim", store.claim, claim)
+
+    async def settle_one(self, word: Settlement) -> Settling:
+        """A holder's last word, outside any unit."""
+        store = self._backend.store
+        if word.keeps:
+            return (await self.store_call("settle", settling(store, word).make))[0]
+        return await self.store_one("settle", store.settle, word)
 
     async def drive(self, flow: Flow[T], attempt: Callable[[], Awaitable[Verdict]] | None = None) -> T:
         """Perform a flow to its end; an error of the store's is thrown into it, which may repeat it or clean up."""
@@ -166,6 +185,19 @@ class SyncPerformer:
             raise
         finally:
             core.tell_store_call(verb, time.perf_counter() - started)
+
+    def claim_one(self, claim: Claim, under: Under | None) -> Verdict:
+        """One attempt at a command, outside any unit."""
+        store = self._backend.store
+        if claim.kept is not None:
+            return self.drive(claim_kept(store, claim, under))
+        if under is not None:
+            return self.drive(claim_once(store, claim, under))
+        return (self.store_call("claim", lambda: store.claim((claim,))))[0]
+
+    def settle_one(self, word: Settlement) -> Settling:
+        """A holder's last word, outside any unit."""
+        return (self.store_call("settle", settling(self._backend.store, word).make))[0]
 
     def drive(self, flow: Flow[T], attempt: Callable[[], Verdict] | None = None) -> T:
         """Perform a flow to its end; an error of the store's is thrown into it, which may repeat it or clean up."""

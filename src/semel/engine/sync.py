@@ -20,8 +20,8 @@ from semel.flow import MakeFlow
 from semel.model import Answer, Claim, Effects, InProgress, Proceed, Settlement, Settling, Superseded, Verdict
 from semel.policy import Command
 from semel.protocol.asks import Begin
-from semel.protocol.atomic import claim_unit, settle_unit
-from semel.protocol.commands import await_verdict, claim_once, reread, settle_until_confirmed
+from semel.protocol.commands import await_verdict, reread, settle_until_confirmed
+from semel.protocol.operations import claim_unit, settle_unit
 from semel.rules.classify import Outcome, Refused, classify_exception
 from semel.telemetry import Observer
 
@@ -148,9 +148,7 @@ class Engine:
 
     def _claim(self, claim: Claim, command: Command) -> Verdict:
         try:
-            if command.under is not None:
-                return self._performer.drive(claim_once(self.store, claim, command.under))
-            return (self._performer.store_call("claim", lambda: self.store.claim((claim,))))[0]
+            return self._performer.claim_one(claim, command.under)
         except (StoreTimeout, KeyboardInterrupt):
             # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
             self._upkeep.abandon(claim)
@@ -180,7 +178,7 @@ class Engine:
                 reply = self._performer.drive(flow)
             else:
                 try:
-                    [reply] = self._performer.store_call("settle", lambda: self.store.settle((word,)))
+                    reply = self._performer.settle_one(word)
                 except StoreError:
                     reply = self._confirm(word, permit)
         finally:

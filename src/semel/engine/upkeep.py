@@ -19,6 +19,7 @@ from semel.engine.performing import AsyncPerformer, SyncPerformer
 from semel.engine.permit import Permit
 from semel.errors import SemelError
 from semel.model import Claim, Settlement
+from semel.protocol.keeping import abandoning, settling
 from semel.stores.base import Store
 
 ABANDON_EVERY_SECONDS: Final = 0.25
@@ -31,6 +32,7 @@ class Abandoned:
 
     def __init__(self) -> None:
         self._until: dict[tuple[bytes, bytes], float] = {}
+        self._keeping: set[tuple[bytes, bytes]] = set()  # those whose operations are kept
 
     def __bool__(self) -> bool:
         return bool(self._until)
@@ -38,6 +40,13 @@ class Abandoned:
     def add(self, claim: Claim) -> None:
         """This claim was given up on."""
         self._until[claim.id, claim.nonce] = time.monotonic() + claim.terms.lease_us / 1_000_000
+        if claim.kept is not None:
+            self._keeping.add((claim.id, claim.nonce))
+
+    def release(self, store: Store, nonces: tuple[tuple[bytes, bytes], ...]) -> Callable[[], Any]:
+        """Makes the flow that releases these."""
+        keeps = not self._keeping.isdisjoint(nonces)
+        return lambda: abandoning(store, nonces, keeps)
 
     def batch(self) -> tuple[tuple[bytes, bytes], ...]:
         """The next ones to release, in the store's order."""
@@ -49,6 +58,7 @@ class Abandoned:
         for nonce, seen in zip(nonces, gone, strict=True):
             if seen or self._until[nonce] <= now:
                 del self._until[nonce]
+                self._keeping.discard(nonce)
 
     def unanswered(self, nonces: tuple[tuple[bytes, bytes], ...]) -> None:
         """The store said nothing of these: an outage that outlives the lease must not leave them UNKNOWN for ever."""
@@ -146,7 +156,7 @@ class AsyncUpkeep:
         while self._abandoned:
             nonces = self._abandoned.batch()
             try:
-                gone = await self._performer.store_call("abandon", _abandoning(self._store, nonces))
+                gone = await self._performer.store_call("abandon", self._abandoned.release(self._store, nonces))
             except SemelError:
                 self._abandoned.unanswered(nonces)
             else:
@@ -228,7 +238,7 @@ class SyncUpkeep:
         if not nonces:
             return
         try:
-            gone = self._performer.store_call("abandon", _abandoning(self._store, nonces))
+            gone = self._performer.store_call("abandon", self._abandoned.release(self._store, nonces))
         except SemelError:
             with self._changed:
                 self._abandoned.unanswered(nonces)
@@ -242,7 +252,8 @@ class SyncUpkeep:
         if not words:
             return
         try:
-            self._performer.store_call("settle", lambda: self._store.settle(words))
+            for word in words:
+                self._performer.store_call("settle", settling(self._store, word).make)
             over = set(words)
         except SemelError:
             now = time.monotonic()
@@ -261,7 +272,3 @@ class SyncUpkeep:
             self.renew()
             self._confirm()
             self._release()
-
-
-def _abandoning(store: Store, nonces: tuple[tuple[bytes, bytes], ...]) -> Callable[[], Any]:
-    return lambda: store.abandon(nonces)

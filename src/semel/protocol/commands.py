@@ -12,6 +12,7 @@ from semel.errors import StoreError, StoreTimeout
 from semel.flow import Flow, ask
 from semel.model import Answer, AnswerKind, Claim, Grant, InProgress, Settlement, Settling, State, Unreadable, Verdict
 from semel.protocol.asks import Attempt, Elapsed, Jitter, Pause, PerformOne
+from semel.protocol.keeping import settling
 from semel.rules.backoff import poll_seconds, retry_seconds
 from semel.rules.classify import Outcome, Refused, Released, Succeeded
 from semel.stores.base import Store
@@ -91,7 +92,7 @@ def settle_until_confirmed(store: Store, word: Settlement, seconds: float) -> Fl
     tried = 0
     while True:
         try:
-            [reply] = yield from ask(PerformOne("settle", store.settle, word))
+            [reply] = yield from ask(settling(store, word))
             return reply
         except StoreError as error:
             if (yield from ask(Elapsed())) >= ends:  # "unavailable" would say that the handler did not run

@@ -43,6 +43,19 @@ def key_hash(key: str, secret: bytes | None = None) -> bytes:
     return digest[:KEY_HASH_BYTES]
 
 
+def reference_id(tenant: str, operation: str, business_ref: str, secret: bytes | None = None) -> bytes:
+    """The name of a business reference within its tenant and operation: 16 bytes, whatever its length.
+
+    >>> reference_id("acme", "pay", "inv-1") == reference_id("acme", "pay", "inv-1")
+    True
+    >>> reference_id("acme", "pay", "inv-1") == reference_id("acme", "refund", "inv-1")
+    False
+    """
+    framed = frame(b"semel.reference.1", tenant, operation, business_ref)
+    digest = hashlib.sha256(framed).digest() if secret is None else hmac.digest(secret, framed, "sha256")
+    return digest[:ID_BYTES]
+
+
 def secret_check(secret: bytes | None) -> bytes:
     """What ``semel_meta`` keeps of the id secret: enough to refuse another one."""
     return b"none" if secret is None else hmac.digest(secret, b"semel.id-secret.check", "sha256")[:16]

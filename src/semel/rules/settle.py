@@ -190,6 +190,8 @@ def resolved_row(row: Record | None, word: Resolution, now: int) -> tuple[Resolv
         answer_until=kept.answer_until,
         forget_after=kept.forget_after,
         doubt=None,
+        resource_type=word.resource_type or row.resource_type,
+        resource_id=word.resource_id or row.resource_id,
         answer_kind=kind,
         answer_digest=digest,
         status=answer.status if answer is not None else None,

@@ -17,6 +17,7 @@ from semel.engine.aio import AsyncEngine
 from semel.errors import PolicyError, SchemaError, StoreError
 from semel.flow import Flow
 from semel.model import Purged, Record, State
+from semel.protocol.operations import is_kept_by, lapse, purge_operations
 from semel.protocol.upkeep import PURGE_CHUNK, purge_walk, rest_seconds
 
 LAPSE_CHUNK: Final = 100
@@ -60,7 +61,7 @@ class Reaper:
         engine = self._engine
         marked = 0
         while True:
-            lapsed = await engine.perform("lapse", lambda: engine.store.lapse(LAPSE_CHUNK))
+            lapsed = await engine.perform("lapse", lambda: lapse(engine.store, LAPSE_CHUNK))
             for record in lapsed:
                 self._tell(record)
             marked += len(lapsed)
@@ -73,6 +74,9 @@ class Reaper:
         observer = self._engine.core.observer
         observer.event("purged", total.answers_dropped, {"kind": "answers"}, {})
         observer.event("purged", total.forgotten, {"kind": "records"}, {})
+        if is_kept_by(self._engine.store):
+            operations = await self._drive(purge_operations(self._engine.store, chunk))
+            observer.event("purged", operations.forgotten, {"kind": "operations"}, {})
         # Counting looks at every record, as the walk has just done; oftener would be a burden.
         counts = await self._engine.perform("counts", self._engine.store.counts)
         for state in State:

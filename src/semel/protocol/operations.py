@@ -1,0 +1,176 @@
+"""What operations add to the life of a command: its claim, the end of an ATOMIC unit, lapses, resolutions, a purge.
+
+Every write of an operation's row is in one commit with the record's; see ``protocol/keeping``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from semel.errors import StoreError
+from semel.flow import Flow, ask
+from semel.model import (
+    Claim,
+    Grant,
+    Operation,
+    Purged,
+    Record,
+    Resolution,
+    Resolved,
+    Resolving,
+    Settlement,
+    Settling,
+    Superseded,
+    Verdict,
+)
+from semel.protocol import atomic
+from semel.protocol.asks import Begin, Perform, Rollback, Unit, Within
+from semel.protocol.commands import Under, recast
+from semel.protocol.keeping import Held, Keeping, store_for
+from semel.rules.classify import Outcome, Succeeded
+from semel.stores.base import Store
+from semel.stores.operations import Operations
+
+PURGE_CHUNK: Final = 500
+
+
+def is_kept_by(store: Store) -> bool:
+    """Whether a store can keep operations: a SQL database."""
+    return getattr(store, "dialect", None) is not None
+
+
+def claim_kept(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]:
+    """As ``claim_once``, for a command whose operation is kept: both in one commit.
+
+    Another command that has its business reference is what it meets.
+    """
+    keeping = Keeping(store)
+    try:
+        [verdict] = yield from ask(Perform("claim", lambda: keeping.claim((claim,))))
+        again = recast(claim, verdict, under)
+        if again is None:
+            return verdict
+        [verdict] = yield from ask(Perform("claim", lambda: keeping.claim((again,))))
+    except Held as held:
+        return held.verdict
+    return verdict
+
+
+def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) -> Flow[tuple[Verdict, Unit | None]]:
+    """As ``atomic.claim_unit``; the operation is written in the unit, where one is kept."""
+    try:
+        return (yield from atomic.claim_unit(store_for(store, claim), claim, under, begin))
+    except Held as held:
+        return held.verdict, None
+
+
+def settle_unit(
+    store: Store,
+    unit: Unit,
+    claim: Claim,
+    grant: Grant,
+    outcome: Outcome,
+    word: Settlement,
+    under: Under | None = None,
+) -> Flow[Settling]:
+    """As ``atomic.settle_unit``; the operation is settled in the same commit, where one is kept."""
+    try:
+        if isinstance(outcome, Succeeded):
+            yield from conclude_inside(store, unit, claim, grant, word)
+    except StoreError:
+        yield from ask(Rollback(unit))
+        raise
+    try:
+        return (yield from atomic.settle_unit(store_for(store, claim), unit, claim, grant, outcome, word, under))
+    except Held:  # a refusal, stored on its own, found its reference taken meanwhile
+        return Superseded(None)
+
+
+def conclude_inside(store: Store, unit: Unit, claim: Claim, grant: Grant, word: Settlement) -> Flow[None]:
+    """Write a unit's success to its operation, where the settle that follows is the last statement before COMMIT."""
+    if claim.kept is None or not store.capabilities.settles_by_proof:
+        return
+    operations = Operations(store)
+    yield from ask(Within(unit, "operation", lambda: operations.conclude(grant.operation_id, word)))
+
+
+# --- the store's own verbs, with what they mean for operations ------------------------------
+
+
+def lapse(store: Store, limit: int) -> Flow[list[Record]]:
+    """As the store's; operations whose outcome became UNKNOWN say so."""
+    if not is_kept_by(store):
+        return (yield from store.lapse(limit))
+    marked = yield from store.lapse(limit)
+    if marked:
+        # A commit of its own: the record is asked before the operation's row, and any settlement tells it again.
+        yield from Operations(store).mirror([record.id for record in marked])
+    return marked
+
+
+def resolve(store: Store, word: Resolution) -> Flow[Resolving]:
+    """As the store's; the operation says the same, in the same commit."""
+    if not is_kept_by(store):
+        return (yield from store.resolve(word))
+    operations = Operations(store)
+    yield from operations.together()
+    reply = yield from store.resolve(word)
+    if isinstance(reply, Resolved):
+        yield from operations.mirror((word.id,))
+    return reply
+
+
+def _unobserved(so_far: Purged) -> None:
+    return None
+
+
+def purge_operations(
+    store: Store, chunk: int = PURGE_CHUNK, progress: Callable[[Purged], None] = _unobserved
+) -> Flow[Purged]:
+    """Forget every operation whose time is over, in short commits; how many were seen and forgotten."""
+    seen = forgotten = 0
+    after: bytes | None = b""
+    operations = Operations(store)
+    while after is not None:
+        done, gone, after = yield from ask(Perform("purge_operations", partial(operations.purge, after, chunk)))
+        seen, forgotten = seen + done, forgotten + gone
+        progress(Purged(seen, 0, forgotten, None))
+    return Purged(seen, 0, forgotten, None)
+
+
+# --- looking --------------------------------------------------------------------------------
+
+
+def find_operation(
+    store: Store,
+    *,
+    operation_id: bytes | None = None,
+    record_id: bytes | None = None,
+    ref_id: bytes | None = None,
+) -> Flow[tuple[Record | None, Operation | None]]:
+    """Where an operation stands, by one of its names: its record, while there is one, and what outlives it."""
+    kept = Operations(store) if is_kept_by(store) else None
+    record: Record | None = None
+    operation: Operation | None = None
+    if ref_id is not None:
+        seen = None if kept is None else (yield from kept.by_ref(ref_id))
+        if seen is not None:
+            operation = seen.operation
+            [record] = yield from store.read((operation.record_id,))
+    elif operation_id is not None:
+        [record] = yield from store.read_operations((operation_id,))
+    elif record_id is not None:
+        [record] = yield from store.read((record_id,))
+    if record is not None and operation is not None and record.operation_id != operation.operation_id:
+        record = None  # the key was used for another execution since
+    if operation is None and kept is not None:
+        name = operation_id if record is None else record.operation_id
+        seen = None
+        if name is not None:
+            seen = yield from kept.by_id(name)
+        elif record_id is not None:
+            seen = yield from kept.by_record(record_id)
+        operation = None if seen is None else seen.operation
+    return record, operation

@@ -1,0 +1,217 @@
+"""A business reference is had by one open, unknown or successful operation, whatever became of the keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel import Answer, NothingHappened, Policy
+from semel.engine.result import Result
+from semel.errors import ConfigurationError, InProgressError, NotReplayableError, OutcomeUnknownError, PolicyError
+from semel.model import InProgress, NotReplayable, OutcomeUnknown, Resolution, State
+from semel.protocol.operations import lapse, purge_operations, resolve
+from semel.rules.identity import reference_id, uuid_bytes
+from semel.testing.attempts import bits
+from tests.engine.drivers import memory
+from tests.engine.shells import MADE, Shell
+from tests.operations.worlds import EXTERNAL, KINDS, SCOPE, Cashier, World, each, paying, policy, world
+
+__all__ = ["each", "policy", "world"]
+SERVERS = [kind for kind in KINDS if not kind.startswith("sqlite")]
+REF = reference_id(SCOPE.tenant, SCOPE.operation, "inv-1")
+
+
+def test_another_key_with_the_same_reference_is_told_that_it_was_done(world: World, policy: Policy) -> None:
+    shell, other, cashier = world.shell(), world.shell(), Cashier()
+    first = shell.run(paying("a", policy=policy), cashier)
+    assert other.run(paying("a", policy=policy), cashier) == Result(MADE, True, first.operation_id)
+    met = other.claim(paying("b", request=1, policy=policy))
+    id = uuid_bytes(first.operation_id)
+    assert met == NotReplayable(id or b"", "charge", "ch-1")
+    with pytest.raises(NotReplayableError):
+        shell.run(paying("b", policy=policy), cashier)
+    assert len(cashier.ran) == 1
+    assert shell.row(paying("b")) is None  # nothing of the refused attempt remains: its key is new
+    assert world.states() == [(State.SUCCEEDED, True)]
+
+
+def test_another_reference_another_operation_and_another_tenant_are_free(each: World) -> None:
+    shell, cashier = each.shell(), Cashier()
+    shell.run(paying("a"), cashier)
+    shell.run(paying("b", "inv-2"), cashier)
+    shell.run(paying("c", None), cashier)
+    assert len(cashier.ran) == 3
+    assert len(each.states()) == 2  # what declares nothing has no row
+
+
+def test_another_caller_of_the_tenant_learns_that_it_is_taken_and_no_more(each: World) -> None:
+    shell, cashier = each.shell(), Cashier()
+    first = shell.run(paying("a"), cashier)
+    met = shell.claim(paying("a", caller="bob"))
+    assert met == NotReplayable(uuid_bytes(first.operation_id) or b"", None, None)
+
+
+def test_while_it_runs_another_key_is_told_so(each: World) -> None:
+    shell, other = each.shell(), each.shell()
+    permit = shell.permit(paying("a"))
+    assert other.claim(paying("b")) == InProgress(permit.grant.operation_id, permit.claim.terms.lease_us)
+    with pytest.raises(InProgressError):
+        other.run(paying("b"), Cashier())
+    shell.settle(permit)
+    assert isinstance(other.claim(paying("b")), NotReplayable)
+
+
+@pytest.mark.parametrize("world", SERVERS, indirect=True)  # a file has one unit at a time: another waits for its gate
+def test_while_an_atomic_unit_runs_another_key_is_told_so_at_once(world: World) -> None:
+    atomic = Policy(effects="atomic")
+    shell, other = world.shell(), world.shell()
+    permit = shell.permit(paying("a", policy=atomic))
+    assert isinstance(other.claim(paying("b", policy=atomic)), InProgress)
+    shell.settle(permit)
+    assert isinstance(other.claim(paying("b", policy=atomic)), NotReplayable)
+
+
+def test_what_did_not_happen_frees_the_reference(each: World, policy: Policy) -> None:
+    shell, cashier = each.shell(), Cashier()
+    with pytest.raises(NothingHappened):
+        shell.run(paying("a", policy=policy), Cashier(error=NothingHappened("refused before")))
+    shell.run(paying("b", policy=policy), cashier)
+    assert len(cashier.ran) == 1
+    assert isinstance(shell.claim(paying("a", policy=policy)), NotReplayable)  # now the first key may not run either
+
+
+def test_a_definite_refusal_frees_the_reference_and_is_replayed_to_its_own_key(world: World, policy: Policy) -> None:
+    shell, cashier = world.shell(), Cashier()
+    refused = Answer(409, (), b"out of stock")
+    assert shell.run(paying("a", policy=policy), Cashier(refused)).answer == refused
+    assert world.states() == [(State.FAILED_REPLAYABLE, False)]
+    shell.run(paying("b", policy=policy), cashier)
+    assert shell.run(paying("a", policy=policy), cashier).answer == refused
+    assert len(cashier.ran) == 1
+
+
+def test_an_unknown_outcome_keeps_the_reference_until_it_is_settled(each: World) -> None:
+    shell, cashier = each.shell(), Cashier()
+    with pytest.raises(TimeoutError):
+        shell.run(paying("a"), Cashier(error=TimeoutError()))
+    assert each.states() == [(State.UNKNOWN, True)]
+    with pytest.raises(OutcomeUnknownError):
+        shell.run(paying("b"), cashier)
+    row = shell.row(paying("a"))
+    assert row is not None
+    assert isinstance(shell.claim(paying("b")), OutcomeUnknown)
+    word = Resolution(row.id, row.fence, False, None, "olga", "no charge", forced=True)
+    shell.perform("resolve", lambda: resolve(shell.engine.store, word))
+    assert each.states() == [(State.FAILED_NOT_REPLAYABLE, False)]
+    shell.run(paying("b"), cashier)
+    assert len(cashier.ran) == 1
+
+
+def test_a_lapsed_holder_is_unknown_before_and_after_the_reaper_looks(each: World) -> None:
+    shell, other = each.shell(), each.shell()
+    permit = shell.permit(paying("a"))
+    each.clock.advance(seconds=31)
+    met = other.claim(paying("b"))
+    assert met == OutcomeUnknown(permit.grant.operation_id, "lapsed")
+    assert len(other.perform("lapse", lambda: lapse(other.engine.store, 10))) == 1
+    assert each.states() == [(State.UNKNOWN, True)]
+    assert other.claim(paying("b")) == met
+    shell.settle(permit)  # its holder lived after all
+    assert isinstance(other.claim(paying("b")), NotReplayable)
+
+
+def test_it_protects_when_the_key_has_expired_and_is_forgotten(each: World) -> None:
+    shell, cashier = each.shell(), Cashier()
+    new = Policy(answer_seconds=60, tombstone_seconds=120, after_expiry="new")
+    first = shell.run(paying("a", policy=new), cashier)
+    each.clock.advance(seconds=61)
+    assert isinstance(shell.claim(paying("a", policy=new)), NotReplayable)  # the key would be new, the reference is not
+    each.clock.advance(seconds=1000)
+    shell.perform("purge", lambda: shell.engine.store.purge(None, 100))
+    assert shell.row(paying("a")) is None
+    met = shell.claim(paying("a", policy=new))
+    assert met == NotReplayable(uuid_bytes(first.operation_id) or b"", "charge", "ch-1")
+    record, operation = each.find(shell, ref_id=REF)
+    assert record is None
+    assert operation is not None
+    assert operation[2:10] == ("acme", "alice", "pay", "inv-1", State.SUCCEEDED, "charge", "ch-1", None)
+
+
+def test_operations_are_forgotten_by_their_own_retention_in_chunks(each: World) -> None:
+    shell, cashier = each.shell(), Cashier()
+    kept = Policy(answer_seconds=60, tombstone_seconds=120, operation_seconds=3600)
+    for number in range(5):
+        shell.run(paying(f"k{number}", f"inv-{number}", kept), cashier)
+    permit = shell.permit(paying("open", "inv-open", kept))
+    runs = shell.engine._performer.drive
+    each.clock.advance(seconds=3599)
+    assert shell._end(runs(purge_operations(shell.engine.store, 2))).forgotten == 0
+    each.clock.advance(seconds=1000)
+    done = shell._end(runs(purge_operations(shell.engine.store, 2)))
+    assert (done.scanned, done.forgotten) == (6, 5)
+    assert each.states() == [(State.PROCESSING, True)]
+    shell.settle(permit)
+
+
+def test_a_claim_repeated_by_its_nonce_is_granted_again(each: World) -> None:
+    shell = each.shell()
+    what = paying("a")
+    claim = shell.engine.core.attempt(what)
+    first = shell._end(shell.engine._performer.claim_one(claim, None))
+    again = shell._end(shell.engine._performer.claim_one(claim, None))
+    assert first.grant == again.grant
+    assert each.states() == [(State.PROCESSING, True)]
+
+
+def test_a_claim_that_is_given_up_frees_the_reference(each: World) -> None:
+    shell, cashier = each.shell(), Cashier()
+    claim = shell.engine.core.attempt(paying("a"))
+    shell._end(shell.engine._performer.claim_one(claim, None))
+    shell.engine._upkeep._abandoned.add(claim)
+    nonces = shell.engine._upkeep._abandoned.batch()
+    shell.perform("abandon", shell.engine._upkeep._abandoned.release(shell.engine.store, nonces))
+    assert each.states() == [(State.FAILED_NOT_REPLAYABLE, False)]
+    shell.run(paying("b"), cashier)
+    assert len(cashier.ran) == 1
+
+
+def test_what_was_settled_behind_the_operation_is_seen(each: World) -> None:
+    """By a process of an older version, say: the record tells, and the row is mended on the way."""
+    shell, cashier = each.shell(), Cashier()
+    permit = shell.permit(paying("a"))
+    nonce = (permit.grant.id, permit.grant.nonce)
+    shell.perform("abandon", lambda: shell.engine.store.abandon((nonce,)))
+    assert each.states() == [(State.PROCESSING, True)]
+    shell.run(paying("b"), cashier)
+    assert each.states() == [(State.FAILED_NOT_REPLAYABLE, False), (State.SUCCEEDED, True)]
+
+
+def test_a_store_without_sql_refuses_what_it_cannot_keep() -> None:
+    shell = Shell("sync", memory())
+    shell.open()
+    with pytest.raises(ConfigurationError, match="need a SQL database"):
+        shell.claim(paying("a"))
+    shell.close()
+
+
+@pytest.mark.parametrize("ref", ["", "x" * 256, "a\x00b", "a\nb", "\ud800", 7])
+def test_a_reference_that_is_none_is_refused(ref: object) -> None:
+    with pytest.raises(PolicyError, match="business_ref must be 1 to 255 printable characters"):
+        paying("a", ref)  # type: ignore[arg-type]
+
+
+def test_an_operation_must_outlive_its_key() -> None:
+    with pytest.raises(PolicyError, match=r"operation_seconds \(60\) must not be shorter than tombstone_seconds"):
+        Policy(operation_seconds=60)
+    with pytest.raises(PolicyError, match="operation_seconds must be a number"):
+        Policy(operation_seconds="long")  # type: ignore[arg-type]
+
+
+def test_references_are_names_within_tenant_and_operation() -> None:
+    seen = {
+        reference_id("t", "op", "r"),
+        reference_id("t", "opr", ""),
+        reference_id("to", "p", "r"),
+        reference_id("t", "op", "r", bits("secret", 0)),
+    }
+    assert len(seen) == 4
+    assert EXTERNAL.operation_seconds is None
