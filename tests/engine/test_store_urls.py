@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from semel.engine.connect import connect_backend
 from semel.errors import UrlError
@@ -32,6 +34,13 @@ def test_sqlalchemys_name_of_psycopg_is_understood() -> None:
 def test_what_is_refused_is_told_what_would_do(url: str, said: str) -> None:
     with pytest.raises(UrlError, match=said):
         connect_backend(url)
+
+
+@pytest.mark.parametrize("written", ["-c%20search_path%3Dshop", "-c+search_path%3Dshop"])
+def test_a_space_in_an_option_of_libpqs_is_one_for_libpq(written: str) -> None:
+    """It knows no plus for a space."""
+    driver: Any = connect_backend(f"postgresql://app@h/shop?options={written}").driver
+    assert conninfo_to_dict(driver.server.conninfo)["options"] == "-c search_path=shop"
 
 
 @pytest.mark.parametrize(

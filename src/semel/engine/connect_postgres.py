@@ -6,7 +6,7 @@ import difflib
 import re
 from dataclasses import replace
 from typing import Any, Final
-from urllib.parse import SplitResult, urlencode
+from urllib.parse import SplitResult, quote, urlencode
 
 from semel.drivers.clock import Clock
 from semel.engine.backend import Backend
@@ -52,7 +52,7 @@ def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
         raise UrlError("postgresql:// needs a server, for example postgresql://app@localhost/app")
     _check_ports(url)
     _check_libpq(options)
-    rest = urlencode(options)
+    rest = urlencode(options, quote_via=quote)  # libpq knows no plus for a space
     options.clear()  # the others are libpq's: it refuses what it does not know when it connects
     plain = url._replace(scheme="postgresql", query=rest).geturl()
     plain = plain if "//" in plain else plain.replace("postgresql:", "postgresql://", 1)
