@@ -5,6 +5,7 @@ The first split is whose fault it is, the second whether the same call may be re
     SemelError
     ├── ConfigurationError        the developer's: refuses at construction or at start-up
     │   ├── PolicyError           an impossible or unknown policy option
+    │   ├── StepError             a step that cannot be asked for like this
     │   ├── UrlError              a store URL that cannot be used
     │   ├── SchemaError           the store is not migrated, or by a newer Semel
     │   └── IdentityMismatch      another store or another id secret than the one on record
@@ -25,6 +26,7 @@ The first split is whose fault it is, the second whether the same call may be re
     │   │   └── StatementRefused  it answered this one statement with an error
     │   └── StoreTimeout          it did not answer in time: not known yet
     ├── SupersededError           another holder was granted the record; this one's writes are refused
+    ├── StepInDoubt               a step may have happened and may not be repeated: the operation is UNKNOWN
     ├── EarlyCommit               an ATOMIC handler's transaction was committed before its settle
     ├── JoinRefused               the user's transaction cannot be joined safely
     └── ResolveRefused            an operator's settlement that must not happen (yet)
@@ -47,6 +49,10 @@ class ConfigurationError(SemelError):
 
 class PolicyError(ConfigurationError):
     """A policy that cannot be kept, or an option that does not exist."""
+
+
+class StepError(ConfigurationError):
+    """A step that cannot be asked for like this: undeclared, unnamed, asked for twice, too many, or redefined."""
 
 
 class UrlError(ConfigurationError):
@@ -134,6 +140,10 @@ class StoreTimeout(StoreError):
 
 class SupersededError(SemelError):
     """The record was granted or settled by somebody else; this holder's write was refused."""
+
+
+class StepInDoubt(SemelError):
+    """A step may have happened and may not be repeated. Its call was not made; the operation reads UNKNOWN."""
 
 
 class EarlyCommit(SemelError):

@@ -90,11 +90,14 @@ class Policy:
         operation_seconds: how long the operation (its id, business reference, state and result) is remembered once it
             is settled, beyond its key. None: no longer than the key, but a year where there is a business reference.
         after_expiry: ``"refuse"`` or ``"new"``: what an attempt between those two meets.
-        dedup_for_seconds: how long the downstream deduplicates (idempotent effects only).
+        dedup_for_seconds: how long the downstream deduplicates (idempotent effects, and steps with ``repeat=True``).
         attempts_max: after this many lapsed leases an idempotent command is UNKNOWN.
         on_error: for external effects, ``"unknown"`` or ``"replay"`` (store the error as the answer).
         nothing_happened: exception types that prove that no effect happened.
         marks_effects: the handler marks its point of no return with ``permit.effect()``.
+        steps: every effect of the handler is inside a ``permit.step()`` (external effects, on a SQL store).
+        resumable: the request is kept with the record until there is an outcome, so that a completer brings an
+            abandoned execution to its end without its client; with ``steps``.
         replay: ``"definite"`` or ``"2xx"``: which answers are stored and replayed.
         definite_5xx: 5xx statuses that are definite answers of this operation.
         replay_headers: further response headers to store and replay, lower-case.
@@ -134,6 +137,8 @@ class Policy:
     on_error: Literal["unknown", "replay"] = "unknown"
     nothing_happened: tuple[type[BaseException], ...] = ()
     marks_effects: bool = False
+    steps: bool = False
+    resumable: bool = False
     replay: Literal["definite", "2xx"] = "definite"
     definite_5xx: frozenset[int] = frozenset()
     replay_headers: frozenset[str] = frozenset()
@@ -198,6 +203,8 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "fingerprints_known": _Kind(Recipe, "a tuple of Recipes, such as (Recipe(),)", tuple),
     "nothing_happened": _Kind(type, "a tuple of exception types, such as (ConnectionRefusedError,)", tuple),
     "marks_effects": _Kind(bool, "True or False"),
+    "steps": _Kind(bool, "True or False"),
+    "resumable": _Kind(bool, "True or False"),
     "definite_5xx": _Kind(int, "a set of statuses, such as {501}", frozenset),
     "replay_headers": _Kind(str, "a set of header names, such as {'x-total'}", frozenset),
 }
@@ -311,8 +318,29 @@ def _check_meaning(policy: Policy, effects: Effects) -> None:
         raise PolicyError(f"on_error='replay' is for effects='external'; {effects.name.lower()} errors run again")
     if policy.marks_effects and effects is not Effects.EXTERNAL:
         raise PolicyError(f"marks_effects is for effects='external'; it means nothing for {effects.name.lower()}")
+    _check_steps(policy, effects)
     if policy.on_unprotected == "mark" and effects is Effects.ATOMIC:
         raise PolicyError("on_unprotected='mark' is impossible with effects='atomic': the record is in the transaction")
+
+
+def _check_steps(policy: Policy, effects: Effects) -> None:
+    if policy.resumable and not policy.steps:
+        raise PolicyError(
+            "resumable=True needs steps=True: only a handler whose every effect is inside a step can be brought to its "
+            "end without its client"
+        )
+    if not policy.steps:
+        return
+    if effects is not Effects.EXTERNAL:
+        raise PolicyError(
+            f"steps=True is for effects='external', which it refines; {effects.name.lower()} commands need no steps"
+        )
+    if policy.marks_effects:
+        raise PolicyError("marks_effects means nothing with steps=True: each step marks its own beginning")
+    if policy.on_error == "replay":
+        raise PolicyError("on_error='replay' is impossible with steps=True: after an error the next run goes on")
+    if policy.on_unprotected == "mark":
+        raise PolicyError("on_unprotected='mark' is impossible with steps=True: a step is recorded before it begins")
 
 
 def _terms(policy: Policy, effects: Effects) -> Terms:
@@ -325,7 +353,7 @@ def _terms(policy: Policy, effects: Effects) -> Terms:
         answer_us=int(policy.answer_seconds * SECOND_US),
         tombstone_us=int(policy.tombstone_seconds * SECOND_US),
         after_expiry=AfterExpiry.NEW if policy.after_expiry == "new" else AfterExpiry.REFUSE,
-        starts=State.PROCESSING,
+        starts=State.CLAIMED if policy.steps else State.PROCESSING,
     )
 
 

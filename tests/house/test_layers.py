@@ -33,6 +33,12 @@ UPWARD_ALLOWED = {
     ("semel.policy", "semel.rules.fingerprint"),
     ("semel.policy", "semel.rules.keys"),
     ("semel.policy", "semel.rules.references"),  # likewise where a key or a business reference comes from
+    # The results of steps are written as those of functions are. These forms do no IO and know nothing of what is above
+    # them; they are loaded with the first permit whose operation declares steps.
+    ("semel.engine.steps", "semel.functions.annotations"),
+    ("semel.engine.steps", "semel.functions.results"),
+    ("semel.engine.steps", "semel.functions.scalars"),
+    ("semel.engine.steps", "semel.functions.shapes"),
 }
 
 # The client library that a driver wraps: the only third-party code below ring 4.

@@ -111,7 +111,7 @@ def test_an_impossible_policy_is_refused(options: Mapping[str, Any], message: st
         ("lease_second", "did you mean 'lease_seconds'?"),
         ("Effects", "did you mean 'effects'?"),
         ("tombstone", "did you mean 'tombstone_seconds'?"),
-        ("terms", "known options: effects, key,"),  # made by the policy, not given to it
+        ("terms", "did you mean 'steps'?"),  # made by the policy, not given to it
         ("xyzzy", "known options: effects, key,"),
     ],
 )

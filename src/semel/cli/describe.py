@@ -10,6 +10,7 @@ from semel.cli.terminal import Json
 from semel.model import ANSWERED_STATES, AfterExpiry, AnswerKind, Audit, Effects, Record, State
 from semel.rules.decide import DOUBTS
 from semel.rules.identity import uuid_text
+from semel.rules.step_doubts import names_a_step
 
 
 def state_name(record: Record, now: int) -> str:
@@ -33,7 +34,9 @@ def has_lapsed(record: Record, now: int) -> bool:
 
 def is_unknown_by_lapse(record: Record) -> bool:
     """Whether a record reads UNKNOWN because its holder was not heard of again."""
-    return record.state == State.UNKNOWN and record.doubt in DOUBTS.values()
+    # A step's doubt with a cause is its holder's own word.
+    by_step = names_a_step(record.doubt) and record.error_code is None
+    return record.state == State.UNKNOWN and (by_step or record.doubt in DOUBTS.values())
 
 
 def time_text(microseconds: int | None) -> str | None:

@@ -199,6 +199,8 @@ class AsyncEngine:
         Raises StoreError: not confirmed; it is repeated in the background until the lease is over.
         """
         core = self.core
+        if permit.steps is not None:
+            await permit.steps.close(outcome)
         word = core.word(permit, outcome)
         try:
             if permit.unit is not None:

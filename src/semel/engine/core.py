@@ -150,6 +150,7 @@ class Core:
     def word(self, permit: Permit, outcome: Outcome) -> Settlement:
         """What this permit says of its command in the end."""
         permit.settling = True
+        outcome = permit.outcome(outcome)
         resource = (permit.resource_type, permit.resource_id)
         word = settlement(permit.grant, outcome, kept=permit.kept, resource=resource)
         if permit.emission is not None:
@@ -305,6 +306,7 @@ class Core:
         if not self.observing:
             return
         operation = permit.command.scope.operation
+        outcome = permit.outcome(outcome)
         name = type(outcome).__name__ if not isinstance(reply, Superseded) else "Superseded"
         self.observer.event("settlements", 1, {"operation": operation, "outcome": name}, {})
         doubt = getattr(outcome, "doubt", None)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.engine.backend import Backend
 from semel.engine.coalesce import Coalescers
@@ -35,6 +35,10 @@ from semel.protocol.commands import Under, claim_once
 from semel.protocol.keeping import settling
 from semel.protocol.operations import claim_kept
 
+if TYPE_CHECKING:
+    from semel.engine.permit import Permit
+    from semel.engine.steps import AsyncSteps, SyncSteps
+
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -48,6 +52,12 @@ class AsyncPerformer:
         core.emits = hasattr(backend.store, "dialect")
         self._driver = backend.driver
         self._coalescers = Coalescers(self._driver.run_uncut) if getattr(self._driver, "coalesces", False) else None
+
+    def steps_of(self, permit: Permit) -> AsyncSteps:
+        """The steps of a permit whose operation declares them."""
+        from semel.engine.steps import AsyncSteps  # with the forms of results, which nobody else needs here
+
+        return AsyncSteps(permit, self._backend, self)
 
     async def store_call(self, verb: str, make: MakeFlow[T]) -> T:
         """One store call: the door through which every one of them passes, and where it is observed."""
@@ -169,6 +179,12 @@ class SyncPerformer:
         self._backend = backend
         core.emits = hasattr(backend.store, "dialect")
         self._driver = backend.driver
+
+    def steps_of(self, permit: Permit) -> SyncSteps:
+        """The steps of a permit whose operation declares them."""
+        from semel.engine.steps import SyncSteps  # with the forms of results, which nobody else needs here
+
+        return SyncSteps(permit, self._backend, self)
 
     def store_call(self, verb: str, make: MakeFlow[T]) -> T:
         """One store call: the door through which every one of them passes, and where it is observed."""

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from semel.engine.events import Emission
-from semel.errors import PolicyError
+from semel.errors import PolicyError, StepError
 from semel.model import Claim, Grant
 from semel.policy import Command
+from semel.rules.classify import Outcome
 from semel.rules.identity import derived_key, uuid_text
 
 
@@ -34,6 +35,7 @@ class Permit:
         "resource_id",
         "resource_type",
         "settling",
+        "steps",
         "unit",
     )
 
@@ -52,6 +54,7 @@ class Permit:
         self.resource_type: str | None = None
         self.resource_id: str | None = None
         self.emission: Emission | None = None  # None where the store keeps no events
+        self.steps: Any = None  # those of an operation that declares them, in the form of its engine
         self._on_lost: Callable[[], object] | None = None
 
     @property
@@ -84,6 +87,52 @@ class Permit:
         Of an operation declared with ``marks_effects=True``, an exception before it releases the key.
         """
         return _Effect(self)
+
+    def step(
+        self, name: str, call: Callable[[], Any], *, ordinal: int = 0, repeat: bool = False, returns: Any = None
+    ) -> Any:
+        """Make an effect once for the whole execution: ``await permit.step("charge", call)``, without ``await`` on a
+        sync engine. A later run of the same execution gets the recorded result, and the call is not made again.
+
+        Parameters:
+            name: of the step, at most 100 bytes; ``ordinal`` tells steps of one name apart.
+            call: makes the effect; its result is recorded as JSON, and what is returned went through that form. Async
+                engines await what it returns.
+            repeat: whether the call may be made again where nobody knows if it took effect: it gives the downstream
+                ``permit.key_for(name, ordinal)``, which deduplicates for the policy's ``dedup_for_seconds``.
+            returns: the result's type, where the call's own annotation does not say it.
+
+        Raises:
+            StepError: the operation declares no steps, the name was used before, or the result cannot be recorded.
+            StepInDoubt: the step had begun in a former run, and may not be repeated: the operation is UNKNOWN.
+            SupersededError: somebody else holds the record; the call was not made.
+            StoreError: the start could not be recorded; the call was not made.
+        """
+        return self._book("step", name).step(name, call, ordinal, repeat=repeat, returns=returns)
+
+    def local_step(self, name: str, call: Callable[[Any], Any], *, ordinal: int = 0, returns: Any = None) -> Any:
+        """A step that writes into the store's own database: its writes and its record are committed together.
+
+        Parameters: ``call`` is given the connection of a transaction that Semel begins and ends, as
+        ``permit.connection`` of an ATOMIC command; where the transaction met a deadlock or a serialization failure it
+        is called again, up to four times. The others as :meth:`step`.
+
+        Raises as :meth:`step`, and EarlyCommit where the call has ended the transaction itself.
+        """
+        return self._book("local_step", name).local(name, call, ordinal, returns=returns)
+
+    def _book(self, method: str, name: object) -> Any:
+        if self.steps is None:
+            raise StepError(
+                f"permit.{method}({name!r}, ...) needs an operation that declares its steps: Policy(steps=True). Then "
+                "every effect of the handler belongs into a step"
+            )
+        return self.steps
+
+    def outcome(self, outcome: Outcome) -> Outcome:
+        """What the end of the handler means, seen with the steps that it has begun."""
+        ended: Outcome = outcome if self.steps is None else self.steps.outcome(outcome)
+        return ended
 
     def result(self, resource_type: str, resource_id: str) -> None:
         """Name the resource that this command made, for the operation's status.

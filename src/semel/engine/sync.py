@@ -170,6 +170,8 @@ class Engine:
         the background until the lease is over.
         """
         core = self.core
+        if permit.steps is not None:
+            permit.steps.close(outcome)
         word = core.word(permit, outcome)
         try:
             if permit.unit is not None:

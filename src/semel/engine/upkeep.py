@@ -118,6 +118,8 @@ class AsyncUpkeep:
 
     def granted(self, permit: Permit) -> None:
         """This permit lives: see to it that it is renewed, also where the others have much longer leases."""
+        if permit.command.policy.steps:
+            permit.steps = self._performer.steps_of(permit)
         self._check_loop()
         loop = asyncio.get_running_loop()
         at = loop.time() + self._core.beat_of(permit)
@@ -199,6 +201,8 @@ class SyncUpkeep:
 
     def granted(self, permit: Permit) -> None:
         """This permit lives: see to it that it is renewed."""
+        if permit.command.policy.steps:
+            permit.steps = self._performer.steps_of(permit)
         self._wake()
 
     def _wake(self) -> None:

@@ -106,16 +106,18 @@ def settlement(
 ) -> Settlement:
     """The holder's last word for an outcome. ``kept`` False: the answer went through and was not captured."""
     doubt: str | None = None
+    cause: str | None = None
     stored: Answer | None = None
     match outcome:
         case Succeeded(answer):
             state, stored = State.SUCCEEDED, answer
         case Refused(answer):
             state, stored = State.FAILED_REPLAYABLE, answer
-        case Released(reason, proven):
-            state, doubt = (State.FAILED_NOT_REPLAYABLE if proven else State.PROCESSING), reason
+        case Released(reason, proven, resumes):
+            state = State.CLAIMED if resumes else State.FAILED_NOT_REPLAYABLE if proven else State.PROCESSING
+            doubt = reason
         case _:
-            state, doubt = State.UNKNOWN, outcome.doubt
+            state, doubt, cause = State.UNKNOWN, outcome.doubt, outcome.cause
     kind = AnswerKind.NONE if stored is None else AnswerKind.KEPT if kept else AnswerKind.NOT_KEPT
     return Settlement(
         grant.id,
@@ -125,6 +127,7 @@ def settlement(
         stored,
         kind,
         doubt,
+        cause,
         resource_type=resource[0],
         resource_id=resource[1],
     )

@@ -32,17 +32,22 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """No effect happened (``proven``), or it may be repeated safely: the key is free for the same request."""
+    """No effect happened (``proven``), or it may be repeated safely: the key is free for the same request.
+
+    ``resumes``: steps had begun, each is finished or may be repeated: the next run goes on from there.
+    """
 
     reason: str
     proven: bool
+    resumes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Unprovable:
-    """Nobody can say what happened: UNKNOWN, with its doubt."""
+    """Nobody can say what happened: UNKNOWN, with its doubt; and what it came from, where that says more."""
 
     doubt: str
+    cause: str | None = None
 
 
 Outcome = Succeeded | Refused | Released | Unprovable

@@ -32,6 +32,7 @@ from semel.model import (
     Verdict,
 )
 from semel.rules.lease import lease_end, next_fence
+from semel.rules.step_doubts import names_a_step
 from semel.rules.stored import answer_of, is_sound, uuid_of
 
 
@@ -75,7 +76,7 @@ TABLE: Final[Mapping[Situation, Rule]] = {
     Situation.OTHER_REQUEST: Rule(KeyReused, "checked before the state: one key, one request"),
     Situation.MINE: Rule(Proceed, "the same claim read back: it had succeeded"),
     Situation.CLAIMED_LIVE: Rule(InProgress, "reserved; its holder is believed alive"),
-    Situation.CLAIMED_LAPSED: Rule(Proceed, "nothing had started: a durable write comes before the first effect"),
+    Situation.CLAIMED_LAPSED: Rule(Proceed, "nothing is in doubt: each step that had begun is finished or repeatable"),
     Situation.PROCESSING_LIVE: Rule(InProgress, "its holder is believed alive"),
     Situation.ATOMIC_LAPSED: Rule(OutcomeUnknown, "visible without an answer: somebody committed early"),
     Situation.IDEMPOTENT_LAPSED: Rule(Proceed, "granted anew: the downstream deduplicates by the same derived keys"),
@@ -170,6 +171,13 @@ DOUBTS: Final[Mapping[Situation, str]] = {
 }
 
 
+def doubt_of(row: Record, found: Situation) -> str:
+    """What was lost where a record's outcome is unknown: the step that was under way, where there is one."""
+    if found is Situation.EXTERNAL_LAPSED and row.doubt is not None and names_a_step(row.doubt):
+        return row.doubt
+    return DOUBTS.get(found) or row.doubt or "unknown"
+
+
 def decide(row: Record | None, claim: Claim, now: int) -> Verdict:
     """What the attempt gets. ``Proceed`` carries the grant that the store must now write.
 
@@ -191,7 +199,7 @@ def decide(row: Record | None, claim: Claim, now: int) -> Verdict:
     if verdict is KeyReused:
         return KeyReused()
     if verdict is OutcomeUnknown:
-        return OutcomeUnknown(row.operation_id, DOUBTS.get(found) or row.doubt or "unknown")
+        return OutcomeUnknown(row.operation_id, doubt_of(row, found))
     if verdict is KeyExpired:
         return KeyExpired(row.operation_id)
     if verdict is NotReplayable:
@@ -278,6 +286,7 @@ __all__ = [
     "Situation",
     "crashed",
     "decide",
+    "doubt_of",
     "first_grant",
     "grant_again",
     "is_grant_new",

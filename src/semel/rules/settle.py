@@ -23,8 +23,9 @@ from semel.model import (
     Superseded,
     TooEarly,
 )
-from semel.rules.decide import Situation, lapsed_situation
+from semel.rules.decide import Situation, doubt_of, lapsed_situation
 from semel.rules.lease import lease_end, next_fence, retention
+from semel.rules.step_doubts import names_a_step
 from semel.rules.stored import answer_digest, is_sound, pack_headers, state_of
 
 # A holder whose fence and nonce still stand may settle even after the record reads UNKNOWN.
@@ -53,7 +54,7 @@ def settled_row(row: Record | None, word: Settlement, now: int) -> tuple[Settlin
     if not holds(row, word.fence, word.nonce):
         return Superseded(state_of(row)), None
     if word.state == State.FAILED_NOT_REPLAYABLE and may_have_begun_before(row):
-        word = word._replace(state=State.PROCESSING)
+        word = word._replace(state=given_back_state(row))
     answer = word.answer
     block = None if answer is None else pack_headers(answer.headers)
     digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
@@ -64,8 +65,13 @@ def settled_row(row: Record | None, word: Settlement, now: int) -> tuple[Settlin
 
 
 def relinquished(row: Record) -> bool:
-    """Whether the holder has given its lease back (IDEMPOTENT, after an error)."""
-    return row.state == State.PROCESSING and row.lease_until == 0
+    """Whether the holder has given its lease back after an error: IDEMPOTENT, or with steps and none in doubt."""
+    return row.state in OPEN_STATES and row.lease_until == 0
+
+
+def given_back_state(row: Record) -> State:
+    """The state of a record whose lease was given back: only with declared steps it is not PROCESSING."""
+    return State.PROCESSING if row.effects == Effects.IDEMPOTENT else State.CLAIMED
 
 
 def may_have_begun_before(row: Record) -> bool:
@@ -74,14 +80,14 @@ def may_have_begun_before(row: Record) -> bool:
     The lease is given back instead, so that the downstream's memory and the crashes go on being counted. The
     fence of a first attempt is the time of its start; a clock that was set back only makes this more careful.
     """
-    return row.effects == Effects.IDEMPOTENT and row.fence > row.first_started_at
+    return (row.effects == Effects.IDEMPOTENT or row.state == State.CLAIMED) and row.fence > row.first_started_at
 
 
 def write_settlement(
     row: Record, word: Settlement, header_block: bytes | None, digest: bytes | None, now: int
 ) -> Record:
     """The row after the settlement: retention starts here, and never for UNKNOWN or relinquished."""
-    ends = word.state not in (State.UNKNOWN, State.PROCESSING)
+    ends = word.state not in (State.UNKNOWN, *OPEN_STATES)
     kept = retention(now, row.answer_us, row.tombstone_us)
     answer = word.answer if word.answer_kind == AnswerKind.KEPT else None
     return Record._make(
@@ -89,7 +95,7 @@ def write_settlement(
             *row[:_STATE],
             word.state,
             *row[_STATE + 1 : _LEASE_UNTIL],
-            0 if word.state == State.PROCESSING else row.lease_until,
+            0 if word.state in OPEN_STATES else row.lease_until,
             *row[_LEASE_UNTIL + 1 : _SETTLED_AT],
             now if ends else None,
             kept.answer_until if ends else None,
@@ -104,7 +110,7 @@ def write_settlement(
             row.sealing_key_id,
             None if word.answer is None else word.answer.status,
             None if answer is None else header_block,
-            None,  # the stored request has served its time
+            row.request if word.state == State.CLAIMED else None,  # it is needed until there is an outcome
             None if answer is None else answer.body,
         )
     )
@@ -116,11 +122,11 @@ def renewed_row(row: Record | None, renewal: Renewal, now: int) -> Record | None
         return None
     if now >= row.deadline_at or relinquished(row):
         return None
-    by_lapse = row.state == State.UNKNOWN and row.doubt == "lapsed"
+    by_lapse = row.state == State.UNKNOWN and (row.doubt == "lapsed" or names_a_step(row.doubt))
     if row.state not in OPEN_STATES and not by_lapse:
         return None
     state = State.PROCESSING if by_lapse else State(row.state)
-    doubt = None if by_lapse else row.doubt
+    doubt = None if by_lapse and not names_a_step(row.doubt) else row.doubt
     return row._replace(state=state, doubt=doubt, lease_until=lease_end(now, row.lease_us, row.deadline_at))
 
 
@@ -136,7 +142,7 @@ def abandoned_row(row: Record | None, nonce: bytes, now: int) -> Record | None:
     if row is None or row.nonce != nonce or row.state not in SETTLEABLE or relinquished(row) or not is_sound(row):
         return None
     if may_have_begun_before(row):
-        return row._replace(state=State.PROCESSING, lease_until=0, doubt="abandoned")
+        return row._replace(state=given_back_state(row), lease_until=0, doubt="abandoned")
     kept = retention(now, row.answer_us, row.tombstone_us)
     return row._replace(
         state=State.FAILED_NOT_REPLAYABLE,
@@ -154,8 +160,8 @@ def lapsed_row(row: Record, now: int) -> Record | None:
     match lapsed_situation(row, now):
         case Situation.IDEMPOTENT_LAPSED:
             return None
-        case Situation.EXTERNAL_LAPSED:
-            doubt = "lapsed"
+        case Situation.EXTERNAL_LAPSED as found:
+            doubt = doubt_of(row, found)
         case Situation.ATOMIC_LAPSED:
             doubt = "committed-early"
         case Situation.IDEMPOTENT_DEDUP_OVER:

@@ -118,7 +118,10 @@ def granted_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
         terms.tombstone_us,
         terms.after_expiry,
     )
-    return row_now if row is None else row_now._replace(business_ref=row.business_ref)
+    if row is None:
+        return row_now
+    # Of an execution that goes on the request is still needed; a settlement has dropped that of any other.
+    return row_now._replace(business_ref=row.business_ref, request=row.request)
 
 
 class MemoryStore:

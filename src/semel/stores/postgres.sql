@@ -247,7 +247,7 @@ WITH written AS (
         :headers::bytea, request = :request::bytea, body = :body::bytea
     WHERE id = :id::bytea AND fence = :seen_fence::bigint AND nonce = :seen_nonce::bytea
         AND state = :seen_state::smallint AND lease_until = :seen_lease_until::bigint
-        AND answer_kind = :seen_answer_kind::smallint
+        AND answer_kind = :seen_answer_kind::smallint AND doubt IS NOT DISTINCT FROM :seen_doubt::text
     RETURNING id, state
 ),
 raised AS (
@@ -273,7 +273,7 @@ WITH written AS (
         :headers::bytea, request = :request::bytea, body = :body::bytea
     WHERE id = :id::bytea AND fence = :seen_fence::bigint AND nonce = :seen_nonce::bytea
         AND state = :seen_state::smallint AND lease_until = :seen_lease_until::bigint
-        AND answer_kind = :seen_answer_kind::smallint
+        AND answer_kind = :seen_answer_kind::smallint AND doubt IS NOT DISTINCT FROM :seen_doubt::text
     RETURNING id, state
 ),
 raised AS (

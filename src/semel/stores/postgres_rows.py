@@ -116,6 +116,7 @@ def replace(seen: Record, written: Record, audit: Mapping[str, Argument] | None 
     params["seen_state"] = seen.state
     params["seen_lease_until"] = seen.lease_until
     params["seen_answer_kind"] = seen.answer_kind
+    params["seen_doubt"] = escaped(seen.doubt)
     if audit is not None:
         params.update(audit)
     rows = yield from ask(Query(SQL["write_record" if audit is None else "resolve_record"], params))

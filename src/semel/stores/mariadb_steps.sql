@@ -1,0 +1,30 @@
+-- The steps of an execution on MariaDB. Every write names fence and nonce.
+
+-- name: read_steps
+-- What the holder has recorded. No row for anybody else.
+SELECT steps, NULL
+FROM semel_record
+WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2, 6) AND lease_until > 0;
+
+-- name: write_steps
+-- The whole list, with the state and the doubt that it leaves. A record that reads UNKNOWN under this fence and nonce
+-- does so by its lapse: its holder goes on.
+UPDATE semel_record SET steps = :steps, state = :state, doubt = :doubt
+WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2, 6) AND lease_until > 0;
+
+-- name: note_open
+-- Where resumable executions are looked for, without an index that every settlement would have to change.
+INSERT IGNORE INTO semel_attention (id) VALUES (:id);
+
+-- name: keep_request
+-- What a run without the client needs; it is dropped with the settlement.
+UPDATE semel_record SET request = :request
+WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2);
+
+-- name: find_abandoned
+-- Resumable executions that nobody holds and that may go on.
+SELECT r.id, r.operation, r.attempt, r.attempts_max, r.lease_until, r.request
+FROM semel_attention AS a STRAIGHT_JOIN semel_record AS r ON r.id = a.id
+WHERE r.state = 1 AND r.lease_until <= :now AND r.request IS NOT NULL
+ORDER BY r.lease_until
+LIMIT :limit;

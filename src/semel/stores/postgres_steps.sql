@@ -1,0 +1,52 @@
+-- The steps of an execution on PostgreSQL. One statement each; every write names fence and nonce.
+
+-- name: read_steps
+-- What the holder has recorded. No row for anybody else.
+SELECT steps, NULL::text
+FROM semel_record
+WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND state IN (1, 2, 6) AND lease_until > 0;
+
+-- name: read_steps_within
+-- The same as the first statement of a unit, with the transaction that its last one must still be in.
+SELECT steps, pg_current_xact_id()::text
+FROM semel_record
+WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND state IN (1, 2, 6) AND lease_until > 0;
+
+-- name: write_steps
+-- The whole list, with the state and the doubt that it leaves. A record that reads UNKNOWN under this fence and nonce
+-- does so by its lapse: its holder goes on.
+UPDATE semel_record SET steps = :steps::bytea, state = :state::smallint, doubt = :doubt::text
+WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND state IN (1, 2, 6) AND lease_until > 0
+RETURNING 1;
+
+-- name: write_steps_within
+-- The same as the last statement of a unit, in the transaction that the unit began with. Where nothing is written it
+-- divides by zero, so that the server lets nobody commit the rest.
+WITH written AS (
+    UPDATE semel_record SET steps = :steps::bytea, state = :state::smallint, doubt = :doubt::text
+    WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND state IN (1, 2, 6)
+        AND lease_until > 0 AND pg_current_xact_id()::text = :transaction::text
+    RETURNING 1
+)
+SELECT 1 / count(*) FROM written;
+
+-- name: note_open
+-- Where resumable executions are looked for, without an index that every settlement would have to change.
+INSERT INTO semel_attention (id) VALUES (:id::bytea) ON CONFLICT (id) DO NOTHING RETURNING 1;
+
+-- name: keep_request
+-- What a run without the client needs; it is dropped with the settlement.
+UPDATE semel_record SET request = :request::bytea
+WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND state IN (1, 2)
+RETURNING 1;
+
+-- name: find_abandoned
+-- Resumable executions that nobody holds and that may go on.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT r.id, r.operation, r.attempt, r.attempts_max, r.lease_until, r.request
+FROM clock, semel_attention AS a JOIN semel_record AS r ON r.id = a.id
+WHERE r.state = 1 AND r.lease_until <= clock.now AND r.request IS NOT NULL
+ORDER BY r.lease_until
+LIMIT :limit::bigint;

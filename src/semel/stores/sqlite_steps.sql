@@ -1,0 +1,26 @@
+-- The steps of an execution on SQLite. Every write names fence and nonce.
+
+-- name: read_steps
+-- What the holder has recorded. No row for anybody else.
+SELECT steps, NULL
+FROM semel_record
+WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2, 6) AND lease_until > 0;
+
+-- name: write_steps
+-- The whole list, with the state and the doubt that it leaves. A record that reads UNKNOWN under this fence and nonce
+-- does so by its lapse: its holder goes on.
+UPDATE semel_record SET steps = :steps, state = :state, doubt = :doubt
+WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2, 6) AND lease_until > 0;
+
+-- name: keep_request
+-- What a run without the client needs; it is dropped with the settlement.
+UPDATE semel_record SET request = :request
+WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2);
+
+-- name: find_abandoned
+-- Resumable executions that nobody holds and that may go on, by the small index of open records.
+SELECT id, operation, attempt, attempts_max, lease_until, request
+FROM semel_record
+WHERE state IN (1, 2, 6) AND state = 1 AND lease_until <= :now AND request IS NOT NULL
+ORDER BY lease_until
+LIMIT :limit;

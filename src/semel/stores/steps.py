@@ -1,0 +1,79 @@
+"""The steps of one execution in its record's row: read and written by its holder alone, under its fence and nonce.
+
+No statement here changes a record that was granted to somebody else, was settled, or whose lease was given back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple, cast
+
+from semel.flow import Ask, Flow
+from semel.model import Renewal, State
+from semel.stores.dialect import SQLITE, Dialect, dialect_of
+from semel.stores.statements import Execute, Query, Value
+
+NOUN: Final = "steps"
+
+
+class Recorded(NamedTuple):
+    """What a holder reads of its own record. ``transaction`` is the one that it was read in, where it can be named."""
+
+    steps: bytes | None
+    transaction: str | None
+
+
+class Abandoned(NamedTuple):
+    """An execution that nobody holds, of an operation that is declared resumable."""
+
+    id: bytes
+    operation: str
+    attempt: int
+    attempts_max: int
+    lease_until: int
+    request: bytes
+
+
+class StepRows:
+    """The flows of steps on one store. Raises ConfigurationError where the store is no SQL database."""
+
+    def __init__(self, store: Any) -> None:
+        self._dialect: Dialect = dialect_of(store, NOUN)
+        self._sql = self._dialect.statements(NOUN)
+        self.settles_by_proof: bool = store.capabilities.settles_by_proof
+
+    def read(self, holder: Renewal, *, within: bool = False) -> Flow[Recorded | None]:
+        """The recorded steps; None where the holder's grant does not stand any more. ``within`` a unit: its first."""
+        name = "read_steps_within" if within and self._dialect.name == "postgres" else "read_steps"
+        rows = yield from self._dialect.rows(self._sql[name], holder._asdict())
+        return Recorded(*cast("tuple[bytes | None, str | None]", rows[0])) if rows else None
+
+    def write(self, holder: Renewal, steps: bytes, standing: tuple[State, str | None]) -> Flow[bool]:
+        """Replace the list, with the state and the doubt that it leaves; False for a superseded holder."""
+        return (yield from self._dialect.write(self._sql["write_steps"], _written(holder, steps, standing))) == 1
+
+    def write_within(
+        self, holder: Renewal, steps: bytes, standing: tuple[State, str | None], transaction: str | None
+    ) -> Ask[Any]:
+        """The same as the last ask of a unit, which commits with it; whoever may not write lets nobody commit."""
+        params = {**_written(holder, steps, standing), "transaction": transaction}
+        if self._dialect.name == "postgres":
+            return Query(self._sql["write_steps_within"], params)
+        return Execute(self._sql["write_steps"], params)
+
+    def keep_request(self, holder: Renewal, request: bytes) -> Flow[bool]:
+        """Keep the request beside the claim that it came with; False for a superseded holder."""
+        params: dict[str, Value] = {**holder._asdict(), "request": request}
+        if self._dialect is not SQLITE:
+            yield from self._dialect.together()
+            _ = yield from self._dialect.write(self._sql["note_open"], {"id": holder.id})
+        return (yield from self._dialect.write(self._sql["keep_request"], params)) == 1
+
+    def abandoned(self, limit: int) -> Flow[list[Abandoned]]:
+        """Executions of resumable operations that may go on and that nobody holds, oldest lease first."""
+        rows = yield from self._dialect.rows(self._sql["find_abandoned"], {"limit": limit})
+        return [Abandoned(*cast("tuple[bytes, str, int, int, int, bytes]", row)) for row in rows]
+
+
+def _written(holder: Renewal, steps: bytes, standing: tuple[State, str | None]) -> dict[str, Value]:
+    state, doubt = standing
+    return {**holder._asdict(), "steps": steps, "state": int(state), "doubt": doubt}

@@ -1,0 +1,167 @@
+"""The list of steps, and what a later run may do with each: pure, against expectations written by hand."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from semel import Answer
+from semel.errors import StepError
+from semel.model import State
+from semel.rules.classify import Outcome, Refused, Released, Succeeded, Unprovable
+from semel.rules.steps import (
+    STEPS_BYTES_MAX,
+    STEPS_MAX,
+    Begin,
+    Finished,
+    InDoubt,
+    Met,
+    Step,
+    Steps,
+    Unpackable,
+    check_name,
+    meet,
+    outcome_after,
+    pack_steps,
+    put,
+    standing,
+    unpack_steps,
+    with_result,
+    without,
+)
+
+HOUR = 3_600_000_000
+CHARGE = Step("charge", 0, started_at=1_000, repeatable=False)
+DONE = CHARGE._replace(finished=True, result=b'"ch_1"')
+MAIL = Step("mail", 0, started_at=2_000, repeatable=True)
+
+
+def test_a_list_is_read_as_it_was_written() -> None:
+    steps = (
+        DONE,
+        MAIL,
+        Step("ümlaut", 2**31 - 1, started_at=-1, repeatable=True, finished=True, result=b"\0" * 70_000),
+    )
+    assert unpack_steps(pack_steps(3, steps), 3) == steps
+    assert unpack_steps(pack_steps(3, ()), 3) == unpack_steps(None, 3) == ()
+
+
+def test_the_steps_of_another_generation_mean_nothing() -> None:
+    assert unpack_steps(pack_steps(0, (DONE,)), 1) == ()
+
+
+@pytest.mark.parametrize("place", [0, 1, 8, 20, -1])
+def test_a_flipped_bit_is_seen(place: int) -> None:
+    stored = bytearray(pack_steps(0, (DONE, MAIL)))
+    stored[place] ^= 1
+    with pytest.raises(Unpackable):
+        unpack_steps(bytes(stored), 0)
+
+
+def test_what_a_newer_semel_has_written_is_not_guessed() -> None:
+    newer = b"\x02" + pack_steps(0, (DONE,))[1:-8]
+    with pytest.raises(Unpackable, match="format 2"):
+        unpack_steps(newer + hashlib.sha256(newer).digest()[:8], 0)
+
+
+def test_only_an_unfinished_step_that_may_not_be_repeated_makes_a_lapse_unknown() -> None:
+    assert standing(()) == standing((DONE,)) == standing((DONE, MAIL)) == (State.CLAIMED, None)
+    assert standing((CHARGE, MAIL)) == (State.PROCESSING, "step:charge")
+    assert standing((CHARGE._replace(ordinal=2),)) == (State.PROCESSING, "step:charge#2")
+
+
+NOW = 5_000
+MEETINGS: list[tuple[str, Steps, Step, Met | type]] = [
+    ("never recorded", (), CHARGE, Begin(CHARGE)),
+    ("finished", (DONE,), CHARGE, Finished(b'"ch_1"')),
+    ("finished, now declared otherwise", (DONE,), CHARGE._replace(repeatable=True), Finished(b'"ch_1"')),
+    ("unfinished", (CHARGE,), CHARGE, InDoubt),
+    ("unfinished, and only now declared repeatable", (CHARGE,), CHARGE._replace(repeatable=True), InDoubt),
+    ("unfinished, repeatable", (MAIL,), MAIL._replace(started_at=NOW), Begin(MAIL)),
+    ("unfinished, repeatable no more", (MAIL,), MAIL._replace(repeatable=False), InDoubt),
+    ("unfinished, just in time", (MAIL,), MAIL._replace(started_at=2_000 + HOUR - 1), Begin(MAIL)),
+    ("unfinished, too late", (MAIL,), MAIL._replace(started_at=2_000 + HOUR), InDoubt),
+    ("another one was not asked for", (DONE,), MAIL, StepError),
+    ("another one under way was not asked for", (MAIL,), CHARGE, StepError),
+]
+
+
+@pytest.mark.parametrize("meeting", MEETINGS, ids=lambda meeting: meeting[0])
+def test_what_a_later_run_meets(meeting: tuple[str, Steps, Step, Met | type]) -> None:
+    _, recorded, want, expected = meeting
+    if expected is StepError:
+        with pytest.raises(StepError, match="renamed"):
+            meet(recorded, (), want, HOUR)
+        return
+    met = meet(recorded, (), want, HOUR)
+    if expected is InDoubt:
+        assert isinstance(met, InDoubt)
+        assert met.doubt == f"step:{want.name}"
+    else:
+        assert met == expected
+
+
+def test_a_repeated_step_keeps_its_first_start() -> None:
+    """Or its downstream would have forgotten the key while it is still believed to know it."""
+    met = meet((MAIL,), (), MAIL._replace(started_at=NOW), HOUR)
+    assert isinstance(met, Begin)
+    assert met.step.started_at == MAIL.started_at
+
+
+def test_a_name_is_used_once_in_a_run() -> None:
+    with pytest.raises(StepError, match="ordinal=1"):
+        meet((DONE,), {DONE.identity}, CHARGE, HOUR)
+    assert meet((DONE,), {DONE.identity}, CHARGE._replace(ordinal=1), HOUR) == Begin(CHARGE._replace(ordinal=1))
+
+
+def test_there_is_a_limit_to_steps_and_to_their_results() -> None:
+    full = tuple(Step(f"s{n}", 0, 0, repeatable=False, finished=True) for n in range(STEPS_MAX))
+    with pytest.raises(StepError, match=f"at most {STEPS_MAX} steps"):
+        meet(full, {step.identity for step in full}, CHARGE, HOUR)
+    assert with_result((CHARGE,), CHARGE, b"x" * (STEPS_BYTES_MAX - 100))[0].finished
+    with pytest.raises(StepError, match="cannot be recorded"):
+        with_result((CHARGE,), CHARGE, b"x" * STEPS_BYTES_MAX)
+
+
+@pytest.mark.parametrize(
+    ("name", "ordinal"),
+    [("", 0), (7, 0), ("x" * 101, 0), ("\ud800", 0), ("x", -1), ("x", True), ("x", 1.0), ("x", 2**31)],
+)
+def test_what_names_no_step(name: object, ordinal: object) -> None:
+    with pytest.raises(StepError):
+        check_name(name, ordinal)
+
+
+OK = Answer(200, (), b"")
+RELEASED, UNPROVABLE = Released("http-503", proven=True), Unprovable("error:ValueError")
+ENDS: list[tuple[str, Steps, str | None, Outcome, Outcome]] = [
+    ("nothing had begun", (), None, UNPROVABLE, Released("error:ValueError", proven=True)),
+    ("nothing had begun, released", (), None, RELEASED, RELEASED),
+    ("all finished", (DONE,), None, UNPROVABLE, Released("error:ValueError", proven=True, resumes=True)),
+    ("repeatable", (DONE, MAIL), None, RELEASED, Released("http-503", proven=True, resumes=True)),
+    ("one in doubt", (CHARGE,), None, UNPROVABLE, Unprovable("step:charge", "error:ValueError")),
+    ("one in doubt, released", (CHARGE,), None, RELEASED, Unprovable("step:charge", "http-503")),
+    ("one in doubt, and the handler knows", (CHARGE,), None, Refused(OK), Refused(OK)),
+    ("one was refused", (), "step:mail", UNPROVABLE, Unprovable("step:mail", "error:ValueError")),
+    ("one was refused, and the handler went on", (), "step:mail", Succeeded(OK), Unprovable("step:mail", "answered")),
+    ("one was dropped by the code", (MAIL,), None, Succeeded(OK), Unprovable("step:mail", "answered")),
+    ("answered", (DONE,), None, Succeeded(OK), Succeeded(OK)),
+]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: end[0])
+def test_what_the_end_of_a_run_means(end: tuple[str, Steps, str | None, Outcome, Outcome]) -> None:
+    _, recorded, doubt, given, expected = end
+    meant = outcome_after(given, recorded, (), doubt, first=True)
+    assert meant == expected
+    assert outcome_after(meant, recorded, (), doubt, first=True) == meant  # said twice, it means the same
+
+
+def test_a_later_run_that_began_nothing_does_not_say_that_nothing_had_happened() -> None:
+    assert outcome_after(RELEASED, (), (), None, first=False) == Released("http-503", proven=True, resumes=True)
+
+
+def test_a_step_is_replaced_in_its_place() -> None:
+    assert put((CHARGE, MAIL), DONE) == (DONE, MAIL)
+    assert without((CHARGE, MAIL), CHARGE.identity) == (MAIL,)
