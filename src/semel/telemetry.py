@@ -21,10 +21,17 @@ EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "expired": ("operation",),
     "unprotected": ("operation", "reason"),
     "lapsed": ("operation",),
+    "reconciled": ("operation", "found"),
+    "gave_up": ("operation",),
     "superseded": ("operation",),
     "weak_keys": ("operation", "weakness"),
     "records": ("state",),
     "purged": ("kind",),
+    "events_published": ("topic",),
+    "events_refused": ("topic",),
+    "events_parked": ("topic",),
+    "events_waiting": ("kind",),
+    "events_oldest_seconds": (),
     "wait_seconds": ("operation",),
     "store_call_seconds": ("verb",),
     "store_errors": ("verb", "error"),
@@ -85,8 +92,12 @@ class Log(Protocol):
 
 
 _WARNING, _INFO, _DEBUG = 30, 20, 10
-_LOUD = frozenset({"unknown", "mismatches", "superseded", "lapsed", "store_errors", "unprotected"})
-_QUIET = frozenset({"wait_seconds", "store_call_seconds", "weak_keys"})
+_LOUD = frozenset(
+    {"unknown", "mismatches", "superseded", "lapsed", "store_errors", "unprotected", "events_parked", "events_refused"}
+)
+_QUIET = frozenset(
+    {"events_oldest_seconds", "events_published", "events_waiting", "wait_seconds", "store_call_seconds", "weak_keys"}
+)
 
 
 class Logging:

@@ -57,11 +57,13 @@ DRIVER_LIBRARIES = {
     "semel.drivers.django": "django",
     "semel.drivers.django_postgres": "psycopg",
     "semel.drivers.postgres_joining": "psycopg",
+    "semel.drivers.postgres_bell": "psycopg",
     "semel.drivers.psycopg_patience": "psycopg",
     "semel.drivers.psycopg_unit": "psycopg",
     "semel.drivers.psycopg_unit_async": "psycopg",
     "semel.drivers.redis_connections": "redis",
     "semel.drivers.redis_errors": "redis",
+    "semel.drivers.redis_streams": "redis",
     "semel.drivers.sqlalchemy": "sqlalchemy",
     "semel.drivers.sqlalchemy_async": "sqlalchemy",
 }

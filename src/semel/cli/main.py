@@ -14,6 +14,7 @@ from semel.cli import (
     configuring,
     demo,
     doctor,
+    eventing,
     explaining,
     exporting,
     moving,
@@ -23,6 +24,7 @@ from semel.cli import (
     serving,
     settling,
     watching,
+    working,
 )
 from semel.cli.arguments import Commands, Parser, add_globals, parse
 from semel.cli.exits import EXIT_CODES_TEXT, CommandFailed, Exit
@@ -49,6 +51,8 @@ _GROUPS: Final = (
     settling,
     watching,
     purge,
+    working,
+    eventing,
     doctor,
     checking,
     exporting,

@@ -16,7 +16,7 @@ from typing import Final
 
 from semel.drivers.forks import begin_in_children
 from semel.engine.backend import Backend, shown_url
-from semel.engine.events import Emission
+from semel.engine.events import Emission, ring
 from semel.engine.needs import Needs
 from semel.engine.permit import Permit
 from semel.errors import (
@@ -303,6 +303,8 @@ class Core:
 
     def tell_settled(self, permit: Permit, outcome: Outcome, reply: Settling) -> None:
         """How a permit ended."""
+        if permit.emission is not None and permit.emission.events:
+            ring()
         if not self.observing:
             return
         operation = permit.command.scope.operation

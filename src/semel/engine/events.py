@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.errors import PolicyError
@@ -214,3 +215,25 @@ async def _unit_to_write_async(backend: Backend, connection: Any) -> Any:
     from semel.drivers.sqlite_write import writing_async
 
     return await writing_async(connection, backend.driver.path, backend.driver.clock)
+
+
+# --- waking the relays of this process ----------------------------------------------------------
+
+_ears: Final[set[Callable[[], object]]] = set()
+
+
+@contextmanager
+def listening(ear: Callable[[], object]) -> Iterator[None]:
+    """Have ``ear`` called, from any thread, whenever a command of this process has committed events."""
+    _ears.add(ear)
+    try:
+        yield
+    finally:
+        _ears.discard(ear)
+
+
+def ring() -> None:
+    """Events were committed here. Those of other processes are found by looking, or by the database's own bell."""
+    for ear in list(_ears):
+        with suppress(RuntimeError):  # its loop was closed under it
+            ear()

@@ -9,7 +9,7 @@ from typing import Final, cast
 
 from semel.flow import Flow
 from semel.rules.events import LANES
-from semel.stores.dialect import Dialect
+from semel.stores.dialect import Dialect, Values
 
 NOUN: Final = "lanes"
 
@@ -27,7 +27,7 @@ class Lanes:
         Parameters: ``holder`` this relay's own name; ``bell`` whether it listens.
         """
         dialect, sql = self._dialect, self._sql
-        mine = {"holder": holder, "lease": lease_us}
+        mine: Values = {"holder": holder, "lease": lease_us}
         yield from dialect.together()
         yield from dialect.write(sql["attend"], {**mine, "bell": int(bell)})
         yield from dialect.write(sql["renew"], mine)

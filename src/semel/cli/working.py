@@ -1,0 +1,180 @@
+"""`semel worker`: the processes behind the commands, in one: the relay of the outbox, and the reaper."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
+from typing import Any, Final
+
+from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
+from semel.cli.exits import Exit, UsageFailed
+from semel.cli.store import url_of
+from semel.cli.terminal import Output
+from semel.engine.aio import AsyncEngine
+from semel.engine.backend import shown_url
+from semel.protocol.outbox import TRIES_MAX
+from semel.service.settings import id_secret
+from semel.telemetry import Both, Logging
+from semel.worker.reaper import Reaper
+from semel.worker.relay import BATCH, Relay
+from semel.worker.sinks.connect import SCHEMES, connect_sink
+
+TELL_SECONDS: Final = 10.0
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "worker",
+        "publish events, make lapsed commands visible, forget what is over",
+        "semel worker --sink nats://127.0.0.1:4222\n"
+        "semel worker --sink 'amqp://guest:guest@127.0.0.1:5672/?declare=quorum'\n"
+        "semel worker --sink python:shop.events:deliver --once --json\n"
+        "semel worker --url postgresql://semel@db/shop",
+        "Without --sink it only reaps. Several workers share one store. SIGTERM and Ctrl-C end it after the batch that "
+        "is on its way. Webhooks are signed with $SEMEL_WEBHOOK_SECRET.",
+    )
+    parser.add_argument(
+        "--sink", metavar="URL", help=f"where events go: {'://, '.join(SCHEMES[:-1])}://, python:MODULE:F"
+    )
+    parser.add_argument("--once", action="store_true", help="publish and reap what is there now, and end")
+    parser.add_argument("--no-reaper", action="store_true", help="leave lapsed and expired records to another process")
+    parser.add_argument(
+        "--batch", type=whole_number(1, 10_000), default=BATCH, help=f"events that are read at once (default {BATCH})"
+    )
+    parser.add_argument(
+        "--tries",
+        type=whole_number(1, 1000),
+        default=TRIES_MAX,
+        help=f"how often a refused event is tried before it is parked (default {TRIES_MAX})",
+    )
+    parser.add_argument(
+        "--parked",
+        choices=("hold", "skip"),
+        default="hold",
+        help="whether a parked event holds back later ones of its aggregate (default), or is skipped",
+    )
+    parser.add_argument(
+        "--keep",
+        type=seconds(0, 10**8),
+        default=86_400.0,
+        help="seconds that published events are kept (default 86400)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Work until SIGTERM, or once."""
+    if options.sink is None and options.no_reaper:
+        raise UsageFailed("--no-reaper without --sink leaves nothing to do; give a --sink, or let it reap")
+    if options.sink is not None and options.sink.startswith("python:") and "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` has it: the function is where the worker is started
+    return asyncio.run(_work(options, out))
+
+
+class _Notes:
+    """What goes wrong, as lines on stderr."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+
+    def log(self, level: int, msg: str, *args: object) -> None:
+        if level >= 30:
+            self._out.note(f"semel: {msg % args}")
+
+
+async def _work(options: argparse.Namespace, out: Output) -> int:
+    engine = AsyncEngine.connect(url_of(options), id_secret=id_secret(), observer=Both(Logging(_Notes(out))))
+    if not engine.store.capabilities.shared_between_processes:
+        raise UsageFailed("--url: memory:// lives and dies with its process; name a store that others can see")
+    async with engine:
+        relay = None
+        if options.sink is not None:
+            relay = Relay(
+                engine,
+                connect_sink(options.sink),
+                batch=options.batch,
+                tries_max=options.tries,
+                hold=options.parked == "hold",
+                keep_seconds=options.keep,
+            )
+        reaper = None if options.no_reaper else Reaper(engine)
+        if options.once:
+            return await _once(relay, reaper, out)
+        return await _until_told(engine, relay, reaper, out)
+
+
+async def _once(relay: Relay | None, reaper: Reaper | None, out: Output) -> int:
+    done: dict[str, Any] = {}
+    if reaper is not None:
+        done["lapsed"] = await reaper.run_once()
+    if relay is not None:
+        try:
+            done["published"] = await relay.run_once()
+            depth = await relay.gauge()
+            await relay.sweep()
+        finally:
+            await relay.sink.close()
+        done.update(parked=relay.parked, waiting=depth.waiting, allParked=depth.parked, outage=relay.outage)
+    out.document(done)
+    for name, value in done.items():
+        if value is not None:
+            out.say(f"{name}: {value}")
+    return Exit.REFUSED if relay is not None and relay.outage is not None else Exit.OK
+
+
+async def _until_told(engine: AsyncEngine, relay: Relay | None, reaper: Reaper | None, out: Output) -> int:
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    parts = [name for name, part in (("relay", relay), ("reaper", reaper)) if part is not None]
+    where = "" if relay is None else f", to {relay.sink.name}"
+    _line(out, f"working: {' and '.join(parts)} on {shown_url(engine.backend.url)}{where}", {"working": parts})
+    async with AsyncExitStack() as stack:
+        running: list[asyncio.Task[None]] = []
+        if reaper is not None:
+            running.append(asyncio.create_task(reaper.run()))
+            stack.callback(running[-1].cancel)
+        if relay is not None:
+            running.append(asyncio.create_task(relay.run()))
+        stop = asyncio.create_task(told.wait())
+        before = 0
+        while not stop.done():
+            ended, _ = await asyncio.wait({stop, *running}, timeout=TELL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            for each in ended - {stop}:
+                each.result()  # an error that nobody expects ends the worker
+            if relay is not None:
+                before = _tell(relay, before, out)
+        if relay is not None:
+            relay.stop()
+            await running[-1]
+            _tell(relay, before, out)
+    with suppress(asyncio.CancelledError):
+        await asyncio.wait(set(running))
+    _line(out, "ended", {"ended": True})
+    return Exit.OK
+
+
+def _tell(relay: Relay, before: int, out: Output) -> int:
+    if relay.outage is not None:
+        _line(out, f"the sink cannot be reached: {relay.outage}; events wait", {"outage": relay.outage})
+    if relay.published > before:
+        _line(
+            out,
+            f"published {relay.published - before} events, {relay.published} in all, {relay.parked} parked",
+            {"published": relay.published, "parked": relay.parked},
+        )
+    return relay.published
+
+
+def _line(out: Output, text: str, document: Mapping[str, Any]) -> None:
+    out.document(document)
+    if not out.machine:
+        out.say(text)
+    sys.stdout.flush()

@@ -1,0 +1,70 @@
+"""Appending to Redis Streams: what the outbox's sink needs of the client library, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import redis.asyncio as client
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as Lost
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as Late
+
+Fields = Mapping[bytes, bytes]
+
+
+class AppendRefused(Exception):
+    """The server answered this one with an error."""
+
+
+class AppendLost(Exception):
+    """The server did not answer."""
+
+
+class Streams:
+    """One server's streams.
+
+    Parameters: ``url`` redis:// or rediss://; ``maxlen`` about how many entries a stream keeps; None keeps all;
+    ``create`` whether a stream that does not exist is made by its first entry.
+    """
+
+    def __init__(self, url: str, *, maxlen: int | None, create: bool) -> None:
+        self._client: Any = client.Redis.from_url(
+            url, socket_timeout=5, socket_connect_timeout=5, retry=Retry(NoBackoff(), 0)
+        )
+        self._maxlen = maxlen
+        self._create = create
+
+    async def append(self, entries: Sequence[tuple[str, Fields]]) -> list[AppendRefused | None]:
+        """Append to each stream its entry, in one round trip; what the server said of each.
+
+        Raises AppendLost: nobody knows which of them are there.
+        """
+        pipe = self._client.pipeline(transaction=False)
+        for stream, fields in entries:
+            pipe.xadd(stream, fields, maxlen=self._maxlen, approximate=True, nomkstream=not self._create)
+        try:
+            replies = await pipe.execute(raise_on_error=False)
+        except (Lost, Late, OSError) as error:
+            raise AppendLost(f"{type(error).__name__}: {error}") from error
+        except RedisError as error:
+            raise AppendLost(f"{type(error).__name__}: {error}") from error
+        return [_said(stream, reply) for (stream, _), reply in zip(entries, replies, strict=True)]
+
+    async def close(self) -> None:
+        """Close the connections; they are opened again when they are needed."""
+        await self._client.aclose()
+
+
+def _said(stream: str, reply: Any) -> AppendRefused | None:
+    if isinstance(reply, (Lost, Late)):
+        raise AppendLost(f"{type(reply).__name__}: {reply}") from reply
+    if isinstance(reply, (ResponseError, RedisError)):
+        return AppendRefused(f"{type(reply).__name__}: {reply}")
+    return (
+        AppendRefused(f"there is no stream {stream!r}; make it, or let the sink (?create=yes)")
+        if reply is None
+        else None
+    )

@@ -1,0 +1,318 @@
+"""The relay: events that are committed get to the broker, each at least once and always under its id, in order.
+
+Order hangs on no lease. An event is sent when the one of its aggregate before it was acknowledged (or was marked as
+published before this relay read), so the first arrival of each is in order, however many relays read the same events.
+Lanes only keep two relays from doing the same work. There is no cursor: what is not marked is read, so that a
+transaction which commits late is not passed by.
+
+A relay that dies between the broker's word and the mark leaves events that are sent again: their id tells consumers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, Self
+
+from semel.engine.aio import AsyncEngine
+from semel.engine.events import listening
+from semel.errors import PolicyError, SchemaError, StoreError
+from semel.events import Event, Waiting
+from semel.protocol.outbox import TRIES_MAX, Batch, event_wait_seconds, outage_wait_seconds
+from semel.rules.identity import uuid7_bytes, uuid_text
+from semel.stores.dialect import POSTGRES, dialect_of
+from semel.stores.events import Depth, Events
+from semel.stores.lanes import Lanes
+from semel.worker.sinks.base import Refused, Reply, Sink, Unreached, told
+
+BATCH: Final = 500
+BATCH_BYTES: Final = 8 * 1024 * 1024
+LEASE_SECONDS: Final = 10.0
+POLL_SECONDS: Final = 0.05  # where the database has no bell
+LISTENING_POLL_SECONDS: Final = 1.0
+GAUGE_SECONDS: Final = 15.0
+SWEEP_SECONDS: Final = 60.0
+SWEEP_CHUNK: Final = 1000
+STORE_REST_SECONDS: Final = 0.5
+
+
+class Relay:
+    """Publishes an engine's events to a sink. ``async with Relay(engine, sink):`` runs it meanwhile.
+
+    Parameters: ``batch`` how many events are read at once, ``batch_bytes`` how large they may be together;
+    ``tries_max`` how often a refused event is tried before it is parked; ``hold`` whether a parked event stops those of
+    its aggregate behind it, until somebody retries or drops it; ``keep_seconds`` how long published events are kept;
+    ``lease_seconds`` after which a dead relay's lanes are taken over; ``poll_seconds`` between two looks where nobody
+    rings (1 second beside PostgreSQL's bell, else 0.05).
+
+    >>> import asyncio, tempfile
+    >>> from semel import AsyncEngine
+    >>> from semel.worker.sinks.function import FunctionSink
+    >>> async def main(folder: str) -> int:
+    ...     async with AsyncEngine.connect(f"sqlite:///{folder}/app.db") as engine:
+    ...         return await Relay(engine, FunctionSink(print)).run_once()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = asyncio.run(AsyncEngine.connect(f"sqlite:///{folder}/app.db").migrate())
+    ...     asyncio.run(main(folder))
+    0
+
+    Raises ConfigurationError where the store is no SQL database, PolicyError for an option that cannot be.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        sink: Sink,
+        *,
+        batch: int = BATCH,
+        batch_bytes: int = BATCH_BYTES,
+        tries_max: int = TRIES_MAX,
+        hold: bool = True,
+        keep_seconds: float = 86_400,
+        lease_seconds: float = LEASE_SECONDS,
+        poll_seconds: float | None = None,
+    ) -> None:
+        for name, value in (("batch", batch), ("tries_max", tries_max), ("lease_seconds", lease_seconds)):
+            if not value > 0:
+                raise PolicyError(f"{name} must be more than 0; it is {value!r}")
+        dialect = dialect_of(engine.store, "events")
+        self.name = f"{engine.core.holder}:{uuid_text(uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10)))[-12:]}"
+        self.sink = sink
+        self.published = 0
+        self.parked = 0
+        self.outage: str | None = None  # why the broker cannot be reached, as long as it cannot
+        self._engine = engine
+        self._events = Events(dialect)
+        self._lanes = Lanes(dialect)
+        self._bell_server = getattr(engine.backend.driver, "server", None) if dialect is POSTGRES else None
+        self._batch, self._batch_bytes, self._tries_max, self._hold = batch, batch_bytes, tries_max, hold
+        self._keep_us = int(keep_seconds * 1_000_000)
+        self._lease_seconds = lease_seconds
+        self._poll_seconds = poll_seconds
+        self._random = random.SystemRandom()
+        self._mask = 0
+        self._attended = float("-inf")
+        self._busy = False
+        self._full = False
+        self._outages = 0
+        self._woken = asyncio.Event()
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+
+    # --- one turn ---------------------------------------------------------------------------
+
+    async def run_once(self) -> int:
+        """Publish what is there, until nothing more may be; how many. What is refused, or held back, stays.
+
+        Raises StoreError.
+        """
+        before = self.published
+        await self._attend(bell=False)
+        try:
+            while await self._turn():
+                await self._attend_in_time()
+        finally:
+            await self._leave()
+        return self.published - before
+
+    async def _turn(self) -> int:
+        """Read a batch, publish it, mark it; how many were published."""
+        read = self._events.due
+        mask, limit, size, hold = self._mask, self._batch, self._batch_bytes, self._hold
+        self._full = False
+        if not mask:
+            return 0
+        due = await self._engine.perform("events_due", lambda: read(mask, limit, size, hold=hold))
+        self._full = len(due) >= limit
+        if not due:
+            return 0
+        arrived: list[Waiting] = []
+        try:
+            await self._publish(Batch(due), arrived)
+        finally:  # also where a refusal could not be noted: what has arrived, has
+            if arrived:
+                await self._mark(arrived)
+        return len(arrived)
+
+    async def _publish(self, batch: Batch, arrived: list[Waiting]) -> None:
+        while wave := batch.wave():
+            replies = await self._deliver([each.event for each in wave])
+            for each, reply in zip(wave, replies, strict=True):
+                if reply is None:
+                    batch.arrived(each)
+                    arrived.append(each)
+                else:
+                    batch.stopped(each)
+            await self._note_refused(wave, replies)
+            outage = next((reply.reason for reply in replies if isinstance(reply, Unreached)), None)
+            if outage is not None:
+                self.outage = outage
+                self._outages += 1
+                return
+            self.outage, self._outages = None, 0
+            await self._attend_in_time()
+
+    async def _deliver(self, events: Sequence[Event]) -> list[Reply]:
+        try:
+            return await self.sink.publish(events)
+        except Exception as error:  # noqa: BLE001 - a sink that breaks its promise must not stop the others' events
+            if len(events) == 1:
+                return [Refused(told(error))]
+        replies: list[Reply] = []
+        for event in events:
+            replies += await self._deliver([event])
+        return replies
+
+    async def _note_refused(self, wave: Sequence[Waiting], replies: Sequence[Reply]) -> None:
+        perform, events = self._engine.perform, self._events
+        for each, reply in zip(wave, replies, strict=True):
+            if not isinstance(reply, Refused):
+                continue
+            id, seq, reason = each.event.id, each.seq, reply.reason
+            self._tell("events_refused", each.event.topic)
+            if reply.for_good or each.tries + 1 >= self._tries_max:
+                if await perform("events_park", lambda id=id, reason=reason: events.park(id, reason)):  # type: ignore[misc]
+                    self.parked += 1
+                    self._tell("events_parked", each.event.topic)
+            else:
+                wait = int(event_wait_seconds(each.tries, self._random.random()) * 1_000_000)
+                make = lambda seq=seq, wait=wait, reason=reason: events.postpone(seq, wait, reason)  # noqa: E731
+                await perform("events_postpone", make)
+
+    async def _mark(self, arrived: Sequence[Waiting]) -> None:
+        seqs = [each.seq for each in arrived]
+        await self._engine.perform("events_published", lambda: self._events.published(seqs))
+        self.published += len(seqs)
+        counts: dict[str, int] = {}
+        for each in arrived:
+            counts[each.event.topic] = counts.get(each.event.topic, 0) + 1
+        for topic, count in counts.items():
+            self._tell("events_published", topic, count)
+
+    def _tell(self, name: str, topic: str, value: float = 1) -> None:
+        self._engine.core.observer.event(name, value, {"topic": topic}, {})
+
+    # --- lanes ------------------------------------------------------------------------------
+
+    async def _attend_in_time(self) -> None:
+        if time.monotonic() - self._attended >= self._lease_seconds / 3:
+            await self._attend(bell=not self._busy)
+
+    async def _attend(self, *, bell: bool) -> None:
+        lease = int(self._lease_seconds * 1_000_000)
+        self._mask = await self._engine.perform(
+            "events_attend", lambda: self._lanes.attend(self.name, lease, bell=bell)
+        )
+        self._attended = time.monotonic()
+
+    async def _leave(self) -> None:
+        lease = int(self._lease_seconds * 1_000_000)
+        await self._engine.perform("events_leave", lambda: self._lanes.leave(self.name, lease))
+        self._mask, self._attended = 0, float("-inf")
+
+    # --- for as long as wanted --------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self.run(), name="semel-relay")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop()
+        if self._task is not None:
+            await self._task
+            self._task = None
+
+    def stop(self) -> None:
+        """End :meth:`run` after the batch that is on its way. From the loop's own thread."""
+        self._stopping = True
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Relay until :meth:`stop`. A store or a broker that is away is waited for, and nothing is lost meanwhile."""
+        loop = asyncio.get_running_loop()
+        bell = None
+        if self._bell_server is not None:
+            from semel.drivers.postgres_bell import PostgresBell
+
+            bell = PostgresBell(self._bell_server, self._woken.set)
+            await bell.open()
+        keeper = asyncio.create_task(self._keep_house(), name="semel-relay-house")
+        try:
+            with listening(lambda: loop.call_soon_threadsafe(self._woken.set)):
+                while not self._stopping:
+                    rest = await self._round(rung=bell is not None and bell.listening)
+                    if rest > 0:
+                        await self._rest(rest)
+        finally:
+            keeper.cancel()
+            await asyncio.wait({keeper})
+            if bell is not None:
+                await bell.close()
+            with suppress(StoreError, SchemaError):  # others take the lanes over when the lease is over
+                await self._leave()
+            await self.sink.close()
+
+    async def _round(self, *, rung: bool) -> float:
+        """A turn, and how long to rest after it."""
+        self._woken.clear()
+        try:
+            await self._attend_in_time()
+            sent = await self._turn()
+            if self.outage is not None:
+                return outage_wait_seconds(self._outages, self._random.random())
+            if self._full != self._busy:  # nobody need ring for a relay that looks again at once
+                self._busy = self._full
+                await self._attend(bell=rung and not self._busy)
+                return 0
+            if sent:
+                return 0
+        except (StoreError, SchemaError):  # the observer was told; a store that comes back finds its relay alive
+            return STORE_REST_SECONDS
+        if self._poll_seconds is not None:
+            return self._poll_seconds
+        return LISTENING_POLL_SECONDS if rung else POLL_SECONDS
+
+    async def _rest(self, seconds: float) -> None:
+        if self.outage is not None:  # no bell brings a broker back
+            ends = time.monotonic() + seconds
+            while not self._stopping and (left := ends - time.monotonic()) > 0:
+                self._woken.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), left)
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), seconds)
+
+    async def _keep_house(self) -> None:
+        sweep_at = time.monotonic() + SWEEP_SECONDS * self._random.random()
+        while True:
+            with suppress(StoreError, SchemaError):  # told to the observer, and done next time
+                await self.gauge()
+                if time.monotonic() >= sweep_at:
+                    sweep_at = time.monotonic() + SWEEP_SECONDS
+                    await self.sweep()
+            await asyncio.sleep(GAUGE_SECONDS * (1 - self._random.random() / 4))
+
+    async def gauge(self) -> Depth:
+        """Look how full the outbox is, and tell the observer. Raises StoreError."""
+        depth = await self._engine.perform("events_depth", self._events.depth)
+        observer = self._engine.core.observer
+        observer.event("events_waiting", depth.waiting, {"kind": "waiting"}, {})
+        observer.event("events_waiting", depth.parked, {"kind": "parked"}, {})
+        observer.event("events_oldest_seconds", depth.oldest_us / 1_000_000, {}, {})
+        return depth
+
+    async def sweep(self) -> int:
+        """Forget what was published longer ago than ``keep_seconds``; how many. Raises StoreError."""
+        gone = 0
+        while True:
+            began = time.monotonic()
+            done = await self._engine.perform("events_sweep", lambda: self._events.sweep(self._keep_us, SWEEP_CHUNK))
+            gone += done
+            if done < SWEEP_CHUNK:
+                return gone
+            await asyncio.sleep(min(1.0, time.monotonic() - began))  # as the purge: others write, too
