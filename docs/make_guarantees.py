@@ -175,7 +175,8 @@ _REDIS_FULL: Final = Cell(
     "claims are refused, settlements taken",
     ("tests/redis/test_bad_servers.py::test_a_full_server_refuses_claims_and_takes_settlements",),
 )
-_REDIS_OVER: Final = Cell("**lost**: what had not arrived; not promised")
+_REDIS_OVER: Final = Cell("**lost**: what had not arrived; not promised", (_LOSING,))
+_SERVER_FULL: Final = Cell("new commands are refused", (_NEMESES,))
 SETTINGS: Final = (
     Setting("memory", "", (Cell("**lost**, all of it", ("the_store_is_what_it_declares",)), *[_NONE] * 4)),
     Setting(
@@ -197,7 +198,7 @@ SETTINGS: Final = (
     Setting(
         "PostgreSQL",
         "defaults; a synchronous standby, if there is one",
-        (_KEPT, Cell("kept", (_NEMESES,)), _DISK, Cell("kept", (_NEMESES,)), Cell("refused; not tested")),
+        (_KEPT, Cell("kept", (_NEMESES,)), _DISK, Cell("kept", (_NEMESES,)), _SERVER_FULL),
     ),
     Setting(
         "PostgreSQL",
@@ -207,7 +208,7 @@ SETTINGS: Final = (
             Cell("kept"),
             _DISK,
             Cell("**lost**: what had not arrived", (_LOSING,)),
-            Cell("refused; not tested"),
+            Cell("new commands are refused"),
         ),
     ),
     Setting(
@@ -221,7 +222,7 @@ SETTINGS: Final = (
             ),
             Cell("**lost**: the last commits"),
             Cell("**lost**: what had not arrived"),
-            Cell("refused; not tested"),
+            Cell("new commands are refused"),
         ),
     ),
     Setting(
@@ -238,7 +239,7 @@ SETTINGS: Final = (
             ),
             _DISK,
             Cell("**lost**: what had not arrived; not tested"),
-            Cell("refused; not tested"),
+            _SERVER_FULL,
         ),
     ),
     Setting(
@@ -249,7 +250,7 @@ SETTINGS: Final = (
             Cell("kept"),
             Cell("**lost**: the last second"),
             Cell("**lost**: what had not arrived"),
-            Cell("refused; not tested"),
+            Cell("new commands are refused"),
         ),
     ),
     Setting(
@@ -263,7 +264,7 @@ SETTINGS: Final = (
             ),
             Cell("**lost**: the last second"),
             Cell("**lost**: what had not arrived"),
-            Cell("refused; not tested"),
+            Cell("new commands are refused"),
         ),
     ),
     Setting(

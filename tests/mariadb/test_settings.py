@@ -38,7 +38,7 @@ def test_a_server_is_asked_for_its_real_settings(server: Server, outside: Outsid
     [
         ({"log_bin": "ON", "sync_binlog": "0"}, "binlog", "note"),
         ({"read_only": "ON"}, "role", "warning"),
-        ({"wsrep_on": "ON"}, "galera", "warning"),
+        ({"wsrep_on": "ON", "wsrep_sync_wait": "7"}, "galera", "warning"),
         ({"max_allowed_packet": "1048576"}, "packet", "warning"),
         ({"innodb_rollback_on_timeout": "ON"}, "locks", "note"),
         ({"innodb_flush_method": "nosync"}, "flush", "warning"),
@@ -49,6 +49,14 @@ def test_each_doubtful_setting_has_a_remedy(changed: dict[str, str], check: str,
     [_, found] = judged({**SOUND, **changed})
     assert (found.check, found.level) == (check, level)
     assert found.remedy
+
+
+@pytest.mark.parametrize("waits", ["0", "1", "6"])
+def test_a_galera_node_says_what_its_reads_wait_for(waits: str) -> None:
+    found = {each.check: each for each in judged({**SOUND, "wsrep_on": "ON", "wsrep_sync_wait": waits})}
+    assert found["galera reads"].level == "note"
+    assert "wsrep_sync_wait=7" in found["galera reads"].remedy
+    assert "galera reads" not in {each.check for each in judged({**SOUND, "wsrep_sync_wait": waits})}
 
 
 def test_the_default_answer_fits_a_default_packet() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -19,6 +19,7 @@ from semel.testing.nemeses.stage import Stage, Verdict
 from semel.testing.soak.command import LEASE_SECONDS
 from semel.testing.soak.ground import Ground, ground, migrate
 from semel.testing.soak.worker import pause
+from tests.nemeses import full_disk, galera_nodes, redis_failover
 from tests.nemeses.processes import children, crash, end, server_of
 from tests.nemeses.scripts import given, tell
 from tests.servers import mariadb, postgres, standby
@@ -214,11 +215,16 @@ def main() -> None:
     # The servers refuse root, and their users may not enter a folder of pytest's; the histories stay there.
     with TemporaryDirectory(prefix="semel-nemesis-", ignore_cleanup_errors=True) as home:
         Path(home).chmod(0o755)
-        server = Server(options["store"], Path(home), options.get("setting", ""))
-        try:
-            verdict = SCENARIOS[name](folder, server, effects, seed)
-        finally:
-            stop(server.running)
+        setting = options.get("setting", "")
+        if name in OF_SEVERAL:
+            verdict = OF_SEVERAL[name](folder, Path(home), effects, setting, seed)
+        else:
+            with full_disk.disk(Path(home), options["store"]) if name in full_disk.SCENARIOS else nullcontext():
+                server = Server(options["store"], Path(home), setting)
+                try:
+                    verdict = SCENARIOS[name](folder, server, effects, seed)
+                finally:
+                    stop(server.running)
     tell(verdict.words())
 
 
@@ -238,10 +244,13 @@ SCENARIOS: Final[dict[str, Callable[[Path, Server, str, int], Verdict]]] = {
     "lost replies": lost_replies,
     "partition": partition,
     "replica promoted, cut off": replica_promoted,
+    **full_disk.SCENARIOS,
     "synchronous standby": lambda *given: failover(*given, synchronous=True, lag=False),
     "synchronous standby, cut off": lambda *given: failover(*given, synchronous=True, lag=True),
     "asynchronous standby, cut off": lambda *given: failover(*given, synchronous=False, lag=True),
 }
+
+OF_SEVERAL: Final = {**redis_failover.SCENARIOS, **galera_nodes.SCENARIOS}  # they start their servers themselves
 
 
 if __name__ == "__main__":

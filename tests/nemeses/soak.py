@@ -1,13 +1,16 @@
 """``make soak``: the soak on SQLite files, then on each server that can be started here, one after the other.
 
 Arguments are those of ``python -m semel.testing.soak`` and go to each of them; ``--folder`` gets a folder for each
-store. ``--stores sqlite,redis`` names some of them.
+store. ``--stores sqlite,redis`` (or ``--store redis``) names some of them: ``python -m tests.nemeses.soak --store redis
+--kills 10000 --operations 0 --pauses 0 --nemeses 0``. Afterwards every line of the table of ``docs/nemeses.md`` is
+played ``--nemeses`` times (1 by default), each time with another seed; of the stores that were named, if some were.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from semel.testing.soak.__main__ import INTERRUPTED, OK, USAGE
+from semel.testing.soak.__main__ import BROKEN, INTERRUPTED, OK, USAGE
+from tests.nemeses.lines import LOSING, SOUND, broken, play_line
 from tests.servers import mariadb, postgres
 from tests.servers import redis as valkey
 from tests.servers.needed import is_here
@@ -28,13 +32,15 @@ URLS: Final[Mapping[str, Callable[[], str] | None]] = {
     "redis": lambda: f"redis://127.0.0.1:{valkey.valkey()}",
     "mariadb": lambda: mariadb.url(mariadb.mariadb()),
 }
+_OF: Final = {"galera": "mariadb"}
 WITHOUT_SCHEDULES: Final = ("--simulations", "0")  # they need no server: once is enough
 
 
 def main(arguments: Sequence[str]) -> int:
     """Soak store after store; the first exit code that is not 0 ends it."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--stores", default=",".join(URLS))
+    parser.add_argument("--stores", "--store", default=",".join(URLS))
+    parser.add_argument("--nemeses", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=None)
     ours, rest = parser.parse_known_args(arguments)
     stores = ours.stores.split(",")
@@ -52,10 +58,33 @@ def main(arguments: Sequence[str]) -> int:
             code = _soak(store, folder / store, rest)
             if code != OK:
                 return code
+        return _play_nemeses(stores, folder, ours.nemeses)
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
         end_run(run)
+
+
+def _play_nemeses(stores: Sequence[str], folder: Path, times: int) -> int:
+    """Each line so often; the first that is not as the documents say ends it, and its history stays."""
+    for seed in range(times):
+        for line in (*SOUND, *LOSING):
+            missing = [server for server in line.needs if not is_here(server)]
+            if missing or not {line.store, _OF.get(line.store, line.store)} & set(stores):
+                continue
+            place = folder / f"nemesis-{seed}-{str(line).replace(' ', '-')}"
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+            found = broken(line, play_line(place, line, seed))
+            print(
+                f"{line}, seed {seed}: {'as the documents say' if found is None else found}",
+                file=sys.stderr,
+                flush=True,
+            )
+            if found is not None:
+                print(f"VIOLATION: the evidence is in {place}", file=sys.stderr)
+                return BROKEN
+            shutil.rmtree(place)
     return OK
 
 

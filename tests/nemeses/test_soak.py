@@ -14,7 +14,20 @@ from semel.testing.soak.plan import Plan
 from semel.testing.soak.summary import Summary, versions
 from tests.nemeses.scripts import ROOT
 
-SHORT = ["--kills", "20", "--operations", "300", "--pauses", "1", "--simulations", "0", "--lanes", "2"]
+SHORT = [
+    "--kills",
+    "20",
+    "--operations",
+    "300",
+    "--pauses",
+    "1",
+    "--simulations",
+    "0",
+    "--lanes",
+    "2",
+    "--nemeses",
+    "0",
+]
 
 
 @pytest.mark.no_cover

@@ -37,6 +37,12 @@ def start(folder: Path, *settings: str) -> Running:
     """Make a data folder in ``folder`` and start a server on it. ``settings`` such as ``max_allowed_packet=1M``."""
     folder.chmod(0o755)
     own(folder, USER)
+    install(folder)
+    return resume(folder, free_port(), *settings)
+
+
+def install(folder: Path) -> None:
+    """Make a data folder in ``folder``."""
     server = program("mariadb")
     user = [f"--user={USER}"] if dropped(USER) is not None else []
     subprocess.run(
@@ -49,7 +55,6 @@ def start(folder: Path, *settings: str) -> Running:
         stderr=subprocess.DEVNULL,
         cwd=folder,
     )
-    return resume(folder, free_port(), *settings)
 
 
 def resume(folder: Path, port: int, *settings: str) -> Running:

@@ -20,6 +20,7 @@ REMEDY: Final = "Install what is missing with: sudo scripts/install-servers"
 SYSTEM: Final = ("/usr/sbin", "/usr/local/sbin", "/sbin", "/usr/lib/postgresql/15/bin")  # seldom on a user's PATH
 
 PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {
+    "disk": ("mount",),  # one of its own, small enough to be filled
     "mariadb": ("mariadbd",),
     "pgbouncer": ("pgbouncer",),
     "postgresql-15": ("/usr/lib/postgresql/15/bin/postgres",),
@@ -27,6 +28,8 @@ PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {
     "redis": ("redis-server",),
 }
 """The programs of each server, one of which is enough. Its environment variable is ``SEMEL_TEST_<NAME>``."""
+
+AS_ROOT: Final = frozenset({"disk"})
 
 
 def needs(server: str) -> pytest.MarkDecorator:
@@ -43,6 +46,8 @@ def program(server: str) -> Path:
 
 def is_here(server: str) -> bool:
     """Whether it can be started."""
+    if server in AS_ROOT and os.getuid() != 0:
+        return False
     return _variable(server) in os.environ or any(_which(name) for name in PROGRAMS[server])
 
 

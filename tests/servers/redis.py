@@ -67,9 +67,19 @@ def answers(port: int) -> bool:
 
 def start_nodes(folder: Path, count: int, *settings: str) -> list[Running]:
     """Start the nodes of a cluster, which know nothing of each other yet."""
+    folder.mkdir(exist_ok=True)
+    return [_start_node(folder / str(number), free_port(), *settings) for number in range(count)]
+
+
+def _start_node(folder: Path, port: int, *settings: str) -> Running:
     common = ("cluster-enabled yes", "cluster-node-timeout 1000", "cluster-allow-replica-migration no", *settings)
     # Its bus would listen ten thousand above, where no port is ours.
-    return [start(folder / str(number), *common, f"cluster-port {free_port()}") for number in range(count)]
+    return start(folder, *common, f"cluster-port {free_port()}", port=port)
+
+
+def resume_node(node: Running, *settings: str) -> Running:
+    """Start a node again that has died: it knows its cluster, and follows whoever has its slots."""
+    return _start_node(Path(node.folder), node.port, *settings)
 
 
 def join(nodes: list[Running], replicas: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Sentinels before a primary with replicas: they agree within a second that it is gone, and promote a replica."""
+"""Sentinels before a primary with replicas: they agree after some seconds that it is gone, and promote a replica."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ sentinel parallel-syncs {service} 2
 """
 
 
-def start(folder: Path, primary: int, count: int = 3, *more: str, down_ms: int = 400) -> list[Running]:
+def start(folder: Path, primary: int, count: int = 3, *more: str, down_ms: int = 1500) -> list[Running]:
     """Start so many Sentinels, and wait until each knows the others and the primary's replicas."""
     folder.mkdir(exist_ok=True)
     running = [_one(folder / str(number), primary, count, more, down_ms) for number in range(count)]

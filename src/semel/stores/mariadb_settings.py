@@ -12,6 +12,8 @@ from semel.stores.statements import Query, statements
 SQL: Final = statements("semel.stores", "mariadb_upkeep.sql")
 PACKET_LEAST: Final = 4 * 1024 * 1024  # a default answer_bytes_max, written out twice as long, and room for a batch
 
+SYNC_WAIT: Final = 7  # reads, UPDATE and DELETE, INSERT: each of Semel's statements is one of them
+
 
 def observe() -> Flow[list[Observed]]:
     """What the server says of itself."""
@@ -43,6 +45,11 @@ def judged(settings: Mapping[str, str]) -> Iterator[Observed]:
             "galera", "warning", "a node of a Galera cluster: experimental, and a partition may forget claims",
             "point every process at one node, and see docs/mariadb.md",
         )  # fmt: skip
+        if int(settings.get("wsrep_sync_wait", "0")) & SYNC_WAIT != SYNC_WAIT:
+            yield Observed(
+                "galera reads", "note", "wsrep_sync_wait is not 7: what another node acknowledged may not be seen yet",
+                "set wsrep_sync_wait=7 where processes ever speak to more than one node",
+            )  # fmt: skip
     if int(settings.get("max_allowed_packet", PACKET_LEAST)) < PACKET_LEAST:
         yield Observed(
             "packet", "warning", "max_allowed_packet is small: an answer near answer_bytes_max will not fit",

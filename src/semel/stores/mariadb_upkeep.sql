@@ -137,5 +137,5 @@ UPDATE semel_meta SET schema_version = :schema_version WHERE schema_version < :s
 -- What the server's promise hangs on. A name that it does not know has no row.
 SHOW GLOBAL VARIABLES WHERE variable_name IN (
     'innodb_flush_log_at_trx_commit', 'innodb_flush_method', 'innodb_rollback_on_timeout', 'log_bin',
-    'max_allowed_packet', 'read_only', 'sync_binlog', 'wsrep_on'
+    'max_allowed_packet', 'read_only', 'sync_binlog', 'wsrep_on', 'wsrep_sync_wait'
 );

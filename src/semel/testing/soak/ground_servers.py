@@ -137,19 +137,29 @@ class RedisGround:
 
     def drop(self) -> None:
         """Every key of the prefix."""
-        import redis
-
-        server = self._server
-        node = server.nodes[0]
-        place = {"host": node.host, "port": node.port, "ssl": server.tls}
-        if node.port == 0:
-            place = {"unix_socket_path": node.host}
-        made: Any = redis.RedisCluster if server.cluster else redis.Redis
-        options = {name: value for name, value in server.options.items() if not (server.cluster and name == "db")}
-        with made(**place, **options) as client:
+        with self._client() as client:
             for pattern in (f"{self.name}:*", f"{{{self.name}:*"):
                 for key in client.scan_iter(match=pattern, count=1000):
                     client.delete(key)
+
+    def _client(self) -> Any:
+        import redis
+        from redis.sentinel import Sentinel
+
+        server = self._server
+        places = [(node.host, node.port) for node in server.nodes]
+        if server.service:
+            return Sentinel(places).master_for(server.service, ssl=server.tls, **server.options)
+        if server.cluster:
+            nodes = [redis.cluster.ClusterNode(*place) for place in places]
+            return redis.RedisCluster(startup_nodes=nodes, ssl=server.tls, **_without(server.options, "db"))
+        (host, port), *_ = places
+        place = {"host": host, "port": port, "ssl": server.tls} if port else {"unix_socket_path": host}
+        return redis.Redis(**place, **server.options)
+
+
+def _without(options: dict[str, Any], name: str) -> dict[str, Any]:
+    return {each: value for each, value in options.items() if each != name}
 
 
 __all__ = ["MariadbGround", "PostgresGround", "RedisGround", "server_ground", "with_options"]
