@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semel.engine.aio import AsyncEngine as AsyncEngine
+    from semel.engine.bulk_aio import AsyncBulk as AsyncBulk
+    from semel.engine.bulk_sync import Bulk as Bulk
     from semel.engine.permit import Permit as Permit
     from semel.engine.result import Result as Result
     from semel.engine.sync import Engine as Engine
+    from semel.errors import ItemFailed as ItemFailed
     from semel.errors import NothingHappened as NothingHappened
     from semel.errors import SemelError as SemelError
     from semel.functions.declare import command as command
@@ -29,10 +32,13 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Answer": "semel.model",
+    "AsyncBulk": "semel.engine.bulk_aio",
     "AsyncEngine": "semel.engine.aio",
+    "Bulk": "semel.engine.bulk_sync",
     "Command": "semel.policy",
     "Effects": "semel.model",
     "Engine": "semel.engine.sync",
+    "ItemFailed": "semel.errors",
     "KeyFormat": "semel.rules.keys",
     "NothingHappened": "semel.errors",
     "Permit": "semel.engine.permit",
@@ -47,10 +53,13 @@ _HOMES = {
 
 __all__ = [
     "Answer",
+    "AsyncBulk",
     "AsyncEngine",
+    "Bulk",
     "Command",
     "Effects",
     "Engine",
+    "ItemFailed",
     "KeyFormat",
     "NothingHappened",
     "Permit",

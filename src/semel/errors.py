@@ -13,6 +13,7 @@ The first split is whose fault it is, the second whether the same call may be re
     │   ├── InvalidKey
     │   ├── MissingKey
     │   ├── InvalidBody
+    │   ├── BulkRefused           a list of items, with the place and the member that is wrong
     │   └── RequestTooLarge
     ├── CommandError              the command's: a verdict, raised only by the engine's shells
     │   ├── KeyReusedError
@@ -32,6 +33,7 @@ The first split is whose fault it is, the second whether the same call may be re
     └── ResolveRefused            an operator's settlement that must not happen (yet)
 
     NothingHappened               raised *by handlers*: proves that no effect happened
+    ItemFailed                    raised *by handlers* of bulk items: this one failed, and why
 
 No message carries a stored value, a body or a whole key.
 """
@@ -85,6 +87,21 @@ class InvalidBody(RequestError):
 
 class RequestTooLarge(RequestError):
     """The body is larger or nested deeper than the operation allows."""
+
+
+class BulkRefused(RequestError):
+    """A list of items that cannot become a bulk: nothing of it was done.
+
+    Parameters: ``place`` of the item, from 0 (None: the list as a whole); ``member`` of it that is wrong; ``code`` for
+    machines.
+    """
+
+    def __init__(self, place: int | None, member: str | None, message: str, code: str = "ITEM_MALFORMED") -> None:
+        where = "the list" if place is None else f"item {place}" if member is None else f"item {place}, {member}"
+        super().__init__(f"{where}: {message}")
+        self.place = place
+        self.member = member
+        self.code = code
 
 
 class CommandError(SemelError):
@@ -166,3 +183,26 @@ class NothingHappened(Exception):
         ...
     semel.errors.NothingHappened: the provider refused the connection
     """
+
+
+class ItemFailed(Exception):
+    """Raise it from a bulk's handler: this item failed, and nothing of it remains.
+
+    Parameters: ``code`` for machines; ``retryable`` whether a new bulk may hold it again; ``target_id`` what it was
+    about; ``written`` False where the handler had written nothing yet: the transaction's other items then need not be
+    done over.
+
+    >>> raise ItemFailed("ACCOUNT_CLOSED", written=False)
+    Traceback (most recent call last):
+        ...
+    semel.errors.ItemFailed: ACCOUNT_CLOSED
+    """
+
+    def __init__(
+        self, code: str, *, retryable: bool = False, target_id: str | None = None, written: bool = True
+    ) -> None:
+        super().__init__(code)
+        self.code = code
+        self.retryable = retryable
+        self.target_id = target_id
+        self.written = written

@@ -9,6 +9,7 @@ from typing import Final, TextIO
 
 from semel import __version__
 from semel.cli import (
+    bulk,
     checking,
     completion,
     configuring,
@@ -50,6 +51,7 @@ _GROUPS: Final = (
     explaining,
     settling,
     watching,
+    bulk,
     purge,
     working,
     eventing,

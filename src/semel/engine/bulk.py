@@ -1,0 +1,313 @@
+"""What both forms of a bulk share: its declaration, the items that handlers get, and what their ends mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, Literal, NoReturn
+
+from semel.drivers.item_spool import ItemSpool
+from semel.engine.backend import Backend
+from semel.engine.result import Refusal, begun_result, superseded_result
+from semel.errors import BulkRefused, ConfigurationError, ItemFailed, NothingHappened, PolicyError
+from semel.model import Answer, Grant, Scope, State, Verdict
+from semel.policy import Command, Policy
+from semel.protocol.bulk import BulkRun, Handled
+from semel.rules.classify import Succeeded
+from semel.rules.identity import derived_key, frame, uuid_bytes
+from semel.rules.items import Done, ItemOutcome, ItemState, ListedItem, ListTerms, Tally, checked_text, tally_of
+from semel.stores.base import Store
+
+Source = Iterable[Any] | PathLike[str]
+RECIPE: Final = "bulk-1"
+PAGE: Final = 1000
+REPEATS: Final = 3  # of an item's call that failed, where it may be repeated
+DETAIL_BYTES_MAX: Final = 65_536
+_NO_ROLLBACK: Final = (
+    "an item's handler may not roll its chunk's transaction back: other items are in it; raise ItemFailed, and this "
+    "item's writes alone are undone"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkPolicy:
+    """What one bulk operation promises.
+
+    Parameters (spans in seconds, sizes in bytes):
+        operation: its name.
+        effects: of each item: ``"atomic"`` (writes on ``item.connection``, committed with its outcome),
+            ``"idempotent"`` (the downstream deduplicates by ``item.key_for``) or ``"external"`` (default).
+        member: where an item's own name is; an item without it is named by its content.
+        bad_item: ``"refuse"`` the whole list before anything is done, or let that one item ``"fail"``.
+        items_max, item_bytes_max: limits of a list and of one item.
+        chunk_items, chunk_seconds: how many atomic items are one transaction, and for how long it may be open.
+        pipelined: statements of atomic items travel together (psycopg only: several times as fast; a handler then
+            sees no ``rowcount`` before it has fetched something). After a failure the chunk is done over without.
+        at_once: how many items that call out begin together; that many may be UNKNOWN after a crash.
+        nothing_happened: exception types that prove that an item had no effect.
+        dedup_for_seconds: how long the downstream deduplicates (idempotent items).
+        lease_seconds, deadline_seconds: as in :class:`~semel.Policy`, of the whole bulk.
+        answer_seconds, tombstone_seconds: likewise; the items' outcomes are kept as long as the bulk's record.
+
+    Raises PolicyError, naming the option.
+
+    >>> BulkPolicy(operation="cases.approve", effects="atomic").chunk_items
+    500
+    >>> BulkPolicy(operation="cases.approve", at_once=0)
+    Traceback (most recent call last):
+        ...
+    semel.errors.PolicyError: at_once must be a whole number from 1 to 1000; it is 0
+    """
+
+    operation: str
+    effects: Literal["atomic", "idempotent", "external"] = "external"
+    member: str | None = "clientItemId"
+    bad_item: Literal["refuse", "fail"] = "refuse"
+    items_max: int = 1_000_000
+    item_bytes_max: int = 65_536
+    chunk_items: int = 500
+    chunk_seconds: float = 0.5
+    pipelined: bool = False
+    at_once: int = 1
+    nothing_happened: tuple[type[BaseException], ...] = ()
+    dedup_for_seconds: float = 23 * 3600
+    lease_seconds: float = 30
+    deadline_seconds: float = 86_400
+    answer_seconds: float = 24 * 3600
+    tombstone_seconds: float = 30 * 86_400
+    policy: Policy = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("items_max", 1, 100_000_000),
+            ("item_bytes_max", 1, 16 * 1024 * 1024),
+            ("chunk_items", 1, 10_000),
+            ("at_once", 1, 1000),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most:
+                raise PolicyError(f"{name} must be a whole number from {least} to {most}; it is {value!r}")
+        for name, choices in (("effects", ("atomic", "idempotent", "external")), ("bad_item", ("refuse", "fail"))):
+            if getattr(self, name) not in choices:
+                raise PolicyError(f"{name} must be one of {', '.join(choices)}; it is {getattr(self, name)!r}")
+        if type(self.chunk_seconds) not in (int, float) or not 0 < self.chunk_seconds <= 60:
+            raise PolicyError(f"chunk_seconds must be more than 0 and at most 60; it is {self.chunk_seconds!r}")
+        made = Policy(
+            effects="external",
+            nothing_happened=self.nothing_happened,
+            lease_seconds=self.lease_seconds,
+            deadline_seconds=self.deadline_seconds,
+            answer_seconds=self.answer_seconds,
+            tombstone_seconds=self.tombstone_seconds,
+            dedup_for_seconds=self.dedup_for_seconds,
+        )
+        # A durable write comes before each item's effect: what lapses is granted anew, and goes on where it stopped.
+        object.__setattr__(made, "terms", made.terms._replace(starts=State.CLAIMED))
+        object.__setattr__(self, "policy", made)
+
+    @property
+    def list_terms(self) -> ListTerms:
+        """What a list may be."""
+        return ListTerms(self.member, self.items_max, self.item_bytes_max, self.bad_item)
+
+    def command(self, scope: tuple[str, str], key: str, fingerprint: bytes) -> Command:
+        """The command of a whole list. ``scope``: tenant and caller."""
+        return Command(
+            scope=Scope(*scope, self.operation), key=key, fingerprint=fingerprint, recipe=RECIPE, policy=self.policy
+        )
+
+    def begin(self, store: Store, grant: Grant, total: int) -> BulkRun:
+        """One run under a grant."""
+        inside = self.effects == "atomic"
+        repeatable_us = self.policy.terms.dedup_us if self.effects == "idempotent" else 0
+        size = self.chunk_items if inside else self.at_once
+        return BulkRun(store, grant, total, size, inside, repeatable_us)
+
+
+@dataclass(frozen=True, slots=True)
+class BulkResult:
+    """How a bulk ended: its operation's id, its tally, and whether this is the answer of an earlier call."""
+
+    operation_id: str
+    tally: Tally
+    replayed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BulkItem:
+    """What a bulk's handler gets: one item.
+
+    ``place`` counts from 0; ``id`` is its name in the list; ``raw`` its canonical JSON; ``connection`` what an atomic
+    item's handler writes on (None for others).
+    """
+
+    place: int
+    id: str
+    raw: bytes
+    connection: Any
+    record: bytes = field(repr=False)
+    generation: int = field(repr=False)
+
+    @property
+    def value(self) -> Any:
+        """The item as Python values."""
+        return json.loads(self.raw)
+
+    def key_for(self, name: str, ordinal: int = 0) -> str:
+        """A key for one downstream call of this item, stable over retries, takeovers and a lost claim.
+
+        Raises PolicyError where the call has no name.
+        """
+        if not name:
+            raise PolicyError("key_for needs a name, such as item.key_for('charge')")
+        return derived_key(self.record, self.generation, frame("item", self.id, name).decode(), ordinal)
+
+
+def given(listed: ListedItem, grant: Grant, connection: Any) -> BulkItem:
+    """An item as its handler gets it."""
+    return BulkItem(listed.place, listed.item_id, listed.raw, connection, grant.id, grant.generation)
+
+
+def answer_of(tally: Tally) -> Succeeded:
+    """How a whole bulk ends: well, whatever its items did."""
+    return Succeeded(Answer(None, (), tally.packed()))
+
+
+def succeeded(listed: ListedItem, returned: object) -> ItemOutcome:
+    """The outcome of a handler that returned. Raises PolicyError where that is neither None, a text nor Done."""
+    done = Done(returned) if isinstance(returned, str) else Done() if returned is None else returned
+    if not isinstance(done, Done):
+        raise PolicyError(
+            f"a bulk's handler must return None, a text (the result's id) or Done; it was a {type(returned).__name__}"
+        )
+    try:
+        target, result = checked_text("target_id", done.target_id), checked_text("result_id", done.result_id)
+    except (TypeError, ValueError) as error:
+        raise PolicyError(f"what the handler returned cannot be kept: {error}") from None
+    if done.detail is not None and (not isinstance(done.detail, bytes) or len(done.detail) > DETAIL_BYTES_MAX):
+        raise PolicyError(f"an item's detail must be bytes, at most {DETAIL_BYTES_MAX}")
+    place, name = listed.place, listed.item_id
+    return ItemOutcome(place, name, ItemState.SUCCEEDED, target, result, detail=done.detail)
+
+
+def failed_inside(listed: ListedItem, error: Exception) -> tuple[ItemOutcome, bool, bool]:
+    """The outcome of an atomic item's handler that raised; whether it said so itself; whether it may have written."""
+    if isinstance(error, ItemFailed):
+        return _failed(listed, error), True, error.written
+    outcome = _failed_as(listed, type(error).__name__)
+    return outcome, isinstance(error, NothingHappened), not isinstance(error, NothingHappened)
+
+
+def failed_outside(listed: ListedItem, error: Exception, policy: BulkPolicy) -> ItemOutcome:
+    """The outcome of an item that calls out and whose handler raised."""
+    if isinstance(error, ItemFailed):
+        return _failed(listed, error)
+    if isinstance(error, (NothingHappened, *policy.nothing_happened)):
+        return _failed_as(listed, type(error).__name__)
+    return listed.as_unknown(f"error:{type(error).__name__}")
+
+
+def _failed(listed: ListedItem, error: ItemFailed) -> ItemOutcome:
+    try:
+        code, target = checked_text("code", error.code), checked_text("target_id", error.target_id)
+    except (TypeError, ValueError) as wrong:
+        raise PolicyError(f"what ItemFailed says cannot be kept: {wrong}") from None
+    place, name = listed.place, listed.item_id
+    return ItemOutcome(place, name, ItemState.FAILED, target, None, code, bool(error.retryable))
+
+
+def _failed_as(listed: ListedItem, code: str) -> ItemOutcome:
+    # Nothing of it remains, and nobody said that it would fail again: it may be tried again.
+    return ItemOutcome(listed.place, listed.item_id, ItemState.FAILED, error_code=code, retryable=True)
+
+
+def may_repeat(error: Exception, policy: BulkPolicy, tried: int) -> bool:
+    """Whether an item's call is made once more in this run."""
+    final = isinstance(error, (ItemFailed, NothingHappened, *policy.nothing_happened))
+    return policy.effects == "idempotent" and not final and tried < REPEATS
+
+
+def left_by(backend: Backend, outcomes: list[ItemOutcome], listed: ListedItem, error: Exception) -> Handled | None:
+    """What an atomic item's handler that raised means for its chunk; None: its outcome is noted, go on.
+
+    Raises the error itself where it says that the handler is wrong.
+    """
+    if is_mistake(error):
+        raise error
+    if backend.conflicts(error):
+        return Handled(outcomes, conflict=error)
+    outcome, sure, wrote = failed_inside(listed, error)
+    if wrote:
+        return Handled(outcomes, outcome, sure)
+    outcomes.append(outcome)
+    return None
+
+
+def replayed(verdict: Refusal) -> BulkResult:
+    """The result of a bulk that was done before. Raises a CommandError for every other verdict."""
+    result = begun_result(verdict)
+    return BulkResult(result.operation_id, tally_of(result.answer.body), True)
+
+
+def instead(verdict: Verdict) -> BulkResult:
+    """The result of a run whose end was refused: what the record says now."""
+    result = superseded_result(verdict)
+    return BulkResult(result.operation_id, tally_of(result.answer.body), True)
+
+
+def is_mistake(error: Exception) -> bool:
+    """Whether an error says that the handler is wrong, and not its item."""
+    return isinstance(error, ConfigurationError)
+
+
+@contextmanager
+def no_rollback(connection: Any) -> Iterator[None]:
+    """Let a handler's habit of rolling back undo nobody else's item: it is refused, and the bulk stops."""
+    try:
+        connection.rollback = _refuse_rollback
+    except AttributeError:  # asyncpg's connections have none
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(AttributeError):
+            del connection.rollback
+
+
+def _refuse_rollback(*_: object) -> NoReturn:
+    raise PolicyError(_NO_ROLLBACK)
+
+
+def check_source(items: object) -> None:
+    """Refuse what is no list of items, with the remedy."""
+    text = isinstance(items, (str, bytes, bytearray, dict))
+    if text or not isinstance(items, (Iterable, AsyncIterable, PathLike)):
+        raise PolicyError(
+            f"items must be an iterable of items, or a pathlib.Path of JSON lines; it is a {type(items).__name__}"
+        )
+
+
+def fill(spool: ItemSpool, items: Source) -> None:
+    """Read a whole source: a path of JSON lines, or an iterable of values (bytes: JSON as it is)."""
+    check_source(items)
+    if isinstance(items, PathLike):
+        try:
+            with Path(items).open("rb") as lines:
+                spool.add_lines(line for line in lines if line.strip())
+        except OSError as error:
+            raise BulkRefused(None, None, f"the file cannot be read: {error.strerror}", "UNREADABLE") from error
+    else:
+        spool.add_values(items)
+
+
+def operation_bytes(operation_id: str) -> bytes:
+    """The 16 bytes of an operation's id. Raises PolicyError where it is none."""
+    found = uuid_bytes(operation_id)
+    if found is None:
+        raise PolicyError("an operation's id is a UUID, such as 018f2b7e-…; the bulk's result has it")
+    return found

@@ -1,0 +1,277 @@
+"""Bulk commands on event loops: a thin shell over one flow (``protocol/bulk``)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import closing, suppress
+from itertools import islice
+from os import PathLike
+from typing import Any, Final, TypeVar
+
+from semel.drivers.item_spool import ItemSpool
+from semel.engine.aio import AsyncEngine
+from semel.engine.bulk import (
+    PAGE,
+    BulkItem,
+    BulkPolicy,
+    BulkResult,
+    Source,
+    answer_of,
+    check_source,
+    failed_outside,
+    fill,
+    given,
+    instead,
+    is_mistake,
+    left_by,
+    may_repeat,
+    no_rollback,
+    operation_bytes,
+    replayed,
+    succeeded,
+)
+from semel.engine.permit import Permit
+from semel.errors import SemelError
+from semel.flow import Flow, ask
+from semel.model import Superseded
+from semel.protocol.asks import Begin, Perform, Rollback, Unit
+from semel.protocol.bulk import BulkRun, Handled, HandleInside, HandleOutside, Read
+from semel.rules.items import ItemOutcome, ItemState, ListedItem, Tally
+from semel.stores.items import Items
+
+T = TypeVar("T")
+AsyncHandler = Callable[[BulkItem], Awaitable[object]]
+BATCH: Final = 500  # items that are read from their source in one turn of a thread
+
+
+class AsyncBulk:
+    """As :class:`Bulk`, on an :class:`~semel.AsyncEngine`, with handlers that are awaited.
+
+    Up to ``at_once`` items that call out run together; atomic ones share a connection and run one by one.
+    """
+
+    def __init__(self, engine: AsyncEngine, **options: Any) -> None:
+        self.policy = BulkPolicy(**options)
+        self._engine = engine
+        if self.policy.effects == "atomic":
+            engine.backend.check_atomic()
+        self._items = Items(engine.store)
+
+    async def run(
+        self,
+        items: Source | AsyncIterable[Any],
+        handler: AsyncHandler,
+        *,
+        key: str,
+        caller: str,
+        tenant: str = "default",
+        wait_seconds: float | None = None,
+    ) -> BulkResult:
+        """As :meth:`Bulk.run`; ``items`` may be an async iterable. A cancelled run gives its lease back."""
+        with closing(ItemSpool(self.policy.list_terms)) as spool:
+            await _fill(spool, items)
+            command = self.policy.command((tenant, caller), key, spool.fingerprint())
+            permit = await self._engine.claim(command, wait_seconds=wait_seconds)
+            if not isinstance(permit, Permit):
+                return replayed(permit)
+            work = _AsyncWork(self._engine, self.policy, spool, handler, permit)
+            return await self._settle(permit, await work.whole())
+
+    async def _settle(self, permit: Permit, tally: Tally) -> BulkResult:
+        reply = await self._engine.settle(permit, answer_of(tally))
+        if isinstance(reply, Superseded):
+            return instead(await self._engine.reread(permit))
+        return BulkResult(permit.operation_id, tally, False)
+
+    async def progress(self, operation_id: str) -> Tally | None:
+        """How far a bulk is, also while it runs; None where there is none."""
+        id = operation_bytes(operation_id)
+        return await self._engine.perform("bulk", lambda: self._items.tally(id))
+
+    async def page(
+        self,
+        operation_id: str,
+        *,
+        after: int = -1,
+        limit: int = PAGE,
+        state: ItemState | None = None,
+        retryable: bool = False,
+    ) -> list[ItemOutcome]:
+        """Outcomes in the order of the list: at most ``limit``, those after a place."""
+        id = operation_bytes(operation_id)
+        return await self._engine.perform("bulk", lambda: self._items.page(id, after, limit, state, retryable))
+
+    async def outcomes(
+        self, operation_id: str, *, state: ItemState | None = None, retryable: bool = False
+    ) -> AsyncIterator[ItemOutcome]:
+        """All outcomes, a page at a time."""
+        after = -1
+        while page := await self.page(operation_id, after=after, state=state, retryable=retryable):
+            for outcome in page:
+                yield outcome
+            after = page[-1].place
+
+    async def retryable(self, operation_id: str, items: Source | AsyncIterable[Any]) -> AsyncIterator[Any]:
+        """Those of the same ``items`` that failed and may be tried again, for a new bulk under a new key."""
+        with closing(ItemSpool(self.policy.list_terms)) as spool:
+            await _fill(spool, items)
+            async for outcome in self.outcomes(operation_id, state=ItemState.FAILED, retryable=True):
+                for listed in spool.page(outcome.place, 1):
+                    yield json.loads(listed.raw)
+
+
+class _AsyncWork:
+    """One run on an event loop, in its caller's task; what speaks to the store is never cut in half."""
+
+    def __init__(
+        self, engine: AsyncEngine, policy: BulkPolicy, spool: ItemSpool, handler: AsyncHandler, permit: Permit
+    ) -> None:
+        self._engine = engine
+        self._policy = policy
+        self._spool = spool
+        self._handler = handler
+        self._permit = permit
+        self._unit: Unit | None = None
+
+    async def whole(self) -> Tally:
+        run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total)
+        try:
+            return await self._drive(run.flow())
+        except BaseException:
+            self._engine.core.conclude(self._permit)
+            await _uncut(self._give_back(run))
+            raise
+
+    async def _give_back(self, run: BulkRun) -> None:
+        if self._unit is not None:
+            await self._perform(Rollback(self._unit))
+        with suppress(SemelError):
+            await self._perform(Perform("bulk", lambda: run.items.relinquish(self._permit.grant)))
+
+    async def _perform(self, needed: Any) -> Any:
+        return await self._engine._performer.drive(ask(needed))
+
+    async def _drive(self, flow: Flow[T]) -> T:
+        try:
+            needed = next(flow)
+            while True:
+                try:
+                    reply = await self._answer(needed)
+                except SemelError as error:
+                    needed = flow.throw(error)
+                else:
+                    needed = flow.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    async def _answer(self, needed: Any) -> Any:
+        match needed:
+            case Read():
+                return self._spool.page(needed.first, needed.limit)
+            case HandleInside():
+                connection = needed.unit.connection
+                with no_rollback(connection):
+                    if needed.exact or not self._policy.pipelined or not hasattr(connection, "pipeline"):
+                        return await self._inside(needed.items, connection)
+                    return await self._pipelined(needed.items, connection)
+            case HandleOutside():
+                return await self._window(needed.items)
+            case Begin():
+                return await _uncut(self._begin(needed))
+            case _:
+                return await _uncut(self._perform(needed))
+
+    async def _begin(self, needed: Begin) -> Unit:
+        self._unit = unit = await self._perform(needed)
+        result: Unit = unit
+        return result
+
+    async def _pipelined(self, items: Sequence[ListedItem], connection: Any) -> Handled:
+        try:
+            async with connection.pipeline():
+                handled = await self._inside(items, connection)
+        except Exception as error:
+            if is_mistake(error):
+                raise
+            return Handled([], blurred=True)
+        return handled if handled.failed is None and handled.conflict is None else Handled([], blurred=True)
+
+    async def _inside(self, items: Sequence[ListedItem], connection: Any) -> Handled:
+        ends = time.monotonic() + self._policy.chunk_seconds
+        outcomes: list[ItemOutcome] = []
+        grant = self._permit.grant
+        for listed in items:
+            if listed.error is not None:
+                outcomes.append(listed.as_begun())
+                continue
+            try:
+                returned = await self._handler(given(listed, grant, connection))
+            except Exception as error:  # noqa: BLE001 - an item's failure is its outcome; mistakes are raised
+                ended = left_by(self._engine.backend, outcomes, listed, error)
+                if ended is not None:
+                    return ended
+            else:
+                outcomes.append(succeeded(listed, returned))
+            if time.monotonic() >= ends:
+                break
+        return Handled(outcomes)
+
+    async def _window(self, items: Sequence[ListedItem]) -> list[ItemOutcome]:
+        if len(items) == 1:
+            return [await self._outside(items[0])]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._outside(listed)) for listed in items]
+        except BaseExceptionGroup as group_of_errors:  # a handler that is wrong: the others were cancelled
+            raise group_of_errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _outside(self, listed: ListedItem) -> ItemOutcome:
+        item, tried = given(listed, self._permit.grant, None), 0
+        while True:
+            tried += 1
+            try:
+                returned = await self._handler(item)
+            except Exception as error:  # an item's failure is its outcome
+                if is_mistake(error):
+                    raise
+                if not may_repeat(error, self._policy, tried):
+                    return failed_outside(listed, error, self._policy)
+            else:
+                return succeeded(listed, returned)
+
+
+async def _uncut(work: Coroutine[Any, Any, T]) -> T:
+    """Do it whole, also where the caller is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if not task.done():
+            await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # the cancellation is what is told
+        raise
+
+
+async def _fill(spool: ItemSpool, items: Source | AsyncIterable[Any]) -> None:
+    """Read a whole source without blocking the loop, a batch at a time."""
+    check_source(items)
+    if isinstance(items, PathLike):
+        await _uncut(asyncio.to_thread(fill, spool, items))
+    elif isinstance(items, AsyncIterable):
+        batch: list[Any] = []
+        async for value in items:
+            batch.append(value)
+            if len(batch) == BATCH:
+                await _uncut(asyncio.to_thread(fill, spool, batch))
+                batch = []
+        await _uncut(asyncio.to_thread(fill, spool, batch))
+    else:
+        values = iter(items)
+        while batch := await _uncut(asyncio.to_thread(lambda: list(islice(values, BATCH)))):
+            await _uncut(asyncio.to_thread(fill, spool, batch))

@@ -1,0 +1,245 @@
+"""Bulk commands in ordinary threads: a thin shell over one flow (``protocol/bulk``)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from typing import Any, TypeVar
+
+from semel.drivers.item_spool import ItemSpool
+from semel.engine.bulk import (
+    PAGE,
+    BulkItem,
+    BulkPolicy,
+    BulkResult,
+    Source,
+    answer_of,
+    failed_outside,
+    fill,
+    given,
+    instead,
+    is_mistake,
+    left_by,
+    may_repeat,
+    no_rollback,
+    operation_bytes,
+    replayed,
+    succeeded,
+)
+from semel.engine.permit import Permit
+from semel.engine.sync import Engine
+from semel.errors import SemelError
+from semel.flow import Flow, ask
+from semel.model import Superseded
+from semel.protocol.asks import Begin, Perform, Rollback, Unit
+from semel.protocol.bulk import Handled, HandleInside, HandleOutside, Read
+from semel.rules.items import ItemOutcome, ItemState, ListedItem, Tally
+from semel.stores.items import Items
+
+T = TypeVar("T")
+Handler = Callable[[BulkItem], object]
+
+
+class Bulk:
+    """Bulk commands on an :class:`~semel.Engine`: each item has one durable outcome, and a killed bulk goes on.
+
+    Parameters: ``engine`` on a SQL store; the options of :class:`~semel.engine.bulk.BulkPolicy`.
+
+    >>> import tempfile
+    >>> from semel import Bulk, Engine
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> engine = Engine.connect(f"sqlite:///{folder.name}/app.db")
+    >>> _ = engine.migrate()
+    >>> with engine:
+    ...     bulk = Bulk(engine, operation="cases.approve", effects="atomic")
+    ...     cases = [{"clientItemId": "a", "case": 1}, {"clientItemId": "b", "case": 2}]
+    ...     for _ in range(2):
+    ...         done = bulk.run(cases, lambda item: f"approval-{item.value['case']}", key="key-1", caller="alice")
+    ...         print(done.tally.succeeded, done.replayed)
+    ...     print([outcome.result_id for outcome in bulk.outcomes(done.operation_id)])
+    2 False
+    2 True
+    ['approval-1', 'approval-2']
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, engine: Engine, **options: Any) -> None:
+        self.policy = BulkPolicy(**options)
+        self._engine = engine
+        if self.policy.effects == "atomic":
+            engine.backend.check_atomic()
+        self._items = Items(engine.store)
+
+    def run(
+        self,
+        items: Source,
+        handler: Handler,
+        *,
+        key: str,
+        caller: str,
+        tenant: str = "default",
+        wait_seconds: float | None = None,
+    ) -> BulkResult:
+        """Do every item once. The same call after a crash goes on; after the end it gets the same result.
+
+        Parameters: ``items`` values of JSON's kinds (bytes: JSON as it is), or a path of JSON lines; read once, to a
+        temporary file. ``handler`` returns None, a result's id or :class:`~semel.rules.items.Done`, or raises
+        :class:`~semel.errors.ItemFailed`; ``key`` of the whole list; ``wait_seconds`` for a run that is under way.
+
+        Raises BulkRefused: the list is wrong, nothing was done; KeyReusedError: another list had this key;
+        InProgressError; SupersededError: another run has taken over; StoreError: call again with the same list.
+        """
+        with closing(ItemSpool(self.policy.list_terms)) as spool:
+            fill(spool, items)
+            command = self.policy.command((tenant, caller), key, spool.fingerprint())
+            permit = self._engine.claim(command, wait_seconds=wait_seconds)
+            if not isinstance(permit, Permit):
+                return replayed(permit)
+            work = _Work(self._engine, self.policy, spool, handler, permit)
+            return self._settle(permit, work.whole())
+
+    def _settle(self, permit: Permit, tally: Tally) -> BulkResult:
+        reply = self._engine.settle(permit, answer_of(tally))
+        if isinstance(reply, Superseded):
+            return instead(self._engine.reread(permit))
+        return BulkResult(permit.operation_id, tally, False)
+
+    def progress(self, operation_id: str) -> Tally | None:
+        """How far a bulk is, also while it runs; None where there is none."""
+        id = operation_bytes(operation_id)
+        return self._engine.perform("bulk", lambda: self._items.tally(id))
+
+    def page(
+        self,
+        operation_id: str,
+        *,
+        after: int = -1,
+        limit: int = PAGE,
+        state: ItemState | None = None,
+        retryable: bool = False,
+    ) -> list[ItemOutcome]:
+        """Outcomes in the order of the list: at most ``limit``, those after a place."""
+        id = operation_bytes(operation_id)
+        return self._engine.perform("bulk", lambda: self._items.page(id, after, limit, state, retryable))
+
+    def outcomes(
+        self, operation_id: str, *, state: ItemState | None = None, retryable: bool = False
+    ) -> Iterator[ItemOutcome]:
+        """All outcomes, a page at a time."""
+        after = -1
+        while page := self.page(operation_id, after=after, state=state, retryable=retryable):
+            yield from page
+            after = page[-1].place
+
+    def retryable(self, operation_id: str, items: Source) -> Iterator[Any]:
+        """Those of the same ``items`` that failed and may be tried again, for a new bulk under a new key."""
+        with closing(ItemSpool(self.policy.list_terms)) as spool:
+            fill(spool, items)
+            for outcome in self.outcomes(operation_id, state=ItemState.FAILED, retryable=True):
+                for listed in spool.page(outcome.place, 1):
+                    yield json.loads(listed.raw)
+
+
+class _Work:
+    """One run in the calling thread."""
+
+    def __init__(self, engine: Engine, policy: BulkPolicy, spool: ItemSpool, handler: Handler, permit: Permit) -> None:
+        self._engine = engine
+        self._policy = policy
+        self._spool = spool
+        self._handler = handler
+        self._permit = permit
+        self._unit: Unit | None = None
+
+    def whole(self) -> Tally:
+        run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total)
+        try:
+            return self._drive(run.flow())
+        except BaseException:
+            self._engine.core.conclude(self._permit)
+            if self._unit is not None:
+                self._perform(Rollback(self._unit))
+            with suppress(SemelError):
+                self._perform(Perform("bulk", lambda: run.items.relinquish(self._permit.grant)))
+            raise
+
+    def _perform(self, needed: Any) -> Any:
+        return self._engine._performer.drive(ask(needed))
+
+    def _drive(self, flow: Flow[T]) -> T:
+        try:
+            needed = next(flow)
+            while True:
+                try:
+                    reply = self._answer(needed)
+                except SemelError as error:
+                    needed = flow.throw(error)
+                else:
+                    needed = flow.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _answer(self, needed: Any) -> Any:
+        match needed:
+            case Read():
+                return self._spool.page(needed.first, needed.limit)
+            case HandleInside():
+                connection = needed.unit.connection
+                with no_rollback(connection):
+                    if needed.exact or not self._policy.pipelined or not hasattr(connection, "pipeline"):
+                        return self._inside(needed.items, connection)
+                    return self._pipelined(needed.items, connection)
+            case HandleOutside():
+                return [self._outside(listed) for listed in needed.items]
+            case Begin():
+                self._unit = self._perform(needed)
+                return self._unit
+            case _:
+                return self._perform(needed)
+
+    def _pipelined(self, items: Sequence[ListedItem], connection: Any) -> Handled:
+        try:
+            with connection.pipeline():
+                handled = self._inside(items, connection)
+        except Exception as error:
+            if is_mistake(error):
+                raise
+            return Handled([], blurred=True)
+        return handled if handled.failed is None and handled.conflict is None else Handled([], blurred=True)
+
+    def _inside(self, items: Sequence[ListedItem], connection: Any) -> Handled:
+        ends = time.monotonic() + self._policy.chunk_seconds
+        outcomes: list[ItemOutcome] = []
+        grant = self._permit.grant
+        for listed in items:
+            if listed.error is not None:
+                outcomes.append(listed.as_begun())
+                continue
+            try:
+                returned = self._handler(given(listed, grant, connection))
+            except Exception as error:  # noqa: BLE001 - an item's failure is its outcome; mistakes are raised
+                ended = left_by(self._engine.backend, outcomes, listed, error)
+                if ended is not None:
+                    return ended
+            else:
+                outcomes.append(succeeded(listed, returned))
+            if time.monotonic() >= ends:
+                break
+        return Handled(outcomes)
+
+    def _outside(self, listed: ListedItem) -> ItemOutcome:
+        item, tried = given(listed, self._permit.grant, None), 0
+        while True:
+            tried += 1
+            try:
+                returned = self._handler(item)
+            except Exception as error:  # an item's failure is its outcome
+                if is_mistake(error):
+                    raise
+                if not may_repeat(error, self._policy, tried):
+                    return failed_outside(listed, error, self._policy)
+            else:
+                return succeeded(listed, returned)

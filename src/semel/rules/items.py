@@ -1,0 +1,231 @@
+"""The lines of a bulk command: their names, their outcomes, and what a list of them is as a whole.
+
+An item is named by its client (a member such as ``clientItemId``), or by its content and an occurrence number, so that
+two equal lines are two items. Pure: nothing here keeps a list, so a million items cost no more memory than one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, Literal, NamedTuple
+
+from semel.errors import BulkRefused, RequestTooLarge
+from semel.rules.canonical import canonical_json
+from semel.rules.identity import frame
+
+ITEM_ID_MAX: Final = 255  # characters: MariaDB's column, and enough for every UUID, URN and invoice number
+TEXT_MAX: Final = 1000
+BY_CONTENT: Final = "#"  # how the names begin that Semel gives; no client's may begin so
+UNNAMED: Final = "!"  # and those of items that could not be understood
+
+
+class ItemState(IntEnum):
+    """Where an item stands. The numbers are those of :class:`~semel.model.State` that mean the same."""
+
+    BEGUN = 2  # its handler may have begun; only of items whose effects are not in this transaction
+    SUCCEEDED = 3
+    FAILED = 5  # nothing of it remains
+    UNKNOWN = 6  # nobody can prove what happened; never run again
+
+
+class ItemOutcome(NamedTuple):
+    """The one durable outcome of an item.
+
+    ``place`` counts from 0 in the order of the request; ``error_code`` of an UNKNOWN one is its doubt; ``retryable``
+    says that a new bulk may hold it again.
+    """
+
+    place: int
+    item_id: str
+    state: ItemState
+    target_id: str | None = None
+    result_id: str | None = None
+    error_code: str | None = None
+    retryable: bool = False
+    detail: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a handler may return for an item that succeeded; a plain text is its ``result_id``.
+
+    Parameters: ``result_id`` what was made; ``target_id`` what it was done to; ``detail`` bytes of the application's.
+    """
+
+    result_id: str | None = None
+    target_id: str | None = None
+    detail: bytes | None = None
+
+
+class Tally(NamedTuple):
+    """How far a bulk is: ``done`` items of ``total`` have an outcome (or, of those that call out, have begun)."""
+
+    total: int
+    done: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    retryable: int = 0
+    unknown: int = 0
+
+    def after(self, outcomes: list[ItemOutcome], *, begun: int = 0) -> Tally:
+        """The tally with these outcomes added, and ``begun`` items more on their way."""
+        states = [outcome.state for outcome in outcomes]
+        return Tally(
+            self.total,
+            self.done + begun,
+            self.succeeded + states.count(ItemState.SUCCEEDED),
+            self.failed + states.count(ItemState.FAILED),
+            self.retryable + sum(outcome.retryable for outcome in outcomes),
+            self.unknown + states.count(ItemState.UNKNOWN),
+        )
+
+    def packed(self) -> bytes:
+        """As JSON: the answer of a bulk.
+
+        >>> Tally(3, 3, 2, 1, 1, 0).packed()
+        b'{"total":3,"done":3,"succeeded":2,"failed":1,"retryable":1,"unknown":0}'
+        """
+        return json.dumps(self._asdict(), separators=(",", ":")).encode()
+
+
+def tally_of(answer: bytes) -> Tally:
+    """The tally that a bulk answered with. Raises ValueError and TypeError where it is none."""
+    return Tally(**json.loads(answer))
+
+
+@dataclass(frozen=True, slots=True)
+class ListTerms:
+    """What a list may be.
+
+    Parameters: ``member`` where an item's own name is (None: all by content); ``items_max`` and ``item_bytes_max`` its
+    limits; ``bad_item`` whether one that cannot be understood refuses the list or fails alone.
+    """
+
+    member: str | None
+    items_max: int
+    item_bytes_max: int
+    bad_item: Literal["refuse", "fail"]
+
+
+class ListedItem(NamedTuple):
+    """One item of a list; ``error`` is the code of one that could not be understood, and fails."""
+
+    place: int
+    item_id: str
+    raw: bytes
+    error: str | None
+
+    def as_begun(self) -> ItemOutcome:
+        """What is written before its handler is called; for one that was not understood: how it ended."""
+        state = ItemState.BEGUN if self.error is None else ItemState.FAILED
+        return ItemOutcome(self.place, self.item_id, state, error_code=self.error)
+
+    def as_unknown(self, doubt: str) -> ItemOutcome:
+        """Nobody can prove what became of it."""
+        return ItemOutcome(self.place, self.item_id, ItemState.UNKNOWN, error_code=doubt)
+
+
+class Named(NamedTuple):
+    """An item before it is run: its canonical bytes, and the client's name for it (None: name it by its content)."""
+
+    raw: bytes
+    client_id: str | None
+
+
+def written_item(value: Any) -> bytes:
+    """An item that was given as a Python value, as JSON.
+
+    Raises TypeError and ValueError where it is none.
+    """
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def named_item(raw: bytes, place: int, member: str | None, bytes_max: int) -> Named:
+    """Understand one line. ``member``: where the client's name for it is; an item without it is named by content.
+
+    Raises BulkRefused, naming the place and the member.
+
+    >>> named_item(b'{"clientItemId": "a-1", "sku": "A"}', 0, "clientItemId", 100)
+    Named(raw=b'{"clientItemId":"a-1","sku":"A"}', client_id='a-1')
+    >>> named_item(b'{"clientItemId": ""}', 7, "clientItemId", 100)
+    Traceback (most recent call last):
+        ...
+    semel.errors.BulkRefused: item 7, clientItemId: it is empty; leave it out, or give each item a name of its own
+    """
+    if len(raw) > bytes_max:
+        raise BulkRefused(place, None, f"it has {len(raw)} bytes, more than {bytes_max}", "ITEM_TOO_LARGE")
+    try:
+        canonical = canonical_json(raw)
+    except RequestTooLarge as error:
+        raise BulkRefused(place, None, str(error), "ITEM_TOO_LARGE") from None
+    if canonical is None:
+        raise BulkRefused(place, None, "it is not one JSON value in UTF-8, or a member stands in it twice")
+    if member is None or not canonical.startswith(b"{"):
+        return Named(canonical, None)
+    given = json.loads(canonical).get(member)
+    if given is None:
+        return Named(canonical, None)
+    return Named(canonical, _client_id(given, place, member))
+
+
+def _client_id(given: object, place: int, member: str) -> str:
+    if isinstance(given, int) and not isinstance(given, bool):
+        given = str(given)
+    if not isinstance(given, str):
+        raise BulkRefused(place, member, f"it is a {type(given).__name__}; it must be a text")
+    if not given:
+        raise BulkRefused(place, member, "it is empty; leave it out, or give each item a name of its own")
+    if len(given) > ITEM_ID_MAX:
+        raise BulkRefused(place, member, f"it has {len(given)} characters, more than {ITEM_ID_MAX}")
+    if given[0] in BY_CONTENT + UNNAMED:
+        raise BulkRefused(place, member, f"it begins with {given[0]!r}, which is kept for names that Semel gives")
+    if any(letter < " " or letter == "\x7f" for letter in given):
+        raise BulkRefused(place, member, "it holds a control character")
+    return given
+
+
+def content_id(raw: bytes, occurrence: int) -> str:
+    """The name of an item that has none: its content, and which of the equal ones it is (from 1).
+
+    >>> content_id(b'{"sku":"A"}', 1) == content_id(b'{"sku":"A"}', 2)
+    False
+    """
+    return f"{BY_CONTENT}{hashlib.sha256(raw).hexdigest()[:40]}-{occurrence}"
+
+
+def unnamed_id(place: int) -> str:
+    """The name of an item that was not understood."""
+    return f"{UNNAMED}{place}"
+
+
+class ListDigest:
+    """The fingerprint of a whole list, built item by item: order, names and contents enter it."""
+
+    def __init__(self) -> None:
+        self._hashing = hashlib.sha256(b"semel.bulk.1")
+
+    def add(self, item_id: str, raw: bytes) -> None:
+        """The next item."""
+        self._hashing.update(frame(item_id, raw))
+
+    def end(self, total: int) -> bytes:
+        """32 bytes over all of them."""
+        self._hashing.update(frame(str(total)))
+        return self._hashing.digest()
+
+
+def checked_text(name: str, text: str | None) -> str | None:
+    """A text that a handler gave for an item's outcome, as long as every store takes it.
+
+    Raises TypeError and ValueError.
+    """
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be a text; it is a {type(text).__name__}")
+    if len(text) > TEXT_MAX or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError(f"{name} must have at most {TEXT_MAX} characters, and no lone surrogates")
+    return text

@@ -1,0 +1,93 @@
+-- Every statement about bulk items on MariaDB, by name. A holder's write comes after `hold` in its transaction.
+
+-- name: hold
+-- Prove that the record is still this holder's, and believe it alive for another lease. No row: superseded.
+UPDATE semel_record SET lease_until = GREATEST(lease_until, LEAST(:now + lease_us, deadline_at))
+WHERE id = :id AND fence = :fence AND nonce = :nonce AND state = 1;
+
+-- name: relinquish
+-- Give the lease back: whoever asks next goes on at once.
+UPDATE semel_record SET lease_until = :now
+WHERE id = :id AND fence = :fence AND nonce = :nonce AND state = 1 AND lease_until > :now;
+
+-- name: begin_bulk
+-- The counters of a bulk that was never begun.
+INSERT INTO semel_bulk (
+    operation_id, total, done, succeeded, failed, retryable, unknown, created_at, touched_at
+) VALUES (:operation_id, :total, 0, 0, 0, 0, 0, :now, :now)
+ON DUPLICATE KEY UPDATE total = total;
+
+-- name: standing
+-- How far the bulk is, for its holder alone. No row: superseded, or never begun.
+SELECT
+    b.total, b.done, b.succeeded, b.failed, b.retryable, b.unknown,
+    coalesce((SELECT max(i.place) + 1 FROM semel_item AS i WHERE i.operation_id = b.operation_id), 0)
+FROM semel_record AS r JOIN semel_bulk AS b ON b.operation_id = r.operation_id
+WHERE r.id = :id AND r.fence = :fence AND r.nonce = :nonce AND r.state = 1;
+
+-- name: count
+-- The counters after a chunk; no row where another chunk was first.
+UPDATE semel_bulk SET
+    done = :done, succeeded = :succeeded, failed = :failed, retryable = :retryable, unknown = :unknown,
+    touched_at = :now
+WHERE operation_id = :operation_id AND done = :was;
+
+-- name: put_items
+-- Items' outcomes, or that they have begun, as one JSON array: units take one statement at a time, and one row each would
+-- be one round trip each. An outcome that is known stays; `state` is written last, since the others ask for it.
+INSERT INTO semel_item (
+    operation_id, place, item_id, state, target_id, result_id, error_code, retryable, detail, settled_at
+)
+SELECT
+    :operation_id, u.place, u.item_id, u.state, u.target_id, u.result_id, u.error_code, u.retryable,
+    FROM_BASE64(u.detail), :now
+FROM JSON_TABLE(:rows, '$[*]' COLUMNS (
+    place BIGINT PATH '$[0]',
+    item_id VARCHAR(255) PATH '$[1]',
+    state SMALLINT PATH '$[2]',
+    target_id TEXT PATH '$[3]',
+    result_id TEXT PATH '$[4]',
+    error_code TEXT PATH '$[5]',
+    retryable SMALLINT PATH '$[6]',
+    detail LONGTEXT PATH '$[7]'
+)) AS u
+ON DUPLICATE KEY UPDATE
+    target_id = IF(semel_item.state = 2, VALUES(target_id), semel_item.target_id),
+    result_id = IF(semel_item.state = 2, VALUES(result_id), semel_item.result_id),
+    error_code = IF(semel_item.state = 2, VALUES(error_code), semel_item.error_code),
+    retryable = IF(semel_item.state = 2, VALUES(retryable), semel_item.retryable),
+    detail = IF(semel_item.state = 2, VALUES(detail), semel_item.detail),
+    settled_at = IF(semel_item.state = 2, VALUES(settled_at), semel_item.settled_at),
+    state = IF(semel_item.state = 2, VALUES(state), semel_item.state);
+
+-- name: begun
+-- Items that were begun and have no outcome, with the time of their start, and the store's.
+SELECT place, item_id, settled_at, :now FROM semel_item
+WHERE operation_id = :operation_id AND place >= :first AND place < :done AND state = 2
+ORDER BY place LIMIT :limit;
+
+-- name: tally
+-- How far a bulk is, for everybody.
+SELECT total, done, succeeded, failed, retryable, unknown FROM semel_bulk
+WHERE operation_id = :operation_id;
+
+-- name: page
+-- Items' outcomes in their order; of one state (0: of all), and those alone that may be tried again where asked.
+SELECT place, item_id, state, target_id, result_id, error_code, retryable, detail FROM semel_item
+WHERE operation_id = :operation_id AND place > :after
+    AND (:state = 0 OR state = :state) AND retryable >= :retryable
+ORDER BY place LIMIT :limit;
+
+-- name: orphans
+-- Bulks whose record is forgotten, or has begun anew under another operation id.
+SELECT b.operation_id FROM semel_bulk AS b
+WHERE NOT EXISTS (SELECT 1 FROM semel_record AS r WHERE r.operation_id = b.operation_id)
+ORDER BY b.operation_id LIMIT :limit;
+
+-- name: forget_items
+-- A chunk of an orphan's items.
+DELETE FROM semel_item WHERE operation_id = :operation_id ORDER BY place LIMIT :limit;
+
+-- name: forget_bulk
+-- An orphan without items.
+DELETE FROM semel_bulk WHERE operation_id = :operation_id;

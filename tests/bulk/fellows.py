@@ -1,0 +1,170 @@
+"""Bulks on every database and client library, told once: handlers are coroutines, at once where the library waits."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import psycopg
+
+from semel import AsyncBulk, AsyncEngine, Bulk, Engine
+from semel.engine.backend import Backend
+from semel.engine.bulk import BulkItem, BulkResult
+from semel.engine.connect import connect_backend
+from semel.rules.items import ItemOutcome, ItemState, Tally
+
+T = TypeVar("T")
+KINDS: Final = ("sqlite", "sqlite-async", "psycopg", "psycopg-async", "asyncpg", "pymysql", "asyncmy")
+SYNC: Final = ("sqlite", "psycopg", "pymysql")
+Handler = Callable[[BulkItem], Coroutine[Any, Any, object]]
+INSERT: Final = "INSERT INTO effect (n) VALUES ({})"
+
+
+@dataclass(frozen=True)
+class Home:
+    """A database that is migrated and has the application's own table: how to reach it, and a look from outside."""
+
+    backend: Callable[[str], Backend]
+    fetch: Callable[[str], list[tuple[Any, ...]]]
+
+    def effects(self) -> list[int]:
+        return sorted(n for (n,) in self.fetch("SELECT n FROM effect"))
+
+
+class Fellow:
+    """One process's engine of one kind, and its loop if it has one."""
+
+    def __init__(self, kind: str, home: Home, **options: Any) -> None:
+        self.kind = kind
+        self.home = home
+        self.runner = None if kind in SYNC else asyncio.Runner()
+        made: Any = Engine if self.runner is None else AsyncEngine
+        self.engine: Any = made(home.backend(kind))
+        form: Any = Bulk if self.runner is None else AsyncBulk
+        self.bulk: Any = form(self.engine, **{"operation": "count", "effects": "atomic", **options})
+
+    def run(self, items: Any, handler: Handler, *, key: str = "k", caller: str = "alice") -> BulkResult:
+        result: BulkResult
+        if self.runner is None:
+            result = self.bulk.run(items, lambda item: at_once(handler(item)), key=key, caller=caller, wait_seconds=0)
+        else:
+            result = self.runner.run(self.bulk.run(items, handler, key=key, caller=caller, wait_seconds=0))
+        return result
+
+    def outcomes(self, done: BulkResult, **asked: Any) -> list[ItemOutcome]:
+        if self.runner is None:
+            return list(self.bulk.outcomes(done.operation_id, **asked))
+
+        async def collect() -> list[ItemOutcome]:
+            return [outcome async for outcome in self.bulk.outcomes(done.operation_id, **asked)]
+
+        return self.runner.run(collect())
+
+    def progress(self, operation_id: str) -> Tally | None:
+        reply = self.bulk.progress(operation_id)
+        found: Tally | None = reply if self.runner is None else self.runner.run(reply)
+        return found
+
+    def close(self) -> None:
+        if self.runner is None:
+            self.engine.close()
+        else:
+            self.runner.run(self.engine.close())
+            self.runner.close()
+
+
+def at_once(story: Coroutine[Any, Any, T]) -> T:
+    """The end of a coroutine that never waits."""
+    try:
+        story.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("it waited")
+
+
+async def write(item: BulkItem, n: int) -> None:
+    """One row of the application's own, on whatever library's connection."""
+    made = item.connection
+    if isinstance(made, sqlite3.Connection | psycopg.Connection | psycopg.AsyncConnection) or hasattr(made, "fetchrow"):
+        done = made.execute(INSERT.format(n))
+    else:
+        done = made.cursor().execute(INSERT.format(n))
+    if isinstance(done, Awaitable):
+        await done
+
+
+def numbered(count: int, *, first: int = 0) -> list[dict[str, Any]]:
+    return [{"clientItemId": f"i-{n}", "n": n} for n in range(first, first + count)]
+
+
+async def counts(item: BulkItem) -> str:
+    """The trivial handler: one row an item."""
+    await write(item, item.value["n"])
+    return f"r-{item.value['n']}"
+
+
+def states(outcomes: list[ItemOutcome]) -> list[ItemState]:
+    return [outcome.state for outcome in outcomes]
+
+
+def sqlite_home(path: str) -> Home:
+    backend = connect_backend(f"sqlite:///{path}")
+    with closing(Engine(backend)) as engine:
+        engine.migrate()
+    home = sqlite_at(path)
+    home.fetch("CREATE TABLE effect (n INTEGER PRIMARY KEY)")
+    return home
+
+
+def sqlite_at(path: str) -> Home:
+    """A file that is ready."""
+
+    def fetch(text: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(path)) as connection:
+            rows = connection.execute(text).fetchall()
+            connection.commit()
+            return rows
+
+    return Home(lambda kind: connect_backend(f"sqlite:///{path}"), fetch)
+
+
+def postgres_home() -> Home:
+    from semel.engine.connect_postgres import postgres_backend
+    from semel.testing.postgres import empty_schema
+    from tests.servers.postgres import postgres, schema
+
+    server, name = postgres(), schema()
+    empty_schema(server, name)
+    with closing(Engine(postgres_backend(server, schema=name))) as engine:
+        engine.migrate()
+
+    def fetch(text: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(server, autocommit=True, options=f"-c search_path={name}") as connection:
+            cursor = connection.execute(text.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    fetch("CREATE TABLE effect (n integer PRIMARY KEY)")
+    return Home(lambda kind: postgres_backend(server, asyncpg=kind == "asyncpg", schema=name), fetch)
+
+
+def mariadb_home() -> Home:
+    from semel.engine.connect_mariadb import mariadb_backend
+    from semel.testing.mariadb import mariadb_subject
+    from tests.servers.mariadb import connect, mariadb
+
+    server = mariadb()
+    with closing(Engine(mariadb_subject(server, None).backend)) as engine:
+        engine.migrate()
+
+    def fetch(text: str) -> list[tuple[Any, ...]]:
+        with closing(connect(server.port, database=server.database)) as connection, connection.cursor() as cursor:
+            cursor.execute(text)
+            return list(cursor.fetchall())
+
+    fetch("CREATE OR REPLACE TABLE effect (n integer PRIMARY KEY) ENGINE = InnoDB")
+    return Home(lambda kind: mariadb_backend(server), fetch)

@@ -1,0 +1,177 @@
+"""Atomic items: their writes, their outcomes and the proof that the bulk is still this holder's are one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from semel import ItemFailed, NothingHappened
+from semel.engine.bulk import BulkItem
+from semel.errors import InProgressError, KeyReusedError, PolicyError
+from semel.rules.items import Done, ItemState, Tally
+from tests.bulk.fellows import Fellow, Home, counts, numbered, states, write
+
+Make = Callable[..., Fellow]
+
+
+class Stopped(BaseException):
+    """The process is stopped from outside, as by Ctrl-C."""
+
+
+async def never(item: BulkItem) -> None:
+    raise AssertionError("this must not run")
+
+
+def test_each_item_has_one_outcome_and_a_second_call_gets_the_same_answer(make_fellow: Make, home: Home) -> None:
+    fellow = make_fellow(chunk_items=7)
+    done = fellow.run(numbered(20), counts)
+    assert done.tally == Tally(20, 20, 20, 0, 0, 0)
+    assert home.effects() == list(range(20))
+    assert [(each.place, each.item_id, each.result_id) for each in fellow.outcomes(done)] == [
+        (n, f"i-{n}", f"r-{n}") for n in range(20)
+    ]
+    again = make_fellow().run(numbered(20), never)
+    assert again.replayed
+    assert again.tally == done.tally
+    assert again.operation_id == done.operation_id
+    assert fellow.progress(done.operation_id) == done.tally
+
+
+def test_another_list_under_the_key_is_refused(make_fellow: Make) -> None:
+    fellow = make_fellow()
+    fellow.run(numbered(5), counts)
+    for other in (numbered(6), numbered(4), list(reversed(numbered(5))), [*numbered(4), {"clientItemId": "i-4"}]):
+        with pytest.raises(KeyReusedError):
+            fellow.run(other, never)
+
+
+def test_a_stopped_bulk_goes_on_where_its_last_commit_was(make_fellow: Make, home: Home) -> None:
+    ran: list[int] = []
+
+    async def stopped(item: BulkItem) -> None:
+        if item.place == 57:
+            raise Stopped
+        await counts(item)
+
+    async def goes_on(item: BulkItem) -> None:
+        ran.append(item.place)
+        await counts(item)
+
+    with pytest.raises(Stopped):
+        make_fellow(chunk_items=10).run(numbered(100), stopped)
+    assert home.effects() == list(range(50))
+    done = make_fellow(chunk_items=10).run(numbered(100), goes_on)
+    assert ran == list(range(50, 100))
+    assert done.tally.succeeded == 100
+    assert home.effects() == list(range(100))
+
+
+def test_a_failed_item_undoes_no_other(make_fellow: Make, home: Home) -> None:
+    async def some_fail(item: BulkItem) -> Any:
+        n = item.value["n"]
+        if n == 3:
+            raise ItemFailed("NOT_THERE", target_id="case-3", written=False)
+        await write(item, n)
+        if n in (8, 9, 20):
+            raise ItemFailed("CLOSED", retryable=n == 20, target_id=f"case-{n}")
+        if n == 12:
+            raise ValueError("it does not fit")
+        if n == 15:
+            raise NothingHappened  # it has, but says otherwise: its word is taken
+        return Done(result_id=f"r-{n}", detail=b"\x00\xff")
+
+    fellow = make_fellow(chunk_items=10)
+    done = fellow.run(numbered(25), some_fail)
+    assert done.tally == Tally(25, 25, 19, 6, 3, 0)
+    assert home.effects() == [n for n in range(25) if n not in (3, 8, 9, 12, 20)]
+    failed = {each.place: (each.error_code, each.retryable) for each in fellow.outcomes(done, state=ItemState.FAILED)}
+    assert failed == {
+        3: ("NOT_THERE", False),
+        8: ("CLOSED", False),
+        9: ("CLOSED", False),
+        12: ("ValueError", True),
+        15: ("NothingHappened", True),
+        20: ("CLOSED", True),
+    }
+    assert [each.place for each in fellow.outcomes(done, retryable=True)] == [12, 15, 20]
+    assert fellow.outcomes(done)[8].target_id == "case-8"
+    assert fellow.outcomes(done)[0].detail == b"\x00\xff"
+
+
+def test_a_statement_that_fails_fails_its_item_alone(make_fellow: Make, home: Home) -> None:
+    """On PostgreSQL the whole transaction has failed with it."""
+    items = [*numbered(5), {"clientItemId": "twin", "n": 3}, *numbered(5, first=5)]
+    fellow = make_fellow(chunk_items=100)
+    done = fellow.run(items, counts)
+    assert done.tally == Tally(11, 11, 10, 1, 1, 0)
+    assert home.effects() == list(range(10))
+    assert states(fellow.outcomes(done)).index(ItemState.FAILED) == 5
+
+
+def test_all_items_fail(make_fellow: Make, home: Home) -> None:
+    async def fails(item: BulkItem) -> None:
+        await counts(item)
+        raise ItemFailed("NO")
+
+    fellow = make_fellow(chunk_items=4)
+    done = fellow.run(numbered(10), fails)
+    assert done.tally == Tally(10, 10, 0, 10, 0, 0)
+    assert home.effects() == []
+
+
+def test_a_duplicate_is_told_that_it_runs(make_fellow: Make, home: Home) -> None:
+    other = make_fellow()
+    met: list[type[Exception]] = []
+
+    async def asks_meanwhile(item: BulkItem) -> None:
+        if item.place == 1 and other.runner is None:
+            try:
+                other.run(numbered(3), never)
+            except InProgressError as error:
+                met.append(type(error))
+        await counts(item)
+
+    assert make_fellow().run(numbered(3), asks_meanwhile).tally.succeeded == 3
+    assert met == ([InProgressError] if other.runner is None else [])
+
+
+def test_a_superseded_run_writes_nothing(make_fellow: Make, home: Home) -> None:
+    """Its lease is taken away under it: somebody else goes on, and its chunk is refused with all its effects."""
+    taken: list[int] = []
+
+    async def is_overtaken(item: BulkItem) -> None:
+        await counts(item)
+        if item.place == 14 and not taken:
+            taken.append(1)
+            home.fetch("UPDATE semel_record SET fence = fence + 1")
+
+    kind = make_fellow().kind
+    if kind.startswith("sqlite"):  # its file has one writer: nobody can be granted it inside a chunk
+
+        async def between(item: BulkItem) -> None:
+            await counts(item)
+
+        assert make_fellow(chunk_items=10).run(numbered(20), between).tally.succeeded == 20
+        return
+    from semel.errors import SupersededError
+
+    with pytest.raises(SupersededError):
+        make_fellow(chunk_items=10).run(numbered(20), is_overtaken)
+    assert home.effects() == list(range(10))
+
+
+def test_a_handlers_rollback_stops_the_bulk(make_fellow: Make, home: Home) -> None:
+    async def rolls_back(item: BulkItem) -> None:
+        await counts(item)
+        if item.place == 4:
+            item.connection.rollback()
+
+    fellow = make_fellow(chunk_items=3)
+    if fellow.kind == "asyncpg":  # its connections have no rollback
+        return
+    with pytest.raises(PolicyError, match="may not roll"):
+        fellow.run(numbered(6), rolls_back)
+    assert home.effects() == [0, 1, 2]
+    assert fellow.run(numbered(6), counts).tally.succeeded == 6

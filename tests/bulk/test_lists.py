@@ -1,0 +1,147 @@
+"""What a list may be: names, equal lines, sources, and each mistake with its place."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.engine.bulk import BulkItem, BulkPolicy
+from semel.errors import BulkRefused, ConfigurationError, PolicyError
+from semel.rules.items import ItemState, Tally
+from tests.bulk.fellows import Fellow, Home, counts, numbered
+
+Make = Callable[..., Fellow]
+
+
+@pytest.fixture
+def kind() -> str:
+    return "sqlite"
+
+
+async def nothing(item: BulkItem) -> None:
+    return None
+
+
+WRONG = [
+    ([{"clientItemId": "a"}, {"clientItemId": "a"}], "DUPLICATE_ITEM_ID", "item 1, clientItemId: item 0 has the same"),
+    ([{}, {"clientItemId": "x" * 256}], "ITEM_MALFORMED", "item 1, clientItemId: it has 256 characters, more than 255"),
+    ([{"clientItemId": 1.5}], "ITEM_MALFORMED", "item 0, clientItemId: it is a float"),
+    ([{"clientItemId": "#1"}], "ITEM_MALFORMED", "it begins with '#'"),
+    ([{"clientItemId": "a\x00"}], "ITEM_MALFORMED", "control character"),
+    ([b"{}", b"{"], "ITEM_MALFORMED", "item 1: it is not one JSON value"),
+    ([{}, object()], "ITEM_MALFORMED", "item 1: it cannot be written as JSON"),
+    ([float("nan")], "ITEM_MALFORMED", "item 0: it cannot be written as JSON"),
+    ([{"text": "x" * 200}], "ITEM_TOO_LARGE", "item 0: it has 211 bytes, more than 200"),
+    ([b"[" * 100 + b"]" * 100], "ITEM_TOO_LARGE", "item 0"),
+]
+
+
+@pytest.mark.parametrize(("items", "code", "text"), WRONG)
+def test_what_is_wrong_refuses_the_list_or_fails_alone(
+    make_fellow: Make, home: Home, items: list[Any], code: str, text: str
+) -> None:
+    with pytest.raises(BulkRefused) as refused:
+        make_fellow(item_bytes_max=200 if "LARGE" in code else 65_536).run(items, nothing)
+    assert refused.value.code == code
+    assert text in str(refused.value)
+    assert home.fetch("SELECT count(*) FROM semel_record") == [(0,)]
+    fellow = make_fellow(bad_item="fail", item_bytes_max=200 if "LARGE" in code else 65_536)
+    done = fellow.run([*items, {"fine": True}], nothing)
+    [failed] = fellow.outcomes(done, state=ItemState.FAILED)
+    assert (failed.place, failed.error_code, failed.retryable) == (len(items) - 1, code, False)
+    assert done.tally.succeeded == len(items)
+    assert fellow.run([*items, {"fine": True}], nothing).replayed
+
+
+@pytest.mark.parametrize(
+    ("items", "options", "code"),
+    [([], {}, "NO_ITEMS"), (numbered(4), {"items_max": 3, "bad_item": "fail"}, "TOO_MANY_ITEMS")],
+)
+def test_a_list_may_be_wrong_as_a_whole(
+    make_fellow: Make, items: list[Any], options: dict[str, Any], code: str
+) -> None:
+    with pytest.raises(BulkRefused) as refused:
+        make_fellow(**options).run(items, nothing)
+    assert refused.value.code == code
+    assert refused.value.place is None
+
+
+@pytest.mark.parametrize("items", ["text", {"a": 1}, b"[]", 7])
+def test_what_is_no_list_is_told_so(make_fellow: Make, items: Any) -> None:
+    with pytest.raises(PolicyError, match="items must be an iterable"):
+        make_fellow().run(items, nothing)
+
+
+def test_a_file_that_is_not_there(make_fellow: Make, tmp_path: Path) -> None:
+    with pytest.raises(BulkRefused, match="the file cannot be read"):
+        make_fellow().run(tmp_path / "nowhere.jsonl", nothing)
+
+
+def test_equal_lines_are_items_of_their_own(make_fellow: Make) -> None:
+    fellow = make_fellow()
+    done = fellow.run([{"sku": "A"}, {"sku": "B"}, {"sku": "A"}, b'{ "sku": "A" }'], nothing)
+    names = [outcome.item_id for outcome in fellow.outcomes(done)]
+    assert len(set(names)) == 4
+    assert [name.rpartition("-")[2] for name in names] == ["1", "1", "2", "3"]
+
+
+def test_the_same_list_from_a_file_from_values_and_from_a_stream_is_one_list(
+    home: Home, make_fellow: Make, tmp_path: Path
+) -> None:
+    file = tmp_path / "items.jsonl"
+    file.write_bytes(b"".join(b'{"n": %d, "clientItemId": "i-%d"}\n\n' % (n, n) for n in range(1200)))
+    done = make_fellow().run(file, counts)
+    assert done.tally == Tally(1200, 1200, 1200, 0, 0, 0)
+    assert make_fellow().run(numbered(1200), counts).replayed
+    assert make_fellow().run(iter(numbered(1200)), counts).replayed
+    on_loop = Fellow("sqlite-async", home)
+
+    async def stream() -> AsyncIterator[dict[str, Any]]:
+        for item in numbered(1200):
+            yield item
+
+    for source in (file, numbered(1200), stream()):
+        assert on_loop.run(source, counts).replayed
+    on_loop.close()
+
+
+def test_what_may_be_tried_again_is_the_list_of_a_new_bulk(make_fellow: Make) -> None:
+    async def some(item: BulkItem) -> None:
+        if item.value["n"] % 3 == 0:
+            raise OSError("the disk is full")
+
+    fellow = make_fellow(effects="atomic")
+    done = fellow.run(numbered(10), some)
+    left = list(fellow.bulk.retryable(done.operation_id, numbered(10)))
+    assert [item["n"] for item in left] == [0, 3, 6, 9]
+    assert fellow.run(left, nothing, key="another").tally == Tally(4, 4, 4, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"items_max": 0}, {"chunk_items": True}, {"at_once": 1001}, {"effects": "none"}, {"bad_item": "skip"}),
+        *({"chunk_seconds": 0}, {"lease_seconds": 0}, {"tombstone_seconds": 1}),
+    ],
+)
+def test_options_that_cannot_be_kept_are_named(options: dict[str, Any]) -> None:
+    with pytest.raises(PolicyError, match=next(iter(options))):
+        BulkPolicy(operation="count", **options)
+
+
+def test_a_store_without_transactions_is_refused() -> None:
+    from semel import Bulk, Engine
+
+    with pytest.raises(ConfigurationError):
+        Bulk(Engine.connect("memory://"), operation="count")
+
+
+def test_a_handler_that_returns_something_else_stops_the_bulk(make_fellow: Make) -> None:
+    async def returns(item: BulkItem) -> object:
+        return 7 if item.place == 1 else None
+
+    with pytest.raises(PolicyError, match="must return None, a text"):
+        make_fellow().run(numbered(3), returns)

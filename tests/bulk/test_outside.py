@@ -1,0 +1,129 @@
+"""Items that call somebody else: that they begin is written before, and nothing is called twice that may not be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from semel import ItemFailed, NothingHappened
+from semel.engine.bulk import BulkItem
+from semel.rules.items import ItemState, Tally
+from tests.bulk.fellows import Fellow, numbered, states
+
+Make = Callable[..., Fellow]
+
+
+class Killed(BaseException):
+    """As far as the store is concerned, the process is dead."""
+
+
+@pytest.fixture
+def kind() -> str:
+    return "sqlite"
+
+
+@pytest.fixture(params=["sqlite", "sqlite-async", "psycopg", "asyncpg", "pymysql"])
+def each_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class Downstream:
+    """Remembers every call, by its key; dies at one of them."""
+
+    def __init__(self, *, dies_at: int = -1) -> None:
+        self.calls: list[int] = []
+        self.keys: Counter[str] = Counter()
+        self.dies_at = dies_at
+
+    async def charge(self, item: BulkItem) -> str:
+        self.calls.append(item.place)
+        self.keys[item.key_for("charge")] += 1
+        if item.place == self.dies_at:
+            self.dies_at = -1
+            raise Killed
+        return f"charge-{item.place}"
+
+
+class TestOnEveryStore:
+    @pytest.fixture
+    def kind(self, each_kind: str) -> str:
+        return each_kind
+
+    @pytest.mark.parametrize("at_once", [1, 4])
+    def test_an_external_item_that_was_interrupted_is_unknown_and_called_no_more(
+        self, make_fellow: Make, at_once: int
+    ) -> None:
+        downstream = Downstream(dies_at=6)
+        options = {"effects": "external", "at_once": at_once}
+        with pytest.raises((Killed, BaseExceptionGroup)):
+            make_fellow(**options).run(numbered(10), downstream.charge)
+        fellow = make_fellow(**options)
+        done = fellow.run(numbered(10), downstream.charge)
+        assert max(Counter(downstream.calls).values()) == 1
+        doubted = fellow.outcomes(done, state=ItemState.UNKNOWN)
+        assert 1 <= len(doubted) <= at_once
+        assert 6 in [each.place for each in doubted]
+        assert {each.error_code for each in doubted} == {"interrupted"}
+        assert done.tally == Tally(10, 10, 10 - len(doubted), 0, 0, len(doubted))
+        assert fellow.run(numbered(10), downstream.charge).replayed
+
+    def test_an_idempotent_item_that_was_interrupted_is_called_again_with_its_key(self, make_fellow: Make) -> None:
+        downstream = Downstream(dies_at=5)
+        options = {"effects": "idempotent", "at_once": 3}
+        with pytest.raises((Killed, BaseExceptionGroup)):
+            make_fellow(**options).run(numbered(8), downstream.charge)
+        done = make_fellow(**options).run(numbered(8), downstream.charge)
+        assert done.tally == Tally(8, 8, 8, 0, 0, 0)
+        assert len(downstream.keys) == 8
+
+
+def test_what_the_downstream_may_have_forgotten_is_unknown(make_fellow: Make) -> None:
+    downstream = Downstream(dies_at=2)
+    with pytest.raises(Killed):
+        make_fellow(effects="idempotent").run(numbered(4), downstream.charge)
+    fellow = make_fellow(effects="idempotent", dedup_for_seconds=0.000001)
+    done = fellow.run(numbered(4), downstream.charge)
+    assert downstream.calls == [0, 1, 2, 3]
+    assert fellow.outcomes(done)[2].error_code == "dedup-over"
+
+
+def test_how_an_item_that_calls_out_may_end(make_fellow: Make) -> None:
+    async def ends(item: BulkItem) -> None:
+        match item.place:
+            case 0:
+                raise ItemFailed("DECLINED", target_id="card-1")
+            case 1:
+                raise NothingHappened
+            case 2:
+                raise ConnectionRefusedError
+            case 3:
+                raise TimeoutError
+            case _:
+                return
+
+    fellow = make_fellow(effects="external", nothing_happened=(ConnectionRefusedError,))
+    done = fellow.run(numbered(5), ends)
+    assert [(each.error_code, each.retryable) for each in fellow.outcomes(done)] == [
+        ("DECLINED", False),
+        ("NothingHappened", True),
+        ("ConnectionRefusedError", True),
+        ("error:TimeoutError", False),
+        (None, False),
+    ]
+    assert done.tally == Tally(5, 5, 1, 3, 2, 1)
+
+
+def test_an_idempotent_call_is_repeated_before_it_is_in_doubt(make_fellow: Make) -> None:
+    tried: Counter[int] = Counter()
+
+    async def stumbles(item: BulkItem) -> None:
+        tried[item.place] += 1
+        if item.place == 1 or tried[item.place] < 3:
+            raise TimeoutError
+
+    fellow = make_fellow(effects="idempotent")
+    done = fellow.run(numbered(3), stumbles)
+    assert states(fellow.outcomes(done)) == [ItemState.SUCCEEDED, ItemState.UNKNOWN, ItemState.SUCCEEDED]
+    assert tried == {0: 3, 1: 3, 2: 3}
