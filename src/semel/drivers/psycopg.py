@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, AsyncRawCursor, Connection, RawCursor
+from psycopg import AsyncConnection, AsyncCursor, AsyncRawCursor, Connection, Cursor, RawCursor
 
 from semel.drivers.clock import Clock
 from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo, Lifo
 from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, is_conflict, store_error, unreplicated
+from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import Overdue, PatientAsyncConnection, PatientConnection
 from semel.drivers.refusals import still_unknown
 from semel.errors import SemelError, StatementRefused, StoreUnavailable
@@ -328,9 +329,9 @@ def _perform(connection: Connection[Any], flow: Flow[T], server: Server) -> T:
                 together = True
                 needed = flow.send(None)
             elif type(needed) is Query:
-                values = server.values(needed.statement, needed.params)
+                values = with_arrays(needed.statement, server.values(needed.statement, needed.params))
                 cursor = connection.execute(needed.statement.numbered.encode(), values, binary=True)
-                needed = flow.send(cursor.fetchall() if cursor.description else [])
+                needed = flow.send(cursor.fetchall() if has_rows(cursor) else [])
             else:
                 for text in _script(needed):
                     connection.execute(text)
@@ -357,9 +358,9 @@ async def _perform_async(connection: AsyncConnection[Any], flow: Flow[T], server
                 together = True
                 needed = flow.send(None)
             elif type(needed) is Query:
-                values = server.values(needed.statement, needed.params)
+                values = with_arrays(needed.statement, server.values(needed.statement, needed.params))
                 cursor = await connection.execute(needed.statement.numbered.encode(), values, binary=True)
-                needed = flow.send(await cursor.fetchall() if cursor.description else [])
+                needed = flow.send(await cursor.fetchall() if has_rows(cursor) else [])
             else:
                 for text in _script(needed):
                     await connection.execute(text)
@@ -374,6 +375,11 @@ async def _perform_async(connection: AsyncConnection[Any], flow: Flow[T], server
             with suppress(psycopg.Error):
                 await connection.execute(b"ROLLBACK")
         raise
+
+
+def has_rows(cursor: Cursor[Any] | AsyncCursor[Any]) -> bool:
+    """Whether the statement answers rows. ``description`` would make an object of each of their columns to say so."""
+    return cursor.pgresult is not None and cursor.pgresult.nfields > 0
 
 
 def _script(needed: Ask[Any]) -> list[bytes]:

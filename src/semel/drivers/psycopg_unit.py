@@ -21,6 +21,7 @@ from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import Lifo
 from semel.drivers.postgres_errors import cannot_connect, is_conflict
 from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
+from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import PatientConnection
 from semel.errors import StoreUnavailable
 from semel.flow import Ask, MakeFlow
@@ -126,7 +127,7 @@ class PsycopgUnit:
         self._begun = False
 
     def _ask(self, needed: Query) -> list[Any]:
-        values = self._pool.server.values(needed.statement, needed.params)
+        values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
         text = needed.statement.numbered.encode()
         if self._begun:
             return _go_on_with(self._connection, text, values)
@@ -158,7 +159,7 @@ class PsycopgUnit:
             return False
         connection = self._connection
         connection.patience_seconds = self._pool.server.patience_seconds
-        values = self._pool.server.values(needed.statement, needed.params)
+        values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
         try:
             with connection.pipeline():
                 RawCursor(connection).execute(needed.statement.numbered.encode(), values, binary=True)

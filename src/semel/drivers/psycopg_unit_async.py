@@ -15,6 +15,7 @@ from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo
 from semel.drivers.postgres_errors import cannot_connect, is_conflict
 from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
+from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import PatientAsyncConnection
 from semel.drivers.psycopg_unit import BROKEN, GONE, LATE, RELEASE, ROLLBACK_TO, SAVEPOINT, beginning, successor
 from semel.errors import StoreUnavailable
@@ -101,7 +102,7 @@ class AsyncPsycopgUnit:
         self._begun = False
 
     async def _ask(self, needed: Query) -> list[Any]:
-        values = self._pool.server.values(needed.statement, needed.params)
+        values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
         text = needed.statement.numbered.encode()
         if self._begun:
             return await _go_on_with(self._connection, text, values)
@@ -133,7 +134,7 @@ class AsyncPsycopgUnit:
             return False
         connection = self._connection
         connection.patience_seconds = self._pool.server.patience_seconds
-        values = self._pool.server.values(needed.statement, needed.params)
+        values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
         try:
             async with connection.pipeline():
                 cursor = AsyncRawCursor(connection)

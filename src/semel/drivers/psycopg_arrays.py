@@ -1,0 +1,107 @@
+"""The columns of a batch as PostgreSQL's binary arrays.
+
+psycopg writes a list down as text, item by item and with a pattern for what must be quoted: of a batch of claims that
+took longer than everything else together. The statements name each array's type, so that nothing has to be guessed.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from struct import Struct
+from typing import Any, Final
+
+import psycopg
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+
+from semel.errors import StatementRefused
+from semel.stores.statements import Statement
+
+_HEAD: Final = Struct("!iIIii")  # dimensions, whether there are NULLs, type of the items, how many, index of the first
+_EMPTY: Final = Struct("!iII")
+_LENGTH: Final = Struct("!i").pack
+_NULL: Final = _LENGTH(-1)
+_ARRAY: Final = re.compile(r"(?<!:):([a-z_]+)::([a-z]+)\[\]")
+
+
+class Array(bytes):
+    """An array as the server reads it. One subclass for each type, because that is how psycopg finds what to send."""
+
+    __slots__ = ()
+
+
+class _ArrayDumper(Dumper):
+    format = Format.BINARY
+
+    def dump(self, obj: Any) -> bytes:
+        return bytes(obj)
+
+
+def _number(form: str) -> Callable[[Any], bytes]:
+    pack, size = Struct(f"!i{form}").pack, Struct(f"!{form}").size
+    return lambda value: pack(size, value)
+
+
+def _bytes(value: bytes) -> bytes:
+    return _LENGTH(len(value)) + value
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return _LENGTH(len(data)) + data
+
+
+def _array(name: str, oid: int) -> type[Array]:
+    kind = type(name, (Array,), {"__slots__": ()})
+    psycopg.adapters.register_dumper(kind, type(f"{name}Dumper", (_ArrayDumper,), {"oid": oid}))
+    return kind
+
+
+_KINDS: Final[Mapping[str, tuple[type[Array], int, Callable[[Any], bytes]]]] = {
+    # by the name of an item's type: how the array is known to psycopg, the item's oid, and how an item is written
+    "smallint": (_array("SmallintArray", 1005), 21, _number("h")),
+    "integer": (_array("IntegerArray", 1007), 23, _number("i")),
+    "bigint": (_array("BigintArray", 1016), 20, _number("q")),
+    "text": (_array("TextArray", 1009), 25, _text),
+    "bytea": (_array("ByteaArray", 1001), 17, _bytes),
+}
+
+
+def with_arrays(statement: Statement, values: list[Any]) -> list[Any]:
+    """The values of a statement's ``$1``, ``$2``…, with its arrays written down.
+
+    Raises StatementRefused: an item is not of its column's type, or too large for it. Nothing was sent.
+    """
+    for place, kind in _arrays(statement.text, statement.distinct):
+        items = values[place]
+        if type(items) is list:
+            try:
+                values[place] = packed(items, kind)
+            except (struct.error, TypeError, AttributeError, UnicodeError) as error:
+                raise StatementRefused(f"PostgreSQL cannot take these values: {error}") from error
+    return values
+
+
+@cache
+def _arrays(text: str, distinct: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
+    """Which of a statement's values are arrays, and of what."""
+    return tuple((distinct.index(name), kind) for name, kind in dict(_ARRAY.findall(text)).items())
+
+
+def packed(items: Sequence[Any], kind: str) -> Array:
+    """One array.
+
+    Raises struct.error, TypeError, AttributeError or UnicodeError: an item is not of this type.
+
+    >>> packed([1, None], "smallint").hex(" ", 4)
+    '00000001 00000001 00000015 00000002 00000001 00000002 0001ffff ffff'
+    """
+    known, oid, write = _KINDS[kind]
+    if not items:
+        return known(_EMPTY.pack(0, 0, oid))
+    nulls = None in items
+    written = [_NULL if item is None else write(item) for item in items] if nulls else map(write, items)
+    return known(b"".join((_HEAD.pack(1, nulls, oid, len(items), 1), *written)))

@@ -1,0 +1,48 @@
+"""Arrays as they are written for the wire: what the server reads is what was meant, and a wrong item sends nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from semel.drivers.psycopg_arrays import packed, with_arrays
+from semel.errors import StatementRefused
+from semel.stores.statements import composed
+from tests.servers import postgres
+
+KINDS: dict[str, list[Any]] = {
+    "smallint": [0, -1, 32767, -32768, None],
+    "integer": [0, 2**31 - 1, -(2**31), None],
+    "bigint": [0, 2**63 - 1, -(2**63), None],
+    "text": ["", "a", 'it\'s "{quoted}", \\ and ,', "NULL", "ÄÖ €", None],
+    "bytea": [b"", b"\x00\xff", b"\\x00", bytes(range(256)), None],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_server_reads_what_was_meant(kind: str) -> None:
+    items = KINDS[kind]
+    with psycopg.connect(postgres.postgres(), autocommit=True) as connection:
+        for some in ([], items[:1], items[:-1], items, [None], items[:1] * 200):
+            found = connection.execute(f"SELECT %s::{kind}[], %s::{kind}[]", (packed(some, kind), some)).fetchone()
+            assert found == (some, some)
+
+
+@pytest.mark.parametrize(
+    ("kind", "item"),
+    [("smallint", 32768), ("bigint", "1"), ("text", 1), ("text", "\ud800"), ("bytea", "text"), ("integer", b"1")],
+)
+def test_an_item_of_another_type_is_refused_and_nothing_is_sent(kind: str, item: Any) -> None:
+    statement = composed("wrong", f"SELECT :items::{kind}[], :now::bigint")
+    with pytest.raises(StatementRefused, match="PostgreSQL cannot take these values"):
+        with_arrays(statement, [[item], 1])
+
+
+def test_only_what_a_statement_calls_an_array_is_written_as_one() -> None:
+    statement = composed("some", "SELECT :ids::bytea[], :limit::bigint, :ids::bytea[], :states::smallint[]")
+
+    values = with_arrays(statement, [[b"1"], 5, None])
+
+    assert values == [packed([b"1"], "bytea"), 5, None]
