@@ -397,4 +397,3 @@ class Command:
                 return None
             seconds = max(REFERENCE_SECONDS, self.policy.tombstone_seconds)
         return int(seconds * SECOND_US)
-

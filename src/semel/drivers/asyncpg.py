@@ -213,7 +213,8 @@ async def _perform(connection: Any, flow: Flow[T], server: Server) -> T:
                 rows = await connection.fetch(needed.statement.numbered, *values)
                 needed = flow.send([tuple(row) for row in rows])
             elif type(needed) is Together:
-                await connection.execute("BEGIN")
+                if not together:
+                    await connection.execute("BEGIN")
                 together = True
                 needed = flow.send(None)
             else:

@@ -325,7 +325,8 @@ def _perform(connection: Connection[Any], flow: Flow[T], server: Server) -> T:
         needed = next(flow)
         while True:
             if type(needed) is Together:
-                connection.execute(b"BEGIN")
+                if not together:
+                    connection.execute(b"BEGIN")
                 together = True
                 needed = flow.send(None)
             elif type(needed) is Query:
@@ -354,7 +355,8 @@ async def _perform_async(connection: AsyncConnection[Any], flow: Flow[T], server
         needed = next(flow)
         while True:
             if type(needed) is Together:
-                await connection.execute(b"BEGIN")
+                if not together:
+                    await connection.execute(b"BEGIN")
                 together = True
                 needed = flow.send(None)
             elif type(needed) is Query:
