@@ -31,6 +31,7 @@ class Program:
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
+    at: Path | None = None
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -47,7 +48,7 @@ class Program:
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 self.command,
-                cwd=self.folder,
+                cwd=self.at or self.folder,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **self.environment, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -126,16 +127,18 @@ def running(folder: Path, *arguments: str, environment: Mapping[str, str] = NOTH
 
 @contextmanager
 def serving(
-    folder: Path, app: str, environment: Mapping[str, str] = NOTHING, *, start: bool = True
+    folder: Path, app: str, environment: Mapping[str, str] = NOTHING, *, port: int = 0, at: Path | None = None
 ) -> Iterator[Program]:
-    """An application under uvicorn, as its README starts it, on a free port."""
+    """An application under uvicorn, as its README starts it.
+
+    Parameters: ``folder`` for its output; ``port`` (none: a free one); ``at`` where it starts (none: ``folder``).
+    """
     folder.mkdir(exist_ok=True)
-    port = free_port()
+    port = port or free_port()
     command = python("-m", "uvicorn", app, "--port", str(port), "--log-level", "warning")
-    program = Program(command, folder, environment, port)
+    program = Program(command, folder, environment, port, at)
     try:
-        if start:
-            program.start()
+        program.start()
         yield program
     finally:
         program.stop()
