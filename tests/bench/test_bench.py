@@ -20,6 +20,8 @@ from bench.setup import Setup
 from bench.subjects import ANSWER_BODY, BARE, REQUEST_BODY, SUBJECTS, Mode
 from bench.table import as_text
 
+pytestmark = pytest.mark.no_cover  # a bench measures; nobody measures it
+
 SHORT = ["--rounds", "1", "--seconds", "0.2", "--connections", "1"]
 KINDS = ("memory", "sqlite", "redis", "postgresql")
 MEASURED = [subject.name for subject in SUBJECTS if subject.store in (None, *KINDS)]

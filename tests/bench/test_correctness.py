@@ -20,6 +20,8 @@ from bench.peers.environment import Installed
 from bench.peers.registry import PEERS
 from bench.processes import BenchError
 
+pytestmark = pytest.mark.no_cover  # a bench measures; nobody measures it
+
 NOBODY = Installed("/nowhere/python", {})
 
 

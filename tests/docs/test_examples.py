@@ -16,6 +16,7 @@ from tests.docs.running import ADDRESS, assert_shown, file_of, parse_console, ru
 from tests.service.served import serving
 
 
+@pytest.mark.no_cover  # they run in processes of their own, and what they show is tested elsewhere
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_examples_of(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = [block for block in blocks(page.read_text("utf-8")) if block.language in RUN]

@@ -59,6 +59,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(DOCS, tmp_path_factory.mktemp("site"))
 
 
+@pytest.mark.no_cover  # with the build, which runs in a process of its own
 def test_the_site_is_built_without_a_warning(site: Built) -> None:
     assert not site.failed, site.warnings
     assert site.warnings == ""
