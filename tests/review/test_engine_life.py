@@ -35,6 +35,7 @@ OUT_OF_STOCK = Answer(409, (), b"out of stock")
 async def opened(backend: Backend) -> AsyncEngine:
     engine = AsyncEngine(backend)
     await engine.migrate()
+    await engine.open()
     return engine
 
 

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
-from semel.engine.backend import UNIT_RUNS_MAX, Backend
+from semel.engine.backend import Backend, UnitRuns
 from semel.engine.connect import connect_backend
 from semel.engine.core import Core
 from semel.engine.joining import AsyncAtomic
-from semel.engine.needs import introduced
-from semel.engine.opening import opened_async
+from semel.engine.opening import introduction, opened_async
 from semel.engine.performing import AsyncPerformer
 from semel.engine.permit import Permit
 from semel.engine.result import (
@@ -26,10 +25,10 @@ from semel.engine.result import (
 from semel.engine.upkeep import AsyncUpkeep
 from semel.errors import StoreError, StoreTimeout
 from semel.flow import MakeFlow, ask
-from semel.model import Answer, Claim, Effects, InProgress, Proceed, Settlement, Settling, Superseded, Verdict
+from semel.model import Answer, Claim, Effects, InProgress, Settling, Superseded, Verdict
 from semel.policy import Command
 from semel.protocol.asks import Begin, Rollback, Unit
-from semel.protocol.commands import await_verdict, reread, settle_until_confirmed
+from semel.protocol.commands import await_verdict, reread
 from semel.protocol.operations import claim_unit, settle_unit
 from semel.rules.classify import Outcome, Refused, classify_exception
 from semel.telemetry import Observer
@@ -98,9 +97,7 @@ class AsyncEngine:
 
         A memory store is made on the spot. Raises ConfigurationError, SchemaError, IdentityMismatch, StoreUnavailable.
         """
-        if not self.store.capabilities.shared_between_processes:
-            await self.migrate()
-        self.core.check_store(await self.perform("identity", lambda: introduced(self.store)), self.backend)
+        await self._performer.drive(introduction(self.core, self.backend))
 
     async def migrate(self) -> list[str]:
         """Bring the store's schema up to date; the names of the migrations that ran."""
@@ -133,19 +130,18 @@ class AsyncEngine:
         Raises StoreUnavailable or StoreTimeout: the handler must not run.
         """
         core = self.core
+        if not core.checked:
+            await self._performer.first_look.take()
         claim = core.attempt(command)
         core.entering.add(claim.nonce)
         try:
             core.check_open()  # once more: a drain that did not see this claim is seen by it
-            verdict = await self._verdict(claim, command, wait_seconds)
-            core.tell_verdict(claim, verdict)
-            if type(verdict) is not Proceed:
-                return verdict  # type: ignore[return-value]  # every other verdict is a Refusal
-            permit = core.permit(command, claim, verdict.grant)
+            met = core.met(command, claim, await self._verdict(claim, command, wait_seconds))
         finally:
             core.entering.discard(claim.nonce)
-        self._upkeep.granted(permit)
-        return permit
+        if isinstance(met, Permit):
+            self._upkeep.granted(met)
+        return met
 
     async def _verdict(self, claim: Claim, command: Command, wait_seconds: float | None) -> Verdict:
         core = self.core
@@ -211,27 +207,14 @@ class AsyncEngine:
                 try:
                     reply = await self._performer.settle_one(word)
                 except StoreError:
-                    reply = await self._confirm(word, permit)
-                except asyncio.CancelledError:
-                    _ = self._repeat(word, permit)  # nobody is left to hear whether the store has it
+                    reply = await self._upkeep.confirm(word, permit, self.confirm_seconds)
+                except asyncio.CancelledError:  # nobody is left to hear whether the store has it
+                    _ = self._upkeep.repeat(word, permit, self.confirm_seconds)
                     raise
         finally:
             core.conclude(permit)
         core.tell_settled(permit, outcome, reply)
         return reply
-
-    async def _confirm(self, word: Settlement, permit: Permit) -> Settling:
-        task = self._repeat(word, permit)
-        done, _ = await asyncio.wait({task}, timeout=self.confirm_seconds)
-        if not done:
-            raise StoreTimeout("the outcome could not be confirmed by the store; it is being repeated")
-        reply: Settling = task.result()
-        return reply
-
-    def _repeat(self, word: Settlement, permit: Permit) -> asyncio.Task[Settling]:
-        # A task of its own: it goes on until the lease is over, however long the caller listens.
-        seconds = max(permit.claim.terms.lease_us / 1_000_000, self.confirm_seconds)
-        return self._upkeep.spawn(self._performer.drive(settle_until_confirmed(self.store, word, seconds)))
 
     async def reread(self, permit: Permit) -> Verdict:
         """What the record says now: the verdict that a refused settlement must be answered with."""
@@ -263,19 +246,17 @@ class AsyncEngine:
         Raises the handler's own exception, a CommandError for every verdict but Proceed and Replay, and
         StoreError where the store cannot say that this process owns the command.
         """
-        runs = 0
+        runs = UnitRuns(self.backend)
         while True:
             permit = await self.claim(command, wait_seconds=wait_seconds)
             if not isinstance(permit, Permit):
                 return begun_result(permit)
-            runs += 1
             try:
-                result: Result = await asyncio.shield(self._upkeep.spawn(self._finish(permit, handler)))
+                ended: Result = await asyncio.shield(self._upkeep.spawn(self._finish(permit, handler)))
+                return ended
             except Exception as error:
-                if permit.unit is None or runs == UNIT_RUNS_MAX or not self.backend.conflicts(error):
+                if not runs.again(permit.unit, error):
                     raise
-            else:
-                return result
 
     async def _finish(self, permit: Permit, handler: Callable[[Permit], Awaitable[Answer | Refused]]) -> Result:
         policy = permit.command.policy

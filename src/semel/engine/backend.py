@@ -73,6 +73,19 @@ class Backend:
         return await self.joins_async(connection)
 
 
+class UnitRuns:
+    """How often one command's ATOMIC handler has run: again after a conflict of its transaction, but not for ever."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._runs = 0
+
+    def again(self, unit: Unit | None, error: Exception) -> bool:
+        """Whether to run it once more, now that its unit ended with this error."""
+        self._runs += 1
+        return unit is not None and self._runs < UNIT_RUNS_MAX and self._backend.conflicts(error)
+
+
 def shown_url(url: str) -> str:
     """A store's URL as it may be printed: a password is not shown.
 

@@ -19,6 +19,7 @@ from semel.engine.backend import Backend, shown_url
 from semel.engine.events import Emission, ring
 from semel.engine.needs import Needs
 from semel.engine.permit import Permit
+from semel.engine.result import Refusal
 from semel.errors import (
     IdentityMismatch,
     PolicyError,
@@ -73,6 +74,7 @@ class Core:
         self.draining = False
         self.needs = Needs()
         self.emits = False  # whether the store keeps events
+        self.checked = False  # whether the store was looked at: at the opening, or before the first claim
         self.waiters_max = waiters_max
         self.waiters_per_caller_max = waiters_per_caller_max
         self.begin_process()
@@ -127,6 +129,13 @@ class Core:
         """Raise StoreUnavailable where nothing more may be granted here."""
         if self.draining:
             raise StoreUnavailable("this process is shutting down; retry with the same key")
+
+    def met(self, command: Command, claim: Claim, verdict: Verdict) -> Permit | Refusal:
+        """What an attempt has come to: the live permit of a grant, or the verdict that stands in its way."""
+        self.tell_verdict(claim, verdict)
+        if type(verdict) is not Proceed:
+            return verdict  # type: ignore[return-value]  # every other verdict is a Refusal
+        return self.permit(command, claim, verdict.grant)
 
     def permit(self, command: Command, claim: Claim, grant: Grant) -> Permit:
         """The live permit of a grant."""
@@ -342,6 +351,7 @@ class Core:
         identity, observed = said
         self.check_identity(identity, shown_url(backend.url))
         self.needs.learn(observed, accepts_loss=backend.accepts_loss)
+        self.checked = True
 
     def check_identity(self, identity: Identity | None, url: str = "") -> None:
         """Refuse a store that is not migrated, newer than this Semel, or made under another id secret."""

@@ -133,6 +133,8 @@ class Atomic(_Block[SyncPerformer]):
     """
 
     def __enter__(self) -> Atomic:
+        if not self._core.checked:
+            self._performer.first_look.take()
         claim = self._attempt()
         try:
             self._performer.drive(self._enter(claim, lambda: self._backend.join(self._connection)))
@@ -151,6 +153,8 @@ class AsyncAtomic(_Block[AsyncPerformer]):
     """
 
     async def __aenter__(self) -> AsyncAtomic:
+        if not self._core.checked:
+            await self._performer.first_look.take()
         claim = self._attempt()
         try:
             await self._performer.drive(self._enter(claim, lambda: self._backend.join_async(self._connection)))

@@ -1,8 +1,23 @@
-"""Opening an engine, or leaving nothing behind: a store that was refused was asked, so its connections are open."""
+"""Opening an engine: its store is asked who it is, once, at the latest before the first claim.
+
+What is refused there leaves nothing behind: the store was asked, so its connections are open.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import Any, TypeVar
+
+from semel.drivers.forks import begin_in_children
+from semel.engine.backend import Backend
+from semel.engine.core import Core
+from semel.engine.needs import introduced
+from semel.flow import Flow, ask
+from semel.protocol.asks import Perform
 
 E = TypeVar("E", bound=Any)
 
@@ -25,3 +40,100 @@ async def opened_async(engine: E) -> E:
         await engine.close()
         raise
     return engine
+
+
+def introduction(core: Core, backend: Backend) -> Flow[None]:
+    """Ask the store who it is, and refuse one that is not ours; one that lives in this process is made on the spot."""
+    store = backend.store
+    if not store.capabilities.shared_between_processes:
+        yield from ask(Perform("migrate", lambda: store.migrate(*core.first_identity())))
+    core.check_store((yield from ask(Perform("identity", lambda: introduced(store)))), backend)
+
+
+class FirstLook:
+    """The check of an engine that nobody opened, in ordinary threads: those who come meanwhile share it.
+
+    One that failed is repeated by whoever comes next.
+    """
+
+    def __init__(self, core: Core, check: Callable[[], None]) -> None:
+        self._core = core
+        self._check = check
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start without a check on its way: at construction, and in a forked child."""
+        self._lock = threading.Lock()
+        self._look: Future[None] | None = None
+
+    def take(self) -> None:
+        """Be checked. Raises as ``open`` of the engine does."""
+        mine: Future[None] = Future()
+        while not self._core.checked:
+            with self._lock:
+                look = self._look = self._look or mine
+            if look is mine:
+                return self._perform(mine)
+            with suppress(CancelledError):  # interrupted, in its own thread: somebody else is next
+                return look.result()
+
+    def _perform(self, mine: Future[None]) -> None:
+        try:
+            self._check()
+        except Exception as error:
+            self._look = None
+            mine.set_exception(error)
+            raise
+        except BaseException:
+            self._look = None
+            mine.cancel()
+            raise
+        self._look = None
+        mine.set_result(None)
+
+
+class AsyncFirstLook:
+    """The same on event loops: each has its own."""
+
+    def __init__(self, core: Core, check: Callable[[], Awaitable[None]]) -> None:
+        self._core = core
+        self._check = check
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start without a check on its way: at construction, and in a forked child."""
+        self._look: asyncio.Future[None] | None = None
+
+    async def take(self) -> None:
+        """Be checked. Raises as ``open`` of the engine does."""
+        loop = asyncio.get_running_loop()
+        while not self._core.checked:
+            look = self._look
+            if look is None or look.get_loop() is not loop:
+                return await self._perform(loop.create_future())
+            await asyncio.wait((look,))
+            if not look.cancelled():  # else its caller was, and somebody else is next
+                return look.result()
+
+    async def _perform(self, mine: asyncio.Future[None]) -> None:
+        self._look = mine
+        try:
+            await self._check()
+        except Exception as error:
+            self._end(mine)
+            mine.set_exception(error)
+            mine.exception()  # where nobody came meanwhile, nobody asks for it
+            raise
+        except BaseException:
+            self._end(mine)
+            with suppress(RuntimeError):  # its loop was closed under it
+                mine.cancel()
+            raise
+        self._end(mine)
+        mine.set_result(None)
+
+    def _end(self, mine: asyncio.Future[None]) -> None:
+        if self._look is mine:
+            self._look = None

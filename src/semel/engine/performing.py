@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from semel.engine.backend import Backend
 from semel.engine.coalesce import Coalescers
 from semel.engine.core import Core
+from semel.engine.opening import AsyncFirstLook, FirstLook, introduction
 from semel.errors import SchemaError, SemelError, StoreError
 from semel.flow import Flow, MakeFlow
 from semel.model import Claim, Settlement, Settling, Verdict
@@ -52,6 +53,7 @@ class AsyncPerformer:
         core.emits = hasattr(backend.store, "dialect")
         self._driver = backend.driver
         self._coalescers = Coalescers(self._driver.run_uncut) if getattr(self._driver, "coalesces", False) else None
+        self.first_look = AsyncFirstLook(core, lambda: self.drive(introduction(core, backend)))
 
     def steps_of(self, permit: Permit) -> AsyncSteps:
         """The steps of a permit whose operation declares them."""
@@ -179,6 +181,7 @@ class SyncPerformer:
         self._backend = backend
         core.emits = hasattr(backend.store, "dialect")
         self._driver = backend.driver
+        self.first_look = FirstLook(core, lambda: self.drive(introduction(core, backend)))
 
     def steps_of(self, permit: Permit) -> SyncSteps:
         """The steps of a permit whose operation declares them."""

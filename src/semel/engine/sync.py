@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
-from semel.engine.backend import UNIT_RUNS_MAX, Backend
+from semel.engine.backend import Backend, UnitRuns
 from semel.engine.connect import connect_backend
 from semel.engine.core import Core
 from semel.engine.joining import Atomic
-from semel.engine.needs import introduced
-from semel.engine.opening import opened
+from semel.engine.opening import introduction, opened
 from semel.engine.performing import SyncPerformer
 from semel.engine.permit import Permit
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, outcome_from
 from semel.engine.upkeep import SyncUpkeep
 from semel.errors import StoreError, StoreTimeout
 from semel.flow import MakeFlow
-from semel.model import Answer, Claim, Effects, InProgress, Proceed, Settlement, Settling, Superseded, Verdict
+from semel.model import Answer, Claim, Effects, InProgress, Settlement, Settling, Superseded, Verdict
 from semel.policy import Command
 from semel.protocol.asks import Begin
 from semel.protocol.commands import await_verdict, reread, settle_until_confirmed
@@ -79,9 +78,7 @@ class Engine:
 
         A memory store is made on the spot. Raises ConfigurationError, SchemaError, IdentityMismatch, StoreUnavailable.
         """
-        if not self.store.capabilities.shared_between_processes:
-            self.migrate()
-        self.core.check_store(self.perform("identity", lambda: introduced(self.store)), self.backend)
+        self._performer.drive(introduction(self.core, self.backend))
 
     def migrate(self) -> list[str]:
         """Bring the store's schema up to date; the names of the migrations that ran."""
@@ -114,19 +111,18 @@ class Engine:
         Raises StoreUnavailable or StoreTimeout: the handler must not run.
         """
         core = self.core
+        if not core.checked:
+            self._performer.first_look.take()
         claim = core.attempt(command)
         core.entering.add(claim.nonce)
         try:
             core.check_open()  # once more: a drain that did not see this claim is seen by it
-            verdict = self._verdict(claim, command, wait_seconds)
-            core.tell_verdict(claim, verdict)
-            if type(verdict) is not Proceed:
-                return verdict  # type: ignore[return-value]  # every other verdict is a Refusal
-            permit = core.permit(command, claim, verdict.grant)
+            met = core.met(command, claim, self._verdict(claim, command, wait_seconds))
         finally:
             core.entering.discard(claim.nonce)
-        self._upkeep.granted(permit)
-        return permit
+        if isinstance(met, Permit):
+            self._upkeep.granted(met)
+        return met
 
     def _verdict(self, claim: Claim, command: Command, wait_seconds: float | None) -> Verdict:
         core = self.core
@@ -220,16 +216,15 @@ class Engine:
         Raises the handler's own exception, a CommandError for every verdict but Proceed and Replay, and
         StoreError where the store cannot say that this process owns the command.
         """
-        runs = 0
+        runs = UnitRuns(self.backend)
         while True:
             permit = self.claim(command, wait_seconds=wait_seconds)
             if not isinstance(permit, Permit):
                 return begun_result(permit)
-            runs += 1
             try:
                 return self._finish(permit, handler)
             except Exception as error:
-                if permit.unit is None or runs == UNIT_RUNS_MAX or not self.backend.conflicts(error):
+                if not runs.again(permit.unit, error):
                     raise
 
     def _finish(self, permit: Permit, handler: Callable[[Permit], Answer | Refused]) -> Result:

@@ -17,8 +17,9 @@ from semel.drivers.forks import begin_in_children
 from semel.engine.core import Core
 from semel.engine.performing import AsyncPerformer, SyncPerformer
 from semel.engine.permit import Permit
-from semel.errors import SemelError
-from semel.model import Claim, Settlement
+from semel.errors import SemelError, StoreTimeout
+from semel.model import Claim, Settlement, Settling
+from semel.protocol.commands import settle_until_confirmed
 from semel.protocol.keeping import abandoning, settling
 from semel.stores.base import Store
 
@@ -134,6 +135,23 @@ class AsyncUpkeep:
         self._abandoned.add(claim)
         if self._release_task is None or self._release_task.done():
             self._release_task = self.spawn(self._release())
+
+    async def confirm(self, word: Settlement, permit: Permit, seconds: float) -> Settling:
+        """Repeat this settlement and listen for so many seconds.
+
+        Raises StoreTimeout: not confirmed meanwhile; it is repeated in the background until the lease is over.
+        """
+        task = self.repeat(word, permit, seconds)
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+        if not done:
+            raise StoreTimeout("the outcome could not be confirmed by the store; it is being repeated")
+        reply: Settling = task.result()
+        return reply
+
+    def repeat(self, word: Settlement, permit: Permit, seconds: float) -> asyncio.Task[Settling]:
+        """Repeat this settlement in a task of its own until the lease is over, or so many seconds if they are more."""
+        until = max(permit.claim.terms.lease_us / 1_000_000, seconds)
+        return self.spawn(self._performer.drive(settle_until_confirmed(self._store, word, until)))
 
     def _schedule(self) -> None:
         seconds = self._core.beat_seconds()

@@ -46,6 +46,7 @@ class Worker:
         )
         self.engine = aio.AsyncEngine(backend, confirm_seconds=CONFIRM_SECONDS)
         self.engine.core.holder = self.who
+        self.engine.core.checked = True  # the store is what the schedule says: nothing is to be learnt of it
         self.reaper = reaper.Reaper(self.engine)
         world.loops.append(self.loop)
         if world.tracing and self.life > 1:
