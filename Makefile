@@ -11,7 +11,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test servers lint types bench compare peers fuzz soak mutate lock clean
+.PHONY: help run test suite servers lint types bench compare peers fuzz soak mutate lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
@@ -19,7 +19,10 @@ help: ## list these targets
 run: .venv/run.stamp ## serve the reference service on 127.0.0.1:8080 (HOST, PORT and SEMEL_URL override)
 	@exec env SEMEL_DEMO=1 $(BIN)/semel serve
 
-test: servers lint types ## everything: lint, types, all tests with branch coverage, on real servers
+test: servers lint ## everything: lint, types, all tests with branch coverage, on real servers
+	@$(MAKE) --no-print-directory --jobs=2 types suite # the types in one line among the dots: they need one core, at first
+
+suite: .venv/dev.stamp
 	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term $(ARGS)
 
 servers: ## install the database servers that come in no wheel (as root, with apt; otherwise say which are missing)

@@ -17,6 +17,7 @@ from tests.servers.needed import LeftOut
 from tests.servers.running import begin_run, end_run
 
 _RUN = pytest.StashKey[Path]()
+LONGEST = ("tests/nemeses/test_kills.py", "tests/simulate/test_coverage.py", "tests/explore/test_explore.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,6 +42,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if " at 0x" in item.nodeid:
             raise pytest.UsageError(f"give the parameters of {item.nodeid} ids that are the same in every process")
+    # Half a minute each: begun last, one of them would be waited for by every other worker.
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Three workers for two cores: one of three tests waits, for a server, a lock or a timeout that it is about."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (cores * 3 + 1) // 2
 
 
 @pytest.hookimpl(trylast=True)
