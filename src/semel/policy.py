@@ -15,59 +15,16 @@ from typing import Any, Final, Literal
 from semel.errors import PolicyError
 from semel.model import AfterExpiry, Effects, Scope, State, Terms
 from semel.rules.fingerprint import Recipe
+from semel.rules.headers import NEVER_REPLAYED as NEVER_REPLAYED
+from semel.rules.headers import REPLAY_HEADERS as REPLAY_HEADERS
 from semel.rules.keys import KeyFormat
-from semel.rules.references import check_reference
+from semel.rules.references import check_reference, check_sources
 
 SECOND_US: Final = 1_000_000
 FINGERPRINT_BYTES: Final = 32
 LEASE_SECONDS_MIN: Final = 1.0  # renewed every third: below a second, scheduling noise would lapse living holders
 REFERENCE_SECONDS: Final = 366 * 86_400.0  # how long a business reference protects where nothing else is said: a year
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400.0  # clamps retention far below the range of int64 microseconds
-
-# What is replayed beside status and body (DESIGN §7). Everything else stays with the first answer.
-REPLAY_HEADERS: Final = frozenset(
-    name.encode()
-    for name in (
-        "content-type",
-        "content-encoding",  # the kept bytes mean nothing without it (decision 0005)
-        "content-language",
-        "content-disposition",
-        "content-location",
-        "location",
-        "etag",
-        "last-modified",
-        "link",
-        "retry-after",
-        "vary",
-    )
-)
-# Never stored, whatever a policy asks for: they belong to one connection, one session or one caller.
-NEVER_REPLAYED: Final = frozenset(
-    name.encode()
-    for name in (
-        "set-cookie",
-        "set-cookie2",
-        "authorization",
-        "proxy-authorization",
-        "authentication-info",
-        "proxy-authentication-info",
-        "www-authenticate",
-        "proxy-authenticate",
-        "x-csrf-token",
-        "x-xsrf-token",
-        "connection",
-        "keep-alive",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "content-length",
-        "upgrade",
-        "date",
-        "server",
-        "age",
-    )
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +37,9 @@ class Policy:
             (all effects are writes in one transaction with the record).
         key: ``"required"`` or ``"optional"``.
         key_format: an optional :class:`~semel.rules.keys.KeyFormat`.
+        key_from: over HTTP, where the key is if not in its header (which is then ignored): ``"path:orderId"``,
+            ``"body:/orderId"`` (a JSON pointer), or ``"reference"``: what ``reference_from`` names.
+        reference_from: over HTTP, where the business reference is: ``"path:orderId"`` or ``"body:/invoice/number"``.
         fingerprint: the :class:`~semel.rules.fingerprint.Recipe` under which requests are compared.
         fingerprints_known: former recipes, still recognised on records that were made under them.
         lease_seconds: how long a holder is believed alive without renewing; renewed every third of it.
@@ -123,6 +83,8 @@ class Policy:
     effects: Effects | Literal["atomic", "idempotent", "external"] = Effects.EXTERNAL
     key: Literal["required", "optional"] = "required"
     key_format: KeyFormat | None = None
+    key_from: str | None = None
+    reference_from: str | None = None
     fingerprint: Recipe = field(default_factory=Recipe)
     fingerprints_known: tuple[Recipe, ...] = ()
     lease_seconds: float = 30
@@ -309,6 +271,7 @@ def _check_choices(policy: Policy) -> None:
 
 
 def _check_meaning(policy: Policy, effects: Effects) -> None:
+    check_sources(policy.key_from, policy.reference_from, required=policy.key == "required")
     for kind in policy.nothing_happened:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             raise PolicyError(f"nothing_happened takes exception types; it has {kind!r}")

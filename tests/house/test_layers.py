@@ -32,7 +32,9 @@ UPWARD_ALLOWED = {
     # that interpret them, and splitting them off would give each noun two files.
     ("semel.policy", "semel.rules.fingerprint"),
     ("semel.policy", "semel.rules.keys"),
+    ("semel.policy", "semel.rules.headers"),
     ("semel.policy", "semel.rules.references"),  # likewise where a key or a business reference comes from
+    ("semel.policy", "semel.rules.step_options"),  # likewise what goes together with steps
     # The results of steps are written as those of functions are. These forms do no IO and know nothing of what is above
     # them; they are loaded with the first permit whose operation declares steps.
     ("semel.engine.steps", "semel.functions.annotations"),

@@ -34,6 +34,8 @@ this_permit: Any = PermitHere()
 RECEIVERS: Final = ("self", "cls", "mcs")
 # Options of HTTP, and what a function does instead.
 _HTTP_ONLY: Final = {
+    "key_from": "give key= a path of the arguments",
+    "reference_from": "run the command by engine.run with a Command, which takes a business_ref",
     "fingerprint": "give include= or exclude=",
     "fingerprints_known": "a parameter that was added with a default is understood without it",
     "on_error": "declare the exceptions that are answers: replays=(...)",

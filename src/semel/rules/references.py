@@ -1,12 +1,24 @@
-"""What the business calls a command: which texts may be a reference."""
+"""Names that come with the request: which texts may be a business reference, and where it or the key is found.
+
+An operation may take its key from a path parameter or a member of the JSON body instead of a header, so that clients
+need not invent one. The value is read from bytes and pairs; nothing here knows HTTP.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
-from semel.errors import PolicyError
+from semel.errors import ConfigurationError, InvalidBody, InvalidKey, MissingKey, PolicyError, RequestError
 
 REFERENCE_LENGTH_MAX: Final = 255
+REFERENCE: Final = "reference"  # the key is the business reference itself
+_SOURCE: Final = re.compile(r"path:([A-Za-z_][A-Za-z0-9_]*)|body:((?:/(?:[^/~]|~[01])+)+)").fullmatch
+_KEY: Final = re.compile(r"[!-~]{1,255}").fullmatch
+_HOW: Final = "'path:orderId' (a parameter of the path) or 'body:/orderId' (a member of the JSON body)"
 
 
 def is_reference(text: object) -> bool:
@@ -26,3 +38,111 @@ def check_reference(text: object) -> None:
             f"a command's business_ref must be 1 to {REFERENCE_LENGTH_MAX} printable characters, such as an invoice's "
             f"number; it is {told}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a name is in a request.
+
+    >>> Source.of("key_from", "body:/order/id").find((), b'{"order": {"id": 42}}')
+    '42'
+    >>> Source.of("key_from", "path:orderId").find((("orderId", "A-1"),), b"")
+    'A-1'
+    """
+
+    kind: Literal["path", "body"]
+    text: str
+    steps: tuple[str, ...]
+
+    @classmethod
+    def of(cls, option: str, given: object) -> Source:
+        """What an option says. Raises PolicyError."""
+        found = _SOURCE(given) if isinstance(given, str) else None
+        if found is None:
+            raise PolicyError(f"{option} must be {_HOW}; it is {given!r}")
+        if found[1] is not None:
+            return cls("path", f"path parameter {found[1]!r}", (found[1],))
+        steps = tuple(step.replace("~1", "/").replace("~0", "~") for step in found[2][1:].split("/"))
+        return cls("body", f"body member {found[2]!r}", steps)
+
+    def check_parameters(self, names: Iterable[str], operation: str) -> None:
+        """Raise ConfigurationError where a route has no parameter of this name."""
+        known = sorted(names)
+        if self.kind == "path" and self.steps[0] not in known:
+            has = f"its parameters are {', '.join(known)}" if known else "it has none"
+            raise ConfigurationError(f"{operation}: its path has no parameter {self.steps[0]!r}; {has}")
+
+    def find(self, params: Iterable[tuple[str, str]], body: bytes) -> str | None:
+        """The text that is there, a whole number's as it is written; None where there is none, or null.
+
+        Raises InvalidBody: the body cannot be read as JSON without doubt, or what is there is no text.
+        """
+        if self.kind == "path":
+            return dict(params).get(self.steps[0])
+        value: Any = _document(body, self.text)
+        for step in self.steps:
+            if not isinstance(value, dict):
+                return None
+            value = value.get(step)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (str, int)):
+            raise InvalidBody(f"The {self.text} must be a text or a whole number; send one.")
+        return str(value)
+
+    def key(self, params: Iterable[tuple[str, str]], body: bytes) -> str:
+        """What is there, as the command's key. Raises MissingKey, InvalidKey and InvalidBody, naming what to send."""
+        found = self.find(params, body)
+        if found is None:
+            raise MissingKey(f"This operation takes its key from the {self.text}, which is missing; send it.")
+        if not _KEY(found):
+            raise InvalidKey(
+                f"The {self.text} is this command's key; send 1 to 255 visible ASCII characters without spaces there."
+            )
+        return found
+
+    def reference(self, params: Iterable[tuple[str, str]], body: bytes) -> str:
+        """What is there, as the business reference. Raises InvalidBody, naming what to send."""
+        found = self.find(params, body)
+        if found is None:
+            raise InvalidBody(f"The {self.text} is this command's business reference, and it is missing; send it.")
+        if not is_reference(found):
+            raise InvalidBody(
+                f"The {self.text} is this command's business reference; send 1 to {REFERENCE_LENGTH_MAX} printable "
+                "characters there."
+            )
+        return found
+
+
+def sources(key_from: str | None, reference_from: str | None) -> tuple[Source | None, Source | None]:
+    """Where key and reference are; None for what is not declared. Raises PolicyError."""
+    reference = None if reference_from is None else Source.of("reference_from", reference_from)
+    if key_from == REFERENCE:
+        if reference is None:
+            raise PolicyError("key_from='reference' takes the key from the business reference; give reference_from too")
+        return reference, reference
+    return None if key_from is None else Source.of("key_from", key_from), reference
+
+
+def check_sources(key_from: str | None, reference_from: str | None, *, required: bool) -> None:
+    """Raise PolicyError where a policy's two options cannot be kept."""
+    sources(key_from, reference_from)
+    if key_from is not None and not required:
+        raise PolicyError("key_from takes every command's key from the request itself: key='optional' means nothing")
+
+
+def _document(body: bytes, what: str) -> object:
+    try:
+        return json.loads(body, object_pairs_hook=_members)
+    except (ValueError, RecursionError):  # no JSON, not UTF-8, a member twice, a number without end
+        raise InvalidBody(f"The {what} cannot be read: send a JSON object that names each member once.") from None
+
+
+def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a member twice")
+    return found
+
+
+__all__ = ["REFERENCE", "RequestError", "Source", "check_reference", "check_sources", "is_reference", "sources"]

@@ -134,7 +134,7 @@ class Operations:
 
     def purge(self, after: bytes, chunk: int) -> Flow[tuple[int, int, bytes | None]]:
         """Forget what is over in one chunk: how many were seen, how many forgotten, and where the next one begins."""
-        window = {"after": after, "chunk": chunk, "grace": PURGE_GRACE_US}
+        window: Values = {"after": after, "chunk": chunk, "grace": PURGE_GRACE_US}
         rows = yield from self._dialect.rows(self._sql["window"], window)
         due = [cast(bytes, id) for id, over in rows if over]
         forgotten = yield from self._dialect.write_all(

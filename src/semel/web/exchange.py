@@ -34,6 +34,7 @@ from semel.web.spool import Spool
 from semel.web.surface import Surface
 
 UNPROTECTED_HEADER: Final = b"semel-unprotected"
+NAMING_BYTES_MAX: Final = 1024 * 1024  # of a body that a key or a reference is looked for in: it is held in memory
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _READ: Final = frozenset({b"content-type", b"content-length", b"content-digest", b"prefer", b"early-data"})
 
@@ -91,9 +92,7 @@ def open_exchange(
     if type(caller) is not Caller:
         raise ConfigurationError(f"caller= returned a {type(caller).__name__}; it must return a Caller or None")
     try:
-        key = parse_key(keys)
-        if route.policy.key_format is not None:
-            route.policy.key_format.check(key)
+        key = "" if route.key_from is not None else _checked(route, parse_key(keys))
         length = read.get(b"content-length", b"")
         if length.isdigit() and (len(length) > 18 or int(length) > route.policy.body_bytes_max):
             raise _too_large(route)
@@ -128,6 +127,12 @@ def _read_head(key_name: bytes, headers: Iterable[tuple[bytes, bytes]]) -> tuple
         elif name in _READ:
             read[name] = value if name not in read else read[name] + b", " + value
     return keys, read
+
+
+def _checked(route: Route, key: str) -> str:
+    if route.policy.key_format is not None:
+        route.policy.key_format.check(key)
+    return key
 
 
 def _too_large(route: Route) -> RequestTooLarge:
@@ -212,11 +217,30 @@ class Exchange:
             InvalidBody("The body is shorter than its Content-Length; send it again.")
         )
 
-    def _command(self, fingerprint: bytes) -> Command:
+    def _command(self, fingerprint: bytes) -> Command | Answer:
         facts, route = self._facts, self.route
         scope = Scope(facts.tenant, facts.caller, facts.operation)
         under = self.under if route.known else None
-        return Command(scope, self._key, fingerprint, route.recipe, route.policy, under)
+        if route.key_from is None and route.reference_from is None:
+            return Command(scope, self._key, fingerprint, route.recipe, route.policy, under)
+        try:
+            key, reference = self._names()
+        except RequestError as error:
+            return self._surface.problems.of_error(error)
+        return Command(scope, key, fingerprint, route.recipe, route.policy, under, reference)
+
+    def _names(self) -> tuple[str, str | None]:
+        """The key and the business reference, where they come with the request. Raises RequestError."""
+        route, params, body = self.route, self._facts.path_params, b""
+        declared = [source for source in (route.key_from, route.reference_from) if source is not None]
+        for source in declared:
+            source.check_parameters((name for name, _ in params), route.name)
+        if any(source.kind == "body" for source in declared):
+            if max(self._size, len(self._body)) > NAMING_BYTES_MAX:
+                raise RequestTooLarge(f"A body that names its command has at most {NAMING_BYTES_MAX} bytes; send less.")
+            body = self._body if self._spool is None else b"".join(self._spool.chunks())
+        reference = None if route.reference_from is None else route.reference_from.reference(params, body)
+        return self._key if route.key_from is None else _checked(route, route.key_from.key(params, body)), reference
 
     def under(self, recipe_id: str) -> bytes | None:
         """The same request's fingerprint under another recipe that the policy knows."""

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from semel.model import Effects, State
 from semel.policy import Policy
+from semel.rules.references import Source, sources
 from semel.web.problem import CALLER_UNKNOWN, KINDS, RECORD_UNREADABLE, STORE_UNAVAILABLE, Kind
 
 GUARANTEES: Final = {
@@ -67,8 +68,11 @@ def problem_content(kinds: Iterable[Kind]) -> dict[str, Any]:
 def describe_operation(operation: dict[str, Any], name: str, policy: Policy, header: str = "Idempotency-Key") -> None:
     """Complete one operation object of an OpenAPI document in place: its key, its refusals, its promise."""
     parameters = operation.setdefault("parameters", [])
-    if all(parameter.get("name", "").lower() != header.lower() for parameter in parameters):
+    named = any(parameter.get("name", "").lower() == header.lower() for parameter in parameters)
+    if policy.key_from is None and not named:
         parameters.append(_header(policy, header))
+    for option, source in zip(("key", "reference"), sources(policy.key_from, policy.reference_from), strict=True):
+        _describe_source(parameters, option, source)
     responses = operation.setdefault("responses", {})
     for status, response in responses.items():
         if status.startswith("2"):
@@ -90,6 +94,23 @@ def describe_operation(operation: dict[str, Any], name: str, policy: Policy, hea
         "answerRetentionSeconds": policy.answer_seconds,
         "tombstoneRetentionSeconds": policy.tombstone_seconds,
     }
+    told = {"keyFrom": policy.key_from, "referenceFrom": policy.reference_from}
+    operation["x-semel"] |= {name: source for name, source in told.items() if source is not None}
+
+
+_SAID: Final = {
+    "key": "It is this command's idempotency key: repeat it with every retry of the same request.",
+    "reference": "It is this command's business reference: one open or successful execution for each.",
+}
+
+
+def _describe_source(parameters: list[dict[str, Any]], option: str, source: Source | None) -> None:
+    """Say at a path parameter that it names the command; a member of the body is named beside the operation."""
+    if source is None or source.kind != "path":
+        return
+    for parameter in parameters:
+        if parameter.get("in") == "path" and parameter.get("name") == source.steps[0]:
+            parameter["description"] = f"{parameter.get('description', '')} {_SAID[option]}".strip()
 
 
 def _header(policy: Policy, header: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from semel.errors import ConfigurationError
 from semel.model import Effects
 from semel.policy import Policy
 from semel.rules.fingerprint import Fingerprinter
+from semel.rules.references import sources
 from semel.web.capture import Keeping
 
 UNSAFE_METHODS: Final = ("POST", "PATCH", "PUT", "DELETE")
@@ -53,17 +54,34 @@ class Operation:
                 raise ConfigurationError(f"{self.template}: {method} is no command; methods are {allowed}")
         if self.name == "":
             raise ConfigurationError(f"{self.template}: name must not be empty")
+        given = [_name(part, self.template) for part in self.template.split("/")]
+        for source in sources(self.policy.key_from, self.policy.reference_from):
+            if source is not None:
+                source.check_parameters((name for name in given if name), self.template)
 
 
 class Route:
     """An operation under one method, with all that a request needs of its policy at hand."""
 
-    __slots__ = ("atomic", "fingerprinter", "keeping", "known", "marks", "name", "policy", "recipe", "required")
+    __slots__ = (
+        "atomic",
+        "fingerprinter",
+        "keeping",
+        "key_from",
+        "known",
+        "marks",
+        "name",
+        "policy",
+        "recipe",
+        "reference_from",
+        "required",
+    )
 
     def __init__(self, name: str, policy: Policy, fingerprint_secret: bytes | None = None) -> None:
         self.name = name
         self.policy = policy
         self.required = policy.key == "required"
+        self.key_from, self.reference_from = sources(policy.key_from, policy.reference_from)
         self.marks = policy.on_unprotected == "mark"
         self.atomic = policy.terms.effects is Effects.ATOMIC
         self.keeping = Keeping(policy)
