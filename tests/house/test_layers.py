@@ -52,6 +52,7 @@ DRIVER_LIBRARIES = {
     "semel.drivers.asyncpg_unit": "asyncpg",
     "semel.drivers.libpq": "psycopg",
     "semel.drivers.psycopg": "psycopg",
+    "semel.drivers.psycopg_arrays": "psycopg",
     "semel.drivers.psycopg_join": "psycopg",
     "semel.drivers.sqlalchemy_postgres": "sqlalchemy",
     "semel.drivers.asyncpg_join": "asyncpg",

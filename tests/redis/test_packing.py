@@ -1,0 +1,48 @@
+"""Commands on the wire: hiredis and what is written out here say the same, byte for byte."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from typing import Any
+
+import pytest
+
+from semel.drivers import redis_packing
+from semel.drivers.redis_packing import packed, packed_here
+
+SEED = 20261121
+COMMANDS: list[tuple[Any, ...]] = [
+    ("GET", b"key"),
+    ("EVALSHA", "a" * 40, 1, b"{semel:00}:r:00", b"", -5, 0, 2**53),
+    ("SET", b"\r\n$1\r\n*", b"\x00\xff" * 300, "PX", 1),
+    ("WAIT", 1, 1000),
+    ("SCRIPT", "LOAD", "return 'Ä'".encode()),
+]
+
+
+def test_both_ways_write_the_same_bytes() -> None:
+    random_bytes = random.Random(SEED)
+    many = [
+        ("EVALSHA", *(random_bytes.randbytes(random_bytes.randrange(80)) for _ in range(random_bytes.randrange(1, 22))))
+        for _ in range(200)
+    ]
+    assert importlib.import_module("hiredis").pack_command is not None  # else both ways are one
+    assert packed(COMMANDS) == packed_here(COMMANDS)
+    assert packed(many) == packed_here(many)
+    assert packed([]) == b""
+
+
+@pytest.mark.parametrize("found", [None, "older"])
+def test_without_hiredis_it_is_written_out_here(found: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_module(name: str) -> object:
+        if found is None:
+            raise ImportError(name)
+        return object()  # a hiredis that cannot pack yet
+
+    redis_packing._pack_command.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib, "import_module", import_module)
+        assert redis_packing._pack_command() is None
+        assert packed(COMMANDS) == packed_here(COMMANDS)
+    redis_packing._pack_command.cache_clear()
