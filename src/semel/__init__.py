@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from semel.engine.aio import AsyncEngine as AsyncEngine
     from semel.engine.bulk_aio import AsyncBulk as AsyncBulk
     from semel.engine.bulk_sync import Bulk as Bulk
+    from semel.engine.inbox import AsyncInbox as AsyncInbox
+    from semel.engine.inbox import Inbox as Inbox
     from semel.engine.permit import Permit as Permit
     from semel.engine.result import Result as Result
     from semel.engine.sync import Engine as Engine
@@ -34,10 +36,12 @@ _HOMES = {
     "Answer": "semel.model",
     "AsyncBulk": "semel.engine.bulk_aio",
     "AsyncEngine": "semel.engine.aio",
+    "AsyncInbox": "semel.engine.inbox",
     "Bulk": "semel.engine.bulk_sync",
     "Command": "semel.policy",
     "Effects": "semel.model",
     "Engine": "semel.engine.sync",
+    "Inbox": "semel.engine.inbox",
     "ItemFailed": "semel.errors",
     "KeyFormat": "semel.rules.keys",
     "NothingHappened": "semel.errors",
@@ -55,10 +59,12 @@ __all__ = [
     "Answer",
     "AsyncBulk",
     "AsyncEngine",
+    "AsyncInbox",
     "Bulk",
     "Command",
     "Effects",
     "Engine",
+    "Inbox",
     "ItemFailed",
     "KeyFormat",
     "NothingHappened",

@@ -1,0 +1,45 @@
+"""One delivery on its way through an inbox, whatever broker it came from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from semel.engine.inbox import AsyncInbox, Message
+from semel.errors import ConfigurationError
+from semel.stores.inbox import Receipt
+
+EVENT_ID: Final = "semel-id"  # the header or field in which a relay of Semel's names its event
+_LOG: Final = logging.getLogger("semel.consumers")
+
+Handler = Callable[[Message, Any], Awaitable[object]]
+"""What handles a message: it gets the inbox's Message, with the connection to write on, and the broker's delivery."""
+
+
+class Deliveries:
+    """Takes deliveries for one inbox. ``failed`` is told each exception that is not the last of its message."""
+
+    def __init__(
+        self, inbox: AsyncInbox, handler: Handler, failed: Callable[[str, Exception], object] | None = None
+    ) -> None:
+        self._inbox = inbox
+        self._handler = handler
+        self._failed = failed if failed is not None else _log
+
+    async def take(self, message_id: str, delivery: Any, deliveries: int) -> bool:
+        """Handle one delivery; whether to acknowledge it. Raises ConfigurationError: every message would fail so."""
+        try:
+            receipt = await self._inbox.handle(
+                message_id, lambda message: self._handler(message, delivery), deliveries=deliveries
+            )
+        except ConfigurationError:
+            raise
+        except Exception as error:  # noqa: BLE001 - counted by the inbox; the broker delivers it again
+            self._failed(message_id, error)
+            return False
+        return receipt is not Receipt.BUSY
+
+
+def _log(message_id: str, error: Exception) -> None:
+    _LOG.warning("message %s failed (%s); it is delivered again", message_id, type(error).__name__)

@@ -1,0 +1,48 @@
+"""RabbitMQ, through aio-pika."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from semel.engine.inbox import AsyncInbox
+from semel.errors import ConfigurationError
+from semel.integrations.consumers.delivery import EVENT_ID, Deliveries, Handler
+
+
+class RabbitConsumer:
+    """Handles each message of a queue once: ``await queue.consume(RabbitConsumer(inbox, handler))``.
+
+    Messages need an id: the ``message_id`` property, which relays of Semel's set. On quorum queues the broker counts
+    its deliveries, so that what ends its workers is parked, too. Parameters as those of
+    :class:`~semel.integrations.consumers.nats.JetStreamConsumer`; ``delivery`` is aio-pika's message.
+    """
+
+    def __init__(
+        self,
+        inbox: AsyncInbox,
+        handler: Handler,
+        *,
+        id_of: Callable[[Any], str] | None = None,
+        failed: Callable[[str, Exception], object] | None = None,
+    ) -> None:
+        self._deliveries = Deliveries(inbox, handler, failed)
+        self._id_of = id_of if id_of is not None else message_id
+
+    async def __call__(self, delivery: Any) -> None:
+        """One delivery, acknowledged or put back into its queue."""
+        counted = (delivery.headers or {}).get("x-delivery-count", 0)
+        if await self._deliveries.take(self._id_of(delivery), delivery, int(counted) + 1):
+            await delivery.ack()
+        else:
+            await delivery.nack(requeue=True)
+
+
+def message_id(delivery: Any) -> str:
+    """The name that its publisher gave it. Raises ConfigurationError where it has none."""
+    given = delivery.message_id or (delivery.headers or {}).get(EVENT_ID)
+    if not given:
+        raise ConfigurationError(
+            "a RabbitMQ message has no message_id: let its publisher set it, or say RabbitConsumer(..., id_of=...)"
+        )
+    return str(given)

@@ -1,0 +1,72 @@
+"""A message's life: looked for, begun in a transaction, handled in it, proven and committed; or counted as failed."""
+
+from __future__ import annotations
+
+from semel.errors import EarlyCommit, SemelError
+from semel.flow import Flow, ask
+from semel.protocol.asks import Begin, Commit, Perform, Rollback, SettleWithin, Unit, Within
+from semel.stores.base import Store
+from semel.stores.inbox import InboxRows, Receipt, Seen
+
+_EARLY = (
+    "the transaction of a message was committed by its handler; the message counts as handled. Write no COMMIT or DDL "
+    "in the handler"
+)
+
+
+def enter(
+    rows: InboxRows, message_id: str, deliveries: int, tries_max: int, begin: Begin
+) -> Flow[tuple[Receipt | None, Unit | None]]:
+    """Begin a message: what its delivery gets at once, or the open transaction to handle it in."""
+    seen = yield from ask(Perform("inbox", lambda: rows.look(message_id)))
+    if seen is not None and seen.receipt is not None:
+        return seen.receipt, None
+    if deliveries > tries_max:  # it ended its workers each time: nobody was left to count
+        reason = f"delivered {deliveries} times, and no worker came to its end"
+        yield from ask(Perform("inbox", lambda: rows.failed(message_id, reason, deliveries)))
+        return Receipt.PARKED, None
+    unit = yield from ask(begin)
+    try:
+        met = yield from ask(Within(unit, "inbox", lambda: rows.enter(message_id)))
+        if met is None:
+            unit.hand_out()
+            return None, unit
+    except SemelError:
+        yield from ask(Rollback(unit))
+        raise
+    yield from ask(Rollback(unit))
+    return met, None
+
+
+def leave(store: Store, rows: InboxRows, unit: Unit, message_id: str) -> Flow[None]:
+    """Commit a message's transaction, if its row is still in it.
+
+    Raises EarlyCommit, and StoreError: a redelivery finds out.
+    """
+    if store.capabilities.settles_by_proof:
+        stands = yield from ask(SettleWithin(unit, rows.prove(message_id), commit=True))
+    else:
+        stands = yield from ask(Within(unit, "inbox", lambda: rows.prove_within(message_id)))
+        if stands:
+            yield from ask(Commit(unit))
+    if not stands:
+        yield from ask(Rollback(unit))
+        raise EarlyCommit(_EARLY)
+
+
+def undo(rows: InboxRows, unit: Unit, message_id: str) -> Flow[None]:
+    """Roll a message's transaction back. Raises EarlyCommit where its handler had committed it."""
+    try:
+        seen = yield from ask(Perform("inbox", lambda: rows.look(message_id)))  # while nobody else can be at it
+    except SemelError:
+        yield from ask(Rollback(unit))
+        raise
+    yield from ask(Rollback(unit))
+    if seen is not None and seen.handled:
+        raise EarlyCommit(_EARLY)
+
+
+def note_failure(rows: InboxRows, message_id: str, reason: str, tries: int) -> Flow[Receipt | None]:
+    """Count a failure; what its delivery gets if it was the last one."""
+    seen: Seen = yield from ask(Perform("inbox", lambda: rows.failed(message_id, reason, tries)))
+    return seen.receipt

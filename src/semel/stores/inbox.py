@@ -1,0 +1,123 @@
+"""The inbox: which messages a consumer has handled, in the transaction of what they did.
+
+A message is named by its consumer and its own id. The row is written first in the message's transaction and proven
+last; a failure is counted in a transaction of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import Enum
+from typing import Any, Final, NamedTuple, cast
+
+from semel.flow import Ask, Flow
+from semel.rules.identity import frame
+from semel.stores.dialect import Dialect, Values, dialect_of
+from semel.stores.statements import Execute, Query
+
+CONSUMER_MAX: Final = 191
+MESSAGE_ID_MAX: Final = 500
+REASON_MAX: Final = 1000
+
+
+class Receipt(Enum):
+    """What became of a delivery. All but BUSY are acknowledged."""
+
+    HANDLED = "handled"
+    DUPLICATE = "duplicate"  # it was handled before; nothing was done again
+    PARKED = "parked"  # it failed too often, now or before; an operator has it
+    BUSY = "busy"  # another worker is at it: deliver it again later
+
+
+class Seen(NamedTuple):
+    """What is known of a message. ``parked_at`` in microseconds by the store's clock."""
+
+    handled: bool
+    tries: int
+    parked_at: int | None
+    reason: str | None
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What a delivery of it gets; None: it is handled."""
+        return Receipt.DUPLICATE if self.handled else Receipt.PARKED if self.parked_at is not None else None
+
+
+class Parked(NamedTuple):
+    """A message that waits for an operator."""
+
+    message_id: str
+    tries: int
+    parked_at: int
+    reason: str
+
+
+class InboxRows:
+    """The flows of one consumer's messages. Raises ConfigurationError where the store is no SQL database."""
+
+    def __init__(self, store: Any, consumer: str, tries_max: int, keep_us: int) -> None:
+        self._dialect: Dialect = dialect_of(store, "inboxes")
+        self._sql = self._dialect.statements("inbox")
+        self._consumer = consumer
+        self._tries_max = tries_max
+        self._keep_us = keep_us
+
+    def _named(self, message_id: str, **more: int | str) -> Values:
+        return {"consumer": self._consumer, "message_id": message_id, **more}
+
+    def look(self, message_id: str) -> Flow[Seen | None]:
+        """What is known of a message; None where it was never met."""
+        rows = yield from self._dialect.rows(self._sql["look"], self._named(message_id))
+        if not rows:
+            return None
+        handled_at, tries, parked_at, reason = cast("Any", rows[0])
+        return Seen(handled_at is not None, tries, parked_at, reason)
+
+    def enter(self, message_id: str) -> Flow[Receipt | None]:
+        """Begin a message in its transaction; None: it is this transaction's to handle."""
+        if "lock" in self._sql:
+            digest = hashlib.sha256(frame(self._consumer, message_id)).digest()[:8]
+            number = int.from_bytes(digest, "big", signed=True)
+            [[free]] = yield from self._dialect.rows(self._sql["lock"], {"lock": number})
+            if not free:
+                return Receipt.BUSY
+        named = self._named(message_id, keep_us=self._keep_us)
+        for statement in ("enter", "take"):
+            if (yield from self._dialect.write(self._sql[statement], named)) == 1:
+                return None
+        seen = yield from self.look(message_id)
+        return Receipt.BUSY if seen is None else seen.receipt or Receipt.BUSY
+
+    def prove(self, message_id: str) -> Ask[Any]:
+        """The last ask of a message's transaction: its row is this transaction's own still."""
+        kind = Query if self._dialect.name == "postgres" else Execute
+        return kind(self._sql["prove"], self._named(message_id))
+
+    def prove_within(self, message_id: str) -> Flow[bool]:
+        """As :meth:`prove`, where a store does not settle by proof."""
+        return (yield from self._dialect.write(self._sql["prove"], self._named(message_id))) == 1
+
+    def failed(self, message_id: str, reason: str, tries: int) -> Flow[Seen]:
+        """Count a try that came to nothing. ``tries``: how many there were at least, as the broker counts."""
+        named = self._named(
+            message_id, reason=reason[:REASON_MAX], tries=tries, tries_max=self._tries_max, keep_us=self._keep_us
+        )
+        yield from self._dialect.together()
+        yield from self._dialect.write(self._sql["failed"], named)
+        seen = yield from self.look(message_id)
+        assert seen is not None
+        return seen
+
+    def parked(self, after: str, limit: int) -> Flow[list[Parked]]:
+        """A page of what waits for an operator, by name."""
+        params: Values = {"consumer": self._consumer, "after": after, "limit": limit}
+        rows = yield from self._dialect.rows(self._sql["parked"], params)
+        return [Parked(*cast("tuple[str, int, int, str]", row)) for row in rows]
+
+    def release(self, message_id: str) -> Flow[bool]:
+        """Forget a message's tries; False where it was handled, or never met."""
+        return (yield from self._dialect.write(self._sql["release"], self._named(message_id))) == 1
+
+    def purge(self, chunk: int) -> Flow[int]:
+        """Forget a chunk of what is over, of every consumer; how many."""
+        return (yield from self._dialect.write(self._sql["purge"], {"limit": chunk}))

@@ -1,0 +1,49 @@
+-- Every statement of the inbox on MariaDB, by name.
+
+-- name: look
+-- What is known of a message.
+SELECT handled_at, tries, parked_at, reason FROM semel_inbox WHERE consumer = :consumer AND message_id = :message_id;
+
+-- name: enter
+-- The first write of a message's transaction: who commits it early has it handled, and it is never handled again.
+-- No redelivery waits here for longer than a moment for the worker that is at it still. Lengths are checked before.
+SET STATEMENT innodb_lock_wait_timeout = 0 FOR
+INSERT IGNORE INTO semel_inbox (consumer, message_id, handled_at, tries, forget_after)
+VALUES (:consumer, :message_id, :now, 0, :now + :keep_us);
+
+-- name: take
+-- The same of a message that was tried before, and neither handled nor parked.
+SET STATEMENT innodb_lock_wait_timeout = 0 FOR
+UPDATE semel_inbox SET handled_at = :now, forget_after = :now + :keep_us
+WHERE consumer = :consumer AND message_id = :message_id AND handled_at IS NULL AND parked_at IS NULL;
+
+-- name: prove
+-- The last: it is in this transaction still.
+UPDATE semel_inbox SET forget_after = forget_after + 1
+WHERE consumer = :consumer AND message_id = :message_id AND handled_at IS NOT NULL;
+
+-- name: failed
+-- One more try that came to nothing; the last one parks the message. `parked_at` is written last: it asks for the new `tries`.
+INSERT INTO semel_inbox (consumer, message_id, tries, parked_at, reason, forget_after)
+VALUES (
+    :consumer, :message_id, :tries, IF(:tries >= :tries_max, :now, NULL), :reason, :now + :keep_us
+)
+ON DUPLICATE KEY UPDATE
+    reason = IF(handled_at IS NULL AND parked_at IS NULL, VALUES(reason), reason),
+    forget_after = IF(handled_at IS NULL AND parked_at IS NULL, VALUES(forget_after), forget_after),
+    tries = IF(handled_at IS NULL AND parked_at IS NULL, GREATEST(tries + 1, VALUES(tries)), tries),
+    parked_at = IF(handled_at IS NULL AND parked_at IS NULL AND tries >= :tries_max, :now, parked_at);
+
+-- name: parked
+-- What waits for an operator, by name.
+SELECT message_id, tries, parked_at, reason FROM semel_inbox
+WHERE consumer = :consumer AND parked_at IS NOT NULL AND message_id > :after
+ORDER BY message_id LIMIT :limit;
+
+-- name: release
+-- Forget the tries of a message, so that it may be delivered again.
+DELETE FROM semel_inbox WHERE consumer = :consumer AND message_id = :message_id AND handled_at IS NULL;
+
+-- name: purge
+-- A chunk of what no broker will deliver again.
+DELETE FROM semel_inbox WHERE forget_after <= :now AND parked_at IS NULL ORDER BY forget_after LIMIT :limit;

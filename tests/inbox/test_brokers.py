@@ -1,0 +1,188 @@
+"""Real brokers, and consumers that are killed between their effect and its acknowledgement."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nats
+import pytest
+from nats.js.api import ConsumerConfig
+from redis import Redis
+
+from semel import AsyncEngine, AsyncInbox
+from semel.engine.inbox import Message
+from semel.errors import ConfigurationError
+from semel.integrations.consumers.kafka import KafkaConsumer
+from semel.integrations.consumers.rabbitmq import RabbitConsumer
+from semel.stores.inbox import Receipt
+from tests.bulk.fellows import Home, sqlite_home
+from tests.inbox.worker import DURABLE, STREAM
+from tests.servers import nats as nats_server
+from tests.servers import redis as redis_server
+from tests.servers.running import stop
+
+MESSAGES = 12
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return sqlite_home(str(tmp_path / "inbox.db"))
+
+
+async def _fill_nats(url: str) -> None:
+    client = await nats.connect(url)
+    stream = client.jetstream()
+    await stream.add_stream(name=STREAM, subjects=["orders.>"])
+    await stream.add_consumer(STREAM, ConsumerConfig(durable_name=DURABLE, ack_wait=0.5))
+    for n in range(MESSAGES):
+        await stream.publish("orders.placed", b"{}", headers={"Nats-Msg-Id": str(n)})
+    await client.close()
+
+
+def _on_nats(folder: Path) -> tuple[str, Any]:
+    folder.mkdir()
+    server = nats_server.start(folder)
+    asyncio.run(_fill_nats(nats_server.url(server)))
+    return nats_server.url(server), server
+
+
+def _on_redis(folder: Path) -> tuple[str, Any]:
+    folder.mkdir()
+    server = redis_server.start(folder)
+    url = f"redis://127.0.0.1:{server.port}/0"
+    with Redis.from_url(url) as client:
+        client.xgroup_create(STREAM, DURABLE, id="0", mkstream=True)
+        for n in range(MESSAGES):
+            client.xadd(STREAM, {"semel-id": str(n), "payload": b"{}"})
+    return url, server
+
+
+@pytest.mark.parametrize(("broker", "begin"), [("nats", _on_nats), ("redis", _on_redis)])
+def test_a_consumer_is_killed_between_effect_and_acknowledgement(
+    broker: str, begin: Callable[[Path], tuple[str, Any]], home: Home, tmp_path: Path
+) -> None:
+    url, server = begin(tmp_path / broker)
+    receipts: list[str] = []
+    try:
+        for dies_at in (4, 3, 0):
+            command = [
+                sys.executable,
+                "-m",
+                "tests.inbox.worker",
+                broker,
+                url,
+                str(tmp_path / "inbox.db"),
+                str(dies_at),
+            ]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+            assert done.returncode == (-signal.SIGKILL if dies_at else 0)
+            receipts += done.stdout.split()
+    finally:
+        stop(server)
+    assert home.effects() == list(range(MESSAGES))
+    # Each message was handled once; those whose acknowledgement was lost came again, and nothing was done.
+    told = Counter(receipts)
+    assert told["handled"] == MESSAGES
+    assert told["duplicate"] >= 2
+
+
+class Delivery:
+    """A RabbitMQ message as aio-pika hands it out, as far as an adapter looks at it."""
+
+    def __init__(self, message_id: str | None, count: int = 0) -> None:
+        self.message_id = message_id
+        self.headers = {"x-delivery-count": count} if count else {}
+        self.said: list[str] = []
+
+    async def ack(self) -> None:
+        self.said.append("ack")
+
+    async def nack(self, *, requeue: bool) -> None:
+        self.said.append(f"nack {requeue}")
+
+
+def test_what_a_rabbitmq_adapter_says(tmp_path: Path, home: Home) -> None:
+    async def story() -> None:
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            inbox = AsyncInbox(engine, consumer="billing", tries_max=2)
+            ran: list[str] = []
+
+            async def handler(message: Message, delivery: Delivery) -> None:
+                ran.append(message.id)
+                if message.id == "bad":
+                    raise ValueError
+
+            consumer = RabbitConsumer(inbox, handler, failed=lambda id, error: ran.append(f"{id} failed"))
+            said = []
+            for id, count in (("one", 0), ("one", 1), ("bad", 0), ("bad", 1), ("bad", 2), ("deadly", 2)):
+                delivery = Delivery(id, count)
+                await consumer(delivery)
+                said += delivery.said
+            assert said == ["ack", "ack", "nack True", "ack", "ack", "ack"]
+            assert ran == ["one", "bad", "bad failed", "bad"]
+            assert [parked.message_id for parked in await inbox.parked()] == ["bad", "deadly"]
+            with pytest.raises(ConfigurationError, match="no message_id"):
+                await consumer(Delivery(None))
+
+    asyncio.run(story())
+
+
+def test_kafka_tries_a_record_again_before_those_behind_it(home: Home) -> None:
+    async def story() -> None:
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            inbox = AsyncInbox(engine, consumer="billing", tries_max=3)
+            ran: list[str] = []
+
+            async def handler(message: Message, record: Any) -> None:
+                ran.append(message.id)
+                if record.offset == 0 and len(ran) < 3:
+                    raise ValueError
+
+            consumer = KafkaConsumer(inbox, handler, retry_seconds=0, failed=lambda id, error: None)
+
+            class Client:
+                commits = 0
+
+                async def commit(self) -> None:
+                    self.commits += 1
+
+                async def __aiter__(self) -> Any:
+                    for offset in (0, 1, 1):
+                        headers = (("semel-id", b"e-1"),) if offset else ()
+                        yield SimpleNamespace(topic="orders", partition=2, offset=offset, headers=headers)
+
+            client = Client()
+            await consumer.serve(client)
+            assert ran == ["orders:2:0"] * 3 + ["e-1"]
+            assert client.commits == 3
+
+    asyncio.run(story())
+
+
+def test_a_decorated_consumer_of_any_library(home: Home) -> None:
+    """Celery, Dramatiq, FastStream: a function that gets the library's own arguments."""
+
+    async def story() -> None:
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            inbox = AsyncInbox(engine, consumer="billing")
+            ran: list[Any] = []
+
+            @inbox.once(lambda event: event["id"])
+            async def consume(message: Message, event: dict[str, Any]) -> None:
+                """Write it down."""
+                ran.append((message.id, event["n"]))
+
+            assert await consume({"id": "e-1", "n": 1}) is Receipt.HANDLED
+            assert await consume({"id": "e-1", "n": 1}) is Receipt.DUPLICATE
+            assert ran == [("e-1", 1)]
+            assert consume.__doc__ == "Write it down."
+
+    asyncio.run(story())

@@ -1,0 +1,135 @@
+"""A message is handled once: its row, its effect and its acknowledgement, on every store and client library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from semel.engine.inbox import Message, Poison
+from semel.errors import PolicyError, StoreUnavailable
+from semel.stores.inbox import Receipt
+from tests.bulk.fellows import Home, write
+from tests.inbox.conftest import Consumer
+
+Make = Callable[..., Consumer]
+
+
+class Killed(BaseException):
+    """As far as the store is concerned, the process is dead."""
+
+
+def writes(n: int) -> Callable[[Message], Any]:
+    async def handler(message: Message) -> None:
+        await write(message, n)  # type: ignore[arg-type]  # it has a connection, too
+
+    return handler
+
+
+async def never(message: Message) -> None:
+    raise AssertionError("this must not run")
+
+
+def test_a_second_delivery_does_nothing_again(make_consumer: Make, home: Home) -> None:
+    worker = make_consumer()
+    assert worker.handle("m-1", writes(1)) is Receipt.HANDLED
+    assert worker.handle("m-1", never) is Receipt.DUPLICATE
+    assert make_consumer().handle("m-1", never, deliveries=9) is Receipt.DUPLICATE
+    assert make_consumer(consumer="shipping").handle("m-1", writes(2)) is Receipt.HANDLED
+    assert home.effects() == [1, 2]
+
+
+def test_a_worker_that_dies_before_its_commit_has_done_nothing(make_consumer: Make, home: Home) -> None:
+    async def dies(message: Message) -> None:
+        await write(message, 1)  # type: ignore[arg-type]
+        raise Killed
+
+    with pytest.raises(Killed):
+        make_consumer().handle("m-1", dies)
+    assert home.effects() == []
+    assert make_consumer().handle("m-1", writes(1)) is Receipt.HANDLED
+    assert home.effects() == [1]
+
+
+def test_what_fails_too_often_is_parked_with_its_reason(make_consumer: Make, home: Home) -> None:
+    async def fails(message: Message) -> None:
+        await write(message, 1)  # type: ignore[arg-type]
+        raise ValueError("no such currency\x00")
+
+    worker = make_consumer(tries_max=3)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no such currency"):
+            worker.handle("m-1", fails)
+    assert worker.handle("m-1", fails) is Receipt.PARKED
+    assert worker.handle("m-1", never) is Receipt.PARKED
+    assert home.effects() == []
+    [parked] = worker.parked()
+    assert (parked.message_id, parked.tries, parked.reason) == ("m-1", 3, "ValueError: no such currency\x00")
+    assert worker.tell("release", "m-1")
+    assert worker.handle("m-1", writes(1)) is Receipt.HANDLED
+    assert not worker.tell("release", "m-1")
+
+
+def test_poison_is_parked_at_once(make_consumer: Make) -> None:
+    async def refuses(message: Message) -> None:
+        raise Poison("its schema is version 9")
+
+    worker = make_consumer()
+    assert worker.handle("m-1", refuses) is Receipt.PARKED
+    assert [parked.reason for parked in worker.parked()] == ["its schema is version 9"]
+
+
+def test_what_ends_its_workers_is_parked_by_the_brokers_count(make_consumer: Make) -> None:
+    worker = make_consumer(tries_max=3)
+    assert worker.handle("m-1", never, deliveries=4) is Receipt.PARKED
+    assert "delivered 4 times" in worker.parked()[0].reason
+
+
+def test_a_message_that_failed_once_is_handled_later(make_consumer: Make, home: Home) -> None:
+    async def fails(message: Message) -> None:
+        raise OSError
+
+    worker = make_consumer()
+    with pytest.raises(OSError):  # noqa: PT011 - it has no message
+        worker.handle("m-1", fails)
+    assert worker.handle("m-1", writes(1)) is Receipt.HANDLED
+    assert worker.handle("m-1", never) is Receipt.DUPLICATE
+
+
+def test_a_redelivery_while_the_first_is_at_it_is_not_run(make_consumer: Make, home: Home) -> None:
+    first = make_consumer()
+    if first.runner is not None:  # the second worker would need a loop of its own inside the first's
+        return
+    second = make_consumer()
+    met: list[Any] = []
+
+    async def is_asked_again(message: Message) -> None:
+        await write(message, 1)  # type: ignore[arg-type]
+        try:
+            met.append(second.handle("m-1", never))
+        except StoreUnavailable as error:  # SQLite's one writer, MariaDB's row lock
+            met.append(isinstance(error, StoreUnavailable))
+
+    assert first.handle("m-1", is_asked_again) is Receipt.HANDLED
+    assert met in ([Receipt.BUSY], [True])
+    assert home.effects() == [1]
+
+
+def test_what_is_over_is_forgotten_in_chunks(make_consumer: Make, home: Home) -> None:
+    worker = make_consumer(keep_seconds=0.000001)
+    for n in range(5):
+        worker.handle(f"m-{n}", writes(n))
+    assert make_consumer(keep_seconds=60).handle("kept", writes(9)) is Receipt.HANDLED
+    assert worker.tell("purge", chunk=2) == 5
+    assert home.fetch("SELECT message_id FROM semel_inbox") in ([("kept",)], (("kept",),))
+
+
+def test_names_that_cannot_be_kept_are_refused(make_consumer: Make) -> None:
+    worker = make_consumer()
+    for wrong in ("", "x" * 501, "\ud800", None):
+        with pytest.raises(PolicyError, match="a message's id"):
+            worker.handle(wrong, never)  # type: ignore[arg-type]
+    for options in ({"consumer": ""}, {"tries_max": 0}, {"keep_seconds": 0}):
+        with pytest.raises(PolicyError, match=next(iter(options))):
+            make_consumer(**options)

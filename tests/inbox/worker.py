@@ -1,0 +1,91 @@
+"""A consumer in a process of its own: `python -m tests.inbox.worker nats|redis URL DATABASE DIES_AT`.
+
+It handles what is there and ends. At its DIES_AT-th acknowledgement (0: never) it kills itself, after the effect is
+committed and before the broker hears of it. It prints each receipt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import Any
+
+from semel import AsyncEngine, AsyncInbox
+from semel.engine.inbox import Message
+from semel.integrations.consumers.nats import JetStreamConsumer
+from semel.integrations.consumers.redis_streams import RedisStreamConsumer
+from semel.stores.inbox import Receipt
+
+DURABLE = "billing"
+STREAM = "orders"
+
+
+class Told(AsyncInbox):
+    """Prints what became of each delivery."""
+
+    async def handle(self, *given: Any, **named: Any) -> Receipt:
+        receipt = await super().handle(*given, **named)
+        print(receipt.value, flush=True)
+        return receipt
+
+
+def dying(acknowledge: Any, dies_at: int) -> Any:
+    """The client's own acknowledgement, until it is this process's last act."""
+    done = [0]
+
+    async def acknowledged(*given: Any) -> Any:
+        done[0] += 1
+        if done[0] == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await acknowledge(*given)
+
+    return acknowledged
+
+
+async def writes(message: Message, delivery: Any) -> None:
+    message.connection.execute("INSERT INTO effect VALUES (?)", (int(message.id),))
+
+
+async def nats(url: str, inbox: AsyncInbox, dies_at: int) -> None:
+    import nats
+    from nats.aio.msg import Msg
+
+    Msg.ack = dying(Msg.ack, dies_at)  # type: ignore[method-assign]
+    client = await nats.connect(url)
+    stream = client.jetstream()
+    subscription = await stream.pull_subscribe_bind(DURABLE, stream=STREAM)
+    consumer = JetStreamConsumer(inbox, writes)
+    serving = asyncio.create_task(consumer.serve(subscription, batch=5, wait_seconds=0.1))
+    while True:
+        info = await subscription.consumer_info()
+        if info.num_pending == 0 and info.num_ack_pending == 0:
+            break
+        await asyncio.wait({serving}, timeout=0.05)
+    serving.cancel()
+    await client.close()
+
+
+async def redis(url: str, inbox: AsyncInbox, dies_at: int) -> None:
+    from redis.asyncio import Redis
+
+    client = Redis.from_url(url)
+    client.xack = dying(client.xack, dies_at)  # type: ignore[method-assign]
+    name = f"worker-{os.getpid()}"
+    consumer = RedisStreamConsumer(inbox, writes, client, stream=STREAM, group=DURABLE, name=name, idle_seconds=0.3)
+    while True:
+        [group] = await client.xinfo_groups(STREAM)
+        if group["pending"] == 0 and group["lag"] == 0:
+            break
+        await consumer.turn(batch=5, wait_seconds=0.1)
+    await client.aclose()
+
+
+async def main(broker: str, url: str, database: str, dies_at: str) -> None:
+    async with AsyncEngine.connect(f"sqlite:///{database}") as engine:
+        await {"nats": nats, "redis": redis}[broker](url, Told(engine, consumer=DURABLE), int(dies_at))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
