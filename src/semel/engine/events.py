@@ -140,7 +140,7 @@ class Emission:
         """One more; its id. Raises PolicyError."""
         kind = topic if type is None else type
         known = kind if name is None else name
-        if not isinstance(known, str) or not known:
+        if name is not None and (not isinstance(name, str) or not name):
             raise PolicyError(f"an event's name is a text, such as 'order.placed'; it is {name!a}")
         if not isinstance(ordinal, int) or isinstance(ordinal, bool) or ordinal < 0:
             raise PolicyError(f"the ordinal of the event {known!a} is a whole number from 0; it is {ordinal!a}")

@@ -113,7 +113,7 @@ class Relay:
         before = self.published
         await self._attend(bell=False)
         try:
-            while await self._turn():
+            while await self._turn() and self.outage is None:
                 await self._attend_in_time()
         finally:
             await self._leave()
