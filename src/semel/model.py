@@ -109,6 +109,7 @@ class Claim(NamedTuple):
     holder: str
     terms: Terms
     kept: Kept | None = None  # None: nothing of it outlives the key
+    request: bytes | None = None  # to be kept beside the record until there is an outcome
 
 
 class Grant(NamedTuple):

@@ -18,6 +18,7 @@ from semel.rules.fingerprint import Recipe
 from semel.rules.headers import NEVER_REPLAYED as NEVER_REPLAYED
 from semel.rules.headers import REPLAY_HEADERS as REPLAY_HEADERS
 from semel.rules.keys import KeyFormat
+from semel.rules.step_options import Resumed, check_request, check_steps
 from semel.rules.references import check_reference, check_sources
 
 SECOND_US: Final = 1_000_000
@@ -281,29 +282,9 @@ def _check_meaning(policy: Policy, effects: Effects) -> None:
         raise PolicyError(f"on_error='replay' is for effects='external'; {effects.name.lower()} errors run again")
     if policy.marks_effects and effects is not Effects.EXTERNAL:
         raise PolicyError(f"marks_effects is for effects='external'; it means nothing for {effects.name.lower()}")
-    _check_steps(policy, effects)
+    check_steps(policy, effects)
     if policy.on_unprotected == "mark" and effects is Effects.ATOMIC:
         raise PolicyError("on_unprotected='mark' is impossible with effects='atomic': the record is in the transaction")
-
-
-def _check_steps(policy: Policy, effects: Effects) -> None:
-    if policy.resumable and not policy.steps:
-        raise PolicyError(
-            "resumable=True needs steps=True: only a handler whose every effect is inside a step can be brought to its "
-            "end without its client"
-        )
-    if not policy.steps:
-        return
-    if effects is not Effects.EXTERNAL:
-        raise PolicyError(
-            f"steps=True is for effects='external', which it refines; {effects.name.lower()} commands need no steps"
-        )
-    if policy.marks_effects:
-        raise PolicyError("marks_effects means nothing with steps=True: each step marks its own beginning")
-    if policy.on_error == "replay":
-        raise PolicyError("on_error='replay' is impossible with steps=True: after an error the next run goes on")
-    if policy.on_unprotected == "mark":
-        raise PolicyError("on_unprotected='mark' is impossible with steps=True: a step is recorded before it begins")
 
 
 def _terms(policy: Policy, effects: Effects) -> Terms:
@@ -327,7 +308,9 @@ class Command:
     Parameters: ``scope`` tenant, caller and operation; ``key`` the client's parsed key; ``fingerprint`` 32
     bytes under ``recipe``; ``policy`` of the operation; ``under`` gives the same request's fingerprint
     under another known recipe (by its id), or None; ``business_ref`` what the business calls it, such as an invoice's
-    number: one open or successful execution for each, within tenant and operation.
+    number: one open or successful execution for each, within tenant and operation; ``request`` what a completer gives
+    to the handler of a resumable operation, at most 1 MiB, kept as it is until there is an outcome; ``resumed`` the
+    record that a completer goes on with.
     """
 
     scope: Scope
@@ -337,8 +320,12 @@ class Command:
     policy: Policy
     under: Callable[[str], bytes | None] | None = None
     business_ref: str | None = None
+    request: bytes | None = None
+    resumed: Resumed | None = None
 
     def __post_init__(self) -> None:
+        if self.policy.resumable or self.request is not None:
+            check_request(self.policy, self.request, self.resumed)
         if self.business_ref is not None:
             check_reference(self.business_ref)
         tenant, caller, operation = self.scope

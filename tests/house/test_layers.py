@@ -34,6 +34,7 @@ UPWARD_ALLOWED = {
     ("semel.policy", "semel.rules.keys"),
     ("semel.policy", "semel.rules.headers"),
     ("semel.policy", "semel.rules.references"),  # likewise where a key or a business reference comes from
+    ("semel.policy", "semel.rules.step_options"),  # likewise what goes together with steps
     # The results of steps are written as those of functions are. These forms do no IO and know nothing of what is above
     # them; they are loaded with the first permit whose operation declares steps.
     ("semel.engine.steps", "semel.functions.annotations"),

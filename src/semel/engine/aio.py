@@ -163,7 +163,8 @@ class AsyncEngine:
 
     async def _claim(self, claim: Claim, command: Command) -> Verdict:
         try:
-            return await self._performer.claim_one(claim, command.under)
+            verdict = await self._performer.claim_one(claim, command.under)
+            return verdict if claim.request is None else await self._performer.keep_request(claim, verdict)
         except (StoreTimeout, asyncio.CancelledError):
             # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
             self._upkeep.abandon(claim)

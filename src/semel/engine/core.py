@@ -106,7 +106,7 @@ class Core:
             weak = weakness(command.key)
             if weak is not None:
                 self.tell("weak_keys", command.scope.operation, weakness=weak)
-        return Claim(
+        claim = Claim(
             record_id(command.scope, command.key, self.id_secret),
             bits[:16],
             command.scope,
@@ -117,7 +117,10 @@ class Core:
             self.holder,
             command.policy.terms,
             None if command.business_ref is None and command.policy.operation_seconds is None else self._kept(command),
+            command.request,
         )
+        resumed = command.resumed
+        return claim if resumed is None else claim._replace(**resumed._asdict())
 
     def _kept(self, command: Command) -> Kept:
         tenant, _, operation = command.scope

@@ -35,6 +35,7 @@ from semel.protocol.asks import (
 from semel.protocol.commands import Under, claim_once
 from semel.protocol.keeping import settling
 from semel.protocol.operations import claim_kept
+from semel.protocol.steps import keep_request
 
 if TYPE_CHECKING:
     from semel.engine.permit import Permit
@@ -107,6 +108,11 @@ class AsyncPerformer:
         if under is not None:
             return await self.drive(claim_once(store, claim, under))
         return await self.store_one("claim", store.claim, claim)
+
+    async def keep_request(self, claim: Claim, verdict: Verdict) -> Verdict:
+        """Keep the request of a resumable operation, where its claim was granted."""
+        await self.drive(keep_request(self._backend.store, claim, verdict))
+        return verdict
 
     async def settle_one(self, word: Settlement) -> Settling:
         """A holder's last word, outside any unit."""
@@ -213,6 +219,11 @@ class SyncPerformer:
         if under is not None:
             return self.drive(claim_once(store, claim, under))
         return (self.store_call("claim", lambda: store.claim((claim,))))[0]
+
+    def keep_request(self, claim: Claim, verdict: Verdict) -> Verdict:
+        """Keep the request of a resumable operation, where its claim was granted."""
+        self.drive(keep_request(self._backend.store, claim, verdict))
+        return verdict
 
     def settle_one(self, word: Settlement) -> Settling:
         """A holder's last word, outside any unit."""

@@ -144,7 +144,8 @@ class Engine:
 
     def _claim(self, claim: Claim, command: Command) -> Verdict:
         try:
-            return self._performer.claim_one(claim, command.under)
+            verdict = self._performer.claim_one(claim, command.under)
+            return verdict if claim.request is None else self._performer.keep_request(claim, verdict)
         except (StoreTimeout, KeyboardInterrupt):
             # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
             self._upkeep.abandon(claim)

@@ -10,7 +10,7 @@ from typing import Final
 
 from semel.errors import EarlyCommit, StepError, StepInDoubt, StoreError, StoreTimeout, SupersededError
 from semel.flow import Flow, ask
-from semel.model import Grant, Renewal
+from semel.model import Claim, Grant, Proceed, Renewal, Verdict
 from semel.protocol.asks import Begin as BeginUnit
 from semel.protocol.asks import Commit, Perform, Rollback, SettleWithin, Unit, Within
 from semel.rules.classify import Outcome, Refused, Succeeded
@@ -23,7 +23,6 @@ from semel.rules.steps import (
     Steps,
     Unpackable,
     doubtful,
-    find,
     meet,
     outcome_after,
     pack_steps,
@@ -33,6 +32,7 @@ from semel.rules.steps import (
     with_result,
     without,
 )
+from semel.stores.base import Store
 from semel.stores.steps import Recorded, StepRows
 
 UNREADABLE: Final = "steps-unreadable"
@@ -244,6 +244,19 @@ class Ledger:
             self._written = changes
         return held
 
-    def recorded(self, identity: Identity) -> Step | None:
-        """The step as this holder knows it."""
-        return find(self._steps, identity)
+
+def keep_request(store: Store, claim: Claim, verdict: Verdict) -> Flow[None]:
+    """Keep a resumable command's request beside the claim that it came with.
+
+    Raises StoreTimeout where that is not certain: the claim must be given up.
+    """
+    if not isinstance(verdict, Proceed) or claim.request is None:
+        return
+    rows, request, grant = StepRows(store), claim.request, verdict.grant
+    holder = Renewal(grant.id, grant.fence, grant.nonce)
+    try:
+        held = yield from ask(Perform("keep_request", lambda: rows.keep_request(holder, request)))
+    except StoreError as error:
+        raise StoreTimeout(f"the request could not be kept beside its claim, which is given up: {error}") from error
+    if not held:
+        raise StoreTimeout("the claim was lost before its request could be kept; retry with the same key")

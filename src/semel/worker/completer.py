@@ -1,0 +1,209 @@
+"""The completer: what was begun for a client that has gone is brought to its end.
+
+It takes over executions of operations that are declared resumable, once nobody holds them, and gives their handlers the
+request that was kept. A takeover is a claim: several completers, and clients that retry, never run one execution
+together. Operations that are not declared so never run without their client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from semel.engine.aio import AsyncEngine
+from semel.engine.permit import Permit
+from semel.engine.result import Result
+from semel.engine.sync import Engine
+from semel.errors import CommandError, ConfigurationError, NothingHappened, PolicyError, SchemaError, StoreError
+from semel.model import Record, Scope
+from semel.policy import Command, Policy
+from semel.rules.classify import Unprovable
+from semel.rules.step_options import Resumed
+from semel.stores.steps import Abandoned, StepRows
+
+FIND_MAX: Final = 100
+EVERY_SECONDS_MAX: Final = 0.75  # lease + 1 s is a promise; the rest of the second is for the calls themselves
+ATTEMPTS_OVER: Final = "attempts-over"
+Handler = Callable[[Permit, bytes], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Resumable:
+    policy: Policy
+    handler: Handler
+
+
+class Completer:
+    """Brings abandoned executions of resumable operations to their end. ``async with Completer(engine):`` runs it.
+
+    Parameters: ``engine`` an :class:`~semel.engine.aio.AsyncEngine`, whose handlers are async, or an
+    :class:`~semel.engine.sync.Engine`, whose handlers run in threads; ``every_seconds`` between two looks (at most
+    0.75); ``rest_seconds`` before an execution is tried again that has failed here, doubled with each attempt.
+
+    An execution that has used up its policy's ``attempts_max`` becomes UNKNOWN, with the doubt ``attempts-over``.
+    """
+
+    def __init__(
+        self, engine: AsyncEngine | Engine, *, every_seconds: float = 0.5, rest_seconds: float = 5.0, at_once: int = 10
+    ) -> None:
+        if not 0 < every_seconds <= EVERY_SECONDS_MAX:
+            raise PolicyError(
+                f"every_seconds must be more than 0 and at most {EVERY_SECONDS_MAX}, so that an abandoned execution is "
+                f"taken over within a second of its lapse; it is {every_seconds!r}"
+            )
+        if not rest_seconds > 0:
+            raise PolicyError(f"rest_seconds must be more than 0; it is {rest_seconds!r}")
+        if isinstance(at_once, bool) or not isinstance(at_once, int) or at_once < 1:
+            raise PolicyError(f"at_once must be a whole number of at least 1; it is {at_once!r}")
+        self._engine = engine
+        self._rows = StepRows(engine.store)
+        self._every_seconds = every_seconds
+        self._rest_seconds = rest_seconds
+        self._at_once = at_once
+        self._operations: dict[str, _Resumable] = {}
+        self._running: dict[bytes, asyncio.Task[bool]] = {}  # by record id
+        self._rests: dict[bytes, float] = {}  # until when, in monotonic seconds
+        self._random = random.SystemRandom()
+        self._task: asyncio.Task[None] | None = None
+
+    def register(self, operation: str, policy: Policy, handler: Handler) -> None:
+        """How an operation goes on without its client.
+
+        Parameters: ``operation`` its name; ``policy`` as it is declared; ``handler`` is given the permit and the bytes
+        that the command was made with as ``request``, and answers as the operation's own handler does.
+
+        Raises ConfigurationError: it is not declared resumable, or was registered before.
+        """
+        if not policy.resumable:
+            raise ConfigurationError(
+                f"{operation!r} is not declared resumable: it never runs without its client. Policy(resumable=True)"
+            )
+        if operation in self._operations:
+            raise ConfigurationError(f"{operation!r} is registered already; give each operation one handler")
+        self._operations[operation] = _Resumable(policy, handler)
+
+    async def run_once(self) -> int:
+        """Take over what nobody holds and wait for it; how many executions came to their end here.
+
+        Raises StoreError: the rest is met by the next call.
+        """
+        begun = await self._begin()
+        if begun:
+            await asyncio.wait(begun)
+        return sum(task.result() for task in begun)
+
+    async def run(self) -> None:
+        """Complete until cancelled; what is running then is waited for."""
+        try:
+            while True:
+                with suppress(StoreError, SchemaError):  # the observer was told; the next look meets it again
+                    await self._begin()
+                await asyncio.sleep(self._every_seconds * (1 - self._random.random() / 4))
+        finally:
+            if self._running:
+                await asyncio.wait(set(self._running.values()))
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self.run(), name="semel-completer")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
+
+    async def _begin(self) -> list[asyncio.Task[bool]]:
+        if not self._operations:
+            return []
+        abandoned: list[Abandoned] = await self._call(
+            self._engine.perform, "abandoned", lambda: self._rows.abandoned(FIND_MAX)
+        )
+        now = time.monotonic()
+        present = {each.id for each in abandoned}
+        self._rests = {id: until for id, until in self._rests.items() if until > now or id in present}
+        begun = []
+        for each in abandoned:
+            known = self._operations.get(each.operation)
+            busy = each.id in self._running or self._rests.get(each.id, 0) > now
+            if known is None or busy or len(self._running) >= self._at_once:
+                continue
+            task = asyncio.create_task(self._complete(known, each), name="semel-complete")
+            self._running[each.id] = task
+            task.add_done_callback(lambda _, id=each.id: self._running.pop(id, None))  # type: ignore[misc]
+            begun.append(task)
+        return begun
+
+    async def _complete(self, known: _Resumable, found: Abandoned) -> bool:
+        """One execution; whether it came to its end here. What a handler raises has been settled with its command."""
+        rest = self._rest_seconds * 2 ** min(found.attempt, 10)
+        self._rests[found.id] = time.monotonic() + rest * (1 - self._random.random() / 4)
+        try:
+            [row] = await self._call(self._engine.perform, "read", lambda: self._engine.store.read((found.id,)))
+            if row is None or row.attempt != found.attempt:
+                return False
+            command = _command(row, known.policy)
+            if found.attempt >= found.attempts_max:
+                return await self._give_up(command)
+            self._engine.core.tell("resumed", found.operation)
+            ended = await self._run(command, known.handler, found)
+        except (CommandError, StoreError, SchemaError):  # somebody else has it, or the next look meets it again
+            return False
+        except Exception as error:  # noqa: BLE001 - the handler's own: settled, and told to the loop
+            what = {"message": f"a resumed execution of {found.operation!r} failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(what)
+            return False
+        self._rests.pop(found.id, None)
+        return not ended.replayed  # then somebody else was quicker
+
+    async def _run(self, command: Command, handler: Handler, found: Abandoned) -> Result:
+        if isinstance(self._engine, AsyncEngine):
+
+            async def handled(permit: Permit) -> Any:
+                _check_next(permit, found)
+                return await handler(permit, found.request)
+
+            return await self._engine.run(command, handled, wait_seconds=0)
+
+        def in_thread(permit: Permit) -> Any:
+            _check_next(permit, found)
+            return handler(permit, found.request)
+
+        return await asyncio.to_thread(self._engine.run, command, in_thread, wait_seconds=0)
+
+    async def _give_up(self, command: Command) -> bool:
+        """Make an execution that has used up its attempts visible to operators."""
+        permit = await self._call(self._engine.claim, command, wait_seconds=0)
+        if not isinstance(permit, Permit):
+            return False
+        permit.steps.ledger.doubt = ATTEMPTS_OVER
+        await self._call(self._engine.settle, permit, Unprovable(ATTEMPTS_OVER))
+        return False
+
+    async def _call(self, method: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(self._engine, AsyncEngine):
+            return await method(*arguments, **options)
+        return await asyncio.to_thread(method, *arguments, **options)
+
+
+def _check_next(permit: Permit, found: Abandoned) -> None:
+    if permit.attempt != found.attempt + 1:  # it was run, and released, between the look and the claim
+        raise NothingHappened("the execution has moved on")
+
+
+def _command(row: Record, policy: Policy) -> Command:
+    """The command of a record whose client has gone: its key is not known, so it is named by what the record holds."""
+    return Command(
+        scope=Scope(row.tenant, row.caller, row.operation),
+        key=row.operation_id.hex(),
+        fingerprint=row.fingerprint,
+        recipe=row.recipe,
+        policy=policy,
+        business_ref=row.business_ref,
+        resumed=Resumed(row.id, row.key_hash, row.operation_id),
+    )

@@ -1,0 +1,199 @@
+"""Executions whose client has gone: who takes them over, when, how often, and which never."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy
+from semel.errors import ConfigurationError, OutcomeUnknownError, PolicyError, RequestTooLarge
+from semel.model import State
+from semel.worker.completer import Completer
+from tests.engine.shells import SCOPE
+from tests.steps.conftest import Process, Run, World, at_once, stepped
+
+OK = Answer(201, (), b"done")
+RESUMABLE = Policy(steps=True, resumable=True, attempts_max=3)
+LEASE_US = 30_000_000
+
+
+def resumable(key: str = "k", request: bytes = b"ten euros") -> Command:
+    return Command(SCOPE, key, bytes(32), "1.tests", RESUMABLE, request=request)
+
+
+class Story:
+    """A handler that remembers its runs."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.calls: list[str] = []
+        self.requests: list[bytes] = []
+        self.error: Exception | None = None
+
+    async def steps(self, run: Run) -> Answer:
+        await run.step("charge", lambda: self.calls.append("charge"))
+        await run.step("mail", lambda: self.calls.append("mail"), repeat=True)
+        if self.error is not None:
+            raise self.error
+        return OK
+
+    def handler(self) -> Callable[[Permit, bytes], Any]:
+        async def on_loop(permit: Permit, request: bytes) -> Answer:
+            self.requests.append(request)
+            return await self.steps(Run(permit, is_async=True))
+
+        def in_thread(permit: Permit, request: bytes) -> Answer:
+            self.requests.append(request)
+            return at_once(self.steps(Run(permit, is_async=False)))
+
+        return on_loop if self.process.is_async else in_thread
+
+    def completer(self, operation: str = SCOPE.operation) -> Completer:
+        made = Completer(self.process.engine, rest_seconds=0.001)
+        made.register(operation, RESUMABLE, self.handler())
+        return made
+
+    def complete(self, completer: Completer) -> int:
+        if self.process.runner is None:
+            return asyncio.run(completer.run_once())
+        return self.process.runner.run(completer.run_once())
+
+
+def abandon(process: Process, what: Command, *, steps: bool = True) -> None:
+    """A process that dies with its first step finished and its second one under way."""
+    permit = process.tell(process.engine.claim(what))
+    assert isinstance(permit, Permit)
+    run = Run(permit, is_async=process.is_async)
+
+    async def begun() -> None:
+        await run.step("charge", lambda: None)
+        await run.step("mail", lambda: None, repeat=True)
+
+    if steps:
+        _ = at_once(begun()) if process.runner is None else process.runner.run(begun())
+
+
+def test_an_abandoned_execution_is_brought_to_its_end(world: World) -> None:
+    story = Story(world.process())
+    completer = story.completer()
+    abandon(world.process(), resumable())
+    assert story.complete(completer) == 0  # its holder is believed alive
+    assert story.process.row(resumable()).request == b"ten euros"
+    world.clock.advance(LEASE_US + 1)
+    assert story.complete(completer) == 1
+    assert (story.calls, story.requests) == (["mail"], [b"ten euros"])
+    row = story.process.row(resumable())
+    assert (row.state, row.request, row.attempt) == (State.SUCCEEDED, None, 2)
+    assert story.process.run(resumable(), story.steps).replayed  # the client that comes back gets the answer
+    assert story.complete(completer) == 0
+
+
+def test_one_that_had_begun_nothing_is_as_well(world: World) -> None:
+    story = Story(world.process())
+    abandon(world.process(), resumable(), steps=False)
+    world.clock.advance(LEASE_US + 1)
+    assert story.complete(story.completer()) == 1
+    assert story.calls == ["charge", "mail"]
+
+
+def test_a_doubt_is_not_completed(world: World) -> None:
+    story = Story(world.process())
+    process = world.process()
+    permit = process.tell(process.engine.claim(resumable()))
+    run = Run(permit, is_async=process.is_async)
+
+    async def charge() -> None:
+        await run.step("charge", lambda: None)
+
+    _ = at_once(charge()) if process.runner is None else process.runner.run(charge())
+    world.clock.advance(LEASE_US + 1)
+    assert story.complete(story.completer()) == 0
+    assert [row.doubt for row in story.process.lapse()] == ["step:charge"]
+    assert story.complete(story.completer()) == 0
+    assert story.calls == []
+
+
+def test_what_is_not_declared_resumable_never_runs_without_its_client(world: World) -> None:
+    story = Story(world.process())
+    process = world.process()
+    permit = process.tell(process.engine.claim(stepped()))
+    assert isinstance(permit, Permit)
+    world.clock.advance(LEASE_US + 1)
+    assert story.complete(story.completer()) == 0
+    with pytest.raises(ConfigurationError, match="never runs without its client"):
+        story.completer().register("other", Policy(steps=True), story.handler())
+
+
+def test_attempts_are_bounded_and_then_somebody_looks(world: World) -> None:
+    story = Story(world.process())
+    completer = story.completer()
+    abandon(world.process(), resumable())
+    story.error = ConnectionError("away")
+    for _ in range(2):
+        world.clock.advance(LEASE_US + 1)
+        completer._rests.clear()
+        quietly(story, completer)
+    assert story.process.row(resumable()).state == State.CLAIMED
+    completer._rests.clear()
+    assert story.complete(completer) == 0
+    row = story.process.row(resumable())
+    assert (row.state, row.doubt, row.request) == (State.UNKNOWN, "attempts-over", None)
+    with pytest.raises(OutcomeUnknownError, match="attempts-over"):
+        story.process.run(resumable(), story.steps)
+
+
+def quietly(story: Story, completer: Completer) -> None:
+    """One look of a completer whose handler fails: what it raised is told to the loop."""
+    told: list[dict[str, Any]] = []
+
+    async def look() -> int:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
+        return await completer.run_once()
+
+    found = asyncio.run(look()) if story.process.runner is None else story.process.runner.run(look())
+    assert found == 0
+    assert [type(what["exception"]) for what in told] == [ConnectionError]
+
+
+def test_two_completers_never_run_one_execution(world: World) -> None:
+    one, other = Story(world.process()), Story(world.process())
+    for n in range(6):
+        abandon(world.process(), resumable(f"k{n}"))
+    world.clock.advance(LEASE_US + 1)
+    if world.kind in ("sqlite", "psycopg", "pymysql"):
+
+        async def both() -> list[int]:
+            return list(await asyncio.gather(one.completer().run_once(), other.completer().run_once()))
+
+        ended = asyncio.run(both())
+    else:
+        ended = [one.complete(one.completer()), other.complete(other.completer())]
+    assert sum(ended) == 6
+    assert (one.calls + other.calls).count("mail") == 6
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def test_a_resumable_command_needs_its_request() -> None:
+    with pytest.raises(PolicyError, match="needs its request"):
+        Command(SCOPE, "k", bytes(32), "1.tests", RESUMABLE)
+    with pytest.raises(PolicyError, match="resumable=True"):
+        Command(SCOPE, "k", bytes(32), "1.tests", Policy(steps=True), request=b"")
+    with pytest.raises(RequestTooLarge):
+        resumable(request=b"x" * (1024 * 1024 + 1))
+
+
+@pytest.mark.parametrize("options", [{"every_seconds": 1}, {"rest_seconds": 0}, {"at_once": 0}])
+def test_a_completer_that_could_not_keep_its_promise_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(PolicyError):
+        Completer(Engine.connect(f"sqlite:///{tmp_path}/a.db"), **options)
+
+
+def test_a_store_without_steps_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="SQL database"):
+        Completer(AsyncEngine.connect("memory://"))
