@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+from urllib.parse import quote
 
 from semel.events import Event
+
+_PLAIN: Final = "".join(chr(code) for code in range(32, 127) if chr(code) != "%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,11 @@ def message_headers(event: Event) -> dict[str, str]:
         "semel-aggregate-type": event.aggregate_type,
         "semel-aggregate-id": event.aggregate_id,
     }
+
+
+def ascii_headers(event: Event) -> dict[str, str]:
+    """The same for brokers whose headers are ASCII: other letters, and "%", are percent-encoded UTF-8."""
+    return {name: quote(value, safe=_PLAIN) for name, value in message_headers(event).items()}
 
 
 def told(error: BaseException) -> str:

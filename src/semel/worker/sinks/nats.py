@@ -7,6 +7,7 @@ Streams are made by whoever runs the broker; a subject that no stream takes is r
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -14,19 +15,22 @@ from urllib.parse import SplitResult
 
 import nats
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.client import JetStreamContext
-from nats.js.errors import APIError, NoStreamResponseError
 
 from semel.engine.backend import shown_url
 from semel.errors import UrlError
 from semel.events import Event
-from semel.worker.sinks.base import Refused, Reply, Unreached, message_headers, told
+from semel.worker.sinks.base import Refused, Reply, Unreached, ascii_headers, told
 
 ACK_SECONDS: Final = 5.0
-_HEADER_BYTES: Final = 64  # of framing, beside each name and value
-_TOO_LARGE: Final = {10054}  # JetStream: message size exceeds maximum allowed
-_AWAY: Final = {503, 408}
+CONNECT_SECONDS: Final = 5
+_FRAME_BYTES: Final = 64  # around all headers
+_AWAY: Final = frozenset({408, 503})
+_TOO_LARGE: Final = 10054  # message size exceeds maximum allowed
+_NO_RESPONDERS: Final = "503"
+
+Sent = asyncio.Future[Msg] | Refused | Unreached
 
 
 class NatsSink:
@@ -41,70 +45,90 @@ class NatsSink:
         self._prefix = prefix
         self._stream = stream
         self._client: Client | None = None
-        self._context: JetStreamContext | None = None
+        self._inbox = ""
+        self._sent = 0
+        self._waiting: dict[str, asyncio.Future[Msg]] = {}  # by the last part of their reply's subject
 
-    async def _connected(self) -> tuple[Client, JetStreamContext]:
-        client, context = self._client, self._context
-        if client is not None and context is not None and client.is_connected:
-            return client, context
+    async def _connected(self) -> Client:
+        if self._client is not None and self._client.is_connected:
+            return self._client
         await self.close()
-        client = await nats.connect(
-            self._servers, allow_reconnect=False, connect_timeout=5, error_cb=_unheard, name="semel-relay"
+        self._client = client = await nats.connect(
+            self._servers,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            connect_timeout=CONNECT_SECONDS,
+            error_cb=_unheard,
+            name="semel-relay",
         )
-        self._client = client
-        self._context = context = client.jetstream(publish_async_max_pending=100_000)
-        return client, context
+        # The client's own publish_async never hears of an error in an acknowledgement (nats-py 2.16).
+        self._inbox = client.new_inbox()
+        await client.subscribe(f"{self._inbox}.*", cb=self._heard)
+        return client
+
+    async def _heard(self, message: Msg) -> None:
+        future = self._waiting.pop(message.subject.rpartition(".")[2], None)
+        if future is not None and not future.done():
+            future.set_result(message)
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
         """All at once; then their acknowledgements."""
         try:
-            client, context = await self._connected()
+            client = await self._connected()
         except (NatsError, OSError, TimeoutError) as error:
+            await self.close()
             return [Unreached(told(error))] * len(events)
-        sent = [await self._send(client, context, event) for event in events]
+        sent = [await self._send(client, event) for event in events]
         waiting = [each for each in sent if isinstance(each, asyncio.Future)]
         if waiting:
             await asyncio.wait(waiting, timeout=ACK_SECONDS)
+            self._waiting.clear()
         return [self._reply(each, event) for each, event in zip(sent, events, strict=True)]
 
-    async def _send(
-        self, client: Client, context: JetStreamContext, event: Event
-    ) -> asyncio.Future[Any] | Refused | Unreached:
-        headers = {**message_headers(event), "Nats-Msg-Id": event.id}
-        size = len(event.payload) + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
-        if size + _HEADER_BYTES > client.max_payload:
+    async def _send(self, client: Client, event: Event) -> Sent:
+        headers = {**ascii_headers(event), "Nats-Msg-Id": event.id}
+        if self._stream is not None:
+            headers["Nats-Expected-Stream"] = self._stream
+        size = len(event.payload) + sum(len(name) + len(value) + 4 for name, value in headers.items()) + _FRAME_BYTES
+        if size > client.max_payload:
             return Refused(
                 f"the event has {size} bytes with its headers, and the server takes {client.max_payload}", True
             )
+        self._sent += 1
+        token = str(self._sent)
+        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = future
         try:
-            subject = f"{self._prefix}{event.topic}"
-            future: asyncio.Future[Any] = await context.publish_async(
-                subject, event.payload, headers=headers, stream=self._stream
+            await client.publish(
+                f"{self._prefix}{event.topic}", event.payload, reply=f"{self._inbox}.{token}", headers=headers
             )
         except (NatsError, OSError) as error:
             return Unreached(told(error))
         return future
 
-    def _reply(self, sent: asyncio.Future[Any] | Refused | Unreached, event: Event) -> Reply:
+    def _reply(self, sent: Sent, event: Event) -> Reply:
         if not isinstance(sent, asyncio.Future):
             return sent
         if not sent.done():
-            sent.cancel()
             return Unreached(f"no acknowledgement within {ACK_SECONDS:g} seconds")
-        if sent.cancelled():
-            return Unreached("the connection was closed")
-        error = sent.exception()
+        message = sent.result()
+        if message.headers is not None and message.headers.get("Status") == _NO_RESPONDERS:
+            return Refused(f"no stream takes the subject {self._prefix}{event.topic}; make one on the broker")
+        try:
+            said: dict[str, Any] = json.loads(message.data)
+            error = said.get("error")
+        except (ValueError, AttributeError):
+            return Refused("something that is no stream answered on this subject")
         if error is None:
             return None
-        if isinstance(error, NoStreamResponseError):
-            return Refused(f"no stream takes the subject {self._prefix}{event.topic}; make one on the broker")
-        if isinstance(error, APIError) and error.code not in _AWAY:
-            return Refused(f"JetStream: {error.description} ({error.err_code})", error.err_code in _TOO_LARGE)
-        return Unreached(told(error))
+        code, reason = error.get("code"), f"JetStream: {error.get('description')} ({error.get('err_code')})"
+        return Unreached(reason) if code in _AWAY else Refused(reason, error.get("err_code") == _TOO_LARGE)
 
     async def close(self) -> None:
         """Close the connection."""
-        client, self._client, self._context = self._client, None, None
+        client, self._client = self._client, None
+        self._waiting.clear()
         if client is not None:
             with suppress(NatsError, OSError, TimeoutError):
                 await client.close()

@@ -26,7 +26,7 @@ import httpx
 from semel.engine.backend import shown_url
 from semel.errors import UrlError
 from semel.events import Event
-from semel.worker.sinks.base import Refused, Reply, Unreached, message_headers, told
+from semel.worker.sinks.base import Refused, Reply, Unreached, ascii_headers, told
 
 VARIABLE: Final = "SEMEL_WEBHOOK_SECRET"
 SECRET_BYTES_MIN: Final = 24
@@ -95,7 +95,7 @@ class WebhookSink:
     async def _post(self, client: httpx.AsyncClient, event: Event) -> Reply:
         now = int(time.time())
         headers = {
-            **message_headers(event),
+            **ascii_headers(event),
             "semel-topic": event.topic,
             "webhook-id": event.id,
             "webhook-timestamp": str(now),

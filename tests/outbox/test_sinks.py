@@ -1,0 +1,363 @@
+"""Sinks on real brokers: what arrives, under which id, and what is said of an event that one will not have. 10 s."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aio_pika
+import nats as nats_client
+import pytest
+import redis.asyncio as redis_client
+
+from semel.engine.events import own_event
+from semel.errors import ConfigurationError, UrlError
+from semel.events import Event
+from semel.worker.sinks.base import Refused, Reply, Sink, Unreached
+from semel.worker.sinks.connect import connect_sink
+from semel.worker.sinks.webhook import VARIABLE, WebhookSink, is_public, look_up, signature
+from tests.outbox.conftest import unique
+from tests.servers import nats, rabbitmq, redis, running
+from tests.servers.running import free_port
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+WRITTEN = f"whsec_{base64.b64encode(SECRET).decode()}"
+
+
+def event(topic: str, payload: Any = b"\x00\xffbytes", **options: Any) -> Event:
+    return own_event(None, topic, payload, None, ("order", options.pop("id", "7é")), options.pop("headers", None), "")
+
+
+def told(story: Callable[[], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60):
+            await story()
+
+    asyncio.run(run())
+
+
+@asynccontextmanager
+async def sink_of(url: str) -> AsyncIterator[Sink]:
+    sink = connect_sink(url)
+    try:
+        yield sink
+    finally:
+        await sink.close()
+
+
+def refused(reply: Reply, says: str, *, for_good: bool = False) -> None:
+    assert isinstance(reply, Refused), reply
+    assert says in reply.reason
+    assert reply.for_good == for_good
+
+
+# --- NATS ---
+
+
+def test_nats_jetstream_has_the_event_once_however_often_it_is_sent() -> None:
+    async def story() -> None:
+        name = unique("once")
+        client = await nats_client.connect(nats.nats())
+        stream = client.jetstream()
+        await stream.add_stream(name=name, subjects=[f"{name}.>"])
+        sent = [event(f"{name}.a", headers={"trace": "100%"}), event(f"{name}.b", {"n": 2})]
+        async with sink_of(nats.nats()) as sink:
+            assert await sink.publish(sent) == [None, None]
+            assert await sink.publish(sent) == [None, None]
+        found = await stream.get_last_msg(name, f"{name}.a")
+        assert found.data == sent[0].payload
+        assert found.headers is not None
+        assert found.headers["Nats-Msg-Id"] == sent[0].id
+        assert found.headers["semel-aggregate-id"] == "7%C3%A9"
+        assert found.headers["trace"] == "100%25"
+        assert (await stream.stream_info(name)).state.messages == 2
+        await client.close()
+
+    told(story)
+
+
+def test_nats_says_which_event_it_will_not_have() -> None:
+    async def story() -> None:
+        name = unique("small")
+        client = await nats_client.connect(nats.nats())
+        await client.jetstream().add_stream(name=name, subjects=[f"{name}.>"], max_msg_size=500)
+        async with sink_of(nats.nats()) as sink:
+            replies = await sink.publish([event(f"{name}.a"), event("no.stream.here"), event(f"{name}.b", b"x" * 1000)])
+        assert replies[0] is None
+        refused(replies[1], "no stream takes the subject no.stream.here")
+        refused(replies[2], "maximum", for_good=True)
+        await client.close()
+
+    told(story)
+
+
+def test_nats_that_is_away_and_comes_back(tmp_path: Any) -> None:
+    async def story() -> None:
+        server = nats.start(tmp_path)
+        client = await nats_client.connect(nats.url(server))
+        await client.jetstream().add_stream(name="s", subjects=["s.>"])
+        await client.close()
+        async with sink_of(nats.url(server)) as sink:
+            assert await sink.publish([event("s.a")]) == [None]
+            await asyncio.to_thread(running.stop, server)
+            [reply] = await sink.publish([event("s.a")])
+            assert isinstance(reply, Unreached)
+            again = await asyncio.to_thread(nats.start, tmp_path, port=server.port)
+            try:
+                assert await sink.publish([event("s.a")]) == [None]
+            finally:
+                await asyncio.to_thread(running.stop, again)
+
+    told(story)
+
+
+# --- RabbitMQ ---
+
+
+@rabbitmq.MARK
+def test_rabbitmq_confirms_in_a_quorum_queue_and_returns_what_no_queue_takes() -> None:
+    async def story() -> None:
+        url, name = rabbitmq.rabbitmq(), unique("orders")
+        sent = event(name, headers={"trace": "1"})
+        async with sink_of(f"{url}?declare=quorum") as sink:
+            assert await sink.publish([sent]) == [None]
+        async with sink_of(url) as sink:
+            replies = await sink.publish([event(name, {"n": 2}), event("nobody.listens")])
+            assert replies[0] is None
+            refused(replies[1], "no queue for the routing key 'nobody.listens'")
+            assert await sink.publish([event(name, {"n": 3})]) == [None]  # the channel is as good as before
+        async with sink_of(f"{url}?exchange=missing") as sink:
+            [reply] = await sink.publish([sent])
+            assert isinstance(reply, Unreached)
+            assert "no exchange 'missing'" in reply.reason
+        connection = await aio_pika.connect(url)
+        async with connection:
+            channel = await connection.channel()
+            queue = await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum"})
+            message = await queue.get(timeout=10)
+            assert message is not None
+            await message.ack()
+            assert (message.body, message.message_id, message.type) == (sent.payload, sent.id, name)
+            assert message.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+            assert message.headers["semel-aggregate-id"] == "7é"
+            assert message.headers["trace"] == "1"
+
+    told(story)
+
+
+def test_rabbitmq_that_is_away_is_unreached() -> None:
+    async def story() -> None:
+        async with sink_of(f"amqp://127.0.0.1:{free_port()}/") as sink:
+            [reply] = await sink.publish([event("a")])
+            assert isinstance(reply, Unreached)
+
+    told(story)
+
+
+# --- Redis ---
+
+
+def test_redis_streams_have_the_payload_and_the_id() -> None:
+    async def story() -> None:
+        url, name = f"redis://127.0.0.1:{redis.valkey()}/0", unique("orders")
+        sent = [event(name), event("taken", {"n": 2})]
+        client = redis_client.Redis.from_url(url)
+        await client.set(f"{unique('p')}:taken", "a string")
+        async with sink_of(f"{url}?prefix={unique('p')}:&maxlen=1000") as sink:
+            replies = await sink.publish(sent)
+        assert replies[0] is None
+        refused(replies[1], "WRONGTYPE")
+        entries: Any = await client.xrange(f"{unique('p')}:{name}")
+        [(_, fields)] = entries
+        assert fields[b"payload"] == sent[0].payload
+        assert fields[b"semel-id"] == sent[0].id.encode()
+        assert fields[b"semel-aggregate-id"] == "7é".encode()
+        async with sink_of(f"{url}?create=no") as sink:
+            [reply] = await sink.publish([event("never.made")])
+            refused(reply, "there is no stream 'never.made'")
+        await client.aclose()
+
+    told(story)
+
+
+def test_redis_that_is_away_is_unreached() -> None:
+    async def story() -> None:
+        async with sink_of(f"redis://127.0.0.1:{free_port()}/0") as sink:
+            [reply] = await sink.publish([event("a")])
+            assert isinstance(reply, Unreached)
+
+    told(story)
+
+
+# --- Kafka's protocol ---
+
+
+def test_kafka_that_is_away_is_unreached() -> None:
+    async def story() -> None:
+        async with sink_of(f"kafka://127.0.0.1:{free_port()}") as sink:
+            [reply] = await sink.publish([event("a")])
+            assert isinstance(reply, Unreached)
+
+    told(story)
+
+
+# --- webhooks ---
+
+
+class Receiver:
+    """An HTTP server that answers what it is told to, and remembers what it was sent."""
+
+    def __init__(self, status: int = 204, extra: str = "") -> None:
+        self.status, self.extra = status, extra
+        self.requests: list[tuple[dict[str, str], bytes]] = []
+
+    async def __aenter__(self) -> Receiver:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}/hooks"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.server.close()
+        await self.server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("utf-8").split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+        body = await reader.readexactly(int(headers["content-length"]))
+        self.requests.append((headers, body))
+        writer.write(f"HTTP/1.1 {self.status} x\r\n{self.extra}connection: close\r\ncontent-length: 0\r\n\r\n".encode())
+        writer.close()
+        await writer.wait_closed()
+
+
+def test_a_webhook_is_signed_and_carries_its_id_as_idempotency_key() -> None:
+    async def story() -> None:
+        sent = event("orders.placed", {"n": 1})
+        async with Receiver() as receiver:
+            sink = WebhookSink(receiver.url, SECRET, private=True)
+            assert await sink.publish([sent]) == [None]
+            await sink.close()
+        [(headers, body)] = receiver.requests
+        assert json.loads(body) == {"n": 1}
+        assert headers["webhook-id"] == sent.id
+        assert headers["idempotency-key"] == f'"{sent.id}"'
+        assert headers["webhook-signature"] == signature(SECRET, sent.id, int(headers["webhook-timestamp"]), body)
+        assert headers["semel-topic"] == "orders.placed"
+        assert headers["semel-aggregate-id"] == "7%C3%A9"
+
+    told(story)
+
+
+@pytest.mark.parametrize(
+    ("status", "for_good"), [(500, False), (429, False), (400, False), (404, False), (302, False), (410, True)]
+)
+def test_what_a_receiver_refuses_is_told(status: int, for_good: bool) -> None:
+    async def story() -> None:
+        async with Receiver(status, "location: http://127.0.0.1:1/\r\n") as receiver:
+            sink = WebhookSink(receiver.url, SECRET, private=True)
+            [reply] = await sink.publish([event("a")])
+            await sink.close()
+        refused(reply, str(status), for_good=for_good)
+        assert len(receiver.requests) == 1  # no redirect was followed
+
+    told(story)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "[::1]", "0x7f.1", "169.254.169.254", "10.0.0.1", "0.0.0.0"]
+)
+def test_a_webhook_reaches_no_private_address(host: str) -> None:
+    async def story() -> None:
+        async with Receiver() as receiver:
+            port = receiver.url.rpartition(":")[2].partition("/")[0]
+            sink = WebhookSink(f"http://{host}:{port}/hooks", SECRET)
+            [reply] = await sink.publish([event("a")])
+            await sink.close()
+        assert isinstance(reply, Unreached)
+        assert "not a public one" in reply.reason
+        assert receiver.requests == []
+
+    told(story)
+
+
+@pytest.mark.parametrize(
+    "address", ["::ffff:127.0.0.1", "fe80::1", "fd00::1", "64:ff9b::7f00:1", "2002:7f00:1::", "100.64.0.1", "224.0.0.1"]
+)
+def test_addresses_that_only_look_public_are_not(address: str) -> None:
+    assert not is_public(address)
+
+
+def test_an_address_is_looked_up_by_the_sink_itself() -> None:
+    async def story() -> None:
+        assert await look_up("127.0.0.1", 80, private=True) == "127.0.0.1"
+
+    told(story)
+
+
+# --- URLs ---
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("nat://h", "did you mean 'nats'"),
+        ("nats://", "needs a host"),
+        ("nats://h?prefi=x", "unknown option 'prefi'"),
+        ("nats://h?prefix=x&prefix=y", "twice"),
+        ("amqp://h?declare=yes", "quorum or absent"),
+        ("amqp://h?declare=quorum&exchange=x", "leave one out"),
+        ("kafka://u:p@h:1", "no account"),
+        ("kafka://h:1?idempotence=maybe", "yes or no"),
+        ("redis://h?maxlen=0", "from 1"),
+        ("http://h/", "https://"),
+        ("https://h/?private=perhaps", "yes or no"),
+        ("python:", "python:MODULE:FUNCTION"),
+        ("python:no_such_module:f", "cannot be imported"),
+        ("python:os:no_such_function", "has no function"),
+        ("nonsense", "unknown sink"),
+    ],
+)
+def test_a_url_that_cannot_be_a_sink_says_why(url: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, WRITTEN)
+    with pytest.raises(UrlError, match=says):
+        connect_sink(url)
+
+
+@pytest.mark.parametrize("secret", ["", "whsec_c2hvcnQ=", "whsec_%%%"])
+def test_a_webhook_without_a_good_secret_is_refused(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, secret)
+    with pytest.raises(UrlError, match=VARIABLE):
+        connect_sink("https://shop.example/hooks")
+
+
+def test_a_missing_client_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "aiokafka", None)
+    monkeypatch.delitem(__import__("sys").modules, "semel.worker.sinks.kafka", raising=False)
+    with pytest.raises(ConfigurationError, match=r"pip install 'semel\[kafka\]'"):
+        connect_sink("kafka://h:1")
+
+
+def deliver(given: Event) -> None:
+    if given.topic == "bad":
+        raise ValueError("no")
+    os.environ.setdefault("SEMEL_TEST_DELIVERED", given.id)
+
+
+def test_a_function_is_a_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SEMEL_TEST_DELIVERED", raising=False)
+
+    async def story() -> None:
+        async with sink_of(f"python:{__name__}:deliver") as sink:
+            good = event("good")
+            replies = await sink.publish([good, event("bad")])
+            assert replies[0] is None
+            refused(replies[1], "ValueError: no")
+            assert os.environ["SEMEL_TEST_DELIVERED"] == good.id
+
+    told(story)
+    monkeypatch.delenv("SEMEL_TEST_DELIVERED", raising=False)
