@@ -1,6 +1,7 @@
 -- Every script of the Redis store, by name. One record a call; all keys of a call lie in one slot, so that a cluster
 -- runs it as a single server does. The first argument is the time in microseconds where a test sets the clock, and
--- empty otherwise: then the server's own. AT, HEAD and BLANK are put before each script by stores/redis_layout.py.
+-- empty otherwise: then the server's own. What AT, HEAD, BLANK and field(record, '…') say is written into each script as
+-- numbers by stores/redis_layout.py, since a table of places would be made anew at every call.
 --
 -- "flags" says allow-oom where a full server must not stand in the way: a command that has begun may end, and what is
 -- over may go. It also makes a replica refuse the script. A claim has none: what is there is still replayed by a full
@@ -14,7 +15,6 @@ local function time(given)
     return tonumber(now[1]) * 1000000 + tonumber(now[2])
 end
 local function number(value) return string.format('%016.0f', value) end
-local function field(record, name) return string.sub(record, AT[name][1], AT[name][2]) end
 local function readable(record)
     return string.sub(record, 1, 2) == 'S1' and string.find(string.sub(record, 3, HEAD), '^[%x ]+$')
         and string.len(record) > HEAD
@@ -36,9 +36,10 @@ if record then return {now, record} end
 local id, state, nonce, operation = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local lease_us, deadline_us, dedup_us = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local lease_until = now + math.min(lease_us, deadline_us)
+local at = number(now)
 redis.call('SET', KEYS[1], table.concat({
-    'S1', state, '0', number(now), number(lease_until), nonce, operation,
-    number(now), number(now), number(now + deadline_us), number(now + dedup_us),
+    'S1', state, '0', at, number(lease_until), nonce, operation,
+    at, at, number(now + deadline_us), number(now + dedup_us),
     BLANK, BLANK, BLANK, number(lease_us), ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13],
 }))
 local last = redis.call('ZREVRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2]

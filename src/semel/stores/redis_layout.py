@@ -7,6 +7,7 @@ fields, written once at a claim and once at a settlement; the body is last, so t
 
 from __future__ import annotations
 
+import re
 import struct
 from functools import lru_cache
 from typing import Any, Final
@@ -86,10 +87,28 @@ class Damaged(ValueError):
     """Bytes that are no record of this layout."""
 
 
-def constants() -> str:
-    """What the scripts must know of the layout, as Lua."""
-    places = ", ".join(f"{name} = {{{begin + 1}, {end}}}" for name, (begin, end) in PLACES.items())
-    return f"local AT = {{{places}}}\nlocal HEAD = {HEAD_BYTES}\nlocal BLANK = '{BLANK.decode()}'\n"
+_PLACE: Final = re.compile(r"field\(record, '(\w+)'\)|AT\.(\w+)\[([12])\]|\b(HEAD|BLANK)\b")
+
+
+def placed(script: str) -> str:
+    """A script with what it says of the layout written out, as Lua counts places.
+
+    >>> placed("if field(record, 'state') == BLANK then return AT.fence[1] + HEAD end").replace(" " * DIGITS, "~")
+    "if string.sub(record, 3, 4) == '~' then return 6 + 277 end"
+    """
+
+    def written(found: re.Match[str]) -> str:
+        field, name, end, word = found.groups()
+        if word:
+            return str(HEAD_BYTES) if word == "HEAD" else f"'{BLANK.decode()}'"
+        place = PLACES[field or name]
+        return (
+            f"string.sub(record, {place[0] + 1}, {place[1]})"
+            if field
+            else str(place[0] + 1 if end == "1" else place[1])
+        )
+
+    return _PLACE.sub(written, script)
 
 
 def number(value: int | None) -> bytes:

@@ -10,10 +10,10 @@ from semel.model import Effects, Record, State
 from semel.rules.decide import crashed
 from semel.rules.lease import PURGE_GRACE_US
 from semel.stores.redis_keys import Keys
-from semel.stores.redis_layout import SMALL_READ, constants, decode_any, encode, seen, small_bytes
+from semel.stores.redis_layout import SMALL_READ, decode_any, encode, placed, seen, small_bytes
 from semel.stores.scripts import Call, Calls, scripts
 
-LUA: Final = scripts("semel.stores", "redis.lua", constants())
+LUA: Final = scripts("semel.stores", "redis.lua", placed)
 UNENDED: Final = frozenset({State.CLAIMED, State.PROCESSING, State.UNKNOWN})
 _EMPTY: Final = b""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -55,16 +55,16 @@ class Calls(Ask[list[Any]]):
 
 
 @cache
-def scripts(package: str, file: str, constants: str) -> Mapping[str, Script]:
-    """The named scripts of a ``.lua`` file that lies in a package, each after ``constants`` and the prelude."""
+def scripts(package: str, file: str, placed: Callable[[str], str]) -> Mapping[str, Script]:
+    """The named scripts of a ``.lua`` file that lies in a package, each after the prelude; ``placed`` writes them."""
     parts = _HEAD.split(resources.files(package).joinpath(file).read_text("utf-8"))
     blocks = dict(zip(parts[1::2], parts[2::2], strict=True))
-    prelude = constants + blocks.pop("prelude")
+    prelude = blocks.pop("prelude")
     found = {}
     for name, block in blocks.items():
         flags = _FLAGS.match(block)
         shebang = "" if flags is None else f"#!lua flags={flags[1]}\n"
-        text = (shebang + prelude + block).encode()
+        text = (shebang + placed(prelude + block)).encode()
         writes = _WRITES.search(block) is not None
         found[name] = Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest(), writes)
     return found
