@@ -19,8 +19,8 @@ from semel.engine.connect_mariadb import mariadb_backend
 from semel.engine.result import Result
 from semel.testing.mariadb import mariadb_subject
 from tests.engine.shells import MADE, command
-from tests.mariadb.relay import Relay
 from tests.servers.mariadb import connect, mariadb
+from tests.servers.relay import MARIADB, Relay
 
 T = TypeVar("T")
 Kind = Literal["pymysql", "asyncmy"]
@@ -188,7 +188,7 @@ def fellow(make_fellow: Callable[..., Fellow]) -> Fellow:
 @pytest.fixture
 def relay(server: Server) -> Iterator[Relay]:
     """A relay before the server."""
-    made = Relay(server.port)
+    made = Relay(server.port, MARIADB)
     yield made
     made.close()
 

@@ -35,8 +35,8 @@ from semel.model import Answer, Proceed, Settled, State
 from semel.testing.attempts import attempt, renewal, word
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, PLAIN, WHAT, Fellow, Outside, made, never, plain
-from tests.mariadb.relay import Loss, Relay
 from tests.servers.mariadb import MARK, at, connect, resume, start, url
+from tests.servers.relay import Loss, Relay
 from tests.servers.running import ENVIRONMENT, Running, free_port, stop
 
 pytestmark = MARK

@@ -11,8 +11,8 @@ from semel.errors import StoreTimeout
 from semel.model import State
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import Fellow, Outside, Writes, never
-from tests.mariadb.relay import Relay
 from tests.servers.mariadb import MARK
+from tests.servers.relay import Relay
 
 pytestmark = MARK
 MakeFellow = Callable[..., Fellow]

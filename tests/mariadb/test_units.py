@@ -15,8 +15,8 @@ from semel.errors import EarlyCommit, InProgressError, KeyReusedError, OutcomeUn
 from semel.model import State
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, INSERT, PLAIN, WHAT, Fellow, Handler, Outside, Writes, made, never, plain
-from tests.mariadb.relay import Relay
 from tests.servers.mariadb import MARK, connect
+from tests.servers.relay import Relay
 
 pytestmark = MARK
 
@@ -345,7 +345,7 @@ def test_a_command_costs_what_the_page_says(make_fellow: MakeFellow, relay: Rela
         relay.trips.clear()
         what = command("counted", policy=what.policy, caller="atomic" if what is WHAT else "plain")
         fellow.run(what, handler)
-        seen.append(_words(relay.trips))
+        seen.append(_words([text for trip in relay.trips for text in trip]))
     assert seen == [
         ["claim", "settle"],
         ["claim"],
@@ -362,7 +362,7 @@ def test_a_batch_is_one_round_trip_and_one_commit(make_fellow: MakeFellow, relay
     relay.trips.clear()
     verdicts = fellow.performs("claim", lambda: store.claim(claims))
     assert {type(verdict).__name__ for verdict in verdicts} == {"Proceed"}
-    [text] = relay.trips
+    [[text]] = relay.trips
     assert text.startswith("START TRANSACTION;")
     assert text.endswith("; COMMIT")
     assert text.count("INSERT INTO semel_record") == 40

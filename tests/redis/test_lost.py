@@ -19,12 +19,12 @@ from semel.testing.bench import Bench, Mode, Subject, bench
 from semel.testing.clock import SettableClock
 from tests.engine.shells import MADE, command
 from tests.redis.conftest import Opens, backend, heard
-from tests.redis.relay import Relay, relay
+from tests.servers.relay import REDIS, Relay, relay
 
 
 @pytest.fixture
 def between(own: int) -> Iterator[Relay]:
-    with relay(own) as made:
+    with relay(own, REDIS) as made:
         yield made
 
 
@@ -42,7 +42,7 @@ def through(between: Relay, mode: Mode) -> Iterator[Bench]:
 
 
 def test_a_claim_whose_answer_is_lost_is_sent_once(own: int, through: Bench, between: Relay) -> None:
-    between.swallow = b"EVALSHA"
+    between.lose("reply", "EVALSHA")
     with heard(own) as said, pytest.raises(StoreTimeout, match="not known yet"):
         through.grant()
     assert said.count("EVALSHA") == 1
@@ -55,7 +55,7 @@ def test_a_claim_whose_answer_is_lost_is_sent_once(own: int, through: Bench, bet
 
 def test_a_settlement_whose_answer_is_lost_is_sent_once(own: int, through: Bench, between: Relay) -> None:
     grant = through.grant()
-    between.swallow = b"EVALSHA"
+    between.lose("reply", "EVALSHA")
     with heard(own) as said, pytest.raises(StoreTimeout, match="not known yet"):
         through.settle(grant)
     assert said.count("EVALSHA") == 1
@@ -70,7 +70,7 @@ def test_the_engine_reads_back_what_it_has_settled(between: Relay, opened: Opens
 
     def handler(permit: object) -> Answer:
         ran.append(1)
-        between.swallow = b"EVALSHA"
+        between.lose("reply", "EVALSHA")
         return MADE
 
     assert shell.run(command(), handler).answer == MADE
@@ -82,7 +82,7 @@ def test_a_lost_claim_runs_nothing_and_is_given_up(between: Relay, opened: Opens
     """Nobody holds it afterwards: the next attempt proceeds."""
     shell = opened(between.port)
     shell.run(command("warm"), lambda permit: MADE)
-    between.swallow = b"EVALSHA"
+    between.lose("reply", "EVALSHA")
     ran: list[int] = []
     with pytest.raises(StoreTimeout):
         shell.run(command(), lambda permit: ran.append(1))  # type: ignore[arg-type,return-value]

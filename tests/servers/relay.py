@@ -1,8 +1,8 @@
-"""A TCP relay before a PostgreSQL server, which reads what clients say and loses, on demand, what is said to them.
+"""A TCP relay before a server, which reads what clients say and loses, on demand, what is said to them.
 
 It counts round trips from the wire. A client may ask several things before it waits (a pipeline), so while round
 trips are counted an answer is held back until the client has fallen silent: whatever it says until then is one of them.
-Messages: https://www.postgresql.org/docs/current/protocol-message-formats.html
+How a stream of bytes falls into messages is the protocol's: ``POSTGRES``, ``MARIADB``, ``REDIS``.
 """
 
 from __future__ import annotations
@@ -11,21 +11,113 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
 Loss = Literal["request", "reply", "both"]
 Trip = tuple[str, ...]  # the statements of one round trip
 
-STARTUP = 0x00030000  # protocol 3.x; smaller numbers' neighbours ask for encryption or cancel
-SILENCE_SECONDS = 0.03
-DEMANDS = {b"Q", b"S", b"H"}  # Query, Sync, Flush
+STARTUP: Final = 0x00030000  # protocol 3.x; smaller numbers' neighbours ask for encryption or cancel
+SILENCE_SECONDS: Final = 0.03
+CHUNK_BYTES: Final = 65536
+DEMANDS: Final = {b"Q", b"S", b"H"}  # Query, Sync, Flush
+MARIADB_QUERY: Final = 3
+
+
+class Message(NamedTuple):
+    """What a client said in one piece: the bytes, the statements, and whether it is passed on at once or waits.
+
+    "waits": for the message that ends the round trip; "passes": on, and nothing is counted; "ends": a round trip.
+    """
+
+    data: bytes
+    texts: list[str]
+    then: Literal["waits", "passes", "ends"]
+
+
+class Reading:
+    """A client's bytes. Raises ConnectionError where they end."""
+
+    def __init__(self, receive: Callable[[int], bytes]) -> None:
+        self._receive = receive
+        self._rest = b""
+
+    def some(self) -> bytes:
+        """What there is, one byte at least."""
+        taken, self._rest = self._rest, b""
+        if not taken:
+            taken = self._receive(CHUNK_BYTES)
+        if not taken:
+            raise ConnectionError
+        return taken
+
+    def exactly(self, size: int) -> bytes:
+        """So many."""
+        parts = [self.some()] if size else []
+        while (length := sum(map(len, parts))) < size:
+            parts.append(self.some())
+        data = b"".join(parts)
+        self._rest = data[size:] if size < length else b""
+        return data[:size]
+
+
+Protocol = Callable[[Reading], Iterator[Message]]
+
+
+def POSTGRES(said: Reading) -> Iterator[Message]:
+    """https://www.postgresql.org/docs/current/protocol-message-formats.html"""
+    names: dict[bytes, str] = {}
+    while True:
+        size = said.exactly(4)
+        opening = said.exactly(int.from_bytes(size, "big") - 4)
+        yield Message(size + opening, [], "passes")
+        if int.from_bytes(opening[:4], "big") & 0xFFFF0000 == STARTUP:
+            break
+    while True:
+        kind, length = said.exactly(1), said.exactly(4)
+        body = said.exactly(int.from_bytes(length, "big") - 4)
+        then: Literal["waits", "passes", "ends"] = "waits"
+        if kind in DEMANDS:
+            then = "ends"
+        elif kind in (b"X", b"p"):
+            then = "passes"
+        yield Message(kind + length + body, _postgres_texts(kind, body, names), then)
+
+
+def _postgres_texts(kind: bytes, body: bytes, names: dict[bytes, str]) -> list[str]:
+    if kind == b"Q":
+        return [_line(body.rstrip(b"\0"))]
+    if kind == b"P":
+        name, text, _ = body.split(b"\0", 2)
+        names[name] = _line(text)
+        return []
+    if kind == b"B":
+        _, name, _ = body.split(b"\0", 2)
+        return [names.get(name, "?")]
+    return []
+
+
+def MARIADB(said: Reading) -> Iterator[Message]:
+    """A command is the first packet of a sequence, and its first byte says which; https://mariadb.com/kb/en/0-packet/"""
+    while True:
+        head = said.exactly(4)
+        body = said.exactly(int.from_bytes(head[:3], "little"))
+        query = head[3] == 0 and body[:1] == bytes([MARIADB_QUERY])
+        yield Message(head + body, [_line(body[1:])] if query else [], "ends" if query else "passes")
+
+
+def REDIS(said: Reading) -> Iterator[Message]:
+    """Whatever comes until the server has spoken is one round trip: nothing here has to know where a command ends."""
+    while True:
+        data = said.some()
+        yield Message(data, [data.decode(errors="replace")], "ends")
 
 
 class Relay:
-    """Relays ``port`` to a port of its own until it is closed."""
+    """Relays ``port`` to a port of its own until it is closed; ``protocol`` is what its clients speak."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, protocol: Protocol = POSTGRES) -> None:
         self._server = ("127.0.0.1", port)
+        self.protocol = protocol
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.trips: list[Trip] = []
@@ -124,16 +216,14 @@ class _Line:
         self._relay = relay
         self._client = client
         self._server = server
-        self._rest = b""
         self._lost: Loss | None = None
-        self._names: dict[bytes, str] = {}
         self._heard = threading.Event()
         self._answered = True
 
     def answer(self) -> None:
         """What the server says."""
         with suppress(OSError):
-            while data := self._server.recv(65536):
+            while data := self._server.recv(CHUNK_BYTES):
                 if self._lost == "reply":
                     break
                 if self._relay.holding:
@@ -147,21 +237,14 @@ class _Line:
 
     def ask(self) -> None:
         """What the client says, a round trip at a time."""
-        while True:
-            size = int.from_bytes(self._read(4), "big")
-            opening = self._read(size - 4)
-            self._server.sendall(size.to_bytes(4, "big") + opening)
-            if int.from_bytes(opening[:4], "big") & 0xFFFF0000 == STARTUP:
-                break
         texts: list[str] = []
         held = b""
-        while True:
-            kind = self._read(1)
-            length = self._read(4)
-            body = self._read(int.from_bytes(length, "big") - 4)
-            held += kind + length + body
-            texts += self._said(kind, body)
-            if kind in DEMANDS:
+        for message in self._relay.protocol(Reading(self._receive)):
+            held += message.data
+            texts += message.texts
+            if message.then == "waits":
+                continue
+            if message.then == "ends":
                 trip = tuple(texts)
                 self._relay.count(trip, new=self._answered)
                 self._answered = False
@@ -169,33 +252,24 @@ class _Line:
                 if self._lost == "request":
                     return
                 texts.clear()
-            elif kind not in (b"X", b"p"):
-                continue
             if not self._relay.hanging:
                 self._server.sendall(held)
             held = b""
 
-    def _said(self, kind: bytes, body: bytes) -> list[str]:
-        if kind == b"Q":
-            return [_line(body.rstrip(b"\0"))]
-        if kind == b"P":
-            name, text, _ = body.split(b"\0", 2)
-            self._names[name] = _line(text)
-            return []
-        if kind == b"B":
-            _, name, _ = body.split(b"\0", 2)
-            return [self._names.get(name, "?")]
-        return []
+    def _receive(self, size: int) -> bytes:
+        data = self._client.recv(size)
+        self._heard.set()
+        return data
 
-    def _read(self, size: int) -> bytes:
-        while len(self._rest) < size:
-            data = self._client.recv(65536)
-            if not data:
-                raise ConnectionError
-            self._heard.set()
-            self._rest += data
-        taken, self._rest = self._rest[:size], self._rest[size:]
-        return taken
+
+@contextmanager
+def relay(port: int, protocol: Protocol) -> Iterator[Relay]:
+    """A relay to the server at ``port``."""
+    made = Relay(port, protocol)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def _line(text: bytes) -> str:
