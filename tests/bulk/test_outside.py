@@ -9,8 +9,9 @@ import pytest
 
 from semel import ItemFailed, NothingHappened
 from semel.engine.bulk import BulkItem
+from semel.errors import SupersededError
 from semel.rules.items import ItemState, Tally
-from tests.bulk.fellows import Fellow, numbered, states
+from tests.bulk.fellows import Fellow, Home, numbered, states
 
 Make = Callable[..., Fellow]
 
@@ -77,6 +78,16 @@ class TestOnEveryStore:
         done = make_fellow(**options).run(numbered(8), downstream.charge)
         assert done.tally == Tally(8, 8, 8, 0, 0, 0)
         assert len(downstream.keys) == 8
+
+    @pytest.mark.parametrize("effects", ["external", "idempotent"])
+    def test_a_superseded_run_writes_nothing(self, make_fellow: Make, home: Home, effects: str) -> None:
+        async def is_overtaken(item: BulkItem) -> None:
+            if item.place == 3:
+                home.fetch("UPDATE semel_record SET fence = fence + 1")
+
+        with pytest.raises(SupersededError):
+            make_fellow(effects=effects).run(numbered(6), is_overtaken)
+        assert [tuple(row) for row in home.fetch("SELECT done, succeeded FROM semel_bulk")] == [(4, 3)]
 
 
 def test_what_the_downstream_may_have_forgotten_is_unknown(make_fellow: Make) -> None:

@@ -15,7 +15,7 @@ from semel.engine.sync import Engine
 from semel.errors import ConfigurationError, PolicyError, StoreError
 from semel.flow import Flow, ask
 from semel.protocol.asks import Begin, Rollback, Unit
-from semel.protocol.inbox import enter, leave, note_failure, undo
+from semel.protocol.inbox import enter, leave, note_failure, purge_messages, undo
 from semel.rules.identity import derived_key, frame
 from semel.stores.inbox import CONSUMER_MAX, MESSAGE_ID_MAX, InboxRows, Parked, Receipt
 
@@ -190,10 +190,7 @@ class Inbox(_Inbox):
 
     def purge(self, *, chunk: int = 500) -> int:
         """Forget what is over, of every consumer, a chunk at a time; how many."""
-        total = 0
-        while gone := self._engine.perform("inbox", lambda: self._rows.purge(chunk)):
-            total += gone
-        return total
+        return self._drive(purge_messages(self._engine.store, chunk)).forgotten
 
     def _drive(self, flow: Flow[T]) -> T:
         return self._engine._performer.drive(flow)
@@ -269,10 +266,7 @@ class AsyncInbox(_Inbox):
 
     async def purge(self, *, chunk: int = 500) -> int:
         """Forget what is over, of every consumer, a chunk at a time; how many."""
-        total = 0
-        while gone := await self._engine.perform("inbox", lambda: self._rows.purge(chunk)):
-            total += gone
-        return total
+        return (await self._drive(purge_messages(self._engine.store, chunk))).forgotten
 
     async def _drive(self, flow: Flow[T]) -> T:
         """To its end, also where the caller is cancelled meanwhile: a commit is never cut in half."""

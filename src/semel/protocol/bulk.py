@@ -13,7 +13,7 @@ from typing import Final
 
 from semel.errors import EarlyCommit, SemelError, StoreError, StoreUnavailable, SupersededError
 from semel.flow import Ask, Flow, ask
-from semel.model import Grant
+from semel.model import Grant, Purged
 from semel.protocol.asks import Begin, Commit, Jitter, Pause, Perform, Rollback, SettleWithin, Unit, Within
 from semel.rules.backoff import retry_seconds
 from semel.rules.items import ItemOutcome, ListedItem, Tally
@@ -307,3 +307,17 @@ def _doubtful(run: BulkRun) -> Flow[None]:
         if again:
             puts += yield from ask(HandleOutside(again))
         yield from run.put(puts, run.tally.after(puts))
+
+
+# --- retention ------------------------------------------------------------------------------------
+
+
+def purge_items(store: Store, chunk: int) -> Flow[Purged]:
+    """Forget the items of bulks whose record is forgotten, chunk by chunk; how many rows."""
+    items = Items(store)
+    forgotten = 0
+    while True:
+        done = yield from ask(Perform("purge_items", lambda: items.forget(chunk)))
+        if not done.forgotten:
+            return Purged(forgotten, 0, forgotten, None)
+        forgotten += done.forgotten

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from semel.errors import EarlyCommit, SemelError
 from semel.flow import Flow, ask
+from semel.model import Purged
 from semel.protocol.asks import Begin, Commit, Perform, Rollback, SettleWithin, Unit, Within
 from semel.stores.base import Store
 from semel.stores.inbox import InboxRows, Receipt, Seen
@@ -70,3 +71,14 @@ def note_failure(rows: InboxRows, message_id: str, reason: str, tries: int) -> F
     """Count a failure; what its delivery gets if it was the last one."""
     seen: Seen = yield from ask(Perform("inbox", lambda: rows.failed(message_id, reason, tries)))
     return seen.receipt
+
+
+def purge_messages(store: Store, chunk: int) -> Flow[Purged]:
+    """Forget the messages of every consumer that no broker delivers again, chunk by chunk; how many."""
+    rows = InboxRows(store, "", 1, 0)
+    forgotten = 0
+    while True:
+        done = yield from ask(Perform("purge_messages", lambda: rows.purge(chunk)))
+        forgotten += done.forgotten
+        if not done.forgotten:
+            return Purged(forgotten, 0, forgotten, None)

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple, cast
 
 from semel.flow import Ask, Flow
+from semel.model import Purged
 from semel.rules.identity import frame
 from semel.stores.dialect import Dialect, Values, dialect_of
 from semel.stores.statements import Execute, Query
@@ -118,6 +119,7 @@ class InboxRows:
         """Forget a message's tries; False where it was handled, or never met."""
         return (yield from self._dialect.write(self._sql["release"], self._named(message_id))) == 1
 
-    def purge(self, chunk: int) -> Flow[int]:
-        """Forget a chunk of what is over, of every consumer; how many."""
-        return (yield from self._dialect.write(self._sql["purge"], {"limit": chunk}))
+    def purge(self, chunk: int) -> Flow[Purged]:
+        """Forget a chunk of what is over, of every consumer."""
+        gone = yield from self._dialect.write(self._sql["purge"], {"limit": chunk})
+        return Purged(gone, 0, gone, None)

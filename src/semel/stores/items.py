@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from semel.flow import Ask, Flow
-from semel.model import Grant
+from semel.model import Grant, Purged
 from semel.rules.items import ItemOutcome, ItemState, Tally
 from semel.stores.dialect import Dialect, Values, dialect_of
 from semel.stores.statements import Execute, Query, Row, Value
@@ -126,16 +126,16 @@ class Items:
         }
         return [_outcome(row) for row in (yield from self._dialect.rows(self._sql["page"], params))]
 
-    def forget(self, chunk: int) -> Flow[int]:
-        """Forget a chunk of items whose bulk's record is gone; how many rows went, 0 where none is left."""
-        [*orphans] = yield from self._dialect.rows(self._sql["orphans"], {"limit": 1})
-        if not orphans:
-            return 0
-        id = orphans[0][0]
-        gone = yield from self._dialect.write(self._sql["forget_items"], {"operation_id": id, "limit": chunk})
-        if gone == 0:
-            return (yield from self._dialect.write(self._sql["forget_bulk"], {"operation_id": id}))
-        return gone
+    def forget(self, chunk: int) -> Flow[Purged]:
+        """Forget a chunk of items whose bulk's record is gone; nothing is forgotten where none is left."""
+        orphans = yield from self._dialect.rows(self._sql["orphans"], {"limit": 1})
+        gone = 0
+        if orphans:
+            id = orphans[0][0]
+            gone = yield from self._dialect.write(self._sql["forget_items"], {"operation_id": id, "limit": chunk})
+            if gone == 0:
+                gone = yield from self._dialect.write(self._sql["forget_bulk"], {"operation_id": id})
+        return Purged(gone, 0, gone, None)
 
 
 def _holder(grant: Grant) -> Values:

@@ -17,6 +17,8 @@ from semel.engine.aio import AsyncEngine
 from semel.errors import PolicyError, SchemaError, StoreError
 from semel.flow import Flow
 from semel.model import Purged, Record, State
+from semel.protocol.bulk import purge_items
+from semel.protocol.inbox import purge_messages
 from semel.protocol.operations import is_kept_by, lapse, purge_operations
 from semel.protocol.upkeep import PURGE_CHUNK, purge_walk, rest_seconds
 
@@ -77,6 +79,10 @@ class Reaper:
         if is_kept_by(self._engine.store):
             operations = await self._drive(purge_operations(self._engine.store, chunk))
             observer.event("purged", operations.forgotten, {"kind": "operations"}, {})
+            items = await self._drive(purge_items(self._engine.store, chunk))
+            observer.event("purged", items.forgotten, {"kind": "items"}, {})
+            messages = await self._drive(purge_messages(self._engine.store, chunk))
+            observer.event("purged", messages.forgotten, {"kind": "messages"}, {})
         # Counting looks at every record, as the walk has just done; oftener would be a burden.
         counts = await self._engine.perform("counts", self._engine.store.counts)
         for state in State:
@@ -132,8 +138,10 @@ class Reaper:
         try:
             while True:
                 began = time.monotonic()
-                done: Purged = await self._engine.perform(needed.verb, needed.make)
-                await asyncio.sleep(rest_seconds(done, time.monotonic() - began))
+                done: Any = await self._engine.perform(needed.verb, needed.make)
+                # The operations' walk goes by another place than a record's: how many were seen, how many forgotten.
+                work = done if isinstance(done, Purged) else Purged(done[0], 0, done[1], None)
+                await asyncio.sleep(rest_seconds(work, time.monotonic() - began))
                 needed = flow.send(done)
         except StopIteration as stop:
             total: Purged = stop.value
