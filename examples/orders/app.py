@@ -73,10 +73,10 @@ semel = Semel(AsyncEngine.connect(URL), caller=from_state("caller"))
 AUTHENTICATED = [Depends(authenticate)]
 
 
-@app.post("/orders/{order_id}", status_code=201, dependencies=AUTHENTICATED)
-@semel.command("orders.place", effects="atomic")
+@app.put("/orders/{order_id}", status_code=201, dependencies=AUTHENTICATED)
+@semel.command("orders.place", effects="atomic", key_from="path:order_id")
 async def place_order(order_id: str, order: OrderIn, permit: Permit = semel.permit) -> OrderOut:
-    """Place an order, once."""
+    """Place an order, once. The id that the client has chosen is its key."""
     with session_on(permit.connection) as session:
         session.add(Order(id=order_id, customer=permit.command.scope.caller, **order.model_dump()))
         session.commit()  # of what this handler wrote; the transaction is Semel's, and ends with the answer in it

@@ -1,4 +1,4 @@
-"""As much of curl as the examples use: ``curl [-s] [-i] [-H FIELD]... [-d BODY] URL``, options before or after."""
+"""As much of curl as the examples use: ``curl [-s] [-i] [-X METHOD] [-H FIELD]... [-d BODY] URL``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("-i", action="store_true")
     parser.add_argument("-H", action="append", default=[])
     parser.add_argument("-d")
+    parser.add_argument("-X")
     parser.add_argument("url")
     options = parser.parse_args(arguments)
     parts = urlsplit(options.url)
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
     try:
         target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
-        method = "GET" if options.d is None else "POST"
+        method = options.X or ("GET" if options.d is None else "POST")
         connection.request(method, target, None if options.d is None else options.d.encode(), fields)
         answer = connection.getresponse()
         body = answer.read()

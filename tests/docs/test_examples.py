@@ -95,6 +95,9 @@ class Echo(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer(404, b"nothing here")
 
+    def do_PUT(self) -> None:
+        self._answer(200, b"put " + self.rfile.read(int(self.headers["Content-Length"])))
+
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("X-Path", self.path)
@@ -115,6 +118,8 @@ def test_the_plain_curl_does_what_the_examples_ask_of_it(capfdbinary: pytest.Cap
         assert head.startswith(b"HTTP/1.1 201 Created\r\n")
         assert b"x-path: /a?b=c" in head
         assert body == b"well done"
+        assert curl.main(["-s", "-X", "PUT", url, "-d", "it"]) == 0
+        assert capfdbinary.readouterr().out == b"put it"
         assert curl.main(["-s", url]) == 0
         assert capfdbinary.readouterr().out == b"nothing here"
         server.shutdown()
