@@ -18,8 +18,8 @@ from semel.rules.fingerprint import Recipe
 from semel.rules.headers import NEVER_REPLAYED as NEVER_REPLAYED
 from semel.rules.headers import REPLAY_HEADERS as REPLAY_HEADERS
 from semel.rules.keys import KeyFormat
-from semel.rules.step_options import Resumed, check_request, check_steps
 from semel.rules.references import check_reference, check_sources
+from semel.rules.step_options import Resumed, check_request, check_steps
 
 SECOND_US: Final = 1_000_000
 FINGERPRINT_BYTES: Final = 32

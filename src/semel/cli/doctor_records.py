@@ -8,6 +8,7 @@ from typing import Final
 
 from semel.cli.filters import pages
 from semel.cli.finding import Finding
+from semel.cli.reconciled import look_at_reconciliations
 from semel.cli.terminal import span_text
 from semel.engine.sync import Engine
 from semel.model import Effects, Find, Record, State
@@ -45,6 +46,7 @@ def look_at_records(engine: Engine) -> Iterator[Finding]:
         "UNKNOWN",
         "find out what happened, then settle each: semel list --state unknown; semel settle --help",
     )
+    yield look_at_reconciliations(engine)
     now, lapsed = _standing(engine, Find(states=(State.PROCESSING,), lapsed=True))
     yield _about_lapsed(lapsed, now)
 

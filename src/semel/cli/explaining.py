@@ -21,6 +21,7 @@ from semel.cli.lookup import (
     walk,
 )
 from semel.cli.progress import add_progress
+from semel.cli.reconciled import standing_document, standing_lines, standing_of
 from semel.cli.records import AUDIT_LINES
 from semel.cli.store import opened
 from semel.cli.story import Attempt, Story, tell
@@ -65,9 +66,13 @@ def run(options: argparse.Namespace, out: Output) -> int:
         record = find(engine, options)
         audit = engine.perform("audit", lambda: engine.store.audit(record.id, AUDIT_LINES))
         now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
+        asked = standing_of(engine, record)
     story = tell(record, audit, now)
-    out.document({**record_document(record, now, audit), "story": story.document()})
+    document = {**record_document(record, now, audit), "story": story.document()}
+    out.document(document if asked is None else {**document, "reconciliation": standing_document(asked)})
     _print(mended(record), story, out)
+    if asked is not None:
+        _paragraph(out, "What reconcilers found", standing_lines(asked))
     return Exit.OK
 
 

@@ -10,6 +10,7 @@ from semel.cli.describe import record_document, row_document, state_name
 from semel.cli.exits import Exit, NotFound, UsageFailed
 from semel.cli.filters import add_filters, pages, query_of
 from semel.cli.lookup import check_beginning, find_key, find_named, key_of
+from semel.cli.reconciled import left_to_operators
 from semel.cli.store import opened
 from semel.cli.terminal import Output, span_text
 from semel.engine.sync import Engine
@@ -72,18 +73,18 @@ def run_list(options: argparse.Namespace, out: Output) -> int:
     query = query_of(options)._replace(limit=options.limit, before=options.before)
     with opened(options) as engine:
         page = next(pages(engine, query, query.limit))
-    out.document(
-        {"records": [row_document(record, page.now) for record in page.records], "nextBefore": page.next_before}
-    )
-    out.table(_HEADS, [_row(record, page.now) for record in page.records])
+        left = left_to_operators(engine, page.records)
+    rows = [{**row_document(record, page.now), "needsOperator": record.id in left} for record in page.records]
+    out.document({"records": rows, "nextBefore": page.next_before})
+    out.table(_HEADS, [_row(record, page.now, needs_operator=record.id in left) for record in page.records])
     if page.next_before is not None:
         out.say(f"there are more: --before {page.next_before}")
     return Exit.OK
 
 
-def _row(record: Record, now: int) -> tuple[str, ...]:
+def _row(record: Record, now: int, *, needs_operator: bool) -> tuple[str, ...]:
     return (
-        state_name(record, now),
+        state_name(record, now) + (", needs operator" if needs_operator else ""),
         record.operation,
         f"{record.tenant}/{record.caller}",
         span_text(now - record.created_at),

@@ -82,7 +82,10 @@ class Semel(StarletteSemel):
                 "responses": operation_responses((BAD_QUERY, NOT_FOUND)),
             }
             app.add_api_route(
-                operations_path, self._find_operation, summary="Where the command with a key stands", **settings
+                operations_path,
+                self._find_operation,
+                summary="Where the command with a key or a business reference stands",
+                **settings,
             )
             app.add_api_route(
                 f"{operations_path}/{{operation_id}}",
@@ -92,8 +95,10 @@ class Semel(StarletteSemel):
             )
         _complete_openapi(app)
 
-    async def _find_operation(self, request: Request, key: str, operation: str | None = None) -> Response:
-        """The status of the caller's own command with this key; `operation` where the key was used with several."""
+    async def _find_operation(
+        self, request: Request, key: str | None = None, reference: str | None = None, operation: str | None = None
+    ) -> Response:
+        """The status of the caller's own command with this key or business reference; `operation` where several fit."""
         return response_of(await self.operations.by_key(request.scope.get("query_string", b""), request))
 
     async def _read_operation(self, request: Request, operation_id: str) -> Response:

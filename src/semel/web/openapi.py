@@ -162,6 +162,8 @@ _OPERATION: Final = {
         "settledAt": _TIME,
         "answerUntil": _TIME,
         "doubt": {"type": ["string", "null"]},
+        "businessReference": {"type": "string"},
+        "errorCode": {"type": "string"},
         "status": {"type": "integer"},
         "resource": {
             "type": "object",
@@ -169,5 +171,5 @@ _OPERATION: Final = {
             "required": ["type", "id"],
         },
     },
-    "required": ["operationId", "operation", "state", "running", "answerKept", "attempt", "createdAt"],
+    "required": ["operationId", "operation", "state", "running", "answerKept", "createdAt"],
 }

@@ -1,4 +1,4 @@
-"""Where a command stands: the status resource, by operation id and by key, for its own caller only.
+"""Where a command stands: the status resource, by operation id, key or business reference, for its own caller only.
 
 Another caller's operation is not found, exactly like one that never was. The document names states and
 times; it never contains a stored answer, a key or a fingerprint.
@@ -14,8 +14,9 @@ from urllib.parse import parse_qs
 
 from semel.engine.aio import AsyncEngine
 from semel.errors import InvalidKey, StoreError
-from semel.model import OPEN_STATES, Answer, AnswerKind, Record, Scope, State, Unreadable
-from semel.rules.identity import record_id, uuid_bytes, uuid_text
+from semel.model import OPEN_STATES, Answer, AnswerKind, Operation, Record, Scope, State, Unreadable
+from semel.protocol.operations import find_operation
+from semel.rules.identity import record_id, reference_id, uuid_bytes, uuid_text
 from semel.rules.keys import parse_key
 from semel.rules.stored import is_sound, state_of, uuid_of
 from semel.web.asgi_call import Receive, Send, send_answer
@@ -57,58 +58,103 @@ class Operations:
         if raw is None:
             return self._problem(BAD_QUERY, "An operation id is a UUID, such as the last part of an operation's link.")
         try:
-            [row] = await self._engine.perform("read", lambda: self._engine.store.read_operations((raw,)))
+            row, kept = await self._find(operation_id=raw)
         except StoreError as error:
             return self._surface.problems.of_error(error)
-        return await self._status(row, caller)
+        return self._status(row, kept, caller)
 
     async def by_key(self, query: bytes, request: Mapping[str, Any]) -> Answer:
-        """The status of the command with ``?key=…&operation=…``; the operation is needed where there are several."""
+        """The status of the command with ``?key=…`` or ``?reference=…``; ``&operation=…`` where there are several."""
         caller = self._caller(request)
         if isinstance(caller, Answer):
             return caller
         asked = parse_qs(query.decode("latin-1"), keep_blank_values=True)
+        names = [name for name in asked.get("operation") or self._names() if name]
+        secret = self._engine.core.id_secret
+        if "reference" in asked:
+            refs = [reference_id(caller.tenant, name, asked["reference"][0], secret) for name in names]
+            return await self._one_of([{"ref_id": ref} for ref in refs], caller, "reference")
         keys = [key.encode("utf-8", "replace") for key in asked.get("key", [])]
         try:
             key = parse_key(keys) if keys else None
         except InvalidKey as error:
             return self._problem(BAD_QUERY, str(error))
         if key is None:
-            return self._problem(BAD_QUERY, "Give the command's key: ?key=… (and &operation=… to name the operation).")
-        names = asked.get("operation") or list(self._names())
-        secret = self._engine.core.id_secret
-        ids = tuple(record_id(Scope(caller.tenant, caller.id, name), key, secret) for name in names if name)
+            return self._problem(
+                BAD_QUERY,
+                "Give the command's key or reference: ?key=… or ?reference=… (and &operation=… to name the operation).",
+            )
+        ids = [record_id(Scope(caller.tenant, caller.id, name), key, secret) for name in names]
+        return await self._one_of([{"record_id": id} for id in ids], caller, "key")
+
+    async def _one_of(self, wanted: list[dict[str, bytes]], caller: Caller, what: str) -> Answer:
+        """The status of the only operation of this caller that has one of these names."""
+        found: list[tuple[Record | None, Operation | None]] = []
+        operations: set[str] = set()
         try:
-            rows = await self._engine.perform("read", lambda: self._engine.store.read(ids))
+            for name in wanted:
+                row, kept = await self._find(**name)
+                told = row or kept
+                if told is not None and _is_of(told, caller):
+                    found.append((row, kept))
+                    operations.add(told.operation)
         except StoreError as error:
             return self._surface.problems.of_error(error)
-        found = [row for row in rows if row is not None]
         if len(found) > 1:
-            several = ", ".join(sorted(row.operation for row in found))
+            several = ", ".join(sorted(operations))
             return self._problem(
-                BAD_QUERY, f"This key was used with several operations; add &operation= one of {several}."
+                BAD_QUERY, f"This {what} was used with several operations; add &operation= one of {several}."
             )
-        return await self._status(found[0] if found else None, caller)
+        return self._status(*(found[0] if found else (None, None)), caller)
+
+    async def _find(self, **name: bytes) -> tuple[Record | None, Operation | None]:
+        store = self._engine.store
+        return await self._engine.perform("operation", lambda: find_operation(store, **name))
 
     def _caller(self, request: Mapping[str, Any]) -> Caller | Answer:
         assert self._surface.caller is not None
         caller = self._surface.caller(request)
         return self._surface.problems.caller_unknown() if caller is None else caller
 
-    async def _status(self, row: Record | None, caller: Caller) -> Answer:
-        if row is None or (row.tenant, row.caller) != (caller.tenant, caller.id):
+    def _status(self, row: Record | None, kept: Operation | None, caller: Caller) -> Answer:
+        told = row or kept
+        if told is None or not _is_of(told, caller):
             return self._problem(NOT_FOUND, "There is no such operation of yours.")
-        if not is_sound(row):
+        if row is not None and not is_sound(row):
             return self._surface.problems.of_verdict(Unreadable(uuid_of(row), "corrupt"))
         now = self._engine.core.store_time()
         headers = [_JSON, _NO_STORE]
-        document = describe(row, now)
-        if row.state in OPEN_STATES and row.lease_until > now:
+        document = _remembered(kept) if row is None and kept is not None else describe(told, now)  # type: ignore[arg-type]
+        if kept is not None and kept.business_ref is not None:
+            document["businessReference"] = kept.business_ref
+        if row is not None and row.state in OPEN_STATES and row.lease_until > now:
             headers.append((b"retry-after", b"%d" % max(1, -(-(row.lease_until - now) // 1_000_000))))
         return Answer(200, tuple(headers), json.dumps(document).encode())
 
     def _problem(self, kind: Kind, detail: str) -> Answer:
         return self._surface.problems.answer(kind, detail)
+
+
+def _is_of(told: Record | Operation, caller: Caller) -> bool:
+    return (told.tenant, told.caller) == (caller.tenant, caller.id)
+
+
+def _remembered(kept: Operation) -> dict[str, Any]:
+    """An operation whose key is forgotten, as its own caller may see it."""
+    document: dict[str, Any] = {
+        "operationId": uuid_text(kept.operation_id),
+        "operation": kept.operation,
+        "state": State(kept.state).name,
+        "running": False,
+        "answerKept": False,
+        "createdAt": _time(kept.created_at),
+        "settledAt": _time(kept.settled_at),
+    }
+    if kept.error_code is not None:
+        document["errorCode"] = kept.error_code
+    if kept.resource_id is not None:
+        document["resource"] = {"type": kept.resource_type, "id": kept.resource_id}
+    return document
 
 
 def describe(row: Record, now: int) -> dict[str, Any]:
@@ -145,7 +191,7 @@ class OperationsApp:
         self._operations = operations
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Serve ``GET /{id}`` and ``GET /?key=…``."""
+        """Serve ``GET /{id}``, ``GET /?key=…`` and ``GET /?reference=…``."""
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1000})
             return
