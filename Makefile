@@ -40,7 +40,7 @@ docs: .venv/dev.stamp ## the documents as a site in build/site; a broken link or
 	$(BIN)/python -m sphinx --quiet --fail-on-warning -d build/.trees docs build/site
 	@echo "semel: the site is build/site/index.html"
 
-bench: .venv/dev.stamp ## measure Semel against a bare application, and peers where installed
+bench: .venv/dev.stamp ## measure Semel on every store beside a bare application, pgbench and peers (ten minutes)
 	$(BIN)/python -m bench $(ARGS)
 
 compare: .venv/dev.stamp ## what hard cases do to effects: Semel, and peers where installed

@@ -16,16 +16,19 @@ CONNECTIONS_MAX: Final = 512
 _EXAMPLES: Final = f"""\
 names for --only, also as patterns: {", ".join(NAMES)}
 (every run through HTTP measures the bare application too: a ratio needs it; peers are measured where `make peers` has
-installed them)
+installed them; PostgreSQL, MariaDB and Redis are started for the run, on free ports; what is not installed is named
+and left out)
 
 examples:
-  python -m bench                                             everything that is installed, in some minutes
+  python -m bench                                             everything that is installed, in ten minutes
   python -m bench --only sqlite-fresh,limit --connections 32  one cell, and the store's own limit
   python -m bench --only middleware                           the middleware by itself, in seconds
   python -m bench --rounds 5 --seconds 5 --json               longer, every sample, for a script
   python -m bench --only 'sqlite-*,*-sqlite-*'                Semel and its peers on SQLite
+  python -m bench --only 'postgresql-*,asyncpg-*,pgbench'     PostgreSQL, beside pgbench on the same server
+  python -m bench --only 'redis-*' --connections 32           Redis, beside redis-benchmark on the same server
   python -m bench --url 'postgresql://shop@db/shop' --only 'postgresql-*'
-                                                              Semel on a server of yours
+                                                              and Semel on a server of yours
   make bench ARGS="--rounds 1"                                the same through make
 """
 
@@ -66,7 +69,7 @@ def parse(arguments: Sequence[str]) -> Options:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--seconds", type=_seconds, default=2.0, help="length of one measurement (default: 2)")
+    parser.add_argument("--seconds", type=_seconds, default=0.5, help="length of one measurement (default: 0.5)")
     parser.add_argument("--rounds", type=_rounds, default=3, help="measurements of each cell (default: 3)")
     parser.add_argument(
         "--connections", type=_connections, default=CONNECTIONS, help="numbers of connections (default: 1,32,128)"
