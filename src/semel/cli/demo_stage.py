@@ -107,6 +107,7 @@ class Stage:
     """Everything the story needs."""
 
     url: str
+    store: str
     folder: Path
     client: Client
     operator: Operator
@@ -137,7 +138,7 @@ def staged(folder: Path) -> Iterator[Stage]:
             raise _not_started(folder / "service.log")
         client = Client(url)
         _await_service(client, process, folder / "service.log")
-        yield Stage(url, folder, client, Operator(store), Provider(folder / "demo.db.provider.jsonl"))
+        yield Stage(url, store, folder, client, Operator(store), Provider(folder / "demo.db.provider.jsonl"))
     finally:
         process.terminate()
         try:
