@@ -5,37 +5,58 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
-from semel import Answer, AsyncEngine, Permit
+import pytest
+
+from semel import Answer, AsyncEngine, Permit, Policy
 from semel.engine.connect_postgres import postgres_backend
 from tests.engine.shells import MADE, command
+from tests.postgres.conftest import Outside
 from tests.servers.postgres import schema
+from tests.servers.redis import eventually
 
 LOOPS = 5
 
 
-def test_a_loop_that_is_over_keeps_neither_itself_nor_a_connection(conninfo: str) -> None:
-    engine = AsyncEngine(postgres_backend(conninfo, schema=schema()))
+@pytest.fixture
+def user(outside: Outside) -> Iterator[str]:
+    """Somebody whose connections are nobody else's."""
+    name = f"loops_{schema()}"
+    outside.connection.execute(f"CREATE ROLE {name} SUPERUSER LOGIN")
+    yield name
+    outside.connection.execute(f"DROP ROLE {name}")
+
+
+@pytest.mark.parametrize("asyncpg", [False, True], ids=["psycopg", "asyncpg"])
+@pytest.mark.parametrize("effects", ["external", "atomic"])
+def test_a_loop_that_is_over_keeps_neither_itself_nor_a_connection(
+    effects: str, asyncpg: bool, conninfo: str, outside: Outside, user: str
+) -> None:
+    own = conninfo.replace("postgres@", f"{user}@")
+    engine = AsyncEngine(postgres_backend(own, asyncpg=asyncpg, schema=schema()))
     loops: weakref.WeakSet[Any] = weakref.WeakSet()
-    idle: list[Any] = []
 
     async def handler(permit: Permit) -> Answer:
         return MADE
 
-    async def story(name: str) -> list[Any]:
+    async def story(key: str) -> None:
         loops.add(asyncio.get_running_loop())
-        assert (await engine.run(command(name), handler)).answer == MADE
-        return [connection for connection, _ in engine.backend.driver._loop()._connections.idle]
+        assert (await engine.run(command(key, policy=Policy.of(effects=effects)), handler)).answer == MADE
 
     async def last() -> None:
         await story("last")
-        assert all(connection.closed for connection in idle)
+        await engine.close()
         gc.collect()
         assert len(loops) == 1
-        await engine.close()
+
+    def connections() -> int:
+        [(count,)] = outside.fetch(f"SELECT count(*) FROM pg_stat_activity WHERE usename = '{user}'")
+        return int(count)
 
     for number in range(LOOPS):
-        idle += asyncio.run(story(str(number)))
-    assert len(idle) == LOOPS
+        asyncio.run(story(str(number)))
+        eventually(lambda: 0 < connections() <= 2)  # the present loop's: the driver's, and the unit's
     asyncio.run(last())
+    eventually(lambda: connections() == 0)

@@ -11,6 +11,7 @@ from asyncmy.cursors import Cursor
 from asyncmy.errors import MySQLError
 
 from semel.drivers.lifo import AsyncLifo
+from semel.drivers.loops import cut
 from semel.drivers.mariadb import Conversation, Greeting, Result, Server, converse, greet
 from semel.drivers.mariadb_errors import Lost, Refused, cannot_connect, ends_connection, lost, refused, store_error
 from semel.drivers.refusals import still_unknown
@@ -80,6 +81,10 @@ class Loop:
         for connection, _ in self._lifo.forget_idle():
             await close(connection)
 
+    def drop_idle(self) -> None:
+        """As ``close_idle``, where the loop is over: nobody can be awaited."""
+        drop(self._lifo)
+
     async def close(self) -> None:
         """Wait for what is on its way, then close what is idle."""
         while self.tasks:
@@ -109,6 +114,14 @@ async def close(connection: Any) -> None:
     """Close it, whatever its state."""
     connection.close()
     await asyncio.sleep(0)  # the transport closes in the loop's next turn
+
+
+def drop(lifo: AsyncLifo[Taken]) -> None:
+    """Close what is idle on a loop that is over."""
+    for connection, _ in lifo.forget_idle():
+        transport, connection._transport = connection._transport, None
+        if transport is not None:
+            cut(transport)
 
 
 def is_sound(error: BaseException) -> bool:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import weakref
 from typing import Any, Final, TypeVar
 
 import asyncmy
 from asyncmy.errors import InterfaceError, MySQLError
 
-from semel.drivers.asyncmy import Taken, close, is_sound, open_connection, perform
+from semel.drivers.asyncmy import Taken, close, drop, is_sound, open_connection, perform
 from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo
+from semel.drivers.loops import Loops
 from semel.drivers.mariadb import Conversation, Server
 from semel.drivers.mariadb_errors import Lost, Refused, lost, store_error
 from semel.drivers.mariadb_unit import LATE, OVER, Transaction
@@ -215,15 +215,11 @@ class AsyncUnitPool:
     def begin_process(self) -> None:
         """Start with no connections, also in a forked child."""
         self._inherited.append(getattr(self, "_loops", None))
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncLifo[Taken]]
-        self._loops = weakref.WeakKeyDictionary()
+        self._loops: Loops[AsyncLifo[Taken]]
+        self._loops = Loops(lambda: AsyncLifo(self._open, self.server.connections_max), drop)
 
     def _lifo(self) -> AsyncLifo[Taken]:
-        loop = asyncio.get_running_loop()
-        lifo = self._loops.get(loop)
-        if lifo is None:
-            lifo = self._loops[loop] = AsyncLifo(self._open, self.server.connections_max)
-        return lifo
+        return self._loops.here()
 
     async def begin(self) -> AsyncmyUnit:
         """A unit on a connection of its own.

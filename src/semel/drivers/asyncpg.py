@@ -7,7 +7,6 @@ prepared once per connection by asyncpg itself, or never where the URL says ``pr
 from __future__ import annotations
 
 import asyncio
-import weakref
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -15,6 +14,7 @@ import asyncpg
 
 from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo
+from semel.drivers.loops import Loops, cut
 from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, is_conflict, store_error, unreplicated
 from semel.drivers.psycopg import CONFLICTS_MAX, ClosesAsync, PsycopgDriver, Server
 from semel.drivers.refusals import still_unknown
@@ -49,7 +49,7 @@ class AsyncpgDriver:
         begin_in_children(self)
 
     def _begin(self) -> None:
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = weakref.WeakKeyDictionary()
+        self._loops = Loops(lambda: _Loop(self.server), _Loop.drop_idle)
 
     def begin_process(self) -> None:
         """In a forked child: begin without connections."""
@@ -83,11 +83,7 @@ class AsyncpgDriver:
         return await self._loop().run(make)
 
     def _loop(self) -> _Loop:
-        running = asyncio.get_running_loop()
-        loop = self._loops.get(running)
-        if loop is None:
-            loop = self._loops[running] = _Loop(self.server)
-        return loop
+        return self._loops.here()
 
     async def close_async(self) -> None:
         """Wait for what is on its way, then close what is idle. The driver may be used again."""
@@ -175,6 +171,19 @@ class _Loop:
         for taken in self._connections.forget_idle():
             with suppress(Exception):
                 await taken.connection.close(timeout=1)
+
+    def drop_idle(self) -> None:
+        """As ``close_idle``, where the loop is over: nobody can be awaited."""
+        for taken in self._connections.forget_idle():
+            drop(taken.connection)
+
+
+def drop(connection: Any) -> None:
+    """Close a connection whose loop is over."""
+    transport = connection._transport
+    with suppress(RuntimeError):  # it would tell its loop, which is closed
+        connection.terminate()
+    cut(transport)
 
 
 def is_lost(error: BaseException) -> bool:

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import weakref
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from semel.drivers.asyncpg import told
+from semel.drivers.asyncpg import drop, told
 from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo
+from semel.drivers.loops import Loops
 from semel.drivers.postgres_errors import cannot_connect, is_conflict
 from semel.drivers.psycopg import CONFLICTS_MAX, Server
 from semel.errors import StoreError, StoreUnavailable
@@ -212,8 +212,8 @@ class AsyncpgUnitPool:
         begin_in_children(self)
 
     def _begin(self) -> None:
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncLifo[UnitConnection]]
-        self._loops = weakref.WeakKeyDictionary()
+        self._loops: Loops[AsyncLifo[UnitConnection]]
+        self._loops = Loops(lambda: AsyncLifo(self._open, self.server.connections_max), _drop_idle)
 
     def begin_process(self) -> None:
         """In a forked child: begin without connections."""
@@ -223,11 +223,7 @@ class AsyncpgUnitPool:
     @property
     def lifo(self) -> AsyncLifo[UnitConnection]:
         """Those of this process and the running loop."""
-        loop = asyncio.get_running_loop()
-        lifo = self._loops.get(loop)
-        if lifo is None:
-            lifo = self._loops[loop] = AsyncLifo(self._open, self.server.connections_max)
-        return lifo
+        return self._loops.here()
 
     async def begin(self) -> AsyncpgUnit:
         """Begin a unit on a connection of its own.
@@ -281,6 +277,11 @@ class AsyncpgUnitPool:
         for connection in self.lifo.forget_idle():
             with suppress(*_LOST, TimeoutError):
                 await connection.close(timeout=1)
+
+
+def _drop_idle(lifo: AsyncLifo[UnitConnection]) -> None:
+    for connection in lifo.forget_idle():
+        drop(connection)
 
 
 def _unbegun(error: BaseException) -> StoreError:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from typing import Protocol, TypeVar
 
 from semel.drivers.asyncmy import Loop
 from semel.drivers.forks import begin_in_children
+from semel.drivers.loops import Loops
 from semel.drivers.mariadb import Server
 from semel.drivers.pymysql import Threads
 from semel.flow import MakeFlow
@@ -42,7 +42,7 @@ class MariadbDriver:
 
     def _begin(self) -> None:
         self._threads = Threads(self.server)
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Loop] = weakref.WeakKeyDictionary()
+        self._loops = Loops(lambda: Loop(self.server), Loop.drop_idle)
 
     def begin_process(self) -> None:
         """In a forked child: begin without connections."""
@@ -74,11 +74,7 @@ class MariadbDriver:
         return await self._loop().run(make)
 
     def _loop(self) -> Loop:
-        running = asyncio.get_running_loop()
-        loop = self._loops.get(running)
-        if loop is None:
-            loop = self._loops[running] = Loop(self.server)
-        return loop
+        return self._loops.here()
 
     async def close_async(self) -> None:
         """Wait for what is on its way, then close what is idle. The driver may be used again."""

@@ -9,7 +9,6 @@ relied upon: unnamed statements are planned anew anyway.
 from __future__ import annotations
 
 import asyncio
-import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
@@ -20,6 +19,7 @@ from psycopg import AsyncConnection, AsyncCursor, AsyncRawCursor, Connection, Cu
 from semel.drivers.clock import Clock
 from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo, Lifo
+from semel.drivers.loops import Loops
 from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, is_conflict, store_error, unreplicated
 from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import Overdue, PatientAsyncConnection, PatientConnection
@@ -122,7 +122,7 @@ class PsycopgDriver:
 
     def _begin(self) -> None:
         self._threads: Lifo[tuple[Connection[Any], _Notices]] = Lifo(self._open, self.server.connections_max)
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = weakref.WeakKeyDictionary()
+        self._loops = Loops(lambda: _Loop(self.server), _Loop.drop_idle)
 
     def begin_process(self) -> None:
         """In a forked child: begin without connections."""
@@ -208,13 +208,7 @@ class PsycopgDriver:
         return await self._loop().run(make)
 
     def _loop(self) -> _Loop:
-        running = asyncio.get_running_loop()
-        loop = self._loops.get(running)
-        if loop is None:
-            for over in [each for each in self._loops if each.is_closed()]:
-                self._loops.pop(over).drop_idle()
-            loop = self._loops[running] = _Loop(self.server)
-        return loop
+        return self._loops.here()
 
     async def close_async(self) -> None:
         """Wait for what is on its way, then close what is idle. The driver may be used again."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import weakref
 from typing import Any, TypeVar
 
 import psycopg
@@ -13,6 +11,7 @@ from psycopg.pq import TransactionStatus
 
 from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo
+from semel.drivers.loops import Loops
 from semel.drivers.postgres_errors import cannot_connect, is_conflict
 from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
 from semel.drivers.psycopg_arrays import with_arrays
@@ -210,8 +209,8 @@ class AsyncUnitPool:
         begin_in_children(self)
 
     def _begin(self) -> None:
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncLifo[AsyncUnitConnection]]
-        self._loops = weakref.WeakKeyDictionary()
+        self._loops: Loops[AsyncLifo[AsyncUnitConnection]]
+        self._loops = Loops(lambda: AsyncLifo(self._open, self.server.connections_max), drop)
 
     def begin_process(self) -> None:
         """In a forked child: begin without connections."""
@@ -221,11 +220,7 @@ class AsyncUnitPool:
     @property
     def lifo(self) -> AsyncLifo[AsyncUnitConnection]:
         """Those of this process and the running loop."""
-        loop = asyncio.get_running_loop()
-        lifo = self._loops.get(loop)
-        if lifo is None:
-            lifo = self._loops[loop] = AsyncLifo(self._open, self.server.connections_max)
-        return lifo
+        return self._loops.here()
 
     async def begin(self) -> AsyncPsycopgUnit:
         """A unit on a connection of its own.
@@ -266,6 +261,12 @@ class AsyncUnitPool:
         """Close what is idle on this loop."""
         for connection in self.lifo.forget_idle():
             await connection.close()
+
+
+def drop(lifo: AsyncLifo[AsyncUnitConnection]) -> None:
+    """Close what is idle on a loop that is over."""
+    for connection in lifo.forget_idle():
+        connection.pgconn.finish()
 
 
 async def _begin_with(connection: AsyncUnitConnection, text: bytes, values: list[Any]) -> list[Any]:

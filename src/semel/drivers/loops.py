@@ -1,0 +1,46 @@
+"""One value for each event loop in use: connections belong to the loop that opened them, and are over when it is.
+
+Whoever calls ``asyncio.run`` for each of its tasks uses one loop after the other. What those left idle would stay open
+on the server for as long as this process lives: a connection refers to its loop, so that neither is ever forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+V = TypeVar("V")
+
+
+class Loops(Generic[V]):
+    """``make`` makes the value of a loop; ``drop`` ends that of one that is over, where nobody can be awaited."""
+
+    def __init__(self, make: Callable[[], V], drop: Callable[[V], None]) -> None:
+        self._make = make
+        self._drop = drop
+        self._values: dict[asyncio.AbstractEventLoop, V] = {}  # referred to, so that none vanishes undropped
+
+    def here(self) -> V:
+        """The value of the running loop."""
+        running = asyncio.get_running_loop()
+        value = self._values.get(running)
+        if value is None:
+            for over in [loop for loop in list(self._values) if loop.is_closed()]:
+                dropped = self._values.pop(over, None)
+                if dropped is not None:  # else another thread's loop was first
+                    self._drop(dropped)
+            value = self._values[running] = self._make()
+        return value
+
+
+def cut(transport: Any) -> None:
+    """Close the socket of a transport whose loop is over: nothing of it will ever be called."""
+    under = getattr(getattr(transport, "_ssl_protocol", None), "_transport", transport)
+    with suppress(RuntimeError):  # it would tell its loop, which is closed
+        transport.abort()
+    sock = getattr(under, "_sock", None)  # asyncio's own keep it so; uvloop has closed its sockets with the loop
+    if sock is not None:
+        under._sock = None
+        sock.close()
