@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from tests.crash.processes import ROOT, pause
 from tests.crash.work import Folder
+from tests.servers.ports import free_port
 from tests.service.served import await_true
 
 END_SECONDS = 20.0
@@ -184,13 +184,6 @@ def open_files(pid: int, folder: Folder) -> list[str]:
         if path.startswith(str(folder.database)):
             found.append(path)
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
 
 
 @contextmanager
