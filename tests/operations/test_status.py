@@ -27,7 +27,7 @@ from tests.integrations.driving import Web, Webs, caller_of
 from tests.web.driving import KEY
 
 NEVER = "0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55"
-SHORT = {"answer_seconds": 60, "tombstone_seconds": 60}
+SHORT: dict[str, Any] = {"answer_seconds": 60, "tombstone_seconds": 60}
 
 
 class Bank:

@@ -78,6 +78,19 @@ class World:
                 server, schema = postgresql.postgres(), own_schema()
                 return postgres_backend(server, schema=schema, clock=self.clock, asyncpg=self.kind == "asyncpg")
 
+    @property
+    def url(self) -> str:
+        """The same store for another process, by the real clock."""
+        match self.kind:
+            case "sqlite" | "sqlite-async":
+                return f"sqlite:///{self.path / 'semel.db'}"
+            case "pymysql" | "asyncmy":
+                return maria.url(maria.mariadb())
+            case _:
+                scheme = "postgresql+asyncpg" if self.kind == "asyncpg" else "postgresql"
+                rest = postgresql.postgres().partition("://")[2]
+                return f"{scheme}://{rest}{'&' if '?' in rest else '?'}schema={own_schema()}"
+
     def shell(self, **options: Any) -> Shell:
         """An engine as in a process of its own."""
         shell = Shell(self.mode, self.backend(), **options)
