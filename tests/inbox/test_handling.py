@@ -116,6 +116,22 @@ def test_a_redelivery_while_the_first_is_at_it_is_not_run(make_consumer: Make, h
     assert home.effects() == [1]
 
 
+def test_a_message_that_another_worker_handles_after_the_look_is_not_run(make_consumer: Make, home: Home) -> None:
+    first, second = make_consumer(), make_consumer()
+    if first.runner is not None:  # as above
+        return
+    backend = first.engine.backend
+    begin = backend.unit
+
+    def overtaken() -> Any:
+        assert second.handle("m-1", writes(1)) is Receipt.HANDLED
+        return begin()
+
+    object.__setattr__(backend, "unit", overtaken)
+    assert first.handle("m-1", never) is Receipt.DUPLICATE
+    assert home.effects() == [1]
+
+
 def test_what_is_over_is_forgotten_in_chunks(make_consumer: Make, home: Home) -> None:
     worker = make_consumer(keep_seconds=0.000001)
     for n in range(5):

@@ -13,12 +13,15 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from semel.engine.aio import AsyncEngine
+from semel.engine.bulk import RECIPE as BULK
 from semel.errors import InvalidKey, StoreError
 from semel.model import OPEN_STATES, Answer, AnswerKind, Operation, Record, Scope, State, Unreadable
 from semel.protocol.operations import find_operation
 from semel.rules.identity import record_id, reference_id, uuid_bytes, uuid_text
+from semel.rules.items import Tally
 from semel.rules.keys import parse_key
 from semel.rules.stored import is_sound, state_of, uuid_of
+from semel.stores.items import Items
 from semel.web.asgi_call import Receive, Send, send_answer
 from semel.web.caller import Caller
 from semel.web.problem import Kind
@@ -61,7 +64,7 @@ class Operations:
             row, kept = await self._find(operation_id=raw)
         except StoreError as error:
             return self._surface.problems.of_error(error)
-        return self._status(row, kept, caller)
+        return await self._told(row, kept, caller)
 
     async def by_key(self, query: bytes, request: Mapping[str, Any]) -> Answer:
         """The status of the command with ``?key=…`` or ``?reference=…``; ``&operation=…`` where there are several."""
@@ -105,7 +108,7 @@ class Operations:
             return self._problem(
                 BAD_QUERY, f"This {what} was used with several operations; add &operation= one of {several}."
             )
-        return self._status(*(found[0] if found else (None, None)), caller)
+        return await self._told(*(found[0] if found else (None, None)), caller)
 
     async def _find(self, **name: bytes) -> tuple[Record | None, Operation | None]:
         store = self._engine.store
@@ -116,7 +119,20 @@ class Operations:
         caller = self._surface.caller(request)
         return self._surface.problems.caller_unknown() if caller is None else caller
 
-    def _status(self, row: Record | None, kept: Operation | None, caller: Caller) -> Answer:
+    async def _told(self, row: Record | None, kept: Operation | None, caller: Caller) -> Answer:
+        """The status, with the progress of a bulk."""
+        progress = None
+        if row is not None and row.recipe == BULK and _is_of(row, caller) and is_sound(row):
+            items, id = Items(self._engine.store), row.operation_id
+            try:
+                progress = await self._engine.perform("bulk", lambda: items.tally(id))
+            except StoreError as error:
+                return self._surface.problems.of_error(error)
+        return self._status(row, kept, caller, progress)
+
+    def _status(
+        self, row: Record | None, kept: Operation | None, caller: Caller, progress: Tally | None = None
+    ) -> Answer:
         told = row or kept
         if told is None or not _is_of(told, caller):
             return self._problem(NOT_FOUND, "There is no such operation of yours.")
@@ -127,6 +143,8 @@ class Operations:
         document = _remembered(kept) if row is None and kept is not None else describe(told, now)  # type: ignore[arg-type]
         if kept is not None and kept.business_ref is not None:
             document["businessReference"] = kept.business_ref
+        if progress is not None:
+            document["progress"] = progress._asdict()
         if row is not None and row.state in OPEN_STATES and row.lease_until > now:
             headers.append((b"retry-after", b"%d" % max(1, -(-(row.lease_until - now) // 1_000_000))))
         return Answer(200, tuple(headers), json.dumps(document).encode())
