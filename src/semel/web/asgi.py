@@ -11,6 +11,8 @@ from semel.engine.aio import AsyncEngine
 from semel.engine.opening import opened_async
 from semel.errors import ConfigurationError
 from semel.web.asgi_call import App, DeclaredCall, Message, Receive, Scope, Send, marked, send_answer
+from semel.web.asgi_resumed import completer_of
+from semel.web.asgi_route import CALL_KEY
 from semel.web.asgi_tasks import KeptAlive
 from semel.web.caller import FromUser
 from semel.web.exchange import Exchange, Unprotected, note_uncovered, open_exchange
@@ -40,12 +42,13 @@ class SemelMiddleware:
         self._find = self.surface.routes.find
         self._kept_alive = KeptAlive()
         self._reaper = Reaper(engine)
+        self._completer = completer_of(self.surface, engine, app)
         _check_order(app, self.surface.caller)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI says."""
         kind = scope["type"]
-        if kind == "http":
+        if kind == "http" and CALL_KEY not in scope:
             path = route_path(scope)
             found = self._find(scope["method"], path)
             if found is not None:
@@ -82,6 +85,8 @@ class SemelMiddleware:
                 begun = True
                 await opened_async(self.engine)
                 await self._reaper.__aenter__()
+                if self._completer is not None:
+                    await self._completer.__aenter__()
             return message
 
         async def close_and_send(message: Message) -> None:
@@ -102,6 +107,8 @@ class SemelMiddleware:
 
     async def _close_all(self) -> None:
         await self._reaper.__aexit__()
+        if self._completer is not None:
+            await self._completer.__aexit__()
         await self.close()
         await self.engine.close()
 

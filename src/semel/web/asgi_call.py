@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from enum import Enum
-from typing import Any, Final
+from typing import Any
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
@@ -20,6 +20,7 @@ from semel.model import Answer, Effects, Superseded, Verdict
 from semel.policy import Command
 from semel.rules.classify import Outcome
 from semel.web.asgi_listener import Listener, is_disconnect
+from semel.web.asgi_scope import captured
 from semel.web.asgi_tasks import KeptAlive
 from semel.web.capture import Capture
 from semel.web.exchange import AnswerTooLarge, Exchange, IncompleteAnswer, Unprotected
@@ -30,11 +31,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-# Ways to answer that leave no bytes to capture; the application is shown a server without them.
-_UNCAPTURED: Final = frozenset(
-    f"http.response.{name}" for name in ("pathsend", "zerocopysend", "trailers", "push", "early_hint")
-)
 
 
 class _Mode(Enum):
@@ -50,6 +46,7 @@ class Call:
     """
 
     __slots__ = (
+        "_accepted",
         "_app",
         "_capture",
         "_deadline",
@@ -73,7 +70,7 @@ class Call:
     def _prepare(self, app: App, engine: AsyncEngine, scope: Scope, receive: Receive, send: Send) -> None:
         self._app = app
         self._engine = engine
-        self._scope = _captured(scope)
+        self._scope = captured(scope)
         self._receive = receive
         self._send = send
         self._mode = _Mode.HOLD
@@ -86,6 +83,7 @@ class Call:
         self._task: asyncio.Task[Any] | None = None
         self._gone = False
         self._lost = False
+        self._accepted = False  # the client has its 202; the answer is for those who ask later
 
     def _begin(self, exchange: Exchange, permit: Permit) -> None:
         """From here on the answer is held, for this permit."""
@@ -103,6 +101,16 @@ class Call:
         if permit.effects is Effects.IDEMPOTENT:
             self._task = asyncio.current_task()
             permit.when_lost(self._cancel)
+
+    async def _accept(self) -> None:
+        """Tell a client that does not wait where to look; the handler goes on."""
+        if self._exchange.wants_async and self._permit is not None:
+            self._accepted = True
+            try:
+                await send_answer(self._send, self._exchange.accepted(self._permit.grant.operation_id))
+            except Exception as refused:
+                if not is_disconnect(refused):
+                    raise
 
     def _cancel(self) -> None:
         if self._task is not None:
@@ -123,7 +131,7 @@ class Call:
             error = IncompleteAnswer("the application returned without completing its response")
         try:
             answer = await self._settle(permit, error)
-            if answer is not None and self._mode is not _Mode.THROUGH:
+            if answer is not None and self._mode is not _Mode.THROUGH and not self._accepted:
                 try:
                     await send_answer(self._send, answer)
                 except Exception as refused:
@@ -218,7 +226,7 @@ class Call:
         except StoreError:
             marked_so = False
         chunks = capture.release()
-        if not marked_so:
+        if not marked_so or self._accepted:
             self._mode = _Mode.DROP
             return
         self._mode = _Mode.THROUGH
@@ -328,6 +336,7 @@ class DeclaredCall(Call):
         error: BaseException | None = None
         try:
             self._begin(self._exchange, permit)
+            await self._accept()
             if permit.effects is Effects.ATOMIC:
                 async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
                     await self._app(self._scope, self.receive, self.send)
@@ -368,14 +377,6 @@ class DeclaredCall(Call):
             return piece if piece is not None else await self._receive()
         self._message = None
         return message
-
-
-def _captured(scope: Scope) -> Scope:
-    """The scope without ways to answer that leave no bytes to capture."""
-    extensions = scope.get("extensions")
-    if not extensions or _UNCAPTURED.isdisjoint(extensions):
-        return scope
-    return {**scope, "extensions": {name: value for name, value in extensions.items() if name not in _UNCAPTURED}}
 
 
 async def send_answer(send: Send, answer: Answer) -> None:

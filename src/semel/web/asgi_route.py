@@ -100,6 +100,7 @@ class RouteCall(Call):
         if not isinstance(permit, Permit):
             return opened.present(permit)
         self._begin(opened, permit)
+        await self._accept()
         if permit.effects is Effects.ATOMIC:
             # The handler has its own limit. What the framework does after it holds the transaction open, too.
             left = permit.deadline_monotonic - time.monotonic()

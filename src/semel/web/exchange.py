@@ -7,6 +7,7 @@ a verdict, or from the end of the application's call, the answer that leaves. Ad
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -21,14 +22,16 @@ from semel.errors import (
     StoreError,
     StoreUnavailable,
 )
-from semel.model import Answer, NotReplayable, Proceed, Replay, Scope, Verdict
+from semel.model import Answer, InProgress, NotReplayable, Proceed, Replay, Scope, Verdict
 from semel.policy import Command
 from semel.rules.classify import Outcome, Refused, Released, Succeeded, Unprovable, classify_answer, classify_exception
 from semel.rules.fingerprint import Facts, Hashing
+from semel.rules.identity import uuid_text
 from semel.rules.keys import parse_key
 from semel.web.caller import Caller
 from semel.web.capture import BODYLESS_STATUSES, Capture
-from semel.web.prefer import preferred_wait
+from semel.web.prefer import preferred_wait, prefers_async
+from semel.web.requests import pack_head
 from semel.web.routing import UNSAFE_METHODS, Params, Route
 from semel.web.spool import Spool
 from semel.web.surface import Surface
@@ -114,7 +117,11 @@ def open_exchange(
         wait = preferred_wait((read[b"prefer"],))
         if wait is not None:
             wait = min(wait, surface.wait_seconds_max)
-    return Exchange(surface, route, facts, key, wait)
+    exchange = Exchange(surface, route, facts, key, wait)
+    if route.policy.resumable:
+        path = request["path"] if "path" in request else request.get("PATH_INFO", "/")
+        exchange.resumable(pack_head(method, path, query, headers), read.get(b"prefer"))
+    return exchange
 
 
 def _read_head(key_name: bytes, headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[bytes], dict[bytes, bytes]]:
@@ -151,6 +158,7 @@ class Exchange:
         "_body",
         "_facts",
         "_hashing",
+        "_head",
         "_key",
         "_size",
         "_spool",
@@ -158,6 +166,7 @@ class Exchange:
         "_under",
         "route",
         "wait_seconds",
+        "wants_async",
     )
 
     def __init__(self, surface: Surface, route: Route, facts: Facts, key: str, wait_seconds: float | None) -> None:
@@ -169,8 +178,17 @@ class Exchange:
         self._body = b""
         self._spool: Spool | None = None
         self._under: dict[str, bytes | None] = {}
+        self._head: bytes | None = None
+        self.wants_async = False  # the client would rather be told where to look than wait
         self.route = route
         self.wait_seconds = wait_seconds
+
+    def resumable(self, head: bytes, prefer: bytes | None) -> None:
+        """The operation ends without its client: keep the request, and heed ``Prefer: respond-async``."""
+        self._head = head
+        self.wants_async = prefer is not None and prefers_async((prefer,))
+        if self.wants_async and self.wait_seconds is None:
+            self.wait_seconds = 0
 
     # --- the body ---------------------------------------------------------------------------
 
@@ -221,13 +239,19 @@ class Exchange:
         facts, route = self._facts, self.route
         scope = Scope(facts.tenant, facts.caller, facts.operation)
         under = self.under if route.known else None
-        if route.key_from is None and route.reference_from is None:
+        if route.key_from is None and route.reference_from is None and self._head is None:
             return Command(scope, self._key, fingerprint, route.recipe, route.policy, under)
         try:
             key, reference = self._names()
+            return Command(scope, key, fingerprint, route.recipe, route.policy, under, reference, self._request())
         except RequestError as error:
             return self._surface.problems.of_error(error)
-        return Command(scope, key, fingerprint, route.recipe, route.policy, under, reference)
+
+    def _request(self) -> bytes | None:
+        """What a run without the client needs; None where there is never one."""
+        if self._head is None:
+            return None
+        return self._head + (self._body if self._spool is None else b"".join(self._spool.chunks()))
 
     def _names(self) -> tuple[str, str | None]:
         """The key and the business reference, where they come with the request. Raises RequestError."""
@@ -272,7 +296,23 @@ class Exchange:
         if isinstance(verdict, Proceed):
             # Read again after a refused settlement, and yet still ours: nobody can say what that means.
             return problems.unknown(verdict.grant.operation_id)
+        if isinstance(verdict, InProgress) and self._head is not None:
+            return self.accepted(verdict.operation_id)  # it comes to its end, whoever listens
         return problems.of_verdict(verdict)
+
+    def accepted(self, operation_id: bytes) -> Answer:
+        """202: the command is under way and comes to its end; where to look for it."""
+        document = {"operationId": uuid_text(operation_id), "state": "PROCESSING"}
+        headers = [(b"content-type", b"application/json"), _NO_STORE]
+        problems = self._surface.problems
+        link = problems.operation_link(operation_id)
+        if link is not None and problems.operations_path is not None:
+            document["operation"] = problems.operations_path.replace("{id}", uuid_text(operation_id))
+            headers += [(b"location", document["operation"].encode()), link]
+        if self.wants_async:
+            headers.append((b"preference-applied", b"respond-async"))
+        body = json.dumps(document).encode()
+        return Answer(202, (*headers, (b"content-length", b"%d" % len(body))), body)
 
     def _replay(self, answer: Answer) -> Answer:
         status = 200 if answer.status is None else answer.status
@@ -318,6 +358,7 @@ class Exchange:
         """
         problems = self._surface.problems
         operation_id = permit.grant.operation_id
+        outcome = permit.outcome(outcome)
         if verdict is not None:
             return self.present(verdict)
         if self.route.atomic and not permit.kept:
@@ -338,6 +379,8 @@ class Exchange:
             return problems.unknown(operation_id)
         answer = capture.first()
         if isinstance(outcome, Unprovable):
+            if capture.status < 500 and permit.steps is not None:
+                return problems.unknown(operation_id)  # what leaves is what the store holds
             link = problems.operation_link(operation_id)
             if link is not None:
                 return answer._replace(headers=(*answer.headers, link))

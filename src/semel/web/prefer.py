@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 # A preference whose name is a token, with an optional value (token or quoted string); parameters are skipped.
 _PREFERENCE = re.compile(
@@ -14,12 +14,29 @@ _LINE_BYTES_MAX = 1024
 _DIGITS_MAX = 9
 
 
+def prefers_async(lines: Iterable[bytes]) -> bool:
+    """Whether there is a ``respond-async`` preference.
+
+    >>> prefers_async([b"wait=10, respond-async"]), prefers_async([b"respond-async-not"]), prefers_async([])
+    (True, False, False)
+    """
+    return any(found[1].lower() == b"respond-async" for found in _preferences(lines))
+
+
 def preferred_wait(lines: Iterable[bytes]) -> int | None:
     """The seconds of the first ``wait`` preference, or None. What is malformed is ignored, as the RFC asks.
 
     >>> preferred_wait([b"respond-async, wait=10"]), preferred_wait([b"wait=soon"]), preferred_wait([])
     (10, None, None)
     """
+    for found in _preferences(lines):
+        if found[1].lower() == b"wait":
+            value = found[2] if found[2] is not None else found[3]
+            return int(value) if value and value.isdigit() and len(value) <= _DIGITS_MAX else None
+    return None
+
+
+def _preferences(lines: Iterable[bytes]) -> Iterator[re.Match[bytes]]:
     for line in lines:
         if len(line) > _LINE_BYTES_MAX:
             continue
@@ -28,8 +45,5 @@ def preferred_wait(lines: Iterable[bytes]) -> int | None:
             found = _PREFERENCE.match(line, at)
             if found is None:
                 break
-            if found[1].lower() == b"wait":
-                value = found[2] if found[2] is not None else found[3]
-                return int(value) if value and value.isdigit() and len(value) <= _DIGITS_MAX else None
+            yield found
             at = found.end()
-    return None

@@ -1,0 +1,210 @@
+"""``Prefer: respond-async``: 202 and a link at once, and an end even where the server that accepted it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from semel import AsyncEngine, Engine, Permit, Policy
+from semel.integrations.starlette import Semel
+from semel.web.asgi import SemelMiddleware
+from semel.web.asgi_resumed import ResumedApp
+from semel.web.caller import single_caller
+from semel.web.routing import Operation
+from semel.worker.completer import Completer
+from tests.steps.serving import SHIP, application
+from tests.web.driving import Response as Got
+from tests.web.driving import asgi_call, asgi_scope
+
+ASYNC = [("Idempotency-Key", "order-number-1"), ("Prefer", "respond-async"), ("Content-Type", "text/plain")]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "semel.db"
+    with closing(Engine.connect(f"sqlite:///{made}")) as engine:
+        engine.migrate()
+    return made
+
+
+class Gate:
+    """An application that goes on when it is told to."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.opens = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.opens.wait()
+        await self._app(scope, receive, send)
+
+
+async def asked(app: Any, headers: list[tuple[str, str]] = ASYNC) -> Got:
+    return await asgi_call(app, asgi_scope("POST", "/ship", "", headers, None), [b"parcel"])
+
+
+async def first_message(app: Any) -> tuple[asyncio.Task[Any], dict[str, Any], bytes]:
+    """Ask, and return as soon as an answer has been sent: the handler is still at it."""
+    sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    pieces = [{"type": "http.request", "body": b"parcel", "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if not pieces:
+            await asyncio.Event().wait()
+        return pieces.pop()
+
+    task = asyncio.ensure_future(app(asgi_scope("POST", "/ship", "", ASYNC, None), receive, sent.put))
+    start, body = await sent.get(), await sent.get()
+    return task, start, body["body"]
+
+
+def surfaces(engine: AsyncEngine, log: Path) -> Iterator[tuple[Any, Gate]]:
+    """The same application, declared at the middleware and at its endpoint."""
+    gate = Gate(application(str(log), stays=False))
+    declared = [Operation("/ship", SHIP, name="ship")]
+    yield SemelMiddleware(gate, engine, caller=single_caller, operations=declared), gate
+    semel = Semel(engine, caller=single_caller)
+
+    async def ship(request: Request, permit: Permit = Semel.permit) -> Response:
+        await route_gate.opens.wait()
+        await permit.step("ship", lambda: "shipped", repeat=True)
+        return PlainTextResponse("shipped", 201)
+
+    route_gate = Gate(None)
+    app = Starlette(routes=[Route("/ship", semel.command("ship-2", SHIP)(ship), methods=["POST"])])
+    semel.install(app)
+    yield app, route_gate
+
+
+def test_the_client_is_told_where_to_look_and_gets_the_answer_later(path: Path, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with AsyncEngine.connect(f"sqlite:///{path}") as engine:
+            for app, gate in surfaces(engine, tmp_path / "effects"):
+                task, start, body = await first_message(app)
+                headers = dict(start["headers"])
+                link = json.loads(body)["operation"]
+                assert start["status"] == 202
+                assert headers[b"preference-applied"] == b"respond-async"
+                assert headers[b"location"].decode() == link
+                assert not task.done()
+                again = await asked(app)
+                assert (again.status, again.header("location")) == (202, link)
+                plain = await asked(app, [ASYNC[0], ASYNC[2]])  # a client that would wait, and has waited
+                assert (plain.status, plain.header("preference-applied")) == (202, None)
+                gate.opens.set()
+                await task
+                ended = await asked(app)
+                assert (ended.status, ended.body, ended.replayed) == (201, b"shipped", True)
+
+    asyncio.run(story())
+
+
+def test_without_the_preference_the_client_waits_for_the_answer(path: Path, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with AsyncEngine.connect(f"sqlite:///{path}") as engine:
+            app, gate = next(surfaces(engine, tmp_path / "effects"))
+            gate.opens.set()
+            got = await asked(app, [ASYNC[0], ASYNC[2]])
+            assert (got.status, got.body, got.header("preference-applied")) == (201, b"shipped", None)
+
+    asyncio.run(story())
+
+
+def test_the_preference_means_nothing_where_nobody_would_end_the_command(path: Path) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    async def story() -> None:
+        async with AsyncEngine.connect(f"sqlite:///{path}") as engine:
+            declared = [Operation("/ship", Policy(), name="ship")]
+            got = await asked(SemelMiddleware(app, engine, caller=single_caller, operations=declared))
+            assert (got.status, got.body) == (201, b"done")
+
+    asyncio.run(story())
+
+
+def test_a_kept_request_holds_no_credential_and_runs_an_endpoint_again(path: Path) -> None:
+    seen: list[tuple[bytes, str | None, str | None]] = []
+
+    async def story() -> None:
+        async with AsyncEngine.connect(f"sqlite:///{path}") as engine:
+            semel = Semel(engine, caller=single_caller)
+
+            async def ship(request: Request, permit: Permit = Semel.permit) -> Response:
+                seen.append((await request.body(), request.headers.get("authorization"), request.headers.get("accept")))
+                await permit.step("note", lambda: None, repeat=True)
+                if permit.attempt == 1:
+                    raise ConnectionError("away")
+                return PlainTextResponse("shipped", 201)
+
+            app = Starlette(routes=[Route("/ship", semel.command("ship", SHIP)(ship), methods=["POST"])])
+            semel.install(app)
+            with pytest.raises(ConnectionError):
+                await asked(app, [*ASYNC[::2], ("Authorization", "Bearer secret"), ("Accept", "text/plain")])
+            completer = Completer(engine)
+            completer.register("ship", SHIP, ResumedApp(app, semel.surface.route("ship", SHIP)))
+            assert await completer.run_once() == 1
+            ended = await asked(app, ASYNC[::2])
+            assert (ended.status, ended.body, ended.replayed) == (201, b"shipped", True)
+
+    asyncio.run(story())
+    assert seen == [(b"parcel", "Bearer secret", "text/plain"), (b"parcel", None, "text/plain")]
+
+
+# --- real servers -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(path: Path, log: Path, mode: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command = [sys.executable, "-m", "tests.steps.serving", str(path), str(log), mode]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def post(port: int, *, wait: int | None = None) -> tuple[int, str | None, bytes]:
+    """Ask for it; ``wait`` is how long the server may take to find out."""
+    headers = dict(ASYNC)
+    if wait is not None:
+        headers["Prefer"] = f"respond-async, wait={wait}"
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+        connection.request("POST", "/ship", b"parcel", headers)
+        got = connection.getresponse()
+        return got.status, got.getheader("location"), got.read()
+
+
+def test_it_ends_although_the_server_that_accepted_it_is_killed(path: Path, tmp_path: Path) -> None:
+    log = tmp_path / "effects"
+    with served(path, log, "stays") as (server, port):
+        status, link, _ = post(port)
+        assert (status, server.stdout.readline() if server.stdout else "") == (202, "shipping\n")
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+    with served(path, log, "goes") as (_, port):
+        for _ in range(20):  # each waits in the server until the command has ended, or for a second
+            status, again, body = post(port, wait=1)
+            if status != 202:
+                break
+            assert again == link
+    assert (status, body) == (201, b"shipped")
+    charge, ship = log.read_text().splitlines()
+    assert charge == "charge"  # by the server that was killed, and never again
+    assert ship.startswith("ship parcel ")
