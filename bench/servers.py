@@ -98,7 +98,8 @@ def mariadb_program() -> Path:
 
 def version_of(program: Path) -> str:
     """What a server says that it is, by its program."""
-    return subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    return said.replace(str(program), program.name)
 
 
 @contextmanager
