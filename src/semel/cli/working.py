@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
 from semel.cli.exits import Exit, UsageFailed
+from semel.cli.loading import load_reconciler
 from semel.cli.store import url_of
 from semel.cli.terminal import Output
 from semel.engine.aio import AsyncEngine
@@ -20,6 +21,7 @@ from semel.protocol.outbox import TRIES_MAX
 from semel.service.settings import id_secret
 from semel.telemetry import Both, Logging
 from semel.worker.reaper import Reaper
+from semel.worker.reconciler import Reconciling
 from semel.worker.relay import BATCH, Relay
 from semel.worker.sinks.connect import SCHEMES, connect_sink
 
@@ -41,6 +43,13 @@ def add(commands: Commands[Parser]) -> None:
     )
     parser.add_argument(
         "--sink", metavar="URL", help=f"where events go: {'://, '.join(SCHEMES[:-1])}://, python:MODULE:F"
+    )
+    parser.add_argument(
+        "--reconcile",
+        metavar="MODULE:NAME",
+        action="append",
+        default=[],
+        help="a reconciler of your own, that finds out what became of UNKNOWN commands; may be given several times",
     )
     parser.add_argument("--once", action="store_true", help="publish and reap what is there now, and end")
     parser.add_argument("--no-reaper", action="store_true", help="leave lapsed and expired records to another process")
@@ -70,7 +79,7 @@ def add(commands: Commands[Parser]) -> None:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Work until SIGTERM, or once."""
-    if options.sink is None and options.no_reaper:
+    if options.sink is None and options.no_reaper and not options.reconcile:
         raise UsageFailed("--no-reaper without --sink leaves nothing to do; give a --sink, or let it reap")
     if options.sink is not None and options.sink.startswith("python:") and "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` has it: the function is where the worker is started
@@ -104,15 +113,20 @@ async def _work(options: argparse.Namespace, out: Output) -> int:
                 keep_seconds=options.keep,
             )
         reaper = None if options.no_reaper else Reaper(engine)
+        asks = [load_reconciler(text) for text in options.reconcile]
+        reconciling = Reconciling(engine, asks) if asks else None
         if options.once:
-            return await _once(relay, reaper, out)
-        return await _until_told(engine, relay, reaper, out)
+            return await _once(relay, reaper, reconciling, out)
+        return await _until_told(engine, relay, reaper, reconciling, out)
 
 
-async def _once(relay: Relay | None, reaper: Reaper | None, out: Output) -> int:
+async def _once(relay: Relay | None, reaper: Reaper | None, reconciling: Reconciling | None, out: Output) -> int:
     done: dict[str, Any] = {}
     if reaper is not None:
         done["lapsed"] = await reaper.run_once()
+    if reconciling is not None:
+        round = await reconciling.run_once()
+        done.update(asked=round.asked, settled=round.settled, gaveUp=round.gave_up)
     if relay is not None:
         try:
             done["published"] = await relay.run_once()
@@ -128,18 +142,24 @@ async def _once(relay: Relay | None, reaper: Reaper | None, out: Output) -> int:
     return Exit.REFUSED if relay is not None and relay.outage is not None else Exit.OK
 
 
-async def _until_told(engine: AsyncEngine, relay: Relay | None, reaper: Reaper | None, out: Output) -> int:
+async def _until_told(
+    engine: AsyncEngine, relay: Relay | None, reaper: Reaper | None, reconciling: Reconciling | None, out: Output
+) -> int:
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    parts = [name for name, part in (("relay", relay), ("reaper", reaper)) if part is not None]
+    named = (("relay", relay), ("reaper", reaper), ("reconcilers", reconciling))
+    parts = [name for name, part in named if part is not None]
     where = "" if relay is None else f", to {relay.sink.name}"
     _line(out, f"working: {' and '.join(parts)} on {shown_url(engine.backend.url)}{where}", {"working": parts})
     async with AsyncExitStack() as stack:
         running: list[asyncio.Task[None]] = []
         if reaper is not None:
             running.append(asyncio.create_task(reaper.run()))
+            stack.callback(running[-1].cancel)
+        if reconciling is not None:
+            running.append(asyncio.create_task(reconciling.run()))
             stack.callback(running[-1].cancel)
         if relay is not None:
             running.append(asyncio.create_task(relay.run()))
