@@ -15,10 +15,10 @@ from semel.engine.permit import Permit
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, outcome_from
 from semel.engine.upkeep import SyncUpkeep
 from semel.errors import StoreError, StoreTimeout
-from semel.flow import MakeFlow
+from semel.flow import MakeFlow, ask
 from semel.model import Answer, Claim, Effects, InProgress, Settlement, Settling, Superseded, Verdict
 from semel.policy import Command
-from semel.protocol.asks import Begin
+from semel.protocol.asks import Begin, Rollback, Unit
 from semel.protocol.commands import await_verdict, reread, settle_until_confirmed
 from semel.protocol.operations import claim_unit, settle_unit
 from semel.rules.classify import Outcome, Refused, classify_exception
@@ -155,7 +155,18 @@ class Engine:
         with self.core.running_here(claim) as met:
             if met is not None:
                 return met
-            verdict, unit = self._performer.drive(claim_unit(self.store, claim, command.under, Begin()))
+            opened: list[Unit] = []
+
+            def begin() -> Unit:
+                opened.append(self.backend.begin())
+                return opened[0]
+
+            try:
+                verdict, unit = self._performer.drive(claim_unit(self.store, claim, command.under, Begin(begin)))
+            except KeyboardInterrupt:
+                for open_unit in opened:  # whoever catches it, as a console does, would keep its connection and locks
+                    self._performer.drive(ask(Rollback(open_unit)))
+                raise
             return self.core.unit_claimed(claim, verdict, unit)
 
     def settle(self, permit: Permit, outcome: Outcome) -> Settling:

@@ -1,0 +1,79 @@
+"""Ctrl-C inside the claim of an ATOMIC command: whoever catches it goes on, and nothing of it is held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel import Engine, Permit, Policy
+from semel.engine.backend import Backend
+from semel.engine.connect_mariadb import mariadb_backend
+from semel.engine.connect_postgres import postgres_backend
+from semel.testing.mariadb import mariadb_subject
+from semel.testing.postgres import empty_schema
+from tests.engine.drivers import sqlite
+from tests.engine.shells import MADE, command
+from tests.servers import mariadb, postgres
+
+ATOMIC = Policy(effects="atomic")
+
+
+def on_sqlite(folder: Path) -> Backend:
+    return sqlite(folder / "semel.db", busy_seconds=0.2)
+
+
+def on_mariadb(folder: Path) -> Backend:
+    server = mariadb.mariadb()
+    mariadb_subject(server, None).backend.driver.close()
+    return mariadb_backend(replace(server, connections_max=1, patience_seconds=1.0))
+
+
+def on_postgres(folder: Path) -> Backend:
+    empty_schema(postgres.postgres(), postgres.schema())
+    return postgres_backend(postgres.postgres(), schema=postgres.schema(), connections_max=1, patience_seconds=1.0)
+
+
+@pytest.fixture(params=[on_sqlite, pytest.param(on_mariadb, marks=mariadb.MARK), on_postgres])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    """A migrated store with room for one unit."""
+    made: Backend = request.param(tmp_path)
+    with closing(Engine(made)) as engine:
+        engine.migrate()
+    yield made
+    made.driver.close()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before it is sent", "after its answer"])
+def test_it_holds_neither_a_connection_nor_a_lock(backend: Backend, after: bool) -> None:
+    begun: list[Any] = []
+
+    def begin() -> Any:
+        assert backend.unit is not None
+        unit = backend.unit()
+        if not begun:
+            run = unit.run
+
+            def interrupted(make: Any) -> Any:
+                if after:
+                    run(make)
+                raise KeyboardInterrupt
+
+            vars(unit)["run"] = interrupted
+        begun.append(unit)
+        return unit
+
+    def handler(permit: Permit) -> Any:
+        return MADE
+
+    with closing(Engine(replace(backend, unit=begin))) as engine:
+        with pytest.raises(KeyboardInterrupt):
+            engine.run(command(policy=ATOMIC), handler)
+        assert not engine.core.running
+        assert not engine.core.entering
+        for key in ("k", "another"):
+            assert engine.run(command(key, policy=ATOMIC), handler, wait_seconds=0).replayed is False
