@@ -392,6 +392,22 @@ def test_a_record_locked_by_any_atomic_attempt_is_in_progress_where_records_have
     assert locks(killed, ask(3, 1010, 1011, "in-progress", "atomic", process="r"), q=5_000_000) is Stuck
 
 
+def test_a_claim_that_is_not_committed_yet_hides_that_its_request_is_another() -> None:
+    """Found on a Galera node that had lost another: a commit took two seconds, and the lock wait was over after one."""
+
+    def locks(*operations: Operation, row_locks: bool = True, **died: int) -> type[Finding]:
+        return type(linearize(judged([*operations], (), died, row_locks=row_locks), NOBODY_DIED))
+
+    told = ask(0, 0, 5, "in-progress", process="p")
+    slow = ask(1, 1, 6, "proceed", to_fence=5, request="bb", process="q")
+    lost = ask(1, 1, None, "", request="bb", process="q")
+    assert locks(told, slow) is Linear
+    assert locks(told, lost) is Linear
+    assert locks(told, slow, row_locks=False) is Stuck
+    assert locks(told, ask(1, 6, 7, "proceed", to_fence=5, request="bb", process="q")) is Stuck
+    assert locks(slow, ask(2, 7, 8, "in-progress", process="p")) is Stuck  # it is there to be seen
+
+
 def test_an_atomic_refusal_whose_reply_was_lost_is_superseded_by_itself() -> None:
     refused = say(1, 2, 3, 5, "refused", effects="atomic", to_settling="superseded")
     first = ask(0, 0, 1, "proceed", "atomic", to_fence=5)
