@@ -99,6 +99,19 @@ def test_what_is_told_where_nobody_is_named(answers: list[Replies], said: str) -
     assert said in asked(Sentinel("shop", (FIRST,)), *answers)[1]
 
 
+def test_a_primary_that_belongs_to_a_cluster_is_told_as_one() -> None:
+    routes = Sentinel("shop", (FIRST,))
+    assert (
+        "is part of a cluster; use redis+cluster://"
+        in asked(routes, NAMES_HERE, PRIMARY, [Refused("MOVED", "12345 there:2")])[1]
+    )
+
+
+def test_nobody_is_spoken_to_before_somebody_was_named() -> None:
+    with pytest.raises(StoreUnavailable, match="no Sentinel has named the primary of 'shop' yet"):
+        Sentinel("shop", (FIRST,)).node_of(b"k")
+
+
 # --- real ones ------------------------------------------------------------------------------------
 
 Starts = Callable[..., Running]
