@@ -22,6 +22,7 @@ from semel.drivers import mariadb as spoken
 from semel.drivers.mariadb import Server
 from semel.engine.connect import connect_backend
 from semel.engine.connect_mariadb import mariadb_backend
+from semel.engine.core import SCHEMA_VERSION_MAX
 from semel.errors import (
     ConfigurationError,
     SchemaError,
@@ -335,4 +336,4 @@ def test_the_url_reaches_the_server(owned: Server) -> None:
     for scheme in ("mysql", "mariadb", "mysql+pymysql", "mariadb+asyncmy"):
         backend = connect_backend(url(quoted, "?charset=utf8mb4&patience_seconds=3").replace("mysql", scheme, 1))
         with closing(backend.driver) as driver:
-            assert driver.run(backend.store.identity).schema_version == 1
+            assert driver.run(backend.store.identity).schema_version == SCHEMA_VERSION_MAX

@@ -85,7 +85,9 @@ def resume(folder: Path, port: int, *settings: str) -> Running:
 def connect(port: int, **options: Any) -> pymysql.Connection[Any]:
     """A connection of a test's own, which waits for no table for ever."""
     wait = "SET SESSION lock_wait_timeout = 20, innodb_lock_wait_timeout = 20"
-    return pymysql.connect(host="127.0.0.1", port=port, user="root", autocommit=True, init_command=wait, **options)
+    return pymysql.connect(
+        host="127.0.0.1", port=port, user="root", autocommit=True, init_command=wait, ssl_disabled=True, **options
+    )
 
 
 def _base(server: Path) -> Path:

@@ -81,8 +81,9 @@ class Threads:
 
 def open_connection(connect: Any, server: Server, *, own: bool = True, **options: Any) -> Taken:
     """A connection that has been greeted; ``own``: set up as one of Semel's."""
+    plain = server.tls is None  # else PyMySQL reads all of the system's certificates for each connection, and tries TLS
     try:
-        connection = connect(**server.options(), **options)
+        connection = connect(**server.options(), **options, ssl_disabled=plain)
     except pymysql.MySQLError as error:
         raise cannot_connect(error) from error
     try:
