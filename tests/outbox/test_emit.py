@@ -13,10 +13,12 @@ import pytest
 
 from semel import Answer, AsyncEngine, Engine, NothingHappened, Permit, Policy
 from semel.errors import PolicyError, StoreError
-from semel.rules.classify import Refused
+from semel.model import Settled, Superseded
+from semel.rules.classify import Refused, Succeeded
 from semel.rules.events import PAYLOAD_BYTES_MAX, event_id
 from semel.testing.clock import SettableClock
 from semel.testing.faults import Crash, Faults, Kind, When, every_fault, faulty_sqlite
+from tests.engine.drivers import sqlite
 from tests.engine.shells import MADE, command
 from tests.outbox.conftest import POSTGRES, SQLITE, Place, make_place, ordered
 
@@ -210,3 +212,25 @@ def test_an_atomic_event_costs_no_round_trip_on_postgresql(tmp_path: Path) -> No
             counts[emits] = len(trips)
     assert counts[True] == counts[False] > 0
     assert len(place.ids) == 1
+
+
+def test_a_holder_that_was_superseded_tells_nobody_and_its_successor_says_the_same(tmp_path: Path) -> None:
+    place = make_place(SQLITE, tmp_path)
+    clock = SettableClock()
+    what = command(policy=Policy(effects="idempotent", dedup_for_seconds=3600))
+    first, second = Engine(sqlite(tmp_path / "app.db", clock)), Engine(sqlite(tmp_path / "app.db", clock))
+    late = first.claim(what)
+    assert isinstance(late, Permit)
+    ordered(late)
+    clock.advance(seconds=1800)
+    holder = second.claim(what)
+    assert isinstance(holder, Permit)
+    ordered(holder)
+    assert isinstance(first.settle(late, Succeeded(MADE)), Superseded)
+    assert place.ids == []
+    assert isinstance(second.settle(holder, Succeeded(MADE)), Settled)
+    assert place.ids == [event_id(holder.grant.id, 0, "orders.placed", 0)]
+    assert late.emission is not None
+    assert [event.id for event in late.emission.events.values()] == place.ids
+    first.close()
+    second.close()
