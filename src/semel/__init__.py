@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from semel.engine.aio import AsyncEngine as AsyncEngine
     from semel.engine.bulk_aio import AsyncBulk as AsyncBulk
     from semel.engine.bulk_sync import Bulk as Bulk
+    from semel.engine.events import AsyncOutbox as AsyncOutbox
+    from semel.engine.events import Outbox as Outbox
     from semel.engine.inbox import AsyncInbox as AsyncInbox
     from semel.engine.inbox import Inbox as Inbox
     from semel.engine.permit import Permit as Permit
@@ -37,6 +39,7 @@ _HOMES = {
     "AsyncBulk": "semel.engine.bulk_aio",
     "AsyncEngine": "semel.engine.aio",
     "AsyncInbox": "semel.engine.inbox",
+    "AsyncOutbox": "semel.engine.events",
     "Bulk": "semel.engine.bulk_sync",
     "Command": "semel.policy",
     "Effects": "semel.model",
@@ -45,6 +48,7 @@ _HOMES = {
     "ItemFailed": "semel.errors",
     "KeyFormat": "semel.rules.keys",
     "NothingHappened": "semel.errors",
+    "Outbox": "semel.engine.events",
     "Permit": "semel.engine.permit",
     "Policy": "semel.policy",
     "Recipe": "semel.rules.fingerprint",
@@ -60,6 +64,7 @@ __all__ = [
     "AsyncBulk",
     "AsyncEngine",
     "AsyncInbox",
+    "AsyncOutbox",
     "Bulk",
     "Command",
     "Effects",
@@ -68,6 +73,7 @@ __all__ = [
     "ItemFailed",
     "KeyFormat",
     "NothingHappened",
+    "Outbox",
     "Permit",
     "Policy",
     "Recipe",
