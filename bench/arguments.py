@@ -27,8 +27,8 @@ examples:
   python -m bench --only 'sqlite-*,*-sqlite-*'                Semel and its peers on SQLite
   python -m bench --only 'postgresql-*,asyncpg-*,pgbench'     PostgreSQL, beside pgbench on the same server
   python -m bench --only 'redis-*' --connections 32           Redis, beside redis-benchmark on the same server
-  python -m bench --url 'postgresql://shop@db/shop' --only 'postgresql-*'
-                                                              and Semel on a server of yours
+  python -m bench --url 'postgresql://shop@db/shop' --only 'url-*'
+                                                              Semel on a server of yours, and on nothing else
   make bench ARGS="--rounds 1"                                the same through make
 """
 
@@ -76,7 +76,11 @@ def parse(arguments: Sequence[str]) -> Options:
     )
     parser.add_argument("--only", default="*", metavar="NAMES", help="measure these, comma-separated")
     parser.add_argument(
-        "--url", action="append", default=[], metavar="URL", help="measure Semel on this store as well; may be repeated"
+        "--url",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="measure Semel on this store as well, as url-…; may be repeated",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document with every sample")
     given = parser.parse_args(arguments)

@@ -142,9 +142,9 @@ def of_peers(found: Installed) -> list[Subject]:
 
 
 def of_url(url: str) -> list[Subject]:
-    """Semel on a store by its URL, such as ``postgresql://shop@db/shop``; named by the URL's scheme."""
+    """Semel on a store by its URL, such as ``postgresql://shop@db/shop``; named ``url-`` and the URL's scheme."""
     scheme = url.partition("://")[0]
-    return [Subject(f"{scheme}-{mode.value}", url, mode) for mode in Mode]
+    return _of_store(f"url-{scheme}", url)
 
 
 def with_bare(chosen: Sequence[Subject]) -> list[Subject]:

@@ -102,9 +102,9 @@ def test_a_password_is_not_printed() -> None:
 def test_a_store_by_its_url_is_a_subject_of_semel() -> None:
     fresh, replay = of_url("postgresql://shop@db/shop")
 
-    assert (fresh.name, replay.name) == ("postgresql-fresh", "postgresql-replay")
+    assert (fresh.name, replay.name) == ("url-postgresql-fresh", "url-postgresql-replay")
     assert fresh.server == replay.server == ("bench.protected", "postgresql://shop@db/shop")
-    assert parse(["--url", "redis://db", "--only", "redis-fresh"]).only == ("redis-fresh",)
+    assert parse(["--url", "redis://db", "--only", "url-redis-fresh"]).only == ("url-redis-fresh",)
 
 
 def test_a_run_without_peers_names_them_and_measures_the_rest(
