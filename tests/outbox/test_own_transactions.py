@@ -18,9 +18,10 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from semel import AsyncEngine, Engine
+from semel import AsyncEngine, Engine, Policy
 from semel.engine.events import AsyncOutbox, Outbox
 from semel.errors import ConfigurationError, JoinRefused, PolicyError
+from tests.engine.shells import command
 from tests.outbox.conftest import MARIADB, POSTGRES, SQLITE, Place, make_place
 from tests.servers import mariadb
 from tests.servers.postgres import postgres, schema
@@ -166,3 +167,19 @@ def test_a_mistake_is_told_before_anything_is_written(tmp_path: Path) -> None:
             Outbox(engine).emit(object(), "a", b"1")
     with Engine.connect("memory://") as memory, pytest.raises(ConfigurationError, match="SQL database"):
         Outbox(memory)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_command_that_joins_the_transaction_emits_in_it(commits: bool, engine: Engine, place: Place) -> None:
+    with closing(connect(place)) as connection:
+        with engine.atomic(connection, command(policy=Policy(effects="atomic"))) as once:
+            assert once.permit is not None
+            id = once.permit.emit("orders.placed", {"n": 1})
+            connection.cursor().execute(INSERT)
+        assert place.ids == []
+        if commits:
+            connection.commit()
+        else:
+            connection.rollback()
+    assert place.ids == ([id] if commits else [])
+    assert len(place.rows("SELECT n FROM effect")) == len(place.rows("SELECT id FROM semel_record")) == commits
