@@ -149,9 +149,11 @@ class RedisGround:
         server = self._server
         places = [(node.host, node.port) for node in server.nodes]
         if server.service:
-            return Sentinel(places).master_for(server.service, ssl=server.tls, **server.options)
+            sentinels: Any = Sentinel(places)
+            return sentinels.master_for(server.service, ssl=server.tls, **server.options)
         if server.cluster:
-            nodes = [redis.cluster.ClusterNode(*place) for place in places]
+            node: Any = redis.cluster.ClusterNode
+            nodes = [node(*place) for place in places]
             return redis.RedisCluster(startup_nodes=nodes, ssl=server.tls, **_without(server.options, "db"))
         (host, port), *_ = places
         place = {"host": host, "port": port, "ssl": server.tls} if port else {"unix_socket_path": host}
