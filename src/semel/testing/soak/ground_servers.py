@@ -149,8 +149,8 @@ class RedisGround:
         server = self._server
         places = [(node.host, node.port) for node in server.nodes]
         if server.service:
-            sentinels: Any = Sentinel(places)
-            return sentinels.master_for(server.service, ssl=server.tls, **server.options)
+            made: Any = Sentinel
+            return made(places).master_for(server.service, ssl=server.tls, **server.options)
         if server.cluster:
             node: Any = redis.cluster.ClusterNode
             nodes = [node(*place) for place in places]
