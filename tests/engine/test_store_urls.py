@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from semel.engine.connect import connect_backend
 from semel.errors import UrlError
@@ -41,6 +41,15 @@ def test_a_space_in_an_option_of_libpqs_is_one_for_libpq(written: str) -> None:
     """It knows no plus for a space."""
     driver: Any = connect_backend(f"postgresql://app@h/shop?options={written}").driver
     assert conninfo_to_dict(driver.server.conninfo)["options"] == "-c search_path=shop"
+
+
+@pytest.mark.parametrize("own", ["", "&schema=records"])
+def test_settings_of_the_url_are_those_of_every_connection(own: str) -> None:
+    """What Semel sets beside them comes after them, and does not take their place."""
+    server: Any = connect_backend(f"postgresql://app@h/shop?options=-c%20work_mem%3D9MB{own}").driver.server
+    assert server.options()["options"].startswith("-c work_mem=9MB -c ")
+    made = make_conninfo(server.conninfo, options=server.plain_options().get("options"))
+    assert conninfo_to_dict(made)["options"].startswith("-c work_mem=9MB")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, AsyncRawCursor, Connection, Cursor, RawCursor
+from psycopg.conninfo import conninfo_to_dict
 
 from semel.drivers.clock import Clock
 from semel.drivers.forks import begin_in_children
@@ -64,17 +65,21 @@ class Server:
         options: dict[str, Any] = {"autocommit": True, "connect_timeout": seconds, "application_name": "semel"}
         if not self.prepared:
             return {**options, "prepare_threshold": None}
-        settings = f"{PLANNING} -c statement_timeout={round(self.patience_seconds * 1000)}"
+        settings = [self._theirs(), PLANNING, f"-c statement_timeout={round(self.patience_seconds * 1000)}"]
         if self.schema is not None:
-            settings += f" -c search_path={self.schema}"
-        return {**options, "options": settings, "prepare_threshold": 0}
+            settings.append(f"-c search_path={self.schema}")
+        return {**options, "options": " ".join(filter(None, settings)), "prepare_threshold": 0}
+
+    def _theirs(self) -> str:
+        """The settings of the connection string, which an argument would take the place of."""
+        return str(conninfo_to_dict(self.conninfo).get("options") or "")
 
     def plain_options(self) -> dict[str, Any]:
         """Arguments for the connections that handlers write on: the user's settings, and none of Semel's."""
         options = self.options()
         options.pop("options", None)
         if self.schema is not None:
-            options["options"] = f"-c search_path={self.schema},public"
+            options["options"] = f"{self._theirs()} -c search_path={self.schema},public".lstrip()
         return {**options, "autocommit": False, "prepare_threshold": 5 if self.prepared else None}
 
     def values(self, statement: Statement, params: Params | Row) -> list[Any]:
