@@ -17,10 +17,11 @@ from typing import Final
 from semel.drivers.forks import begin_in_children
 from semel.engine.backend import Backend, shown_url
 from semel.engine.events import Emission, ring
-from semel.engine.needs import Needs
+from semel.engine.needs import NO_STEPS, Needs
 from semel.engine.permit import Permit
 from semel.engine.result import Refusal
 from semel.errors import (
+    ConfigurationError,
     IdentityMismatch,
     PolicyError,
     SchemaError,
@@ -99,6 +100,8 @@ class Core:
     def attempt(self, command: Command) -> Claim:
         """One attempt at a command, with a nonce of its own."""
         self.check_open()
+        if command.policy.steps and not self.emits:
+            raise ConfigurationError(NO_STEPS.format(operation=repr(command.scope.operation)))
         if self.needs.refuse:
             self.needs.check(command.scope.operation, command.policy)
         bits = os.urandom(26)

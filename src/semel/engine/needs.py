@@ -20,6 +20,10 @@ _FORGETS: Final = (
     "{operation} is effects='external', and the store would forget that it ran: {detail}. {remedy}; or declare "
     "effects='idempotent' with a downstream that deduplicates; or accept the loss with ?persistence=none in the URL"
 )
+NO_STEPS: Final = (
+    "{operation} declares steps, which need a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB). Use one, "
+    "or leave steps=True out"
+)
 
 
 def introduced(store: Store) -> Flow[tuple[Identity | None, list[Observed]]]:

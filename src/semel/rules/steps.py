@@ -76,7 +76,7 @@ def pack_steps(generation: int, steps: Steps) -> bytes:
     return packed + hashlib.sha256(packed).digest()[:_DIGEST_BYTES]
 
 
-def unpack_steps(stored: bytes | None, generation: int) -> Steps:
+def unpack_steps(stored: object, generation: int) -> Steps:
     """The steps of this generation; those of another one mean nothing.
 
     >>> charge = Step("charge", 0, started_at=1, repeatable=False, finished=True, result=b"1")
@@ -87,6 +87,8 @@ def unpack_steps(stored: bytes | None, generation: int) -> Steps:
     """
     if stored is None:
         return ()
+    if not isinstance(stored, bytes):  # SQLite keeps a value of any type in any column
+        raise Unpackable("the list of steps is damaged")
     packed, digest = stored[:-_DIGEST_BYTES], stored[-_DIGEST_BYTES:]
     if hashlib.sha256(packed).digest()[:_DIGEST_BYTES] != digest:
         raise Unpackable("the list of steps is damaged")

@@ -20,6 +20,7 @@ from semel.protocol.operations import find_operation
 from semel.rules.identity import record_id, reference_id, uuid_bytes, uuid_text
 from semel.rules.items import Tally
 from semel.rules.keys import parse_key
+from semel.rules.step_doubts import DOUBT, names_a_step
 from semel.rules.stored import is_sound, state_of, uuid_of
 from semel.stores.items import Items
 from semel.web.asgi_call import Receive, Send, send_answer
@@ -191,6 +192,8 @@ def describe(row: Record, now: int) -> dict[str, Any]:
     }
     if row.state == State.UNKNOWN or row.doubt is not None:
         document["doubt"] = row.doubt
+    if document["running"] and names_a_step(row.doubt):
+        document["step"] = str(document.pop("doubt")).removeprefix(DOUBT)  # it is under way, and nobody doubts it yet
     if row.status is not None:
         document["status"] = row.status
     if row.resource_id is not None:

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 from semel.engine.backend import Backend
 from semel.engine.core import Core
+from semel.engine.needs import NO_STEPS
 from semel.errors import ConfigurationError
 from semel.policy import Policy
 from semel.web.caller import CallerOf
@@ -81,6 +82,8 @@ class Surface:
             policies.append(self.default)
         if any(policy.effects.name == "ATOMIC" for policy in policies if not isinstance(policy.effects, str)):
             self.engine.backend.check_atomic()
+        if any(policy.steps for policy in policies) and not self.engine.core.emits:
+            raise ConfigurationError(NO_STEPS.format(operation="an operation"))
         for operation in self.operations:
             self.engine.core.needs.declare(operation.name or operation.template, operation.policy)
         if self.default is not None:
