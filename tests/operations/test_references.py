@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from semel import Answer, NothingHappened, Policy
@@ -11,6 +13,7 @@ from semel.model import InProgress, NotReplayable, OutcomeUnknown, Resolution, S
 from semel.protocol.operations import lapse, purge_operations, resolve
 from semel.rules.identity import reference_id, uuid_bytes
 from semel.testing.attempts import bits
+from semel.worker.reaper import Reaper
 from tests.engine.drivers import memory
 from tests.engine.shells import MADE, Shell
 from tests.operations.worlds import EXTERNAL, KINDS, SCOPE, Cashier, World, each, paying, policy, world
@@ -150,6 +153,19 @@ def test_operations_are_forgotten_by_their_own_retention_in_chunks(each: World) 
     assert (done.scanned, done.forgotten) == (6, 5)
     assert each.states() == [(State.PROCESSING, True)]
     shell.settle(permit)
+
+
+def test_the_reaper_forgets_operations_too(tmp_path: Path) -> None:
+    world = World("sqlite-async", tmp_path)
+    world.prepare()
+    shell = world.shell()
+    kept = Policy(answer_seconds=60, tombstone_seconds=120, operation_seconds=3600)
+    for number in range(5):
+        shell.run(paying(f"k{number}", f"inv-{number}", kept), Cashier())
+    world.clock.advance(seconds=5000)
+    shell._end(Reaper(shell.engine).purge(2))
+    assert world.states() == []
+    world.close()
 
 
 def test_a_claim_repeated_by_its_nonce_is_granted_again(each: World) -> None:

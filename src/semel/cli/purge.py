@@ -13,6 +13,7 @@ from semel.cli.terminal import Output
 from semel.flow import perform
 from semel.model import Purged
 from semel.protocol.asks import Perform
+from semel.protocol.operations import is_kept_by, purge_operations
 from semel.protocol.upkeep import PURGE_CHUNK, purge_walk, rest_seconds
 
 
@@ -54,10 +55,12 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
         total = perform(purge_walk(engine.store, options.chunk, told), answer)
         progress.end()
-    out.document(
-        {"scanned": total.scanned, "answersDropped": total.answers_dropped, "recordsForgotten": total.forgotten}
-    )
-    out.say(f"purged: {total.scanned} looked at, {_work(total)}")
+        kept = perform(purge_operations(engine.store, options.chunk), answer) if is_kept_by(engine.store) else None
+    gone = 0 if kept is None else kept.forgotten
+    counted = {"scanned": total.scanned, "answersDropped": total.answers_dropped, "recordsForgotten": total.forgotten}
+    out.document({**counted, "operationsForgotten": gone})
+    also = f", {gone} operations forgotten" if gone else ""
+    out.say(f"purged: {total.scanned} looked at, {_work(total)}{also}")
     return Exit.OK
 
 

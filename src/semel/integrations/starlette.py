@@ -27,6 +27,7 @@ from semel.errors import ConfigurationError, PolicyError
 from semel.integrations.endpoint import PermitHere, check_endpoint, permit_parameters, plain_function
 from semel.model import Answer, Effects
 from semel.policy import Policy
+from semel.protocol.operations import check_kept
 from semel.web.asgi_route import CALL_KEY, CaptureMiddleware, RouteCall
 from semel.web.asgi_tasks import KeptAlive
 from semel.web.operations import Operations
@@ -97,6 +98,7 @@ class Semel:
             raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
         if chosen.terms.effects is Effects.ATOMIC:
             self.engine.backend.check_atomic()
+        check_kept(self.engine.backend.store, chosen)
         self.engine.core.needs.declare(name, chosen)
         declared = self.declared[name] = Declared(name, chosen, self.surface.route(name, chosen))
         endpoints: list[object] = []

@@ -67,7 +67,7 @@ def settle_unit(
     if isinstance(outcome, Succeeded):
         return (yield from _settle_and_commit(store, unit, grant, word))
     yield from ask(Rollback(unit))
-    if (yield from _is_visible(store, grant)):
+    if (yield from is_visible(store, grant)):
         raise (yield from note_early_commit(store, grant))
     if not isinstance(outcome, Refused):
         return Settled()
@@ -133,13 +133,13 @@ def settle_inside(store: Store, unit: Unit, grant: Grant, word: Settlement) -> F
             return Settled()
         [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
         return None if holds(row, grant.fence, grant.nonce) else Superseded(None if row is None else state_of(row))
-    if (yield from _is_visible(store, grant)):
+    if (yield from is_visible(store, grant)):
         return None
     [reply] = yield from ask(Within(unit, "settle", lambda: store.settle((word,))))
     return reply
 
 
-def _is_visible(store: Store, grant: Grant) -> Flow[bool]:
+def is_visible(store: Store, grant: Grant) -> Flow[bool]:
     """Whether this grant can be seen from outside its transaction: then somebody has committed it."""
     [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
     return row is not None and row.nonce == grant.nonce

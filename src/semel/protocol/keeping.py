@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from semel.errors import SemelError
-from semel.flow import Flow
+from semel.flow import Ask, Flow
 from semel.model import (
     Claim,
     InProgress,
@@ -94,6 +94,10 @@ class Keeping:
         replies = yield from self._store.settle(settlements)
         yield from self.operations.mirror([word.id for word in settlements])
         return replies
+
+    def settle_within(self, settlement: Settlement) -> Ask[Any]:
+        """As the store's; where it can, the operation is written behind it."""
+        return self.operations.mirrored(self._store.settle_within(settlement), settlement)
 
     def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
         """As the store's; the operations say the same."""

@@ -25,6 +25,7 @@ from semel.model import (
     Superseded,
     Verdict,
 )
+from semel.policy import Policy
 from semel.protocol import atomic
 from semel.protocol.asks import Begin, Perform, Rollback, Unit, Within
 from semel.protocol.commands import Under, recast
@@ -58,6 +59,12 @@ def claim_kept(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]
     return verdict
 
 
+def check_kept(store: Store, policy: Policy) -> None:
+    """Raise ConfigurationError where an operation outlives its keys, and the store cannot keep it."""
+    if policy.operation_seconds is not None or policy.reference_from is not None:
+        Operations(store)
+
+
 def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) -> Flow[tuple[Verdict, Unit | None]]:
     """As ``atomic.claim_unit``; the operation is written in the unit, where one is kept."""
     try:
@@ -81,6 +88,8 @@ def settle_unit(
             yield from conclude_inside(store, unit, claim, grant, word)
     except StoreError:
         yield from ask(Rollback(unit))
+        if (yield from atomic.is_visible(store, grant)):  # it failed because the transaction was over
+            raise (yield from atomic.note_early_commit(store_for(store, claim), grant)) from None
         raise
     try:
         return (yield from atomic.settle_unit(store_for(store, claim), unit, claim, grant, outcome, word, under))
@@ -90,9 +99,11 @@ def settle_unit(
 
 def conclude_inside(store: Store, unit: Unit, claim: Claim, grant: Grant, word: Settlement) -> Flow[None]:
     """Write a unit's success to its operation, where the settle that follows is the last statement before COMMIT."""
-    if claim.kept is None or not store.capabilities.settles_by_proof:
+    if claim.kept is None:
         return
     operations = Operations(store)
+    if not operations.concludes_before:
+        return
     yield from ask(Within(unit, "operation", lambda: operations.conclude(grant.operation_id, word)))
 
 
@@ -134,8 +145,8 @@ def purge_operations(
     after: bytes | None = b""
     operations = Operations(store)
     while after is not None:
-        done, gone, after = yield from ask(Perform("purge_operations", partial(operations.purge, after, chunk)))
-        seen, forgotten = seen + done, forgotten + gone
+        done = yield from ask(Perform("purge_operations", partial(operations.purge, after, chunk)))
+        seen, forgotten, after = seen + done.scanned, forgotten + done.forgotten, done.next_after
         progress(Purged(seen, 0, forgotten, None))
     return Purged(seen, 0, forgotten, None)
 

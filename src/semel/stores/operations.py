@@ -7,14 +7,14 @@ A row tells what its record says (``mirror`` copies it), so that it is still tol
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
-from semel.flow import Flow, ask
+from semel.flow import Ask, Flow, ask
 from semel.model import Claim, Effects, Grant, Kept, Operation, Settlement, State
 from semel.rules.lease import PURGE_GRACE_US
 from semel.stores.dialect import Values, dialect_of
-from semel.stores.mariadb_asks import Reserve
-from semel.stores.statements import Query
+from semel.stores.mariadb_asks import Reserve, SettleAnd
+from semel.stores.statements import Execute, Query
 
 BUSY_WAIT_SECONDS: Final = 1  # for somebody's commit that is on its way; an ATOMIC unit is never waited for
 
@@ -24,6 +24,15 @@ class Seen(NamedTuple):
 
     now: int
     operation: Operation
+
+
+class PurgedOperations(NamedTuple):
+    """What one chunk of a purge did, as :class:`~semel.model.Purged`; the next one begins behind an operation id."""
+
+    scanned: int
+    answers_dropped: int
+    forgotten: int
+    next_after: bytes | None
 
 
 class Operations:
@@ -101,6 +110,18 @@ class Operations:
         """Write what these records say now to their operations."""
         yield from self._dialect.write_all(self._sql["mirror"], [{"id": id} for id in sorted(set(records))])
 
+    def mirrored(self, settle: Ask[Any], word: Settlement) -> Ask[Any]:
+        """The ask that settles inside an ATOMIC unit; on MariaDB it writes the operation behind it, by one proof."""
+        if not isinstance(settle, Execute):
+            return settle
+        also = settle.also if isinstance(settle, SettleAnd) else ()
+        return SettleAnd(settle, [*also, Execute(self._sql["mirror"], {"id": word.id})])
+
+    @property
+    def concludes_before(self) -> bool:
+        """Whether a unit's success is written in a statement before its settle."""
+        return self._dialect.name == "postgres"
+
     def conclude(self, operation_id: bytes, word: Settlement) -> Flow[None]:
         """Write an ATOMIC unit's success, whose record is settled by the statement that commits it."""
         assert word.state is State.SUCCEEDED
@@ -132,12 +153,13 @@ class Operations:
         now, *columns = rows[0]
         return Seen(cast(int, now), Operation._make(cast("list[int]", columns)))
 
-    def purge(self, after: bytes, chunk: int) -> Flow[tuple[int, int, bytes | None]]:
-        """Forget what is over in one chunk: how many were seen, how many forgotten, and where the next one begins."""
+    def purge(self, after: bytes, chunk: int) -> Flow[PurgedOperations]:
+        """Forget what is over in one chunk."""
         window: Values = {"after": after, "chunk": chunk, "grace": PURGE_GRACE_US}
         rows = yield from self._dialect.rows(self._sql["window"], window)
         due = [cast(bytes, id) for id, over in rows if over]
         forgotten = yield from self._dialect.write_all(
             self._sql["forget"], [{"operation_id": id, "grace": PURGE_GRACE_US} for id in due]
         )
-        return len(rows), forgotten, cast(bytes, rows[-1][0]) if len(rows) == chunk else None
+        last = cast(bytes, rows[-1][0]) if len(rows) == chunk else None
+        return PurgedOperations(len(rows), 0, forgotten, last)

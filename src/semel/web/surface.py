@@ -13,6 +13,7 @@ from semel.engine.core import Core
 from semel.engine.needs import NO_STEPS
 from semel.errors import ConfigurationError
 from semel.policy import Policy
+from semel.protocol.operations import check_kept
 from semel.web.caller import CallerOf
 from semel.web.problem import Problems
 from semel.web.routing import Operation, Route, Routes
@@ -84,6 +85,8 @@ class Surface:
             self.engine.backend.check_atomic()
         if any(policy.steps for policy in policies) and not self.engine.core.emits:
             raise ConfigurationError(NO_STEPS.format(operation="an operation"))
+        for policy in policies:
+            check_kept(self.engine.backend.store, policy)
         for operation in self.operations:
             self.engine.core.needs.declare(operation.name or operation.template, operation.policy)
         if self.default is not None:
