@@ -65,7 +65,7 @@ class Ground:
     def start(self, doom: str | None = None) -> int:
         """A shop; ``doom`` names the point at which it dies."""
         pid = self._fork(doom, looks=False)
-        await_true(lambda: self.ended(pid) or self._asked("GET", "/openapi.json").status == 200, "the shop to open", 20)
+        await_true(lambda: self.ended(pid) or self._asked("GET", "/").status == 404, "the shop to open", 20)
         return pid
 
     def look(self, doom: str | None = None) -> int:

@@ -55,7 +55,7 @@ class Program:
                 stderr=log,
             )
         if self.port:
-            await_true(lambda: self.ended or self.request("GET", "/openapi.json").status == 200, f"{self.command}", 30)
+            await_true(lambda: self.ended or self.request("GET", "/").status == 404, f"{self.command}", 30)
             assert not self.ended, self.log
 
     @property
