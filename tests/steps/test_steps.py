@@ -179,6 +179,45 @@ def test_a_superseded_holder_begins_no_step(world: World, process: Process, down
     assert (downstream.calls, world.effects) == (["new"], 0)
 
 
+def test_a_superseded_holder_cannot_write_over_the_steps_of_the_next_one(
+    world: World, process: Process, downstream: Downstream
+) -> None:
+    former = Holder(world.process())
+    world.clock.advance(LEASE_US + 1)
+    holder = Holder(process)
+
+    async def charge(run: Run) -> None:
+        await run.step("charge", lambda: downstream.call("new"))
+
+    async def late(run: Run) -> None:
+        await run.step("other", lambda: downstream.call("old"))
+
+    async def late_local(run: Run) -> None:
+        await run.local("write", world.insert())
+
+    holder.steps(charge)
+    for story in (late, late_local):
+        with pytest.raises(SupersededError):
+            former.steps(story)
+    assert (downstream.calls, world.effects, process.row(stepped()).doubt) == (["new"], 0, "step:charge")
+
+
+def test_an_error_after_a_step_keeps_its_result(process: Process, downstream: Downstream) -> None:
+    """No step comes after it to take the result along: it is written before the lease is given back."""
+
+    async def handler(run: Run) -> Answer:
+        charged = await run.step("charge", lambda: downstream.call("charge"))
+        if run.permit.attempt == 1:
+            raise ConnectionError("away")
+        return Answer(201, (), charged.encode())
+
+    with pytest.raises(ConnectionError):
+        process.run(stepped(), handler)
+    assert process.row(stepped()).state == State.CLAIMED
+    assert process.run(stepped(), handler).answer.body == b"charge 1"
+    assert downstream.calls == ["charge"]
+
+
 def test_repeating_ends_when_the_downstream_may_have_forgotten(
     world: World, process: Process, downstream: Downstream
 ) -> None:
