@@ -92,7 +92,9 @@ async def relay(conninfo: str, broker: str, count: int, aggregates: int, workers
     options = ["worker", "--sink", broker, "--no-reaper", "--json"]
     began = time.monotonic()
     relays = [
-        subprocess.Popen([sys.executable, "-m", "semel.cli", "--url", url, *options], stdout=subprocess.DEVNULL)
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "semel.cli", "--url", url, *options, stdout=subprocess.DEVNULL
+        )
         for _ in range(workers)
     ]
     marks: list[tuple[float, int]] = []
@@ -100,7 +102,7 @@ async def relay(conninfo: str, broker: str, count: int, aggregates: int, workers
         done = 0
         while done < count:
             await asyncio.sleep(0.1)
-            if any(each.poll() is not None for each in relays):
+            if any(each.returncode is not None for each in relays):
                 raise SystemExit("a worker has ended; its error is above")
             row = watch.execute("SELECT count(*) FROM semel_event WHERE published_at IS NOT NULL").fetchone()
             assert row is not None
@@ -108,7 +110,7 @@ async def relay(conninfo: str, broker: str, count: int, aggregates: int, workers
             marks.append((time.monotonic() - began, done))
     for each in relays:
         each.send_signal(signal.SIGTERM)
-        each.wait()
+        await each.wait()
     # From the first batch on: a process takes a while to start, and a relay runs for days.
     first = next(mark for mark in marks if mark[1] > 0)
     last = marks[-1]
@@ -147,15 +149,18 @@ async def latency(conninfo: str, broker: str, times: int) -> dict[str, Any]:
     client = await nats_client.connect(broker)
     subscription = await client.subscribe("bench.>")
     took: list[float] = []
-    async with AsyncEngine.connect(url) as engine, AsyncEngine.connect(url) as other:
-        async with Relay(other, NatsSink([broker]), poll_seconds=60):
-            await asyncio.sleep(0.5)
-            for n in range(times):
-                began = time.monotonic()
-                await engine.run(command(f"l{n}", policy=ATOMIC), emitting)
-                await subscription.next_msg(timeout=90)
-                took.append((time.monotonic() - began) * 1000)
-                await asyncio.sleep(0.02)
+    async with (
+        AsyncEngine.connect(url) as engine,
+        AsyncEngine.connect(url) as other,
+        Relay(other, NatsSink([broker]), poll_seconds=60),
+    ):
+        await asyncio.sleep(0.5)
+        for n in range(times):
+            began = time.monotonic()
+            await engine.run(command(f"l{n}", policy=ATOMIC), emitting)
+            await subscription.next_msg(timeout=90)
+            took.append((time.monotonic() - began) * 1000)
+            await asyncio.sleep(0.02)
     await client.close()
     took = sorted(took[5:])
     return {
