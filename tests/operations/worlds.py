@@ -26,7 +26,15 @@ from tests.engine.shells import MADE, SCOPE, Mode, Shell, command
 from tests.servers import mariadb as maria
 from tests.servers import postgres as postgresql
 
-TABLES: Final = ("semel_record", "semel_operation", "semel_reconciliation", "semel_attention", "semel_audit", "effect")
+TABLES: Final = (
+    "semel_record",
+    "semel_operation",
+    "semel_reconciliation",
+    "semel_attention",
+    "semel_audit",
+    "semel_event",
+    "effect",
+)
 _MADE: set[str] = set()  # schemas of this process that are there: made once, emptied for each test
 KINDS: Final = ("sqlite", "sqlite-async", "psycopg", "psycopg-async", "asyncpg", "pymysql", "asyncmy")
 EXTERNAL: Final = Policy()
