@@ -39,6 +39,24 @@ def test_a_claim_that_may_have_landed_before_the_server_went_away_is_released(
     assert outside.states == [State.SUCCEEDED, State.FAILED_NOT_REPLAYABLE]
 
 
+def test_a_claim_that_may_have_landed_is_released_although_saying_it_again_was_refused(
+    make_fellow: MakeFellow, outside: Outside, relay: Relay
+) -> None:
+    """Found on Galera: the node died with the claim, and the one that was asked instead refused it."""
+    fellow = make_fellow(port=relay.port, patience_seconds=0.5)
+    fellow.run(command("before"), other)
+    outside.fetch(
+        "CREATE OR REPLACE TRIGGER semel_test BEFORE INSERT ON semel_record FOR EACH ROW "
+        "IF (SELECT count(*) FROM semel_record) > 1 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not here'; END IF"
+    )
+    relay.lose("reply", CLAIM)
+    with pytest.raises(StoreTimeout, match="not here"):
+        fellow.run(command("lost"), never)
+    outside.fetch("DROP TRIGGER semel_test")
+    fellow.tell(_close(fellow))
+    assert outside.states == [State.SUCCEEDED, State.FAILED_NOT_REPLAYABLE]
+
+
 async def _close(fellow: Fellow) -> None:
     closing = fellow.engine.close()
     if closing is not None:

@@ -11,6 +11,7 @@ from semel.errors import StoreTimeout
 from semel.model import State
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import Fellow, Outside, Writes, never
+from tests.servers.postgres import schema
 from tests.servers.relay import Relay
 
 MakeFellow = Callable[..., Fellow]
@@ -35,6 +36,26 @@ def test_a_claim_that_may_have_landed_before_the_server_went_away_is_released(
     relay._server = port
     fellow.tell(_close(fellow))
     assert outside.states == [State.SUCCEEDED, State.FAILED_NOT_REPLAYABLE]
+
+
+def test_a_claim_that_may_have_landed_is_not_refused_where_saying_it_again_is(
+    make_fellow: MakeFellow, outside: Outside, relay: Relay
+) -> None:
+    """Somebody else is asked the second time, and takes no writes."""
+    role = f"said_{schema()}"
+    outside.connection.execute(f"DROP ROLE IF EXISTS {role}")
+    outside.connection.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
+    fellow = make_fellow(conninfo=relay.conninfo().replace("postgres@", f"{role}@"), patience_seconds=0.5)
+    fellow.run(command("before"), other)
+    outside.connection.execute(f"ALTER ROLE {role} SET default_transaction_read_only = on")  # of new connections
+    relay.lose("reply", CLAIM)
+    with pytest.raises(StoreTimeout, match="read-only"):
+        fellow.run(command("lost"), never)
+    outside.connection.execute(f"ALTER ROLE {role} RESET ALL")
+    outside.connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'")
+    assert outside.states == [State.SUCCEEDED, State.PROCESSING]
+    fellow.tell(_close(fellow))
+    outside.connection.execute(f"DROP ROLE {role}")
 
 
 async def _close(fellow: Fellow) -> None:

@@ -14,7 +14,7 @@ from semel.drivers.lifo import AsyncLifo
 from semel.drivers.loops import cut
 from semel.drivers.mariadb import Conversation, Greeting, Result, Server, converse, greet
 from semel.drivers.mariadb_errors import Lost, Refused, cannot_connect, ends_connection, lost, refused, store_error
-from semel.drivers.refusals import still_unknown
+from semel.drivers.refusals import or_still_unknown, still_unknown
 from semel.errors import SemelError, StoreUnavailable
 from semel.flow import MakeFlow
 
@@ -68,7 +68,7 @@ class Loop:
                         continue  # as in ``Threads.run``
                     raise lost(error) from error
                 if isinstance(error, Refused):
-                    raise store_error(error) from error
+                    raise or_still_unknown(store_error(error), said) from error
                 raise
             self._lifo.give(taken)
             return result

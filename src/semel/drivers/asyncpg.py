@@ -17,7 +17,7 @@ from semel.drivers.lifo import AsyncLifo
 from semel.drivers.loops import Loops, cut
 from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, is_conflict, store_error, unreplicated
 from semel.drivers.psycopg import CONFLICTS_MAX, ClosesAsync, PsycopgDriver, Server
-from semel.drivers.refusals import still_unknown
+from semel.drivers.refusals import or_still_unknown, still_unknown
 from semel.errors import SemelError, StatementRefused, StoreTimeout, StoreUnavailable
 from semel.flow import Flow, MakeFlow
 from semel.stores.statements import Query, Script, Together
@@ -143,7 +143,7 @@ class _Loop:
                 conflicts += 1
                 if is_conflict(error) and conflicts <= CONFLICTS_MAX:
                     continue  # rolled back, for the same reason
-                raise told(error) from error
+                raise or_still_unknown(told(error), said) from error
             self._connections.give(taken)
             return result
 

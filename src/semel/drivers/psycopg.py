@@ -24,7 +24,7 @@ from semel.drivers.loops import Loops
 from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, is_conflict, store_error, unreplicated
 from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import Overdue, PatientAsyncConnection, PatientConnection
-from semel.drivers.refusals import still_unknown
+from semel.drivers.refusals import or_still_unknown, still_unknown
 from semel.errors import SemelError, StatementRefused, StoreUnavailable
 from semel.flow import Ask, Flow, MakeFlow
 from semel.stores.statements import Params, Query, Row, Script, Statement, Together
@@ -170,7 +170,7 @@ class PsycopgDriver:
                 if is_conflict(error) and conflicts <= CONFLICTS_MAX:
                     continue  # rolled back, for the same reason
                 if isinstance(error, psycopg.Error):
-                    raise told(error) from error
+                    raise or_still_unknown(told(error), said) from error
                 raise
             self._threads.give(taken)
             return result
@@ -268,7 +268,7 @@ class _Loop:
                 if is_conflict(error) and conflicts <= CONFLICTS_MAX:
                     continue
                 if isinstance(error, psycopg.Error):
-                    raise told(error) from error
+                    raise or_still_unknown(told(error), said) from error
                 raise
             self._connections.give(taken)
             return result

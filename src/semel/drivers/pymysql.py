@@ -14,7 +14,7 @@ from pymysql.constants import CLIENT
 from semel.drivers.lifo import Lifo
 from semel.drivers.mariadb import Conversation, Greeting, Result, Server, converse, greet
 from semel.drivers.mariadb_errors import Lost, Refused, cannot_connect, ends_connection, lost, refused, store_error
-from semel.drivers.refusals import still_unknown
+from semel.drivers.refusals import or_still_unknown, still_unknown
 from semel.errors import SemelError, StoreUnavailable
 from semel.flow import MakeFlow
 
@@ -62,7 +62,7 @@ class Threads:
                         continue  # it had died while nobody looked: every verb names its nonce, and may be said again
                     raise lost(error) from error
                 if isinstance(error, Refused):
-                    raise store_error(error) from error
+                    raise or_still_unknown(store_error(error), said) from error
                 raise
             self._lifo.give(taken)
             return result

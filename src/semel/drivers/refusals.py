@@ -13,8 +13,13 @@ BROKEN_RULE: Final = (
 
 
 def still_unknown(error: StoreUnavailable) -> StoreTimeout:
-    """The error for a statement whose connection ended under it, and for which no other connection was to be had.
+    """The error for a statement whose connection ended under it, and which could not be said again.
 
     "Unavailable" would say that nothing was written, and nobody would release a claim that had landed after all.
     """
     return StoreTimeout(f"the connection was lost, and then: {error}: whether it took effect is not known yet")
+
+
+def or_still_unknown(error: BaseException, said: bool) -> BaseException:
+    """What to raise for a refusal: of a statement that was ``said`` before, it is only the repetition's."""
+    return still_unknown(error) if said and isinstance(error, StoreUnavailable) else error
