@@ -15,10 +15,8 @@ from collections import Counter
 from pathlib import Path
 
 from examples.cases import register
-from semel import Bulk, Engine
-from semel.engine.bulk import BulkItem, BulkResult
+from semel import Bulk, BulkItem, BulkResult, Engine, ItemState
 from semel.errors import SemelError
-from semel.rules.items import ItemState
 
 LEASE_SECONDS = 2  # renewed while it runs: so long after a crash the next run can begin
 WAIT_SECONDS = 10  # so long it waits for a run that is under way, or was

@@ -10,10 +10,8 @@ import asyncio
 
 from examples.orders.app import URL
 from examples.orders.warehouse import deliver
-from semel import AsyncEngine
-from semel.engine.events import AsyncOutbox
-from semel.worker.relay import Relay
-from semel.worker.sinks.function import FunctionSink
+from semel import AsyncEngine, AsyncOutbox
+from semel.worker import FunctionSink, Relay
 
 LEASE_SECONDS = 2
 LOOK_SECONDS = 0.1

@@ -33,6 +33,7 @@ WHOLE = (
     "semel.testing.interleave",
     "semel.testing.required",
     "semel.testing.simulate",
+    "semel.worker",
 )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 
 from examples.payments import charging
-from semel.worker import reconciler
+from semel.worker import reconciling
 from tests.examples.points import OnTheWire, Points
 from tests.examples.shop import make_app, reconcile
 
@@ -37,7 +37,7 @@ def look(told: dict[str, Any]) -> None:
     """One round of a reconciler; its output says how many payments it has settled."""
     charging.URL = told["provider"]
     Points(told.get("doom")).install()
-    reconciler.LEASE_MARGIN_SECONDS = 0.5  # type: ignore[misc]  # one that dies while it asks is not waited for
+    reconciling.LEASE_MARGIN_SECONDS = 0.5  # type: ignore[misc]  # one that dies while it asks is not waited for
     print("settled", asyncio.run(reconcile(told["url"])), flush=True)
 
 

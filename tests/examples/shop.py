@@ -22,7 +22,7 @@ from examples.payments import charging
 from semel import Answer, AsyncEngine, Permit, Policy
 from semel.integrations.fastapi import Semel
 from semel.web.caller import single_caller
-from semel.worker.reconciler import Case, DidNotHappen, Finding, Reconciling, SucceededWith, reconciler
+from semel.worker.reconciling import Case, DidNotHappen, Finding, Reconciling, SucceededWith, reconciler
 from tests.examples.points import die
 
 TABLES = (

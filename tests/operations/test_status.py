@@ -22,7 +22,7 @@ from semel.integrations.fastapi import Semel
 from semel.model import Find, State
 from semel.rules.identity import uuid_text
 from semel.testing.clock import SettableClock
-from semel.worker.reconciler import Case, Finding, Reconciling, StillUnknown, reconciler
+from semel.worker.reconciling import Case, Finding, Reconciling, StillUnknown, reconciler
 from tests.integrations.driving import Web, Webs, caller_of
 from tests.web.driving import KEY
 

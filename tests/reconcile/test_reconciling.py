@@ -16,7 +16,7 @@ from semel.model import Audit, NotReplayable, Resolution, State
 from semel.protocol.reconcile import standings
 from semel.rules.identity import derived_key, uuid_bytes
 from semel.stores.reconciliations import Standing
-from semel.worker.reconciler import (
+from semel.worker.reconciling import (
     Case,
     DidNotHappen,
     Finding,

@@ -321,7 +321,7 @@ def _cleanup(operation: Operation) -> Said:
     return (
         "open",
         "nothing here runs a reaper: the store grows, and lapsed commands are seen only when somebody retries",
-        "run a semel.worker.reaper.Reaper in one process, manage_engine=True, or `semel purge` hourly",
+        "run a semel.worker.Reaper in one process, manage_engine=True, or `semel purge` hourly",
     )
 
 

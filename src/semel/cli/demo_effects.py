@@ -21,7 +21,7 @@ from semel.engine.sync import Engine
 from semel.model import Answer, Scope
 from semel.policy import Command, Policy
 from semel.service.provider import Provider
-from semel.worker.reconciler import (
+from semel.worker.reconciling import (
     Case,
     DidNotHappen,
     Finding,

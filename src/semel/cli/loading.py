@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 
 from semel.cli.exits import UsageFailed
-from semel.worker.reconciler import Reconciler
+from semel.worker.reconciling import Reconciler
 
 
 def load_reconciler(text: str) -> Reconciler:

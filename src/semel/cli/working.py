@@ -21,7 +21,7 @@ from semel.protocol.outbox import TRIES_MAX
 from semel.service.settings import id_secret
 from semel.telemetry import Both, Logging
 from semel.worker.reaper import Reaper
-from semel.worker.reconciler import Reconciling
+from semel.worker.reconciling import Reconciling
 from semel.worker.relay import BATCH, Relay
 from semel.worker.sinks.connect import SCHEMES, connect_sink
 

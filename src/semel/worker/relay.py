@@ -51,7 +51,7 @@ class Relay:
 
     >>> import asyncio, tempfile
     >>> from semel import AsyncEngine
-    >>> from semel.worker.sinks.function import FunctionSink
+    >>> from semel.worker import FunctionSink
     >>> async def main(folder: str) -> int:
     ...     async with AsyncEngine.connect(f"sqlite:///{folder}/app.db") as engine:
     ...         return await Relay(engine, FunctionSink(print)).run_once()
