@@ -1,7 +1,7 @@
 """Approve a list of cases: one key for the list, one durable outcome for each case, whatever happens on the way.
 
 ``python -m examples.cases.approve list.jsonl --key monday`` does it, and after a crash goes on where it stopped.
-``--again OPERATION`` takes of the list only what failed there and may be tried again. ``--die-at 120`` ends the process
+``--again monday`` takes of the list only what failed there and may be tried again. ``--die-at 120`` ends the process
 at the 120th case, as a power cut would.
 """
 
@@ -12,12 +12,15 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from examples.cases import register
 from semel import Bulk, BulkItem, BulkResult, Engine, ItemState
-from semel.errors import SemelError
+from semel.errors import BulkRefused, SemelError
 
+CALLER = "alice"
 LEASE_SECONDS = 2  # renewed while it runs: so long after a crash the next run can begin
 WAIT_SECONDS = 10  # so long it waits for a run that is under way, or was
 
@@ -41,7 +44,12 @@ def approve(engine: Engine, options: argparse.Namespace) -> BulkResult:
         return register.approve(item.connection, item.id, options.caller)
 
     bulk = bulk_on(engine)
-    items = options.file if options.again is None else bulk.retryable(options.again, options.file)
+    items: Iterable[Any] | Path = options.file
+    if options.again is not None:
+        before = bulk.operation_id(key=options.again, caller=options.caller)
+        if before is None:
+            raise BulkRefused(None, None, f"no list has the key {options.again}", "NO_SUCH_KEY")
+        items = bulk.retryable(before, options.file)
     done = bulk.run(items, handle, key=options.key, caller=options.caller, wait_seconds=WAIT_SECONDS)
     print(f"handled in this run: {seen}{' (replayed)' if done.replayed else ''}")
     return done
@@ -60,8 +68,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Approve a list of cases, once.")
     parser.add_argument("file", type=Path, help='JSON lines, such as {"case": "case-0001"}')
     parser.add_argument("--key", required=True, help="of the list: the same for every attempt at it")
-    parser.add_argument("--caller", default="alice")
-    parser.add_argument("--again", metavar="OPERATION", help="only what failed there and may be tried again")
+    parser.add_argument("--caller", default=CALLER)
+    parser.add_argument("--again", metavar="KEY", help="only what failed there and may be tried again")
     parser.add_argument("--die-at", type=int, metavar="N", help="end by SIGKILL at the n-th case of this run")
     options = parser.parse_args()
     try:

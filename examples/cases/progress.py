@@ -1,26 +1,26 @@
-"""How far a bulk is: ``python -m examples.cases.progress OPERATION``, also while it runs and when it was killed."""
+"""How far a bulk is: ``python -m examples.cases.progress KEY``, also while it runs and when it was killed."""
 
 from __future__ import annotations
 
 import sys
 
 from examples.cases import register
-from examples.cases.approve import bulk_on
+from examples.cases.approve import CALLER, bulk_on
 from semel import Engine
 from semel.errors import SemelError
 
 
 def main(words: list[str]) -> str | None:
     """What the command line asks for."""
-    if len(words) != 1:
-        return "usage: python -m examples.cases.progress OPERATION"
+    if len(words) not in (1, 2):
+        return "usage: python -m examples.cases.progress KEY [CALLER]"
     try:
         with Engine.connect(register.URL) as engine:
-            tally = bulk_on(engine).progress(words[0])
+            tally = bulk_on(engine).progress(key=words[0], caller=words[1] if words[1:] else CALLER)
     except SemelError as error:
         return f"{type(error).__name__}: {error}"
     if tally is None:
-        return f"there is no bulk {words[0]}"
+        return f"no list has the key {words[0]}"
     print(f"{tally.done} of {tally.total} done: {tally.succeeded} approved, {tally.failed} failed")
     return None
 

@@ -47,12 +47,13 @@ class Fellow:
         form: Any = Bulk if self.runner is None else AsyncBulk
         self.bulk: Any = form(self.engine, **{"operation": "count", "effects": "atomic", **options})
 
-    def run(self, items: Any, handler: Handler, *, key: str = "k", caller: str = "alice") -> BulkResult:
+    def run(self, items: Any, handler: Handler, *, key: str = "k", caller: str = "alice", **options: Any) -> BulkResult:
         result: BulkResult
+        options = {"key": key, "caller": caller, "wait_seconds": 0, **options}
         if self.runner is None:
-            result = self.bulk.run(items, lambda item: at_once(handler(item)), key=key, caller=caller, wait_seconds=0)
+            result = self.bulk.run(items, lambda item: at_once(handler(item)), **options)
         else:
-            result = self.runner.run(self.bulk.run(items, handler, key=key, caller=caller, wait_seconds=0))
+            result = self.runner.run(self.bulk.run(items, handler, **options))
         return result
 
     def outcomes(self, done: BulkResult, **asked: Any) -> list[ItemOutcome]:
@@ -64,10 +65,16 @@ class Fellow:
 
         return self.runner.run(collect())
 
-    def progress(self, operation_id: str) -> Tally | None:
-        reply = self.bulk.progress(operation_id)
-        found: Tally | None = reply if self.runner is None else self.runner.run(reply)
+    def progress(self, operation_id: str | None = None, **named: str) -> Tally | None:
+        found: Tally | None = self._told(self.bulk.progress(operation_id, **named))
         return found
+
+    def operation_id(self, **named: str) -> str | None:
+        found: str | None = self._told(self.bulk.operation_id(**named))
+        return found
+
+    def _told(self, reply: Any) -> Any:
+        return reply if self.runner is None else self.runner.run(reply)
 
     def close(self) -> None:
         if self.runner is None:

@@ -14,13 +14,15 @@ from semel.drivers.item_spool import ItemSpool
 from semel.engine.backend import Backend
 from semel.engine.result import Refusal, begun_result, superseded_result
 from semel.errors import BulkRefused, ConfigurationError, ItemFailed, NothingHappened, PolicyError
+from semel.flow import Flow
 from semel.model import Answer, Grant, Scope, State, Verdict
 from semel.policy import Command, Policy
 from semel.protocol.bulk import BulkRun, Handled
 from semel.rules.classify import Succeeded
-from semel.rules.identity import derived_key, frame, uuid_bytes
+from semel.rules.identity import derived_key, frame, record_id, uuid_bytes, uuid_text
 from semel.rules.items import Done, ItemOutcome, ItemState, ListedItem, ListTerms, Tally, checked_text, tally_of
 from semel.stores.base import Store
+from semel.stores.items import Items
 
 Source = Iterable[Any] | PathLike[str]
 RECIPE: Final = "bulk-1"
@@ -311,3 +313,29 @@ def operation_bytes(operation_id: str) -> bytes:
     if found is None:
         raise PolicyError("an operation's id is a UUID, such as 018f2b7e-…; the bulk's result has it")
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """How a bulk is found that may be running elsewhere: by its operation's id, or by its key and whose it is."""
+
+    store: Store
+    items: Items
+    operation: str
+    secret: bytes | None
+
+    def id(self, key: str, caller: str, tenant: str) -> Flow[str | None]:
+        """The operation's id of the bulk that has this key."""
+        name = record_id(Scope(tenant, caller, self.operation), key, self.secret)
+        [row] = yield from self.store.read((name,))
+        return None if row is None else uuid_text(row.operation_id)
+
+    def progress(
+        self, operation_id: str | None, key: str | None, caller: str | None, tenant: str
+    ) -> Flow[Tally | None]:
+        """How far it is. Raises PolicyError where it is not said which bulk."""
+        if (operation_id is None) == (key is None) or (key is None) != (caller is None):
+            raise PolicyError("progress needs the operation_id alone, or key= and caller= together")
+        if key is not None and caller is not None:
+            operation_id = yield from self.id(key, caller, tenant)
+        return None if operation_id is None else (yield from self.items.tally(operation_bytes(operation_id)))

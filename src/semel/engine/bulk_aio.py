@@ -18,6 +18,7 @@ from semel.engine.bulk import (
     BulkItem,
     BulkPolicy,
     BulkResult,
+    Looking,
     Source,
     answer_of,
     check_source,
@@ -59,6 +60,7 @@ class AsyncBulk:
         if self.policy.effects == "atomic":
             engine.backend.check_atomic()
         self._items = Items(engine.store)
+        self._looking = Looking(engine.store, self._items, self.policy.operation, engine.core.id_secret)
 
     async def run(
         self,
@@ -69,6 +71,7 @@ class AsyncBulk:
         caller: str,
         tenant: str = "default",
         wait_seconds: float | None = None,
+        begun: Callable[[str], object] | None = None,
     ) -> BulkResult:
         """As :meth:`Bulk.run`; ``items`` may be an async iterable. A cancelled run gives its lease back."""
         with closing(ItemSpool(self.policy.list_terms)) as spool:
@@ -78,7 +81,7 @@ class AsyncBulk:
             if not isinstance(permit, Permit):
                 return replayed(permit)
             work = _AsyncWork(self._engine, self.policy, spool, handler, permit)
-            return await self._settle(permit, await work.whole())
+            return await self._settle(permit, await work.whole(begun))
 
     async def _settle(self, permit: Permit, tally: Tally) -> BulkResult:
         reply = await self._engine.settle(permit, answer_of(tally))
@@ -86,10 +89,26 @@ class AsyncBulk:
             return instead(await self._engine.reread(permit))
         return BulkResult(permit.operation_id, tally, False)
 
-    async def progress(self, operation_id: str) -> Tally | None:
-        """How far a bulk is, also while it runs; None where there is none."""
-        id = operation_bytes(operation_id)
-        return await self._engine.perform("bulk", lambda: self._items.tally(id))
+    async def operation_id(self, *, key: str, caller: str, tenant: str = "default") -> str | None:
+        """The operation's id of the bulk that has this key, also while it runs; None where there is none."""
+        return await self._engine.perform("bulk", lambda: self._looking.id(key, caller, tenant))
+
+    async def progress(
+        self,
+        operation_id: str | None = None,
+        *,
+        key: str | None = None,
+        caller: str | None = None,
+        tenant: str = "default",
+    ) -> Tally | None:
+        """How far a bulk is, also while it runs in another process; None where there is none.
+
+        Parameters: its ``operation_id``, or the ``key``, ``caller`` and ``tenant`` that it was given to :meth:`run`.
+
+        Raises PolicyError where it is not said which bulk; StoreError.
+        """
+        look = self._looking.progress
+        return await self._engine.perform("bulk", lambda: look(operation_id, key, caller, tenant))
 
     async def page(
         self,
@@ -136,9 +155,11 @@ class _AsyncWork:
         self._permit = permit
         self._unit: Unit | None = None
 
-    async def whole(self) -> Tally:
+    async def whole(self, begun: Callable[[str], object] | None) -> Tally:
         run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total)
         try:
+            if begun is not None:
+                begun(self._permit.operation_id)
             return await self._drive(run.flow())
         except BaseException:
             self._engine.core.conclude(self._permit)

@@ -14,6 +14,7 @@ from semel.engine.bulk import (
     BulkItem,
     BulkPolicy,
     BulkResult,
+    Looking,
     Source,
     answer_of,
     failed_outside,
@@ -71,6 +72,7 @@ class Bulk:
         if self.policy.effects == "atomic":
             engine.backend.check_atomic()
         self._items = Items(engine.store)
+        self._looking = Looking(engine.store, self._items, self.policy.operation, engine.core.id_secret)
 
     def run(
         self,
@@ -81,12 +83,14 @@ class Bulk:
         caller: str,
         tenant: str = "default",
         wait_seconds: float | None = None,
+        begun: Callable[[str], object] | None = None,
     ) -> BulkResult:
         """Do every item once. The same call after a crash goes on; after the end it gets the same result.
 
         Parameters: ``items`` values of JSON's kinds (bytes: JSON as it is), or a path of JSON lines; read once, to a
         temporary file. ``handler`` returns None, a result's id or :class:`~semel.rules.items.Done`, or raises
-        :class:`~semel.errors.ItemFailed`; ``key`` of the whole list; ``wait_seconds`` for a run that is under way.
+        :class:`~semel.errors.ItemFailed`; ``key`` of the whole list; ``wait_seconds`` for a run that is under way;
+        ``begun`` is called with the operation's id once this run has the key, before its first item.
 
         Raises BulkRefused: the list is wrong, nothing was done; KeyReusedError: another list had this key;
         InProgressError; SupersededError: another run has taken over; StoreError: call again with the same list.
@@ -98,7 +102,7 @@ class Bulk:
             if not isinstance(permit, Permit):
                 return replayed(permit)
             work = _Work(self._engine, self.policy, spool, handler, permit)
-            return self._settle(permit, work.whole())
+            return self._settle(permit, work.whole(begun))
 
     def _settle(self, permit: Permit, tally: Tally) -> BulkResult:
         reply = self._engine.settle(permit, answer_of(tally))
@@ -106,10 +110,26 @@ class Bulk:
             return instead(self._engine.reread(permit))
         return BulkResult(permit.operation_id, tally, False)
 
-    def progress(self, operation_id: str) -> Tally | None:
-        """How far a bulk is, also while it runs; None where there is none."""
-        id = operation_bytes(operation_id)
-        return self._engine.perform("bulk", lambda: self._items.tally(id))
+    def operation_id(self, *, key: str, caller: str, tenant: str = "default") -> str | None:
+        """The operation's id of the bulk that has this key, also while it runs; None where there is none."""
+        return self._engine.perform("bulk", lambda: self._looking.id(key, caller, tenant))
+
+    def progress(
+        self,
+        operation_id: str | None = None,
+        *,
+        key: str | None = None,
+        caller: str | None = None,
+        tenant: str = "default",
+    ) -> Tally | None:
+        """How far a bulk is, also while it runs in another process; None where there is none.
+
+        Parameters: its ``operation_id``, or the ``key``, ``caller`` and ``tenant`` that it was given to :meth:`run`.
+
+        Raises PolicyError where it is not said which bulk; StoreError.
+        """
+        look = self._looking.progress
+        return self._engine.perform("bulk", lambda: look(operation_id, key, caller, tenant))
 
     def page(
         self,
@@ -153,9 +173,11 @@ class _Work:
         self._permit = permit
         self._unit: Unit | None = None
 
-    def whole(self) -> Tally:
+    def whole(self, begun: Callable[[str], object] | None) -> Tally:
         run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total)
         try:
+            if begun is not None:
+                begun(self._permit.operation_id)
             return self._drive(run.flow())
         except BaseException:
             self._engine.core.conclude(self._permit)
