@@ -80,10 +80,40 @@ def test_poison_is_parked_at_once(make_consumer: Make) -> None:
     assert [parked.reason for parked in worker.parked()] == ["its schema is version 9"]
 
 
-def test_what_ends_its_workers_is_parked_by_the_brokers_count(make_consumer: Make) -> None:
+def test_what_ends_its_workers_is_parked_in_the_end(make_consumer: Make) -> None:
+    async def kills(message: Message) -> None:
+        raise Killed
+
     worker = make_consumer(tries_max=3)
-    assert worker.handle("m-1", never, deliveries=4) is Receipt.PARKED
-    assert "delivered 4 times" in worker.parked()[0].reason
+    for deliveries in range(1, 7):  # from the fourth on each try is noted before it begins
+        with pytest.raises(Killed):
+            worker.handle("m-1", kills, deliveries=deliveries)
+    assert worker.handle("m-1", never, deliveries=7) is Receipt.PARKED
+    [parked] = worker.parked()
+    assert (parked.tries, "delivered 7 times" in parked.reason) == (3, True)
+
+
+@pytest.mark.parametrize("tries_max", [1, 3])
+def test_deliveries_that_met_no_handler_park_nothing(tries_max: int, make_consumer: Make, home: Home) -> None:
+    """The broker counts those, too, that found the store away or another worker at it."""
+    worker = make_consumer(tries_max=tries_max)
+    assert worker.handle("m-1", writes(1), deliveries=50) is Receipt.HANDLED
+    assert worker.handle("m-1", never, deliveries=51) is Receipt.DUPLICATE
+    assert home.effects() == [1]
+
+
+def test_failures_are_counted_by_the_inbox_and_not_by_the_broker(make_consumer: Make, home: Home) -> None:
+    async def fails(message: Message) -> None:
+        raise ValueError("no such currency")
+
+    worker = make_consumer(tries_max=3)
+    for deliveries in (50, 51):
+        with pytest.raises(ValueError, match="no such currency"):
+            worker.handle("m-1", fails, deliveries=deliveries)
+    assert worker.handle("m-1", fails, deliveries=52) is Receipt.PARKED
+    assert [(parked.tries, parked.reason) for parked in worker.parked()] == [(3, "ValueError: no such currency")]
+    with pytest.raises(ValueError, match="no such currency"):
+        worker.handle("m-2", fails, deliveries=3)
 
 
 def test_a_message_that_failed_once_is_handled_later(make_consumer: Make, home: Home) -> None:

@@ -81,9 +81,10 @@ class _Inbox:
         yield from undo(self._rows, unit, message_id)
         if isinstance(error, (StoreError, ConfigurationError)):
             return None  # the next delivery may fare better, or the handler is wrong for every message
-        tries = self.tries_max if isinstance(error, Poison) else deliveries
+        tries = self.tries_max if isinstance(error, Poison) else 1
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, Poison) else str(error)
-        return (yield from note_failure(self._rows, message_id, reason, tries))
+        step = 0 if deliveries > self.tries_max else 1  # it was counted when it began
+        return (yield from note_failure(self._rows, message_id, reason, tries, step=step))
 
     def _failed_or_again(
         self, message_id: str, unit: Unit, error: Exception, deliveries: int, run: int
@@ -124,15 +125,15 @@ class Inbox(_Inbox):
     def handle(self, message_id: str, handler: Callable[[Message], object], *, deliveries: int = 1) -> Receipt:
         """Handle a message, unless it was: what the handler writes on ``message.connection`` commits with that fact.
 
-        Parameters: ``deliveries`` how often the broker has delivered it, if it says so: what ends its worker every
-        time is parked by it.
+        Parameters: ``deliveries`` how often the broker has delivered it, if it says so: from more than ``tries_max`` on
+        each try is counted before it begins, so that what ends its worker every time is parked.
 
         Raises the handler's own exception (deliver it again), EarlyCommit, StoreError.
         """
         run = 0
         while True:
             run += 1
-            met, unit = self._drive(self._enter(message_id, deliveries, Begin()))
+            met, unit = self._drive(self._enter(message_id, deliveries if run == 1 else 1, Begin()))
             if unit is None:
                 return _known(met)
             try:
@@ -212,7 +213,7 @@ class AsyncInbox(_Inbox):
         run = 0
         while True:
             run += 1
-            met, unit = await self._drive(self._enter(message_id, deliveries, Begin()))
+            met, unit = await self._drive(self._enter(message_id, deliveries if run == 1 else 1, Begin()))
             if unit is None:
                 return _known(met)
             try:

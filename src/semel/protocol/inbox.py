@@ -22,21 +22,27 @@ def enter(
     seen = yield from ask(Perform("inbox", lambda: rows.look(message_id)))
     if seen is not None and seen.receipt is not None:
         return seen.receipt, None
-    if deliveries > tries_max:  # it ended its workers each time: nobody was left to count
-        reason = f"delivered {deliveries} times, and no worker came to its end"
-        yield from ask(Perform("inbox", lambda: rows.failed(message_id, reason, deliveries)))
-        return Receipt.PARKED, None
+    suspect = deliveries > tries_max
     unit = yield from ask(begin)
     try:
         met = yield from ask(Within(unit, "inbox", lambda: rows.enter(message_id)))
-        if met is None:
+        if met is None and not suspect:
             unit.hand_out()
             return None, unit
     except SemelError:
         yield from ask(Rollback(unit))
         raise
     yield from ask(Rollback(unit))
-    return met, None
+    if met is not None:
+        return met, None
+    # It may have ended its workers each time, or the broker counts those that found the store away, or another one at
+    # it. Nobody is at it now, and this try is counted before it begins: who dies in it has been counted.
+    reason = f"delivered {deliveries} times, and no worker came to its end"
+    if seen is not None and seen.tries >= tries_max:
+        parked: Seen = yield from ask(Perform("inbox", lambda: rows.failed(message_id, reason, tries_max, step=0)))
+        return parked.receipt or Receipt.BUSY, None
+    yield from ask(Perform("inbox", lambda: rows.begins(message_id, reason)))
+    return (yield from enter(rows, message_id, 1, tries_max, begin))
 
 
 def leave(store: Store, rows: InboxRows, unit: Unit, message_id: str) -> Flow[None]:
@@ -67,9 +73,9 @@ def undo(rows: InboxRows, unit: Unit, message_id: str) -> Flow[None]:
         raise EarlyCommit(_EARLY)
 
 
-def note_failure(rows: InboxRows, message_id: str, reason: str, tries: int) -> Flow[Receipt | None]:
-    """Count a failure; what its delivery gets if it was the last one."""
-    seen: Seen = yield from ask(Perform("inbox", lambda: rows.failed(message_id, reason, tries)))
+def note_failure(rows: InboxRows, message_id: str, reason: str, tries: int, *, step: int = 1) -> Flow[Receipt | None]:
+    """Count a failure; what its delivery gets if it was the last one. ``step`` 0: it was counted when it began."""
+    seen: Seen = yield from ask(Perform("inbox", lambda: rows.failed(message_id, reason, tries, step=step)))
     return seen.receipt
 
 

@@ -19,6 +19,7 @@ from semel.stores.statements import Execute, Query
 CONSUMER_MAX: Final = 191
 MESSAGE_ID_MAX: Final = 500
 REASON_MAX: Final = 1000
+_NEVER: Final = 2**31 - 1
 
 
 class Receipt(Enum):
@@ -98,10 +99,20 @@ class InboxRows:
         """As :meth:`prove`, where a store does not settle by proof."""
         return (yield from self._dialect.write(self._sql["prove"], self._named(message_id))) == 1
 
-    def failed(self, message_id: str, reason: str, tries: int) -> Flow[Seen]:
-        """Count a try that came to nothing. ``tries``: how many there were at least, as the broker counts."""
+    def failed(self, message_id: str, reason: str, tries: int, *, step: int = 1) -> Flow[Seen]:
+        """Count a try that came to nothing.
+
+        Parameters: ``tries`` how many there were at least; ``step`` 0 where it was counted before it began.
+        """
+        return (yield from self._count(message_id, reason, tries, step, self._tries_max))
+
+    def begins(self, message_id: str, reason: str) -> Flow[Seen]:
+        """Count a try before it begins, since it may end its worker; it parks nothing by itself."""
+        return (yield from self._count(message_id, reason, 1, 1, _NEVER))
+
+    def _count(self, message_id: str, reason: str, tries: int, step: int, tries_max: int) -> Flow[Seen]:
         named = self._named(
-            message_id, reason=reason[:REASON_MAX], tries=tries, tries_max=self._tries_max, keep_us=self._keep_us
+            message_id, reason=reason[:REASON_MAX], tries=tries, step=step, tries_max=tries_max, keep_us=self._keep_us
         )
         yield from self._dialect.together()
         yield from self._dialect.write(self._sql["failed"], named)

@@ -31,7 +31,7 @@ VALUES (
 ON DUPLICATE KEY UPDATE
     reason = IF(handled_at IS NULL AND parked_at IS NULL, VALUES(reason), reason),
     forget_after = IF(handled_at IS NULL AND parked_at IS NULL, VALUES(forget_after), forget_after),
-    tries = IF(handled_at IS NULL AND parked_at IS NULL, GREATEST(tries + 1, VALUES(tries)), tries),
+    tries = IF(handled_at IS NULL AND parked_at IS NULL, GREATEST(tries + :step, VALUES(tries)), tries),
     parked_at = IF(handled_at IS NULL AND parked_at IS NULL AND tries >= :tries_max, :now, parked_at);
 
 -- name: parked

@@ -46,9 +46,9 @@ SELECT
     CASE WHEN :tries::integer >= :tries_max::integer THEN clock.now END, :reason::text, clock.now + :keep_us::bigint
 FROM clock
 ON CONFLICT (consumer, message_id) DO UPDATE SET
-    tries = greatest(semel_inbox.tries + 1, excluded.tries),
+    tries = greatest(semel_inbox.tries + :step::integer, excluded.tries),
     parked_at = CASE
-        WHEN greatest(semel_inbox.tries + 1, excluded.tries) >= :tries_max::integer
+        WHEN greatest(semel_inbox.tries + :step::integer, excluded.tries) >= :tries_max::integer
             THEN excluded.forget_after - :keep_us::bigint
     END,
     reason = excluded.reason,

@@ -27,8 +27,8 @@ VALUES (
     :consumer, :message_id, :tries, CASE WHEN :tries >= :tries_max THEN :now END, :reason, :now + :keep_us
 )
 ON CONFLICT (consumer, message_id) DO UPDATE SET
-    tries = max(semel_inbox.tries + 1, excluded.tries),
-    parked_at = CASE WHEN max(semel_inbox.tries + 1, excluded.tries) >= :tries_max THEN :now END,
+    tries = max(semel_inbox.tries + :step, excluded.tries),
+    parked_at = CASE WHEN max(semel_inbox.tries + :step, excluded.tries) >= :tries_max THEN :now END,
     reason = excluded.reason,
     forget_after = excluded.forget_after
 WHERE semel_inbox.handled_at IS NULL AND semel_inbox.parked_at IS NULL;

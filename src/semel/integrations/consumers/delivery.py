@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from semel.engine.inbox import AsyncInbox, Message
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, StoreError
 from semel.stores.inbox import Receipt
 
 EVENT_ID: Final = "semel-id"  # the header or field in which a relay of Semel's names its event
@@ -27,8 +27,13 @@ class Deliveries:
         self._handler = handler
         self._failed = failed if failed is not None else _log
 
-    async def take(self, message_id: str, delivery: Any, deliveries: int) -> bool:
-        """Handle one delivery; whether to acknowledge it. Raises ConfigurationError: every message would fail so."""
+    async def take(self, message_id: str, delivery: Any, deliveries: int) -> bool | None:
+        """Handle one delivery; whether to acknowledge it.
+
+        None: not yet, and that is not the message's fault: the store is away, or another worker is at it.
+
+        Raises ConfigurationError: every message would fail so.
+        """
         try:
             receipt = await self._inbox.handle(
                 message_id, lambda message: self._handler(message, delivery), deliveries=deliveries
@@ -37,8 +42,8 @@ class Deliveries:
             raise
         except Exception as error:  # noqa: BLE001 - counted by the inbox; the broker delivers it again
             self._failed(message_id, error)
-            return False
-        return receipt is not Receipt.BUSY
+            return None if isinstance(error, StoreError) else False
+        return None if receipt is Receipt.BUSY else True
 
 
 def _log(message_id: str, error: Exception) -> None:
