@@ -269,6 +269,33 @@ def test_what_a_receiver_refuses_is_told(status: int, for_good: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-note", " ends with a space "),
+        ("content-length", "1"),
+        ("transfer-encoding", "chunked"),
+        ("host", "b.example"),
+    ],
+)
+def test_a_header_that_http_cannot_carry_stops_no_other_event(name: str, value: str) -> None:
+    """It is the event's fault and not the receiver's: an outage would never end."""
+
+    async def story() -> None:
+        async with Receiver() as receiver:
+            sink = WebhookSink(receiver.url, SECRET, private=True)
+            odd = own_event(None, "a", {}, None, None, {name: value}, "")
+            reply, other = await sink.publish([odd, event("b")])
+            await sink.close()
+        assert other is None
+        assert reply is None
+        for headers, body in receiver.requests:
+            assert headers["host"].startswith("127.0.0.1")  # the event has no say in where it goes
+            assert len(body) == int(headers["content-length"])
+
+    told(story)
+
+
+@pytest.mark.parametrize(
     "host", ["127.0.0.1", "localhost", "[::1]", "0x7f.1", "169.254.169.254", "10.0.0.1", "0.0.0.0"]
 )
 def test_a_webhook_reaches_no_private_address(host: str) -> None:
@@ -286,7 +313,18 @@ def test_a_webhook_reaches_no_private_address(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["::ffff:127.0.0.1", "fe80::1", "fd00::1", "64:ff9b::7f00:1", "2002:7f00:1::", "100.64.0.1", "224.0.0.1"]
+    "address",
+    [
+        "::ffff:127.0.0.1",
+        "fe80::1",
+        "fd00::1",
+        "64:ff9b::7f00:1",
+        "2002:7f00:1::",
+        "100.64.0.1",
+        "224.0.0.1",
+        "fec0::1",
+        "::127.0.0.1",
+    ],
 )
 def test_addresses_that_only_look_public_are_not(address: str) -> None:
     assert not is_public(address)

@@ -63,8 +63,17 @@ def message_headers(event: Event) -> dict[str, str]:
 
 
 def ascii_headers(event: Event) -> dict[str, str]:
-    """The same for brokers whose headers are ASCII: other letters, and "%", are percent-encoded UTF-8."""
-    return {name: quote(value, safe=_PLAIN) for name, value in message_headers(event).items()}
+    """The same for brokers whose headers are ASCII: other letters, and "%", are percent-encoded UTF-8.
+
+    So are spaces at both ends, which HTTP does not take and others do not keep.
+    """
+    return {name: _ascii(value) for name, value in message_headers(event).items()}
+
+
+def _ascii(value: str) -> str:
+    inner = value.strip(" ")
+    before, after = len(value) - len(value.lstrip(" ")), len(value) - len(value.rstrip(" "))
+    return f"{'%20' * before}{quote(inner, safe=_PLAIN)}{'%20' * after if inner else ''}"
 
 
 def told(error: BaseException) -> str:

@@ -33,6 +33,10 @@ SECRET_BYTES_MIN: Final = 24
 SECONDS: Final = 10.0
 AT_ONCE: Final = 20
 REPLY_BYTES_MAX: Final = 64 * 1024
+# an event's headers of these names say nothing about the request that carries it
+_OF_HTTP: Final = frozenset(
+    ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade", "expect")
+)
 _LATER: Final = frozenset({408, 409, 425, 429})
 
 
@@ -95,7 +99,7 @@ class WebhookSink:
     async def _post(self, client: httpx.AsyncClient, event: Event) -> Reply:
         now = int(time.time())
         headers = {
-            **ascii_headers(event),
+            **{name: value for name, value in ascii_headers(event).items() if name not in _OF_HTTP},
             "semel-topic": event.topic,
             "webhook-id": event.id,
             "webhook-timestamp": str(now),
@@ -110,6 +114,8 @@ class WebhookSink:
                 await _read_some(reply)
         except AddressRefused as error:  # the receiver's fault, not the event's
             return Unreached(str(error))
+        except httpx.LocalProtocolError as error:  # it cannot be said in HTTP: the event's own fault
+            return Refused(told(error))
         except (httpx.HTTPError, httpcore.NetworkError, OSError, TimeoutError) as error:
             return Unreached(told(error))
         return _meaning(reply.status_code)
@@ -199,7 +205,8 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if inner is not None:
             ip = inner
-    return ip.is_global and not ip.is_multicast
+    site_local = isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved or site_local)
 
 
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
