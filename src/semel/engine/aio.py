@@ -195,11 +195,15 @@ class AsyncEngine:
 
         Raises StoreError: not confirmed; it is repeated in the background until the lease is over.
         """
+        settled = self._settle(permit, outcome)
+        return await (settled if permit.steps is None else asyncio.shield(self._upkeep.spawn(settled)))
+
+    async def _settle(self, permit: Permit, outcome: Outcome) -> Settling:
         core = self.core
-        if permit.steps is not None:
-            await permit.steps.close(outcome)
-        word = core.word(permit, outcome)
         try:
+            if permit.steps is not None:
+                await permit.steps.close(outcome)
+            word = core.word(permit, outcome)
             if permit.unit is not None:
                 under = permit.command.under
                 flow = settle_unit(self.store, permit.unit, permit.claim, permit.grant, outcome, word, under)

@@ -13,10 +13,12 @@ import threading
 import time
 import typing
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from semel.engine.backend import UNIT_RUNS_MAX, Backend
 from semel.errors import NothingHappened, StepError, SupersededError
+from semel.flow import Flow
 from semel.functions.annotations import Shapes
 from semel.functions.results import keep_result
 from semel.functions.scalars import Mismatch, Unserialisable
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from semel.engine.performing import AsyncPerformer, SyncPerformer
     from semel.engine.permit import Permit
 
+T = TypeVar("T")
 Opened = tuple[Step, Unit, Recorded]
 _SHAPES: Final = Shapes()
 _AWAITED: Final = (Awaitable, Coroutine)
@@ -127,19 +130,27 @@ class SyncSteps(StepBook):
 
 
 class AsyncSteps(StepBook):
-    """Steps on an event loop."""
+    """Steps on an event loop. What is recorded is never cut in half by a cancelled caller: it is known what it says."""
 
     def __init__(self, permit: Permit, backend: Backend, performer: AsyncPerformer) -> None:
         super().__init__(permit, backend)
         self._performer = performer
         self._writing = asyncio.Lock()
+        # On SQLite, or in a pool of one, a start waits for a local step's transaction, which must not wait for that.
+        self._beginning = asyncio.Lock()
+        self._inside: ContextVar[bool] = ContextVar("semel_local_step", default=False)
 
     async def step(self, name: str, call: Callable[[], Any], ordinal: int, *, repeat: bool, returns: Any) -> Any:
         """See :meth:`semel.engine.permit.Permit.step`."""
         shape = shape_of(name, call, returns)
         want = self.want(name, ordinal, repeat=repeat)
-        async with self._writing:
-            met = await self._performer.drive(self.ledger.begin(want))
+        self._check_outside(name)
+        async with self._beginning, self._writing:
+            met, cancelled = await self._whole(self.ledger.begin(want))
+            if cancelled is not None:
+                if isinstance(met, Step):
+                    self.ledger.fail(met, nothing_happened=True)
+                raise cancelled
         if isinstance(met, Finished):
             return recorded(name, met, shape)
         try:
@@ -154,32 +165,66 @@ class AsyncSteps(StepBook):
     async def local(self, name: str, call: Callable[[Any], Any], ordinal: int, *, returns: Any) -> Any:
         """See :meth:`semel.engine.permit.Permit.local_step`."""
         shape = shape_of(name, call, returns)
-        drive, ledger = self._performer.drive, self.ledger
+        self._check_outside(name)
         runs = 0
         while True:
             runs += 1
-            async with self._writing:
-                met = await drive(ledger.open(self.want(name, ordinal, repeat=False), BeginUnit()))
-            if isinstance(met, Finished):
-                return recorded(name, met, shape)
+            async with self._beginning:
+                try:
+                    return await self._local(name, call, ordinal, shape)
+                except BaseException as error:
+                    if not self.conflicts(error, runs):
+                        raise
+
+    async def _local(self, name: str, call: Callable[[Any], Any], ordinal: int, shape: Shape) -> Any:
+        ledger = self.ledger
+        async with self._writing:
+            met, cancelled = await self._whole(ledger.open(self.want(name, ordinal, repeat=False), BeginUnit()))
+        if isinstance(met, Finished):
+            if cancelled is not None:
+                raise cancelled
+            return recorded(name, met, shape)
+        try:
+            if cancelled is not None:
+                raise cancelled
+            inside = self._inside.set(True)
             try:
                 value = call(met[1].connection)
                 if inspect.isawaitable(value):
                     value = await value
-                body, value = written(name, value, shape)
-                async with self._writing:
-                    await drive(ledger.commit(met, body))
-            except BaseException as error:
-                await drive(ledger.undo(met))
-                if not self.conflicts(error, runs):
-                    raise
-            else:
-                return value
+            finally:
+                self._inside.reset(inside)
+            body, value = written(name, value, shape)
+            async with self._writing:
+                _, cancelled = await self._whole(ledger.commit(met, body))
+        except BaseException:
+            await self._whole(ledger.undo(met))
+            raise
+        if cancelled is not None:  # it is committed, and its caller is not told
+            raise cancelled
+        return value
 
     async def close(self, outcome: Outcome) -> None:
         """Before the holder's last word."""
         async with self._writing:
             await self._performer.drive(self.ledger.close(outcome))
+
+    def _check_outside(self, name: str) -> None:
+        if self._inside.get():
+            raise StepError(f"step {name!r} was asked for inside a local step, whose transaction it would wait for")
+
+    async def _whole(self, flow: Flow[T]) -> tuple[T, asyncio.CancelledError | None]:
+        """Perform a flow to its end, also where the caller is cancelled meanwhile; what it ended with, and that."""
+        task = asyncio.ensure_future(self._performer.drive(flow))
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait((task,))
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None and (task.cancelled() or task.exception() is not None):
+            raise cancelled
+        return task.result(), cancelled
 
 
 # --- results ----------------------------------------------------------------------------------

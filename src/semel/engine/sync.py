@@ -178,10 +178,10 @@ class Engine:
         the background until the lease is over.
         """
         core = self.core
-        if permit.steps is not None:
-            permit.steps.close(outcome)
-        word = core.word(permit, outcome)
         try:
+            if permit.steps is not None:
+                permit.steps.close(outcome)
+            word = core.word(permit, outcome)
             if permit.unit is not None:
                 under = permit.command.under
                 flow = settle_unit(self.store, permit.unit, permit.claim, permit.grant, outcome, word, under)

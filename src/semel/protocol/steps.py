@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.errors import EarlyCommit, StepError, StepInDoubt, StoreError, StoreTimeout, SupersededError
+from semel.errors import (
+    EarlyCommit,
+    StepError,
+    StepInDoubt,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+    SupersededError,
+)
 from semel.flow import Flow, ask
 from semel.model import Claim, Grant, Proceed, Renewal, Verdict
 from semel.protocol.asks import Begin as BeginUnit
@@ -37,6 +45,10 @@ from semel.stores.steps import Recorded, StepRows
 
 UNREADABLE: Final = "steps-unreadable"
 _SUPERSEDED: Final = "the record was granted to somebody else, or settled: step {step} was not begun"
+_UNSEEN: Final = (
+    "the start of an earlier step was not confirmed by the store, and may be written yet, over what comes later: step "
+    "{step} was not begun; the next run goes on"
+)
 
 
 class Ledger:
@@ -57,6 +69,7 @@ class Ledger:
         self._running: set[Identity] = set()
         self._changes = 0  # of the list, counted
         self._written = 0  # how many of them the store has
+        self._unseen = False  # a list was sent, and nobody knows whether the store has it, or will have it later
         self.doubt: str | None = None  # that a step was refused with
 
     # --- a step whose effects are elsewhere ------------------------------------------------
@@ -126,6 +139,7 @@ class Ledger:
             StepInDoubt: the commit was not answered, and could not be read back.
         """
         step, unit, seen = opened
+        self._check_seen(step)
         steps = with_result(self._steps, step, result)
         packed, changes = pack_steps(self._generation, steps), self._changes
         try:
@@ -219,7 +233,13 @@ class Ledger:
             raise StepInDoubt(f"{met.why}; the operation is UNKNOWN until that is found out")
         if isinstance(met, Finished):
             self._asked.add(want.identity)
+        else:
+            self._check_seen(want)
         return met
+
+    def _check_seen(self, step: Step) -> None:
+        if self._unseen:  # a late write would make a list without this step of it, and the next run would repeat it
+            raise StoreTimeout(_UNSEEN.format(step=repr(step.shown)))
 
     def _learn(self) -> Flow[None]:
         """Read the list once, unless nobody can have written one."""
@@ -239,7 +259,13 @@ class Ledger:
         self._changes += 1  # until the store has said that it holds this list, another one may be there
         changes = self._changes
         packed, stands = pack_steps(self._generation, steps), standing(steps)
-        held = yield from ask(Perform("write_steps", lambda: self._rows.write(self._holder, packed, stands)))
+        was_unseen, self._unseen = self._unseen, True
+        try:
+            held = yield from ask(Perform("write_steps", lambda: self._rows.write(self._holder, packed, stands)))
+        except StoreUnavailable:  # nothing of it was done
+            self._unseen = was_unseen
+            raise
+        self._unseen = was_unseen
         if held:
             self._written = changes
         return held
