@@ -82,6 +82,19 @@ def test_a_derived_key_is_of_its_record_generation_name_and_ordinal() -> None:
     assert all(uuid_bytes(key) is not None for key in keys)
 
 
+def test_two_stores_derive_the_same_keys_unless_their_tenants_or_secrets_differ() -> None:
+    """As docs/effects.md says of stores that use one provider."""
+    there, here = Scope("acme", "alice", "pay"), Scope("acme-test", "alice", "pay")
+    ids = [
+        record_id(there, "k"),
+        record_id(here, "k"),
+        record_id(there, "k", b"a" * 16),
+        record_id(there, "k", b"b" * 16),
+    ]
+    assert len({derived_key(id, 0, "charge") for id in ids}) == 4
+    assert derived_key(record_id(there, "k"), 0, "charge") == "8e5e6364-f388-c80a-2a0a-92dcd2f4d99e"
+
+
 @PLAIN
 @given(now_ms=st.integers(0, 2**48 - 1), random=st.binary(min_size=10, max_size=10))
 def test_an_operation_id_is_a_uuid7(now_ms: int, random: bytes) -> None:
