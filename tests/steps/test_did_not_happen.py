@@ -1,4 +1,4 @@
-"""What was settled as "did not happen" runs anew: its local steps' rows are still there, its operation id is the same."""
+"""What was settled as "did not happen" runs anew: its local steps' rows are still there, its id is the same."""
 
 from __future__ import annotations
 
