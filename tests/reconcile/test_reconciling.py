@@ -341,3 +341,38 @@ def test_two_reconcilers_for_one_operation_are_refused(one: World) -> None:
     provider = Provider(FOUND)
     with pytest.raises(ConfigurationError, match="two reconcilers are declared for 'pay'"):
         Reconciling(one.shell().engine, [asking(provider), asking(provider)])
+
+
+@pytest.mark.parametrize(
+    "finding",
+    [
+        SucceededWith(MADE, ("charge", "ch\x00-9")),
+        SucceededWith(MADE, ("charge", "ch\ud800")),
+        SucceededWith(MADE, "ch-9"),  # type: ignore[arg-type]
+        SucceededWith("charged"),  # type: ignore[arg-type]
+        SucceededWith(MADE, None, 7),  # type: ignore[arg-type]
+        StillUnknown("the provider said \x00\ud800"),
+        StillUnknown(None),  # type: ignore[arg-type]
+        DidNotHappen("no \x00 charge \ud800"),
+    ],
+    ids=["nul", "surrogate", "no-pair", "no-answer", "no-reason", "raw-unknown", "none", "raw-no"],
+)
+def test_a_finding_that_cannot_be_written_ends_no_worker(each: World, finding: Finding) -> None:
+    shell, what, good = each.shell(), paying("a"), paying("b", "inv-2")
+    _ = lose(shell, what), lose(shell, good)
+    bad_id = shell.row(what).id  # type: ignore[union-attr]
+
+    async def ask(case: Case) -> Finding:
+        return finding if case.record.id == bad_id else FOUND
+
+    done = round_of(shell, reconciler("pay", quiet_for=60)(ask))
+    assert done.asked == 2
+    assert done.settled >= 1
+    assert shell.row(good).state == State.SUCCEEDED  # type: ignore[union-attr]
+    row = shell.row(what)
+    assert row is not None
+    if row.state == State.UNKNOWN:  # told as what it is, and asked again later rather than at once
+        standing = standing_of(shell, what)
+        assert standing is not None
+        assert standing.reason
+        assert standing.lease_until == 0

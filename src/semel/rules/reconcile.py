@@ -100,4 +100,5 @@ def _early(left_us: int, reason: str) -> Again:
 
 
 def _short(reason: str) -> str:
-    return reason[:REASON_LENGTH_MAX] or "no reason given"
+    text = str(reason)[:REASON_LENGTH_MAX]  # whatever the other side has said, half a character of it, too
+    return text.encode("utf-8", "replace").decode() or "no reason given"

@@ -14,10 +14,11 @@ import random
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Self
 
 from semel.engine.aio import AsyncEngine
-from semel.errors import ConfigurationError, PolicyError, SchemaError, StoreError
+from semel.errors import ConfigurationError, PolicyError, SchemaError, StatementRefused, StoreError
 from semel.model import Find, Found, MovedOn, Record, Resolution, Resolved, State, TooEarly
 from semel.protocol.operations import find_operation
 from semel.protocol.reconcile import settle_found
@@ -183,10 +184,10 @@ class Reconciling:
                 case = Case(record, operation, taken.asked)
                 done.asked += 1
                 found = await _asked(each, case)
-                judged = judge(
-                    found,
-                    record,
-                    taken.now,
+                judged = partial(
+                    judge,
+                    record=record,
+                    now=taken.now,
                     actor=f"reconciler:{each.operation}",
                     quiet_us=int(each.quiet_for * 1_000_000),
                     asked=taken.asked,
@@ -194,7 +195,14 @@ class Reconciling:
                     jitter=self._random.random(),
                 )
                 engine.core.tell("reconciled", each.operation, found=type(found).__name__)
-                await self._write(judged, case, token, done)
+                try:
+                    await self._write(judged(found), case, token, done)
+                except Exception as error:
+                    if isinstance(error, (StoreError, SchemaError)) and not isinstance(error, StatementRefused):
+                        raise
+                    # Such as a name that is half a character: one finding must not end the worker of all the others.
+                    unwritten = StillUnknown(f"what was found could not be written: {type(error).__name__}")
+                    await self._write(judged(unwritten), case, token, done)
 
     async def _write(self, judged: Resolution | Again, case: Case, token: bytes, done: Round) -> None:
         engine, record = self._engine, case.record
