@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,30 @@ def test_once_publishes_reaps_and_says_what_it_did(place: Place, run: Run) -> No
     assert (code, said["published"], said["parked"], said["lapsed"], said["outage"]) == (0, 4, 1, 0, None)
     code, said = run("worker", "--once")
     assert (code, said) == (0, {"lapsed": 0})
+
+
+def _held_by_another(place: Place, seconds: float) -> None:
+    until = int((time.time() + seconds) * 1_000_000)
+    place.change(f"UPDATE semel_lane SET holder = 'dead', lease_until = {until}")
+    place.change(f"INSERT INTO semel_relay VALUES ('dead', {until}, 0)")
+
+
+def test_once_takes_over_what_a_killed_relay_holds(place: Place, run: Run) -> None:
+    place.fill(5, aggregates=5)
+    _held_by_another(place, 1.0)
+    code, said = run("worker", "--once", "--no-reaper", "--sink", SINK, "--tries", "1")
+    assert (code, said["published"], said["parked"], said["heldElsewhere"]) == (0, 4, 1, False)
+
+
+def test_once_says_that_another_relay_holds_what_waits(
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semel.cli.working.ONCE_WAITS_SECONDS", 0.1)
+    made = place.fill(2, aggregates=2)
+    _held_by_another(place, 60.0)
+    assert main(["--url", place.url, "worker", "--once", "--no-reaper", "--sink", SINK]) == 1
+    assert "another relay holds the lanes" in capsys.readouterr().err
+    assert len(place.waiting) == len(made)
 
 
 def test_a_sink_that_cannot_be_reached_is_an_exit_code(place: Place, run: Run) -> None:

@@ -66,6 +66,22 @@ def test_a_refused_event_holds_its_aggregate_back_and_no_other(place: Place) -> 
     assert in_order(broker.arrived)
 
 
+@pytest.mark.parametrize("options", [{"batch": 3}, {"batch_bytes": 1}])
+def test_once_goes_on_behind_a_batch_of_which_nothing_was_taken(options: dict[str, int], quick_place: Place) -> None:
+    first = quick_place.fill(3)
+    [behind] = quick_place.fill(1, topic="others")
+    quick_place.change("UPDATE semel_event SET aggregateid = 'x' WHERE topic = 'others'")
+    broker = Broker()
+    broker.says[first[0].id] = Refused("not today")
+
+    async def story() -> None:
+        async with AsyncEngine.connect(quick_place.url) as engine:
+            assert await Relay(engine, broker, **options).run_once() == 1
+
+    told(story())
+    assert broker.ids == [behind.id]
+
+
 @pytest.mark.parametrize("hold", [True, False])
 def test_an_event_that_is_refused_too_often_is_parked_with_its_reason(hold: bool, place: Place) -> None:
     made = place.fill(4, aggregates=2)

@@ -22,10 +22,12 @@ from semel.service.settings import id_secret
 from semel.telemetry import Both, Logging
 from semel.worker.reaper import Reaper
 from semel.worker.reconciling import Reconciling
-from semel.worker.relay import BATCH, Relay
+from semel.worker.relay import BATCH, LEASE_SECONDS, Relay
 from semel.worker.sinks.connect import SCHEMES, connect_sink
 
 TELL_SECONDS: Final = 10.0
+ONCE_WAITS_SECONDS: Final = LEASE_SECONDS + 1.0  # a relay that was killed holds its lanes until its lease is over
+_HELD: Final = "semel: a worker that runs publishes them; if none does, run this again"
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -51,7 +53,11 @@ def add(commands: Commands[Parser]) -> None:
         default=[],
         help="a reconciler of your own, that finds out what became of UNKNOWN commands; may be given several times",
     )
-    parser.add_argument("--once", action="store_true", help="publish and reap what is there now, and end")
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="publish and reap what is there now, and end; waits 11 s at most for lanes of a killed relay",
+    )
     parser.add_argument("--no-reaper", action="store_true", help="leave lapsed and expired records to another process")
     parser.add_argument(
         "--batch", type=whole_number(1, 10_000), default=BATCH, help=f"events that are read at once (default {BATCH})"
@@ -129,17 +135,20 @@ async def _once(relay: Relay | None, reaper: Reaper | None, reconciling: Reconci
         done.update(asked=round.asked, settled=round.settled, gaveUp=round.gave_up)
     if relay is not None:
         try:
-            done["published"] = await relay.run_once()
+            done["published"] = await relay.run_once(wait_seconds=ONCE_WAITS_SECONDS)
             depth = await relay.gauge()
             await relay.sweep()
         finally:
             await relay.sink.close()
         done.update(parked=relay.parked, waiting=depth.waiting, allParked=depth.parked, outage=relay.outage)
+        done["heldElsewhere"] = relay.held_elsewhere
     out.document(done)
     for name, value in done.items():
         if value is not None:
             out.say(f"{name}: {value}")
-    return Exit.REFUSED if relay is not None and relay.outage is not None else Exit.OK
+    if relay is not None and relay.held_elsewhere:
+        out.note(f"semel: events wait, and another relay holds the lanes that they are in; it was waited for\n{_HELD}")
+    return Exit.REFUSED if relay is not None and (relay.outage is not None or relay.held_elsewhere) else Exit.OK
 
 
 async def _until_told(

@@ -23,6 +23,7 @@ from semel.engine.events import listening
 from semel.errors import PolicyError, SchemaError, StoreError
 from semel.events import Event, Waiting
 from semel.protocol.outbox import TRIES_MAX, Batch, event_wait_seconds, outage_wait_seconds
+from semel.rules.events import LANES
 from semel.rules.identity import uuid7_bytes, uuid_text
 from semel.stores.dialect import POSTGRES, dialect_of
 from semel.stores.events import Depth, Events
@@ -38,6 +39,8 @@ GAUGE_SECONDS: Final = 15.0
 SWEEP_SECONDS: Final = 60.0
 SWEEP_CHUNK: Final = 1000
 STORE_REST_SECONDS: Final = 0.5
+ELSEWHERE_SECONDS: Final = 0.25
+ALL_LANES: Final = (1 << LANES) - 1
 
 
 class Relay:
@@ -85,6 +88,7 @@ class Relay:
         self.published = 0
         self.parked = 0
         self.outage: str | None = None  # why the broker cannot be reached, as long as it cannot
+        self.held_elsewhere = False  # whether run_once left events that were in the lanes of others
         self._engine = engine
         self._events = Events(dialect)
         self._lanes = Lanes(dialect)
@@ -97,6 +101,7 @@ class Relay:
         self._mask = 0
         self._attended = float("-inf")
         self._busy = False
+        self._met = 0  # events of the last turn
         self._full = False
         self._outages = 0
         self._woken = asyncio.Event()
@@ -105,29 +110,43 @@ class Relay:
 
     # --- one turn ---------------------------------------------------------------------------
 
-    async def run_once(self) -> int:
+    async def run_once(self, *, wait_seconds: float = 0.0) -> int:
         """Publish what is there, until nothing more may be; how many. What is refused, or held back, stays.
+
+        Parameters: ``wait_seconds`` how long events are waited for that are in the lanes of other relays, which publish
+        them or are dead; ``held_elsewhere`` then says whether some are left.
 
         Raises StoreError.
         """
         before = self.published
+        ends = time.monotonic() + wait_seconds
         await self._attend(bell=False)
         try:
-            while await self._turn() and self.outage is None:
-                await self._attend_in_time()
+            while True:
+                while (await self._turn() or self._met) and self.outage is None:
+                    await self._attend_in_time()
+                self.held_elsewhere = self.outage is None and await self._due_elsewhere()
+                if not self.held_elsewhere or time.monotonic() >= ends:
+                    return self.published - before
+                await asyncio.sleep(min(ELSEWHERE_SECONDS, wait_seconds))
+                await self._attend(bell=False)
         finally:
             await self._leave()
-        return self.published - before
+
+    async def _due_elsewhere(self) -> bool:
+        """Whether something may be published that is in no lane of this relay's."""
+        read, theirs, hold = self._events.due, ALL_LANES & ~self._mask, self._hold
+        return bool(theirs and await self._engine.perform("events_due", lambda: read(theirs, 1, 1, hold=hold)))
 
     async def _turn(self) -> int:
         """Read a batch, publish it, mark it; how many were published."""
         read = self._events.due
         mask, limit, size, hold = self._mask, self._batch, self._batch_bytes, self._hold
-        self._full = False
+        self._met, self._full = 0, False
         if not mask:
             return 0
         due = await self._engine.perform("events_due", lambda: read(mask, limit, size, hold=hold))
-        self._full = len(due) >= limit
+        self._met, self._full = len(due), len(due) >= limit
         if not due:
             return 0
         arrived: list[Waiting] = []
