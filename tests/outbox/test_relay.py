@@ -67,7 +67,7 @@ def test_a_refused_event_holds_its_aggregate_back_and_no_other(place: Place) -> 
 
 
 @pytest.mark.parametrize("options", [{"batch": 3}, {"batch_bytes": 1}])
-def test_once_goes_on_behind_a_batch_of_which_nothing_was_taken(options: dict[str, int], quick_place: Place) -> None:
+def test_once_goes_on_behind_a_batch_of_which_nothing_was_taken(options: dict[str, Any], quick_place: Place) -> None:
     first = quick_place.fill(3)
     [behind] = quick_place.fill(1, topic="others")
     quick_place.change("UPDATE semel_event SET aggregateid = 'x' WHERE topic = 'others'")
