@@ -11,6 +11,7 @@ from semel.engine.result import Result
 from semel.errors import ConfigurationError, InProgressError, NotReplayableError, OutcomeUnknownError, PolicyError
 from semel.model import InProgress, NotReplayable, OutcomeUnknown, Resolution, State
 from semel.protocol.operations import lapse, purge_operations, resolve
+from semel.protocol.upkeep import Walked, rest_seconds
 from semel.rules.identity import reference_id, uuid_bytes
 from semel.testing.attempts import bits
 from semel.worker.reaper import Reaper
@@ -155,7 +156,16 @@ def test_operations_are_forgotten_by_their_own_retention_in_chunks(each: World) 
     shell.settle(permit)
 
 
-def test_the_reaper_forgets_operations_too(tmp_path: Path) -> None:
+def test_the_reaper_forgets_operations_too_and_rests_after_those(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrote: list[tuple[int, float]] = []
+
+    def rest(done: Walked, took: float) -> float:
+        wrote.append((done.forgotten, rest_seconds(done, 0.25)))
+        return 0
+
+    monkeypatch.setattr("semel.worker.reaper.rest_seconds", rest)
     world = World("sqlite-async", tmp_path)
     world.prepare()
     shell = world.shell()
@@ -165,6 +175,8 @@ def test_the_reaper_forgets_operations_too(tmp_path: Path) -> None:
     world.clock.advance(seconds=5000)
     shell._end(Reaper(shell.engine).purge(2))
     assert world.states() == []
+    assert sum(forgotten for forgotten, _ in wrote) == 10  # the records, and their operations
+    assert [seconds for forgotten, seconds in wrote if forgotten] == [0.25] * 6
     world.close()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from semel.flow import Flow, ask
 from semel.model import Purged
@@ -19,7 +19,17 @@ PURGE_CHUNK: Final = 500
 REST_SECONDS_MAX: Final = 1.0
 
 
-def rest_seconds(done: Purged, took: float) -> float:
+class Walked(Protocol):
+    """What one chunk of any walk did: a record's goes on behind its place, an operation's behind its id."""
+
+    @property
+    def answers_dropped(self) -> int: ...
+
+    @property
+    def forgotten(self) -> int: ...
+
+
+def rest_seconds(done: Walked, took: float) -> float:
     """How long to leave the store alone after a chunk: as long as it took, where it wrote something.
 
     A file has one writer: a purge that goes on at once would let commands of other processes wait for many chunks.

@@ -139,9 +139,7 @@ class Reaper:
             while True:
                 began = time.monotonic()
                 done: Any = await self._engine.perform(needed.verb, needed.make)
-                # The operations' walk goes by another place than a record's: how many were seen, how many forgotten.
-                work = done if isinstance(done, Purged) else Purged(done[0], 0, done[1], None)
-                await asyncio.sleep(rest_seconds(work, time.monotonic() - began))
+                await asyncio.sleep(rest_seconds(done, time.monotonic() - began))
                 needed = flow.send(done)
         except StopIteration as stop:
             total: Purged = stop.value
