@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +198,24 @@ def test_a_completer_that_could_not_keep_its_promise_is_refused(options: dict[st
 def test_a_store_without_steps_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="SQL database"):
         Completer(AsyncEngine.connect("memory://"))
+
+
+@pytest.mark.parametrize("why", ["rests", "unknown"])
+def test_what_cannot_go_on_keeps_nothing_else_waiting(why: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.worker.completer.FIND_MAX", 2)
+    story = Story(world.process())
+    completer = Completer(story.process.engine, rest_seconds=1000)
+    completer.register(SCOPE.operation, RESUMABLE, story.handler())
+    dead = world.process()
+    for key in ("a", "b", "c"):
+        other = replace(resumable(key), scope=SCOPE._replace(operation="another"))
+        abandon(dead, resumable(key) if why == "rests" else other)
+    world.clock.advance(LEASE_US + 1)
+    story.error = ConnectionError("away")
+    for _ in range(3 if why == "rests" else 0):
+        assert story.complete(completer) == 0
+    story.error = None
+    abandon(dead, resumable("last", b"the last"))
+    world.clock.advance(LEASE_US + 1)
+    assert story.complete(completer) == 1
+    assert story.requests[-1] == b"the last"

@@ -22,9 +22,10 @@ UPDATE semel_record SET request = :request
 WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2);
 
 -- name: find_abandoned
--- Resumable executions that nobody holds and that may go on.
-SELECT r.id, r.operation, r.attempt, r.attempts_max, r.lease_until, r.request
+-- A page of the resumable executions that nobody holds and that may go on.
+SELECT r.id, r.operation, r.attempt, r.attempts_max, r.lease_until
 FROM semel_attention AS a STRAIGHT_JOIN semel_record AS r ON r.id = a.id
 WHERE r.state = 1 AND r.lease_until <= :now AND r.request IS NOT NULL
-ORDER BY r.lease_until
+    AND (r.lease_until, r.id) > (:after, :after_id)
+ORDER BY r.lease_until, r.id
 LIMIT :limit;

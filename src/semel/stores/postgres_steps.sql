@@ -41,12 +41,13 @@ WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND s
 RETURNING 1;
 
 -- name: find_abandoned
--- Resumable executions that nobody holds and that may go on.
+-- A page of the resumable executions that nobody holds and that may go on.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
-SELECT r.id, r.operation, r.attempt, r.attempts_max, r.lease_until, r.request
+SELECT r.id, r.operation, r.attempt, r.attempts_max, r.lease_until
 FROM clock, semel_attention AS a JOIN semel_record AS r ON r.id = a.id
 WHERE r.state = 1 AND r.lease_until <= clock.now AND r.request IS NOT NULL
-ORDER BY r.lease_until
+    AND (r.lease_until, r.id) > (:after::bigint, :after_id::bytea)
+ORDER BY r.lease_until, r.id
 LIMIT :limit::bigint;

@@ -18,9 +18,10 @@ UPDATE semel_record SET request = :request
 WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2);
 
 -- name: find_abandoned
--- Resumable executions that nobody holds and that may go on, by the small index of open records.
-SELECT id, operation, attempt, attempts_max, lease_until, request
+-- A page of the resumable executions that nobody holds and that may go on, by the small index of open records.
+SELECT id, operation, attempt, attempts_max, lease_until
 FROM semel_record
 WHERE state IN (1, 2, 6) AND state = 1 AND lease_until <= :now AND request IS NOT NULL
-ORDER BY lease_until
+    AND (lease_until, id) > (:after, :after_id)
+ORDER BY lease_until, id
 LIMIT :limit;

@@ -13,6 +13,7 @@ from semel.stores.dialect import SQLITE, Dialect, dialect_of
 from semel.stores.statements import Execute, Query, Value
 
 NOUN: Final = "steps"
+FIRST: Final = (-1, b"")  # before every lease
 
 
 class Recorded(NamedTuple):
@@ -30,7 +31,6 @@ class Abandoned(NamedTuple):
     attempt: int
     attempts_max: int
     lease_until: int
-    request: bytes
 
 
 class StepRows:
@@ -68,10 +68,14 @@ class StepRows:
             _ = yield from self._dialect.write(self._sql["note_open"], {"id": holder.id})
         return (yield from self._dialect.write(self._sql["keep_request"], params)) == 1
 
-    def abandoned(self, limit: int) -> Flow[list[Abandoned]]:
-        """Executions of resumable operations that may go on and that nobody holds, oldest lease first."""
-        rows = yield from self._dialect.rows(self._sql["find_abandoned"], {"limit": limit})
-        return [Abandoned(*cast("tuple[bytes, str, int, int, int, bytes]", row)) for row in rows]
+    def abandoned(self, limit: int, after: tuple[int, bytes] = FIRST) -> Flow[list[Abandoned]]:
+        """A page of the executions of resumable operations that may go on and that nobody holds, oldest lease first.
+
+        Parameters: ``after`` the lease and the id of the last one of the page before.
+        """
+        page: dict[str, Value] = {"limit": limit, "after": after[0], "after_id": after[1]}
+        rows = yield from self._dialect.rows(self._sql["find_abandoned"], page)
+        return [Abandoned(*cast("tuple[bytes, str, int, int, int]", row)) for row in rows]
 
 
 def _written(holder: Renewal, steps: bytes, standing: tuple[State, str | None]) -> dict[str, Value]:

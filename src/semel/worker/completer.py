@@ -24,7 +24,7 @@ from semel.model import Record, Scope
 from semel.policy import Command, Policy
 from semel.rules.classify import Unprovable
 from semel.rules.step_options import Resumed
-from semel.stores.steps import Abandoned, StepRows
+from semel.stores.steps import FIRST, Abandoned, StepRows
 
 FIND_MAX: Final = 100
 EVERY_SECONDS_MAX: Final = 0.75  # lease + 1 s is a promise; the rest of the second is for the calls themselves
@@ -121,12 +121,21 @@ class Completer:
     async def _begin(self) -> list[asyncio.Task[bool]]:
         if not self._operations:
             return []
-        abandoned: list[Abandoned] = await self._call(
-            self._engine.perform, "abandoned", lambda: self._rows.abandoned(FIND_MAX)
-        )
         now = time.monotonic()
-        present = {each.id for each in abandoned}
-        self._rests = {id: until for id, until in self._rests.items() if until > now or id in present}
+        self._rests = {id: until for id, until in self._rests.items() if until > now}
+        begun: list[asyncio.Task[bool]] = []
+        after = FIRST
+        while len(self._running) < self._at_once:
+            page: list[Abandoned] = await self._call(
+                self._engine.perform, "abandoned", lambda after=after: self._rows.abandoned(FIND_MAX, after)
+            )
+            begun += self._begin_some(page, now)
+            if len(page) < FIND_MAX:
+                break
+            after = page[-1].lease_until, page[-1].id  # what rests, or is not known here, keeps nothing else waiting
+        return begun
+
+    def _begin_some(self, abandoned: list[Abandoned], now: float) -> list[asyncio.Task[bool]]:
         begun = []
         for each in abandoned:
             known = self._operations.get(each.operation)
@@ -145,13 +154,13 @@ class Completer:
         self._rests[found.id] = time.monotonic() + rest * (1 - self._random.random() / 4)
         try:
             [row] = await self._call(self._engine.perform, "read", lambda: self._engine.store.read((found.id,)))
-            if row is None or row.attempt != found.attempt:
+            if row is None or row.attempt != found.attempt or row.request is None:
                 return False
             command = _command(row, known.policy)
             if found.attempt >= found.attempts_max:
                 return await self._give_up(command)
             self._engine.core.tell("resumed", found.operation)
-            ended = await self._run(command, known.handler, found)
+            ended = await self._run(command, known.handler, found, row.request)
         except (CommandError, StoreError, SchemaError):  # somebody else has it, or the next look meets it again
             return False
         except Exception as error:  # noqa: BLE001 - the handler's own: settled, and told to the loop
@@ -161,18 +170,18 @@ class Completer:
         self._rests.pop(found.id, None)
         return not ended.replayed  # then somebody else was quicker
 
-    async def _run(self, command: Command, handler: Handler, found: Abandoned) -> Result:
+    async def _run(self, command: Command, handler: Handler, found: Abandoned, request: bytes) -> Result:
         if isinstance(self._engine, AsyncEngine):
 
             async def handled(permit: Permit) -> Any:
                 _check_next(permit, found)
-                return await handler(permit, found.request)
+                return await handler(permit, request)
 
             return await self._engine.run(command, handled, wait_seconds=0)
 
         def in_thread(permit: Permit) -> Any:
             _check_next(permit, found)
-            return handler(permit, found.request)
+            return handler(permit, request)
 
         return await asyncio.to_thread(self._engine.run, command, in_thread, wait_seconds=0)
 
