@@ -39,6 +39,21 @@ def test_each_item_has_one_outcome_and_a_second_call_gets_the_same_answer(make_f
     assert fellow.progress(done.operation_id) == done.tally
 
 
+@pytest.mark.parametrize("kind", ["pymysql", "asyncmy"])
+def test_large_details_of_a_chunk_fit_into_the_packets_of_the_server(
+    make_fellow: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semel.protocol.bulk.retry_seconds", lambda tried, jitter: 0.0)
+
+    async def details(item: BulkItem) -> Done:
+        return Done(detail=bytes(65_536))
+
+    fellow = make_fellow(chunk_items=150, chunk_seconds=30)  # one chunk: 25 MiB as it is written down
+    done = fellow.run(numbered(150), details)
+    assert done.tally == Tally(150, 150, 150, 0, 0, 0)
+    assert all(outcome.detail == bytes(65_536) for outcome in fellow.outcomes(done))
+
+
 def test_another_list_under_the_key_is_refused(make_fellow: Make) -> None:
     fellow = make_fellow()
     fellow.run(numbered(5), counts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from semel.flow import Ask, Flow
@@ -18,6 +18,7 @@ from semel.stores.dialect import Dialect, Values, dialect_of
 from semel.stores.statements import Execute, Query, Row, Value
 
 PUT_MAX: Final = 500
+PUT_BYTES_MAX: Final = 1024 * 1024  # about; it is written down as four times as much at most
 
 
 class Standing(NamedTuple):
@@ -78,8 +79,8 @@ class Items:
         del counted["total"]
         if (yield from self._dialect.write(self._sql["count"], counted)) != 1:
             return False
-        for start in range(0, len(puts), PUT_MAX):
-            yield from self._put(grant, puts[start : start + PUT_MAX])
+        for some in _portions(puts):
+            yield from self._put(grant, some)
         return True
 
     def _put(self, grant: Grant, puts: Sequence[ItemOutcome]) -> Flow[None]:
@@ -136,6 +137,21 @@ class Items:
             if gone == 0:
                 gone = yield from self._dialect.write(self._sql["forget_bulk"], {"operation_id": id})
         return Purged(gone, 0, gone, None)
+
+
+def _portions(puts: Sequence[ItemOutcome]) -> Iterator[list[ItemOutcome]]:
+    """As many as one statement takes, and one at least."""
+    portion: list[ItemOutcome] = []
+    size = 0
+    for put in puts:
+        more = len(put.detail or b"") + sum(map(len, filter(None, (put.target_id, put.result_id, put.error_code))))
+        if portion and (len(portion) == PUT_MAX or size + more > PUT_BYTES_MAX):
+            yield portion
+            portion, size = [], 0
+        portion.append(put)
+        size += more
+    if portion:
+        yield portion
 
 
 def _holder(grant: Grant) -> Values:
