@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aio_pika
@@ -23,7 +24,7 @@ from semel.worker.sinks.connect import connect_sink
 from semel.worker.sinks.webhook import VARIABLE, WebhookSink, is_public, look_up, signature
 from tests.outbox.conftest import unique
 from tests.servers import nats, rabbitmq, redis, running
-from tests.servers.running import free_port
+from tests.servers.running import free_port, stop
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 WRITTEN = f"whsec_{base64.b64encode(SECRET).decode()}"
@@ -183,6 +184,34 @@ def test_redis_streams_have_the_payload_and_the_id() -> None:
         await client.aclose()
 
     told(story)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE")),  # a failover has left it behind
+        (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0")),
+        (("CONFIG", "SET", "min-replicas-to-write", "1"), ("CONFIG", "SET", "min-replicas-to-write", "0")),
+    ],
+    ids=lambda words: words[0] + words[-2],
+)
+def test_redis_that_takes_no_writes_at_all_is_an_outage_and_no_events_fault(
+    begin: tuple[str, ...], end: tuple[str, ...], tmp_path: Path
+) -> None:
+    async def story(port: int) -> None:
+        client: Any = redis_client.Redis(port=port)
+        async with sink_of(f"redis://127.0.0.1:{port}/0") as sink:
+            await client.execute_command(*begin)
+            assert [type(reply) for reply in await sink.publish([event("a"), event("b")])] == [Unreached, Unreached]
+            await client.execute_command(*end)
+            assert await sink.publish([event("a")]) == [None]
+        await client.aclose()
+
+    server = redis.start(tmp_path / "redis")
+    try:
+        told(lambda: story(server.port))
+    finally:
+        stop(server)
 
 
 def test_redis_that_is_away_is_unreached() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import redis.asyncio as client
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ClusterDownError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as Lost
-from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as Late
 
 Fields = Mapping[bytes, bytes]
@@ -20,7 +20,12 @@ class AppendRefused(Exception):
 
 
 class AppendLost(Exception):
-    """The server did not answer."""
+    """The server did not answer, or takes no writes at all."""
+
+
+# a server that answers so would say the same of every entry: no fault of the one that it was said of
+_CLOSED: Final = (ReadOnlyError, OutOfMemoryError, ClusterDownError)
+_CLOSED_TEXTS: Final = ("MISCONF", "NOREPLICAS", "BUSY ")
 
 
 class Streams:
@@ -51,7 +56,11 @@ class Streams:
             raise AppendLost(f"{type(error).__name__}: {error}") from error
         except RedisError as error:
             raise AppendLost(f"{type(error).__name__}: {error}") from error
-        return [_said(stream, reply) for (stream, _), reply in zip(entries, replies, strict=True)]
+        try:
+            return [_said(stream, reply) for (stream, _), reply in zip(entries, replies, strict=True)]
+        except AppendLost:
+            await self.close()  # after a failover the name may lead to another server
+            raise
 
     async def close(self) -> None:
         """Close the connections; they are opened again when they are needed."""
@@ -59,8 +68,10 @@ class Streams:
 
 
 def _said(stream: str, reply: Any) -> AppendRefused | None:
-    if isinstance(reply, (Lost, Late)):
-        raise AppendLost(f"{type(reply).__name__}: {reply}") from reply
+    if isinstance(reply, (Lost, Late, *_CLOSED)) or (
+        isinstance(reply, ResponseError) and str(reply).startswith(_CLOSED_TEXTS)
+    ):
+        raise AppendLost(f"{type(reply).__name__}: {reply}")
     if isinstance(reply, (ResponseError, RedisError)):
         return AppendRefused(f"{type(reply).__name__}: {reply}")
     return (
