@@ -26,6 +26,7 @@ PLACES = {
     **dict.fromkeys([scheme for scheme in OPTIONS if scheme.startswith(("mysql", "mariadb", "postgresql"))], "/shop"),
     **dict.fromkeys(("redis", "rediss"), "/0"),
     **dict.fromkeys(("redis+cluster", "rediss+cluster"), ""),
+    **dict.fromkeys(("redis+sentinel", "rediss+sentinel"), "/shop/0"),
 }
 VALUES = {
     "busy_seconds": "3",
@@ -37,6 +38,7 @@ VALUES = {
     "prefix": "shop",
     "prepared": "no",
     "schema": "shop",
+    "sentinel_auth": "same",
     "socket": "/run/db.sock",
     "synchronous": "NORMAL",
     "tls": "no",
@@ -53,6 +55,7 @@ WRONG = {
     "prefix": ("a{b}", "1 to 40 letters"),
     "prepared": ("maybe", "yes or no"),
     "schema": ("No!", "lower-case name"),
+    "sentinel_auth": ("maybe", "none or same"),
     "synchronous": ("OFF", "FULL, NORMAL"),
     "tls": ("maybe", "yes or no"),
     "tls_ca": ("/nowhere/ca.pem", "a file of certificates"),

@@ -174,7 +174,7 @@ MUTANTS: Final = (
         does="nobody looks whether an ATOMIC record is visible before it is settled",
         breaks="I1",
         part="model",
-        patch=_at("semel.protocol.atomic:_is_visible", lambda _: lambda store, grant: _nothing()),
+        patch=_at("semel.protocol.atomic:is_visible", lambda _: lambda store, grant: _nothing()),
     ),
     Mutant(
         name="derived-key-of-the-attempt",

@@ -164,8 +164,10 @@ class AskedStore:
         self.capabilities = real.capabilities
         self.asked: list[tuple[str, tuple[Any, ...]]] = []
 
-    def __getattr__(self, verb: str) -> Callable[..., Flow[Any]]:
+    def __getattr__(self, verb: str) -> Any:
         method = getattr(self._real, verb)
+        if not callable(method):  # what it is, not what it does: such as its dialect
+            return method
 
         def noted(*given: Any) -> Flow[Any]:
             self.asked.append((verb, given))
