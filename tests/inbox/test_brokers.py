@@ -172,6 +172,26 @@ def test_kafka_tries_a_record_again_before_those_behind_it(home: Home) -> None:
     asyncio.run(story())
 
 
+def test_ids_that_no_inbox_takes_stop_no_consumer(home: Home) -> None:
+    """Whoever may publish could end it otherwise, again and again."""
+    given = [b"x" * 600, b"x" * 599 + b"y", b"\xff", b"\xfe", "\U0001f600".encode() * 500, b"x" * 600]
+
+    async def story() -> None:
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            ran: list[int] = []
+
+            async def handler(message: Message, record: Any) -> None:
+                ran.append(record.offset)
+
+            consumer = KafkaConsumer(AsyncInbox(engine, consumer="billing"), handler, retry_seconds=0)
+            for offset, id in enumerate(given):
+                record = SimpleNamespace(topic="orders", partition=2, offset=offset, headers=(("semel-id", id),))
+                await consumer.take(record)
+            assert ran == [0, 1, 2, 3, 4]
+
+    asyncio.run(story())
+
+
 def test_a_decorated_consumer_of_any_library(home: Home) -> None:
     """Celery, Dramatiq, FastStream: a function that gets the library's own arguments."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from semel.engine.inbox import AsyncInbox, Message
 from semel.errors import ConfigurationError, StoreError
-from semel.stores.inbox import Receipt
+from semel.stores.inbox import MESSAGE_ID_MAX, Receipt
 
 EVENT_ID: Final = "semel-id"  # the header or field in which a relay of Semel's names its event
 _LOG: Final = logging.getLogger("semel.consumers")
@@ -36,7 +37,7 @@ class Deliveries:
         """
         try:
             receipt = await self._inbox.handle(
-                message_id, lambda message: self._handler(message, delivery), deliveries=deliveries
+                fitting(message_id), lambda message: self._handler(message, delivery), deliveries=deliveries
             )
         except ConfigurationError:
             raise
@@ -44,6 +45,22 @@ class Deliveries:
             self._failed(message_id, error)
             return None if isinstance(error, StoreError) else False
         return None if receipt is Receipt.BUSY else True
+
+
+def text_of(raw: bytes) -> str:
+    """An id that came as bytes; other bytes are always another text."""
+    return raw.decode(errors="surrogateescape")
+
+
+def fitting(message_id: str) -> str:
+    """The id as inboxes take it: one that is too long, or no text for a database, by its digest.
+
+    >>> fitting("order-10-placed"), fitting("x" * 501)[:15]
+    ('order-10-placed', 'sha256:3ac31d30')
+    """
+    if len(message_id) <= MESSAGE_ID_MAX and not any("\ud800" <= letter <= "\udfff" for letter in message_id):
+        return message_id
+    return f"sha256:{hashlib.sha256(message_id.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def _log(message_id: str, error: Exception) -> None:

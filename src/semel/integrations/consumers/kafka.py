@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from semel.engine.inbox import AsyncInbox
-from semel.integrations.consumers.delivery import EVENT_ID, Deliveries, Handler
+from semel.integrations.consumers.delivery import EVENT_ID, Deliveries, Handler, text_of
 
 
 class KafkaConsumer:
@@ -47,4 +47,4 @@ class KafkaConsumer:
 def message_id(record: Any) -> str:
     """The name that its publisher gave it, else its place in the log."""
     given = dict(record.headers or ()).get(EVENT_ID)
-    return given.decode() if given else f"{record.topic}:{record.partition}:{record.offset}"
+    return text_of(given) if given else f"{record.topic}:{record.partition}:{record.offset}"

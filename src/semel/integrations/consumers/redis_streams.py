@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from semel.engine.inbox import AsyncInbox
-from semel.integrations.consumers.delivery import EVENT_ID, Deliveries, Handler
+from semel.integrations.consumers.delivery import EVENT_ID, Deliveries, Handler, text_of
 
 Entry = tuple[bytes, Mapping[bytes, bytes]]
 
@@ -70,7 +70,7 @@ class RedisStreamConsumer:
 
     def _message_id(self, entry: Entry) -> str:
         given = entry[1].get(EVENT_ID.encode())
-        return given.decode() if given else f"{self._stream}:{entry[0].decode()}"
+        return text_of(given) if given else f"{self._stream}:{entry[0].decode()}"
 
 
 def _pairs(said: Any) -> list[tuple[Any, list[Entry]]]:
