@@ -387,12 +387,15 @@ def test_an_address_is_looked_up_by_the_sink_itself() -> None:
         ("python:no_such_module:f", "cannot be imported"),
         ("python:os:no_such_function", "has no function"),
         ("nonsense", "unknown sink"),
+        ("amqp://shop:part/of-secret@h:5672/", "percent-encode"),
+        ("//shop:of-secret@h", "unknown sink"),
     ],
 )
 def test_a_url_that_cannot_be_a_sink_says_why(url: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, WRITTEN)
-    with pytest.raises(UrlError, match=says):
+    with pytest.raises(UrlError, match=says) as raised:
         connect_sink(url)
+    assert not any(part in str(raised.value) for part in ("part", "of-secret"))
 
 
 @pytest.mark.parametrize("secret", ["", "whsec_c2hvcnQ=", "whsec_%%%"])

@@ -42,13 +42,16 @@ def connect_sink(url: str) -> Sink:
     try:
         parts = urlsplit(url)
         _ = parts.port if "," not in parts.netloc else None
-    except ValueError as error:
-        raise UrlError(f"the sink's URL cannot be understood: {error}") from None
+    except ValueError:  # whose words may hold a part of the password
+        raise UrlError(
+            "the sink's URL cannot be understood; percent-encode '/', '?', '#', '@' and ':' in its user and password"
+        ) from None
     home = _HOMES.get(parts.scheme)
     if home is None or "://" not in url:
-        near = difflib.get_close_matches(parts.scheme or url, SCHEMES, n=1)
+        said = parts.scheme or url.rpartition("@")[2]
+        near = difflib.get_close_matches(said, SCHEMES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(SCHEMES)}"
-        raise UrlError(f"unknown sink {parts.scheme or url!r}; {hint}")
+        raise UrlError(f"unknown sink {said!r}; {hint}")
     module, library, extra = home
     try:
         make: Make = getattr(import_module(f"semel.worker.sinks.{module}"), f"{module}_sink")
