@@ -8,7 +8,7 @@ Times are integers in microseconds since 1970 by the *store's* clock; spans are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -219,10 +219,14 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class InProgress:
-    """Somebody runs it now; ``lease_left_us`` until the holder must have renewed."""
+    """Somebody runs it now; ``lease_left_us`` until the holder must have renewed.
+
+    ``own`` False: it is another command's with the same business reference, or nobody could look whose it is.
+    """
 
     operation_id: bytes
     lease_left_us: int
+    own: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

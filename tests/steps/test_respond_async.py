@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +209,28 @@ def test_it_ends_although_the_server_that_accepted_it_is_killed(path: Path, tmp_
     charge, ship = log.read_text().splitlines()
     assert charge == "charge"  # by the server that was killed, and never again
     assert ship.startswith("ship parcel ")
+
+
+def test_another_command_with_the_same_business_reference_was_not_accepted(path: Path, tmp_path: Path) -> None:
+    """Whoever has the reference may yet fail; a 202 would promise an end that nobody brings about."""
+
+    async def story() -> None:
+        async with AsyncEngine.connect(f"sqlite:///{path}") as engine:
+            gate = Gate(application(str(tmp_path / "effects"), stays=False))
+            declared = [Operation("/ship", replace(SHIP, reference_from="body:/ref"), name="ship")]
+            app = SemelMiddleware(gate, engine, caller=single_caller, operations=declared)
+
+            async def sent(key: str) -> Got:
+                headers = [("Idempotency-Key", key), ("Prefer", "respond-async"), ("Content-Type", "application/json")]
+                return await asgi_call(app, asgi_scope("POST", "/ship", "", headers, None), [b'{"ref": "INV-7"}'])
+
+            first = asyncio.create_task(sent("order-number-1"))
+            while not engine.core.live:  # noqa: ASYNC110 - of the engine's own
+                await asyncio.sleep(0)
+            other = await sent("order-number-2")
+            assert (other.status, other.header("retry-after") is not None) == (409, True)
+            assert (await sent("order-number-1")).status == 202
+            gate.opens.set()
+            assert (await first).status == 202
+
+    asyncio.run(story())

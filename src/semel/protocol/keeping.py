@@ -86,7 +86,7 @@ class Keeping:
             # It was settled by something that does not know of operations: its row is told now.
             yield from self.operations.mirror((holder.operation.record_id,))
         # It is being written by a transaction that nobody sees yet.
-        raise Held(InProgress(claim.operation_id, claim.terms.lease_us))
+        raise Held(InProgress(claim.operation_id, claim.terms.lease_us, own=False))
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         """As the store's; the operations say the same."""
@@ -134,11 +134,11 @@ def verdict_of(holder: Seen, record: Record | None, claim: Claim) -> Verdict | N
 def _open(record: Record, id: bytes, now: int) -> Verdict:
     left = record.lease_until - now
     if left > 0 or record.state == State.CLAIMED:
-        return InProgress(id, max(0, left))
+        return InProgress(id, max(0, left), own=False)
     lapsed = lapsed_situation(record, now)
-    return (
-        InProgress(id, 0) if lapsed is Situation.IDEMPOTENT_LAPSED else OutcomeUnknown(id, DOUBTS.get(lapsed, "lapsed"))
-    )
+    if lapsed is Situation.IDEMPOTENT_LAPSED:
+        return InProgress(id, 0, own=False)
+    return OutcomeUnknown(id, DOUBTS.get(lapsed, "lapsed"))
 
 
 def _resource(operation: Operation, record: Record | None) -> tuple[str | None, str | None]:

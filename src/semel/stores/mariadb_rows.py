@@ -47,7 +47,7 @@ def claim_all(claims: Sequence[Claim], verdicts: Verdicts, *, here: bool = False
             return
         waits = False
     for claim in left:
-        verdicts[claim[:2]] = InProgress(claim.operation_id, claim.terms.lease_us)
+        verdicts[claim[:2]] = InProgress(claim.operation_id, claim.terms.lease_us, own=False)
 
 
 def _reserve(claims: list[Claim], wait: int) -> Flow[dict[bytes, Row]]:

@@ -58,7 +58,7 @@ def claim_all(claims: list[Claim], verdicts: Verdicts, statement: str = "claim")
         if not left:
             return
     for claim in left:
-        verdicts[claim[:2]] = InProgress(claim.operation_id, claim.terms.lease_us)
+        verdicts[claim[:2]] = InProgress(claim.operation_id, claim.terms.lease_us, own=False)
 
 
 def _is_free(claim: Claim, now: int, seen: Record) -> Flow[bool]:

@@ -296,7 +296,7 @@ class Exchange:
         if isinstance(verdict, Proceed):
             # Read again after a refused settlement, and yet still ours: nobody can say what that means.
             return problems.unknown(verdict.grant.operation_id)
-        if isinstance(verdict, InProgress) and self._head is not None:
+        if isinstance(verdict, InProgress) and verdict.own and self._head is not None:
             return self.accepted(verdict.operation_id)  # it comes to its end, whoever listens
         return problems.of_verdict(verdict)
 
