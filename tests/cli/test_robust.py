@@ -31,6 +31,10 @@ CALLS = {
     "doctor": ["doctor"],
     "export": ["export"],
     "move": ["move", "--to", "sqlite:///target.db"],
+    "operation": ["operation", ID],
+    "bulk": ["bulk", ID],
+    "events": ["events", "list"],
+    "worker": ["worker", "--once"],
 }
 
 

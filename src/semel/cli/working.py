@@ -93,21 +93,24 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 class _Notes:
-    """What goes wrong, as lines on stderr."""
+    """What goes wrong while it works, as lines on stderr; why it does not begin is said once, by its end."""
 
     def __init__(self, out: Output) -> None:
         self._out = out
+        self.begun = False
 
     def log(self, level: int, msg: str, *args: object) -> None:
-        if level >= 30:
+        if level >= 30 and self.begun:
             self._out.note(f"semel: {msg % args}")
 
 
 async def _work(options: argparse.Namespace, out: Output) -> int:
-    engine = AsyncEngine.connect(url_of(options), id_secret=id_secret(), observer=Both(Logging(_Notes(out))))
+    notes = _Notes(out)
+    engine = AsyncEngine.connect(url_of(options), id_secret=id_secret(), observer=Both(Logging(notes)))
     if not engine.store.capabilities.shared_between_processes:
         raise UsageFailed("--url: memory:// lives and dies with its process; name a store that others can see")
     async with engine:
+        notes.begun = True
         relay = None
         if options.sink is not None:
             relay = Relay(
