@@ -398,6 +398,21 @@ def test_a_url_that_cannot_be_a_sink_says_why(url: str, says: str, monkeypatch: 
     assert not any(part in str(raised.value) for part in ("part", "of-secret"))
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nats://of-secret@h:4222,g:4222?prefix=a.",  # NATS takes a token there
+        "nats://shop:of-secret@h:4222,g:4222",
+        "amqp://shop:of-secret@h/",
+        "redis://:of-secret@h:6379/0",
+        "https://shop:of-secret@shop.example/hooks",
+    ],
+)
+def test_the_name_of_a_sink_holds_no_secret(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, WRITTEN)
+    assert "of-secret" not in connect_sink(url).name
+
+
 @pytest.mark.parametrize("secret", ["", "whsec_c2hvcnQ=", "whsec_%%%"])
 def test_a_webhook_without_a_good_secret_is_refused(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, secret)

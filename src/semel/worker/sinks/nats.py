@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -29,6 +30,7 @@ _FRAME_BYTES: Final = 64  # around all headers
 _AWAY: Final = frozenset({408, 503})
 _TOO_LARGE: Final = 10054  # message size exceeds maximum allowed
 _NO_RESPONDERS: Final = "503"
+_TOKEN: Final = re.compile(r"^(\w+://)[^:/@]+@")  # a user without a password is a token, and secret
 
 Sent = asyncio.Future[Msg] | Refused | Unreached
 
@@ -40,7 +42,7 @@ class NatsSink:
     """
 
     def __init__(self, servers: Sequence[str], *, prefix: str = "", stream: str | None = None) -> None:
-        self.name = ",".join(shown_url(server) for server in servers)
+        self.name = ",".join(shown_url(_TOKEN.sub(r"\1***@", server)) for server in servers)
         self._servers = list(servers)
         self._prefix = prefix
         self._stream = stream
