@@ -8,12 +8,10 @@ together. Operations that are not declared so never run without their client.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
@@ -25,6 +23,7 @@ from semel.policy import Command, Policy
 from semel.rules.classify import Unprovable
 from semel.rules.step_options import Resumed
 from semel.stores.steps import FIRST, Abandoned, StepRows
+from semel.worker.loop import Loop
 
 FIND_MAX: Final = 100
 EVERY_SECONDS_MAX: Final = 0.75  # lease + 1 s is a promise; the rest of the second is for the calls themselves
@@ -38,7 +37,7 @@ class _Resumable:
     handler: Handler
 
 
-class Completer:
+class Completer(Loop):
     """Brings abandoned executions of resumable operations to their end. ``async with Completer(engine):`` runs it.
 
     Parameters: ``engine`` an :class:`~semel.engine.aio.AsyncEngine`, whose handlers are async, or an
@@ -60,16 +59,14 @@ class Completer:
             raise PolicyError(f"rest_seconds must be more than 0; it is {rest_seconds!r}")
         if isinstance(at_once, bool) or not isinstance(at_once, int) or at_once < 1:
             raise PolicyError(f"at_once must be a whole number of at least 1; it is {at_once!r}")
+        super().__init__("semel-completer", every_seconds)
         self._engine = engine
         self._rows = StepRows(engine.store)
-        self._every_seconds = every_seconds
         self._rest_seconds = rest_seconds
         self._at_once = at_once
         self._operations: dict[str, _Resumable] = {}
         self._running: dict[bytes, asyncio.Task[bool]] = {}  # by record id
         self._rests: dict[bytes, float] = {}  # until when, in monotonic seconds
-        self._random = random.SystemRandom()
-        self._task: asyncio.Task[None] | None = None
 
     def register(self, operation: str, policy: Policy, handler: Handler) -> None:
         """How an operation goes on without its client.
@@ -97,26 +94,12 @@ class Completer:
             await asyncio.wait(begun)
         return sum(task.result() for task in begun)
 
-    async def run(self) -> None:
-        """Complete until cancelled; what is running then is waited for."""
-        try:
-            while True:
-                with suppress(StoreError, SchemaError):  # the observer was told; the next look meets it again
-                    await self._begin()
-                await asyncio.sleep(self._every_seconds * (1 - self._random.random() / 4))
-        finally:
-            if self._running:
-                await asyncio.wait(set(self._running.values()))
+    async def _look(self) -> None:
+        await self._begin()
 
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self.run(), name="semel-completer")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-            self._task = None
+    async def _leave(self) -> None:
+        if self._running:  # handlers are not cancelled: they come to their end
+            await asyncio.wait(set(self._running.values()))
 
     async def _begin(self) -> list[asyncio.Task[bool]]:
         if not self._operations:

@@ -8,10 +8,9 @@ a compare-and-set. The reaper never decides an outcome; that is an operator's or
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from contextlib import suppress
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from semel.engine.aio import AsyncEngine
 from semel.errors import PolicyError, SchemaError, StoreError
@@ -21,12 +20,13 @@ from semel.protocol.bulk import purge_items
 from semel.protocol.inbox import purge_messages
 from semel.protocol.operations import is_kept_by, lapse, purge_operations
 from semel.protocol.upkeep import PURGE_CHUNK, purge_walk, rest_seconds
+from semel.worker.loop import Loop
 
 LAPSE_CHUNK: Final = 100
 EVERY_SECONDS_MAX: Final = 0.75  # lease + 1 s is a promise; the rest of the second is for the call itself
 
 
-class Reaper:
+class Reaper(Loop):
     """Looks at an engine's store for lapsed and expired records. ``async with Reaper(engine):`` runs it meanwhile.
 
     Parameters: ``every_seconds`` between two looks for lapsed leases (at most 0.75); ``purge_every_seconds``
@@ -49,11 +49,11 @@ class Reaper:
             )
         if not purge_every_seconds > 0:
             raise PolicyError(f"purge_every_seconds must be more than 0; it is {purge_every_seconds!r}")
+        super().__init__("semel-reaper", every_seconds)
         self._engine = engine
-        self._every_seconds = every_seconds
         self._purge_every_seconds = purge_every_seconds
-        self._random = random.SystemRandom()
-        self._task: asyncio.Task[None] | None = None
+        self._purging: asyncio.Task[None] | None = None
+        self._purge_at = 0.0
 
     async def run_once(self) -> int:
         """Make all lapsed records of unknown outcome visible; how many there were.
@@ -89,35 +89,26 @@ class Reaper:
             observer.event("records", counts.get(state, 0), {"state": state.name}, {})
         return total
 
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self.run(), name="semel-reaper")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-            self._task = None
-
     async def run(self) -> None:
         """Reap until cancelled. What the store refuses is observed, and tried again at the next look."""
-        purge_at = self._purge_time()
-        purging: asyncio.Task[None] | None = None
-        try:
-            while True:
-                with suppress(StoreError, SchemaError):  # as in _purge_meanwhile
-                    await self.run_once()
-                if purging is not None and purging.done():
-                    purging.result()  # an error that nobody expects ends the reaper here, too
-                    purging = None
-                if time.monotonic() >= purge_at and purging is None:
-                    purge_at = self._purge_time()
-                    purging = asyncio.create_task(self._purge_meanwhile(), name="semel-purge")
-                await asyncio.sleep(self._every_seconds * (1 - self._random.random() / 4))
-        finally:
-            if purging is not None:
-                purging.cancel()
-                await asyncio.wait({purging})
+        self._purge_at = self._purge_time()
+        await super().run()
+
+    async def _look(self) -> None:
+        with suppress(StoreError, SchemaError):  # as in _purge_meanwhile
+            await self.run_once()
+        if self._purging is not None and self._purging.done():
+            self._purging.result()  # an error that nobody expects ends the reaper here, too
+            self._purging = None
+        if time.monotonic() >= self._purge_at and self._purging is None:
+            self._purge_at = self._purge_time()
+            self._purging = asyncio.create_task(self._purge_meanwhile(), name="semel-purge")
+
+    async def _leave(self) -> None:
+        if self._purging is not None:
+            self._purging.cancel()
+            await asyncio.wait({self._purging})
+            self._purging = None
 
     async def _purge_meanwhile(self) -> None:
         # A walk over millions of records takes minutes; what lapses meanwhile must be visible in time all the same.

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import random
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from semel.engine.aio import AsyncEngine
 from semel.errors import ConfigurationError, PolicyError, SchemaError, StatementRefused, StoreError
@@ -25,6 +24,7 @@ from semel.protocol.reconcile import settle_found
 from semel.rules.reconcile import Again, DidNotHappen, Finding, StillUnknown, SucceededWith, judge
 from semel.stores.reconciliations import Reconciliations
 from semel.worker.case import Case
+from semel.worker.loop import Loop
 
 PAGE: Final = 100
 LEASE_MARGIN_SECONDS: Final = 10.0  # a worker that has asked must still have time to write what it heard
@@ -94,7 +94,7 @@ class Round:
     gave_up: int = 0
 
 
-class Reconciling:
+class Reconciling(Loop):
     """Runs reconcilers on an engine's store. ``async with Reconciling(engine, [...]):`` runs it meanwhile.
 
     Parameters: ``reconcilers`` one for each operation; ``every_seconds`` between two rounds; ``at_once`` how many
@@ -124,6 +124,7 @@ class Reconciling:
             raise PolicyError(f"every_seconds must be more than 0; it is {every_seconds!r}")
         if at_once < 1:
             raise PolicyError(f"at_once must be at least 1; it is {at_once!r}")
+        super().__init__("semel-reconciling", every_seconds)
         self._engine = engine
         self._rows = Reconciliations(engine.store)
         self._reconcilers: dict[str, Reconciler] = {}
@@ -133,10 +134,7 @@ class Reconciling:
             if each.operation in self._reconcilers:
                 raise ConfigurationError(f"two reconcilers are declared for {each.operation!r}")
             self._reconcilers[each.operation] = each
-        self._every_seconds = every_seconds
         self._places = asyncio.Semaphore(at_once)
-        self._random = random.SystemRandom()
-        self._task: asyncio.Task[None] | None = None
 
     async def run_once(self) -> Round:
         """Ask about every UNKNOWN execution that is due, once. Raises StoreError: the rest is met by the next round."""
@@ -224,22 +222,8 @@ class Reconciling:
             engine.core.tell("gave_up", case.operation)
         await engine.perform("reconcile", lambda: self._rows.note(record.id, token, again))
 
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self.run(), name="semel-reconciling")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-            self._task = None
-
-    async def run(self) -> None:
-        """Go on until cancelled. What the store refuses is observed, and tried again in the next round."""
-        while True:
-            with suppress(StoreError, SchemaError):  # a store that comes back finds its worker alive
-                await self.run_once()
-            await asyncio.sleep(self._every_seconds * (1 - self._random.random() / 4))
+    async def _look(self) -> None:
+        await self.run_once()
 
 
 async def _asked(each: Reconciler, case: Case) -> Finding:

@@ -14,13 +14,14 @@ from typing import Any, Final
 from semel.engine import core, performing, upkeep
 from semel.testing.clock import START_US
 from semel.testing.simulate.world import World
-from semel.worker import reaper
+from semel.worker import loop, reaper
 
 _MODULES: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
     (core, ("time", "os", "random")),
     (upkeep, ("time",)),
     (performing, ("time",)),
-    (reaper, ("time", "random")),
+    (reaper, ("time",)),
+    (loop, ("random",)),
 )
 
 

@@ -1,0 +1,53 @@
+"""What runs beside an application until it is cancelled: a look, a rest, the next look."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import Self
+
+from semel.errors import SchemaError, StoreError
+
+
+class Loop(ABC):
+    """``async with`` runs it meanwhile; :meth:`run` runs it until it is cancelled.
+
+    Parameters: ``name`` of its task; ``every_seconds`` at most between two looks. The rests differ by up to a quarter,
+    so that the processes of one service do not look together.
+    """
+
+    def __init__(self, name: str, every_seconds: float) -> None:
+        self._name = name
+        self._every_seconds = every_seconds
+        self._random = random.SystemRandom()
+        self._task: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def _look(self) -> None:
+        """One look. What the store refuses was told to the observer, and is met by the next one."""
+
+    async def _leave(self) -> None:
+        """What is to be done at the end, also when it is cancelled: nothing, unless a worker has more."""
+        return
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self.run(), name=self._name)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
+
+    async def run(self) -> None:
+        """Go on until cancelled. A store that comes back finds its worker alive."""
+        try:
+            while True:
+                with suppress(StoreError, SchemaError):
+                    await self._look()
+                await asyncio.sleep(self._every_seconds * (1 - self._random.random() / 4))
+        finally:
+            await self._leave()
