@@ -17,7 +17,7 @@ import pytest
 from nats.js.api import ConsumerConfig
 from redis import Redis
 
-from semel import AsyncEngine, AsyncInbox
+from semel import AsyncEngine, AsyncInbox, AsyncOutbox
 from semel.engine.inbox import Message
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.integrations.consumers.kafka import KafkaConsumer
@@ -168,6 +168,26 @@ def test_kafka_tries_a_record_again_before_those_behind_it(home: Home) -> None:
             await consumer.serve(client)
             assert ran == ["orders:2:0"] * 3 + ["e-1"]
             assert client.commits == 3
+
+    asyncio.run(story())
+
+
+def test_a_message_that_makes_an_impossible_event_is_parked_and_ends_no_consumer(home: Home) -> None:
+    """What an event may be hangs on what the message holds: another one does not fail so."""
+
+    async def story() -> None:
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            outbox = AsyncOutbox(engine)
+
+            async def handler(message: Message, record: Any) -> None:
+                await outbox.emit(message.connection, "orders", {"total": record.value}, aggregate=("order", "1"))
+
+            inbox = AsyncInbox(engine, consumer="billing", tries_max=3)
+            consumer = KafkaConsumer(inbox, handler, retry_seconds=0)
+            for offset, value in enumerate((1.0, float("nan"), 2.0)):
+                await consumer.take(SimpleNamespace(topic="t", partition=0, offset=offset, headers=(), value=value))
+            assert [(each.message_id, each.tries) for each in await inbox.parked()] == [("t:0:1", 3)]
+            assert (await outbox.depth()).waiting == 2
 
     asyncio.run(story())
 

@@ -79,8 +79,8 @@ class _Inbox:
     def _failed(self, message_id: str, unit: Unit, error: Exception, deliveries: int) -> Flow[Receipt | None]:
         """Undo, and count the failure where it is the message's."""
         yield from undo(self._rows, unit, message_id)
-        if isinstance(error, (StoreError, ConfigurationError)):
-            return None  # the next delivery may fare better, or the handler is wrong for every message
+        if isinstance(error, StoreError) or is_wrong_for_all(error):
+            return None  # the next delivery may fare better, or no message would
         tries = self.tries_max if isinstance(error, Poison) else 1
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, Poison) else str(error)
         step = 0 if deliveries > self.tries_max else 1  # it was counted when it began
@@ -282,6 +282,11 @@ class AsyncInbox(_Inbox):
                 if isinstance(reply, tuple) and reply[1] is not None:  # begun for a caller who is gone
                     await self._engine._performer.drive(ask(Rollback(reply[1])))
             raise
+
+
+def is_wrong_for_all(error: Exception) -> bool:
+    """Whether every message would fail so. A PolicyError need not: an event that cannot be is made of one message."""
+    return isinstance(error, ConfigurationError) and not isinstance(error, PolicyError)
 
 
 def _known(met: Receipt | None) -> Receipt:

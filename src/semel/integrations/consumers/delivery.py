@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from semel.engine.inbox import AsyncInbox, Message
-from semel.errors import ConfigurationError, StoreError
+from semel.engine.inbox import AsyncInbox, Message, is_wrong_for_all
+from semel.errors import StoreError
 from semel.stores.inbox import MESSAGE_ID_MAX, Receipt
 
 EVENT_ID: Final = "semel-id"  # the header or field in which a relay of Semel's names its event
@@ -39,9 +39,9 @@ class Deliveries:
             receipt = await self._inbox.handle(
                 fitting(message_id), lambda message: self._handler(message, delivery), deliveries=deliveries
             )
-        except ConfigurationError:
-            raise
-        except Exception as error:  # noqa: BLE001 - counted by the inbox; the broker delivers it again
+        except Exception as error:  # counted by the inbox; the broker delivers it again
+            if is_wrong_for_all(error):
+                raise
             self._failed(message_id, error)
             return None if isinstance(error, StoreError) else False
         return None if receipt is Receipt.BUSY else True
