@@ -16,6 +16,7 @@ from semel.engine.backend import Backend
 from semel.engine.bulk import BulkItem, BulkResult
 from semel.engine.connect import connect_backend
 from semel.rules.items import ItemOutcome, ItemState, Tally
+from tests.engine.telling import at_once
 
 T = TypeVar("T")
 KINDS: Final = ("sqlite", "sqlite-async", "psycopg", "psycopg-async", "asyncpg", "pymysql", "asyncmy")
@@ -82,16 +83,6 @@ class Fellow:
         else:
             self.runner.run(self.engine.close())
             self.runner.close()
-
-
-def at_once(story: Coroutine[Any, Any, T]) -> T:
-    """The end of a coroutine that never waits."""
-    try:
-        story.send(None)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    raise AssertionError("it waited")
 
 
 async def write(item: BulkItem, n: int) -> None:

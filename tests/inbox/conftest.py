@@ -12,7 +12,8 @@ import pytest
 from semel import AsyncEngine, AsyncInbox, Engine, Inbox
 from semel.engine.inbox import Message
 from semel.stores.inbox import Parked, Receipt
-from tests.bulk.fellows import KINDS, SYNC, Home, at_once, mariadb_home, postgres_home, sqlite_home
+from tests.bulk.fellows import KINDS, SYNC, Home, mariadb_home, postgres_home, sqlite_home
+from tests.engine.telling import at_once
 
 Handler = Callable[[Message], Coroutine[Any, Any, object]]
 

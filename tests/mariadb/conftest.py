@@ -19,6 +19,7 @@ from semel.engine.connect_mariadb import mariadb_backend
 from semel.engine.result import Result
 from semel.testing.mariadb import mariadb_subject
 from tests.engine.shells import MADE, command
+from tests.engine.telling import at_once
 from tests.servers.mariadb import connect, mariadb
 from tests.servers.relay import MARIADB, Relay
 
@@ -101,16 +102,6 @@ class Fellow:
         else:
             self.runner.run(self.engine.close())
             self.runner.close()
-
-
-def at_once(story: Coroutine[Any, Any, T]) -> T:
-    """The end of a coroutine that never waits."""
-    try:
-        story.send(None)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    raise AssertionError("it waited")
 
 
 class Outside:

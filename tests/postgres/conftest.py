@@ -18,6 +18,7 @@ from semel.engine.connect_postgres import postgres_backend
 from semel.engine.result import Result
 from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE, command
+from tests.engine.telling import at_once
 from tests.servers.postgres import postgres, schema
 from tests.servers.relay import Relay
 
@@ -128,16 +129,6 @@ class Fellow:
         else:
             self.runner.run(self.engine.close())
             self.runner.close()
-
-
-def at_once(story: Coroutine[Any, Any, T]) -> T:
-    """The end of a coroutine that never waits."""
-    try:
-        story.send(None)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    raise AssertionError("it waited")
 
 
 class Outside:

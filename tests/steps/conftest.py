@@ -24,6 +24,7 @@ from semel.testing.mariadb import mariadb_subject
 from semel.testing.postgres import empty_schema
 from tests.engine.drivers import sqlite
 from tests.engine.shells import command
+from tests.engine.telling import at_once
 from tests.servers.mariadb import connect, mariadb
 from tests.servers.postgres import postgres, schema
 
@@ -105,16 +106,6 @@ class Process:
         self.tell(self.engine.close())
         if self.runner is not None:
             self.runner.close()
-
-
-def at_once(story: Coroutine[Any, Any, T]) -> T:
-    """The end of a coroutine that never waits."""
-    try:
-        story.send(None)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    raise AssertionError("it waited")
 
 
 class World:

@@ -15,7 +15,8 @@ from semel.errors import ConfigurationError, OutcomeUnknownError, PolicyError, R
 from semel.model import State
 from semel.worker.completer import Completer
 from tests.engine.shells import SCOPE
-from tests.steps.conftest import Process, Run, World, at_once, stepped
+from tests.engine.telling import at_once
+from tests.steps.conftest import Process, Run, World, stepped
 
 OK = Answer(201, (), b"done")
 RESUMABLE = Policy(steps=True, resumable=True, attempts_max=3)

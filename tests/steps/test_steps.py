@@ -16,7 +16,8 @@ from semel.errors import OutcomeUnknownError, StepError, StepInDoubt, Superseded
 from semel.model import Resolution, Resolved, State
 from semel.rules.classify import Succeeded
 from semel.rules.identity import derived_key
-from tests.steps.conftest import Process, Run, World, at_once, stepped
+from tests.engine.telling import at_once
+from tests.steps.conftest import Process, Run, World, stepped
 
 OK = Answer(201, (), b"done")
 LEASE_US = 30_000_000
