@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Engine, Permit
-from semel.errors import SchemaError, StepError, StoreTimeout
+from semel.errors import NothingHappened, SchemaError, StepError, StoreTimeout
 from semel.flow import Flow
 from semel.model import Grant, Record, State
 from semel.protocol.asks import Begin as BeginUnit
@@ -223,3 +223,37 @@ def test_no_step_begins_behind_a_write_that_may_land_late(kind: str, tmp_path: P
         later: Flow[Any] = ledger.begin(want) if kind == "step" else ledger.open(want, BeginUnit())
         with pytest.raises(StoreTimeout, match="'charge' was not begun"):
             next(later)
+
+
+@pytest.mark.parametrize("ended", ["says-so", "cancelled"])
+def test_a_repetition_that_proves_nothing_does_not_take_back_the_first_call(ended: str, tmp_path: Path) -> None:
+    """Its first start would be forgotten, and with it when the downstream stops to deduplicate: a second effect."""
+
+    async def story(engine: AsyncEngine, path: Path) -> None:
+        starts: list[tuple[Step, ...]] = []
+
+        def sends() -> None:
+            raise ConnectionError("the answer is lost")
+
+        def refused() -> None:
+            raise NothingHappened("refused")
+
+        async def handler(permit: Permit) -> Answer:
+            with pytest.raises(ConnectionError):
+                await permit.step("mail", sends, repeat=True)
+            ledger = permit.steps.ledger
+            starts.append(ledger._steps)
+            if ended == "says-so":
+                with pytest.raises(NothingHappened):
+                    await permit.step("mail", refused, repeat=True)
+            else:
+                await cut(Gate(engine, "write_steps"), permit.step("mail", refused, repeat=True))
+            starts.append(ledger._steps)
+            await permit.step("mail", lambda: None, repeat=True)
+            return OK
+
+        assert (await engine.run(stepped(), handler)).answer == OK
+        assert len(starts[0]) == 1
+        assert starts[0] == starts[1]
+
+    tell(tmp_path / "semel.db", story)

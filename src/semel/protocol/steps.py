@@ -31,6 +31,7 @@ from semel.rules.steps import (
     Steps,
     Unpackable,
     doubtful,
+    find,
     meet,
     outcome_after,
     pack_steps,
@@ -67,6 +68,7 @@ class Ledger:
         self._steps: Steps = ()
         self._asked: set[Identity] = set()
         self._running: set[Identity] = set()
+        self._repeated: set[Identity] = set()  # of those: a call before this one may have had its effect
         self._changes = 0  # of the list, counted
         self._written = 0  # how many of them the store has
         self._unseen = False  # a list was sent, and nobody knows whether the store has it, or will have it later
@@ -85,6 +87,8 @@ class Ledger:
         step = met.step
         self._asked.add(step.identity)
         self._running.add(step.identity)
+        if find(self._steps, step.identity) is not None:
+            self._repeated.add(step.identity)
         try:
             held = yield from self._write(put(self._steps, step))
         except StoreError:
@@ -105,7 +109,7 @@ class Ledger:
     def fail(self, step: Step, *, nothing_happened: bool) -> None:
         """The step's call has raised; ``nothing_happened``: which proves that it had no effect."""
         self._running.discard(step.identity)
-        if nothing_happened:
+        if nothing_happened and step.identity not in self._repeated:
             self._asked.discard(step.identity)
             self._steps = without(self._steps, step.identity)
             self._changes += 1
