@@ -16,7 +16,7 @@ from semel.engine.backend import Backend
 from semel.engine.bulk import BulkItem, BulkResult
 from semel.engine.connect import connect_backend
 from semel.rules.items import ItemOutcome, ItemState, Tally
-from tests.engine.telling import at_once
+from tests.engine.telling import Member, at_once
 
 T = TypeVar("T")
 KINDS: Final = ("sqlite", "sqlite-async", "psycopg", "psycopg-async", "asyncpg", "pymysql", "asyncmy")
@@ -36,7 +36,7 @@ class Home:
         return sorted(n for (n,) in self.fetch("SELECT n FROM effect"))
 
 
-class Fellow:
+class Fellow(Member):
     """One process's engine of one kind, and its loop if it has one."""
 
     def __init__(self, kind: str, home: Home, **options: Any) -> None:
@@ -67,22 +67,12 @@ class Fellow:
         return self.runner.run(collect())
 
     def progress(self, operation_id: str | None = None, **named: str) -> Tally | None:
-        found: Tally | None = self._told(self.bulk.progress(operation_id, **named))
+        found: Tally | None = self.told(self.bulk.progress(operation_id, **named))
         return found
 
     def operation_id(self, **named: str) -> str | None:
-        found: str | None = self._told(self.bulk.operation_id(**named))
+        found: str | None = self.told(self.bulk.operation_id(**named))
         return found
-
-    def _told(self, reply: Any) -> Any:
-        return reply if self.runner is None else self.runner.run(reply)
-
-    def close(self) -> None:
-        if self.runner is None:
-            self.engine.close()
-        else:
-            self.runner.run(self.engine.close())
-            self.runner.close()
 
 
 async def write(item: BulkItem, n: int) -> None:

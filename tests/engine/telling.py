@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -16,3 +17,26 @@ def at_once(story: Coroutine[Any, Any, T]) -> T:
         result: T = stop.value
         return result
     raise AssertionError("it waited")
+
+
+class Member:
+    """One process's engine of either kind, and its loop if it has one (None: the library waits)."""
+
+    runner: asyncio.Runner | None
+    engine: Any
+
+    def tell(self, story: Coroutine[Any, Any, T]) -> T:
+        """Perform a coroutine: on this one's loop, or where there is none, at once."""
+        return at_once(story) if self.runner is None else self.runner.run(story)
+
+    def told(self, reply: Any) -> Any:
+        """What a method of either form answers, awaited where it must be."""
+        return reply if self.runner is None else self.runner.run(reply)
+
+    def performs(self, verb: str, make: Any) -> Any:
+        return self.told(self.engine.perform(verb, make))
+
+    def close(self) -> None:
+        self.told(self.engine.close())
+        if self.runner is not None:
+            self.runner.close()

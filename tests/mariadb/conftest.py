@@ -19,7 +19,7 @@ from semel.engine.connect_mariadb import mariadb_backend
 from semel.engine.result import Result
 from semel.testing.mariadb import mariadb_subject
 from tests.engine.shells import MADE, command
-from tests.engine.telling import at_once
+from tests.engine.telling import Member, at_once
 from tests.servers.mariadb import connect, mariadb
 from tests.servers.relay import MARIADB, Relay
 
@@ -64,7 +64,7 @@ def writes_of(permit: Permit) -> Writes:
 Handler = Callable[[Permit, Writes], Coroutine[Any, Any, Answer]]
 
 
-class Fellow:
+class Fellow(Member):
     """One process's engine of one kind, and its loop if it has one."""
 
     def __init__(self, kind: Kind, server: Server) -> None:
@@ -87,21 +87,6 @@ class Fellow:
 
         result = self.runner.run(self.engine.run(what, handled, wait_seconds=wait_seconds))
         return result
-
-    def tell(self, story: Coroutine[Any, Any, T]) -> T:
-        """Perform a coroutine: on this fellow's loop, or where there is none, at once."""
-        return at_once(story) if self.runner is None else self.runner.run(story)
-
-    def performs(self, verb: str, make: Any) -> Any:
-        reply = self.engine.perform(verb, make)
-        return reply if self.runner is None else self.runner.run(reply)
-
-    def close(self) -> None:
-        if self.runner is None:
-            self.engine.close()
-        else:
-            self.runner.run(self.engine.close())
-            self.runner.close()
 
 
 class Outside:

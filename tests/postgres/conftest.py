@@ -18,7 +18,7 @@ from semel.engine.connect_postgres import postgres_backend
 from semel.engine.result import Result
 from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE, command
-from tests.engine.telling import at_once
+from tests.engine.telling import Member, at_once
 from tests.servers.postgres import postgres, schema
 from tests.servers.relay import Relay
 
@@ -75,7 +75,7 @@ def writes_of(permit: Permit) -> Writes:
 Handler = Callable[[Permit, Writes], Coroutine[Any, Any, Answer]]
 
 
-class Fellow:
+class Fellow(Member):
     """One process's engine of one kind, and its loop if it has one."""
 
     def __init__(self, kind: Kind, conninfo: str, **options: Any) -> None:
@@ -104,14 +104,6 @@ class Fellow:
         result = await self.engine.run(what, handled, wait_seconds=wait_seconds)
         return result
 
-    def tell(self, story: Coroutine[Any, Any, T]) -> T:
-        """Perform a coroutine: on this fellow's loop, or where there is none, at once."""
-        return at_once(story) if self.runner is None else self.runner.run(story)
-
-    def performs(self, verb: str, make: Any) -> Any:
-        reply = self.engine.perform(verb, make)
-        return reply if self.runner is None else self.runner.run(reply)
-
     @property
     def units(self) -> tuple[int, int]:
         """Connections of the units: how many there are, and how many of them are idle."""
@@ -122,13 +114,6 @@ class Fellow:
             return lifo.count, len(lifo.idle)
 
         return self.tell(count())
-
-    def close(self) -> None:
-        if self.runner is None:
-            self.engine.close()
-        else:
-            self.runner.run(self.engine.close())
-            self.runner.close()
 
 
 class Outside:
