@@ -69,8 +69,17 @@ async def make_stream(url: str) -> None:
 
 def until_published(place: Place, at_least: int, process: subprocess.Popen[bytes]) -> None:
     """Wait until so many events are marked, by looking."""
+    _until(place, "SELECT count(*) FROM semel_event WHERE published_at IS NOT NULL", at_least, process)
+
+
+def until_attending(place: Place, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a relay has begun: before, it knows nothing of SIGTERM."""
+    _until(place, f"SELECT count(*) FROM semel_relay WHERE holder LIKE '%:{process.pid}:%'", 1, process)
+
+
+def _until(place: Place, query: str, at_least: int, process: subprocess.Popen[bytes]) -> None:
     while process.poll() is None:
-        [(count,)] = place.rows("SELECT count(*) FROM semel_event WHERE published_at IS NOT NULL")
+        [(count,)] = place.rows(query)
         if count >= at_least:
             return
         with suppress(subprocess.TimeoutExpired):
@@ -112,6 +121,8 @@ def test_two_relays_are_killed_again_and_again_while_commands_commit(kind: str, 
         place.change("UPDATE semel_lane SET lease_until = 1")
         place.change("UPDATE semel_relay SET lease_until = 1")
         until_published(place, EVENTS, relays[-1])
+        for each in relays:
+            until_attending(place, each)
         for each in relays:
             each.send_signal(signal.SIGTERM)
         assert [each.wait(30) for each in relays] == [0, 0]
