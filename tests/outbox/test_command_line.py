@@ -50,6 +50,13 @@ def test_once_publishes_reaps_and_says_what_it_did(place: Place, run: Run) -> No
     assert (code, said) == (0, {"lapsed": 0})
 
 
+def test_the_sink_may_be_named_by_the_environment(place: Place, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.fill(2)
+    monkeypatch.setenv("SEMEL_SINK", SINK)
+    code, said = run("worker", "--once", "--no-reaper", "--tries", "1", "--parked", "skip")
+    assert (code, said["published"], said["parked"]) == (0, 1, 1)
+
+
 def _held_by_another(place: Place, seconds: float) -> None:
     until = int((time.time() + seconds) * 1_000_000)
     place.change(f"UPDATE semel_lane SET holder = 'dead', lease_until = {until}")

@@ -120,8 +120,19 @@ def test_every_other_word_of_a_second_attempt_stands(said: State) -> None:
 
 def test_a_first_claim_given_up_is_free_again() -> None:
     grant, row = first(IDEMPOTENT)
-    changes: dict[str, Any] = {"state": State.FAILED_NOT_REPLAYABLE, "doubt": "abandoned", **RETAINED}
+    changes: dict[str, Any] = {"state": State.FAILED_NOT_REPLAYABLE, "doubt": "abandoned", "request": None, **RETAINED}
     assert abandoned_row(row, grant.nonce, LATER) == row._replace(**changes)
+
+
+def test_a_first_claim_given_up_keeps_no_request() -> None:
+    grant, row = first(IDEMPOTENT)
+    freed = abandoned_row(row._replace(request=b"whose card it is"), grant.nonce, LATER)
+    assert freed is not None
+    assert freed.request is None
+    grant, row = second()
+    back = abandoned_row(row._replace(request=b"whose card it is"), grant.nonce, LATER)
+    assert back is not None
+    assert back.request == b"whose card it is"
 
 
 def test_a_later_claim_given_up_gives_its_lease_back() -> None:

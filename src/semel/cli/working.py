@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -44,7 +45,11 @@ def add(commands: Commands[Parser]) -> None:
         "is on its way. Webhooks are signed with $SEMEL_WEBHOOK_SECRET.",
     )
     parser.add_argument(
-        "--sink", metavar="URL", help=f"where events go: {'://, '.join(SCHEMES[:-1])}://, python:MODULE:F"
+        "--sink",
+        metavar="URL",
+        default=os.environ.get("SEMEL_SINK") or None,
+        help=f"where events go: {'://, '.join(SCHEMES[:-1])}://, python:MODULE:F "
+        "(default: $SEMEL_SINK, where a password in it is not in the list of processes)",
     )
     parser.add_argument(
         "--reconcile",

@@ -150,6 +150,7 @@ def abandoned_row(row: Record | None, nonce: bytes, now: int) -> Record | None:
         answer_until=kept.answer_until,
         forget_after=kept.forget_after,
         doubt="abandoned",
+        request=None,  # it is kept for those who go on: here nothing has begun
     )
 
 
