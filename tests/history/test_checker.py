@@ -408,6 +408,23 @@ def test_a_claim_that_is_not_committed_yet_hides_that_its_request_is_another() -
     assert locks(slow, ask(2, 7, 8, "in-progress", process="p")) is Stuck  # it is there to be seen
 
 
+def test_a_server_that_hangs_in_a_claim_holds_the_lock_of_a_settled_record() -> None:
+    """Found on Galera: its last node without a quorum answered two claims never, and a third after a second's wait."""
+
+    def locks(*operations: Operation, row_locks: bool = True, **died: int) -> type[Finding]:
+        done = (ask(0, 0, 1, "proceed", to_fence=5), say(1, 1, 2, 5, "succeeded"))
+        return type(linearize(judged([*done, *operations], (), died, row_locks=row_locks), NOBODY_DIED))
+
+    hangs = ask(2, 3, None, "", process="q")
+    told = ask(3, 4, 9, "in-progress", process="p")
+    assert locks(hangs, told) is Linear
+    assert locks(hangs, told, row_locks=False) is Stuck
+    assert locks(told) is Stuck
+    answered = ask(2, 3, 5, "replay", to_state="succeeded", to_answer="a1", process="q")
+    assert locks(answered, told) is Stuck
+    assert locks(hangs, ask(3, 9000, 9001, "in-progress", process="p"), q=4_000_000) is Stuck
+
+
 def test_an_atomic_refusal_whose_reply_was_lost_is_superseded_by_itself() -> None:
     refused = say(1, 2, 3, 5, "refused", effects="atomic", to_settling="superseded")
     first = ask(0, 0, 1, "proceed", "atomic", to_fence=5)

@@ -121,10 +121,11 @@ def judged(
     transaction. Such an "in progress" or "reused" says nothing of the record and is left out. On a store with
     ``row_locks`` an ATOMIC attempt is told "in progress" while any other one of its key is under way: that may hold the
     record's lock, whatever it will be told itself. So may the claim of another request whose commit takes its time:
-    until it is there, nobody can see that the requests differ.
+    until it is there, nobody can see that the requests differ. And so may one that was never answered: a server that
+    hangs in it hangs with its locks.
     """
     if row_locks:
-        hidden = {id(op) for op in _behind_another_request(operations, failed, deaths_ns or {})}
+        hidden = {id(op) for op in _behind_a_lock(operations, failed, deaths_ns or {})}
         operations = [op for op in operations if id(op) not in hidden]
     atomic = [op for op in operations if op.args.get("effects") == "atomic"]
     if not atomic:
@@ -143,17 +144,17 @@ def judged(
     return [_softened(op) for op in operations if id(op) not in left_out]
 
 
-def _behind_another_request(
+def _behind_a_lock(
     operations: list[Operation], failed: Sequence[Operation], deaths_ns: Mapping[str, int]
 ) -> list[Operation]:
-    """The attempts told "in progress" while one of another request was being claimed."""
+    """The attempts told "in progress" while one of another request, or one without an answer, was being claimed."""
     attempts = [op for op in (*operations, *failed) if op.kind == "attempt"]
     return [
         op
         for op in operations
         if op.kind == "attempt" and op.result is not None and op.result["verdict"] == "in-progress"
         if any(
-            other.args["request"] != op.args["request"]
+            (other.result is None or other.args["request"] != op.args["request"])
             and other.start_ns < op.end_ns
             and op.start_ns < _attempt_ends_ns(other, deaths_ns)
             for other in attempts
