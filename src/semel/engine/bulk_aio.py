@@ -35,6 +35,7 @@ from semel.engine.bulk import (
     succeeded,
 )
 from semel.engine.permit import Permit
+from semel.engine.whole import whole
 from semel.errors import SemelError
 from semel.flow import Flow, ask
 from semel.model import Superseded
@@ -268,15 +269,10 @@ class _AsyncWork:
 
 async def _uncut(work: Coroutine[Any, Any, T]) -> T:
     """Do it whole, also where the caller is cancelled meanwhile."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        if not task.done():
-            await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # the cancellation is what is told
-        raise
+    done, cancelled = await whole(work)
+    if cancelled is not None:
+        raise cancelled
+    return done
 
 
 async def _fill(spool: ItemSpool, items: Source | AsyncIterable[Any]) -> None:

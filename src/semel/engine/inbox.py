@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Final, TypeVar
 from semel.engine.aio import AsyncEngine
 from semel.engine.backend import UNIT_RUNS_MAX, Backend
 from semel.engine.sync import Engine
+from semel.engine.whole import whole
 from semel.errors import ConfigurationError, PolicyError, StoreError
 from semel.flow import Flow, ask
 from semel.protocol.asks import Begin, Rollback, Unit
@@ -271,17 +271,12 @@ class AsyncInbox(_Inbox):
 
     async def _drive(self, flow: Flow[T]) -> T:
         """To its end, also where the caller is cancelled meanwhile: a commit is never cut in half."""
-        task = asyncio.ensure_future(self._engine._performer.drive(flow))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if not task.done():
-                await asyncio.wait({task})
-            if not task.cancelled() and task.exception() is None:
-                reply: Any = task.result()
-                if isinstance(reply, tuple) and reply[1] is not None:  # begun for a caller who is gone
-                    await self._engine._performer.drive(ask(Rollback(reply[1])))
-            raise
+        reply, cancelled = await whole(self._engine._performer.drive(flow))
+        if cancelled is None:
+            return reply
+        if isinstance(reply, tuple) and reply[1] is not None:  # begun for a caller who is gone
+            await whole(self._engine._performer.drive(ask(Rollback(reply[1]))))
+        raise cancelled
 
 
 def is_wrong_for_all(error: Exception) -> bool:

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from semel.engine.backend import UNIT_RUNS_MAX, Backend
+from semel.engine.whole import whole
 from semel.errors import NothingHappened, StepError, SupersededError
 from semel.flow import Flow
 from semel.functions.annotations import Shapes
@@ -215,16 +216,7 @@ class AsyncSteps(StepBook):
 
     async def _whole(self, flow: Flow[T]) -> tuple[T, asyncio.CancelledError | None]:
         """Perform a flow to its end, also where the caller is cancelled meanwhile; what it ended with, and that."""
-        task = asyncio.ensure_future(self._performer.drive(flow))
-        cancelled: asyncio.CancelledError | None = None
-        while not task.done():
-            try:
-                await asyncio.wait((task,))
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None and (task.cancelled() or task.exception() is not None):
-            raise cancelled
-        return task.result(), cancelled
+        return await whole(self._performer.drive(flow))
 
 
 # --- results ----------------------------------------------------------------------------------
