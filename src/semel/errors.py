@@ -5,6 +5,7 @@ The first split is whose fault it is, the second whether the same call may be re
     SemelError
     ├── ConfigurationError        the developer's: refuses at construction or at start-up
     │   ├── PolicyError           an impossible or unknown policy option
+    │   │   └── HandlerError      a handler that does what none may, whatever it was given
     │   ├── StepError             a step that cannot be asked for like this
     │   ├── UrlError              a store URL that cannot be used
     │   ├── SchemaError           the store is not migrated, or by a newer Semel
@@ -51,6 +52,10 @@ class ConfigurationError(SemelError):
 
 class PolicyError(ConfigurationError):
     """A policy that cannot be kept, or an option that does not exist."""
+
+
+class HandlerError(PolicyError):
+    """A handler does what none may, whatever it was given: a bulk stops, a consumer ends, and nothing is counted."""
 
 
 class StepError(ConfigurationError):

@@ -190,3 +190,19 @@ def test_a_handlers_rollback_stops_the_bulk(make_fellow: Make, home: Home) -> No
         fellow.run(numbered(6), rolls_back)
     assert home.effects() == [0, 1, 2]
     assert fellow.run(numbered(6), counts).tally.succeeded == 6
+
+
+def test_what_cannot_be_kept_of_one_item_is_that_items_failure(make_fellow: Make, home: Home) -> None:
+    """A PolicyError may be made of what an item holds: it stopped the whole list, again and again."""
+
+    async def says(item: BulkItem) -> object:
+        await counts(item)
+        if item.place == 1:
+            raise PolicyError("a topic must be a text")
+        return "x" * 2000 if item.place == 3 else None
+
+    fellow = make_fellow(chunk_items=3)
+    done = fellow.run(numbered(6), says)
+    failed = [(each.place, each.error_code) for each in fellow.outcomes(done, state=ItemState.FAILED)]
+    assert failed == [(1, "PolicyError"), (3, "PolicyError")]
+    assert home.effects() == [0, 2, 4, 5]

@@ -138,3 +138,13 @@ def test_an_idempotent_call_is_repeated_before_it_is_in_doubt(make_fellow: Make)
     done = fellow.run(numbered(3), stumbles)
     assert states(fellow.outcomes(done)) == [ItemState.SUCCEEDED, ItemState.UNKNOWN, ItemState.SUCCEEDED]
     assert tried == {0: 3, 1: 3, 2: 3}
+
+
+def test_what_cannot_be_kept_of_one_item_leaves_that_item_unknown(make_fellow: Make) -> None:
+    async def says(item: BulkItem) -> object:
+        return "x" * 2000 if item.place == 1 else None
+
+    fellow = make_fellow(effects="external", at_once=2)
+    done = fellow.run(numbered(4), says)
+    assert done.tally == Tally(4, 4, 3, 0, 0, 1)
+    assert [each.error_code for each in fellow.outcomes(done, state=ItemState.UNKNOWN)] == ["error:PolicyError"]

@@ -13,11 +13,12 @@ from typing import Any, Final, Literal, NoReturn
 from semel.drivers.item_spool import ItemSpool
 from semel.engine.backend import Backend
 from semel.engine.result import Refusal, begun_result, superseded_result
-from semel.errors import BulkRefused, ConfigurationError, ItemFailed, NothingHappened, PolicyError
+from semel.errors import BulkRefused, HandlerError, ItemFailed, NothingHappened, PolicyError
 from semel.flow import Flow
 from semel.model import Answer, Grant, Scope, State, Verdict
 from semel.policy import Command, Policy
 from semel.protocol.bulk import BulkRun, Handled
+from semel.rules.blame import is_wrong_for_all
 from semel.rules.classify import Succeeded
 from semel.rules.identity import derived_key, frame, record_id, uuid_bytes, uuid_text
 from semel.rules.items import Done, ItemOutcome, ItemState, ListedItem, ListTerms, Tally, checked_text, tally_of
@@ -162,10 +163,10 @@ class BulkItem:
     def key_for(self, name: str, ordinal: int = 0) -> str:
         """A key for one downstream call of this item, stable over retries, takeovers and a lost claim.
 
-        Raises PolicyError where the call has no name.
+        Raises HandlerError where the call has no name.
         """
         if not name:
-            raise PolicyError("key_for needs a name, such as item.key_for('charge')")
+            raise HandlerError("key_for needs a name, such as item.key_for('charge')")
         return derived_key(self.record, self.generation, frame("item", self.id, name).decode(), ordinal)
 
 
@@ -180,10 +181,13 @@ def answer_of(tally: Tally) -> Succeeded:
 
 
 def succeeded(listed: ListedItem, returned: object) -> ItemOutcome:
-    """The outcome of a handler that returned. Raises PolicyError where that is neither None, a text nor Done."""
+    """The outcome of a handler that returned.
+
+    Raises HandlerError where that is neither None, a text nor Done; PolicyError where it cannot be kept.
+    """
     done = Done(returned) if isinstance(returned, str) else Done() if returned is None else returned
     if not isinstance(done, Done):
-        raise PolicyError(
+        raise HandlerError(
             f"a bulk's handler must return None, a text (the result's id) or Done; it was a {type(returned).__name__}"
         )
     try:
@@ -238,7 +242,7 @@ def left_by(backend: Backend, outcomes: list[ItemOutcome], listed: ListedItem, e
 
     Raises the error itself where it says that the handler is wrong.
     """
-    if is_mistake(error):
+    if is_wrong_for_all(error):
         raise error
     if backend.conflicts(error):
         return Handled(outcomes, conflict=error)
@@ -261,11 +265,6 @@ def instead(verdict: Verdict) -> BulkResult:
     return BulkResult(result.operation_id, tally_of(result.answer.body), True)
 
 
-def is_mistake(error: Exception) -> bool:
-    """Whether an error says that the handler is wrong, and not its item."""
-    return isinstance(error, ConfigurationError)
-
-
 @contextmanager
 def no_rollback(connection: Any) -> Iterator[None]:
     """Let a handler's habit of rolling back undo nobody else's item: it is refused, and the bulk stops."""
@@ -282,7 +281,7 @@ def no_rollback(connection: Any) -> Iterator[None]:
 
 
 def _refuse_rollback(*_: object) -> NoReturn:
-    raise PolicyError(_NO_ROLLBACK)
+    raise HandlerError(_NO_ROLLBACK)
 
 
 def check_source(items: object) -> None:

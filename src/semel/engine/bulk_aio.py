@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import closing, suppress
 from itertools import islice
@@ -22,25 +21,20 @@ from semel.engine.bulk import (
     Source,
     answer_of,
     check_source,
-    failed_outside,
     fill,
-    given,
     instead,
-    is_mistake,
-    left_by,
-    may_repeat,
     no_rollback,
     operation_bytes,
     replayed,
-    succeeded,
 )
+from semel.engine.bulk_handling import Call, Handling, Pipelined
 from semel.engine.permit import Permit
 from semel.engine.whole import whole
 from semel.errors import SemelError
 from semel.flow import Flow, ask
 from semel.model import Superseded
 from semel.protocol.asks import Begin, Perform, Rollback, Unit
-from semel.protocol.bulk import BulkRun, Handled, HandleInside, HandleOutside, Read
+from semel.protocol.bulk import BulkRun, HandleInside, HandleOutside, Read
 from semel.rules.items import ItemOutcome, ItemState, ListedItem, Tally
 from semel.stores.items import Items
 
@@ -154,6 +148,7 @@ class _AsyncWork:
         self._spool = spool
         self._handler = handler
         self._permit = permit
+        self._handling = Handling(policy, engine.backend, permit.grant)
         self._unit: Unit | None = None
 
     async def whole(self, begun: Callable[[str], object] | None) -> Tally:
@@ -182,7 +177,7 @@ class _AsyncWork:
             while True:
                 try:
                     reply = await self._answer(needed)
-                except SemelError as error:
+                except Exception as error:  # noqa: BLE001 - the flow's to judge: of the store, or of a handler
                     needed = flow.throw(error)
                 else:
                     needed = flow.send(reply)
@@ -194,12 +189,14 @@ class _AsyncWork:
         match needed:
             case Read():
                 return self._spool.page(needed.first, needed.limit)
+            case Call():
+                return await self._handler(needed.item)
             case HandleInside():
-                connection = needed.unit.connection
-                with no_rollback(connection):
-                    if needed.exact or not self._policy.pipelined or not hasattr(connection, "pipeline"):
-                        return await self._inside(needed.items, connection)
-                    return await self._pipelined(needed.items, connection)
+                with no_rollback(needed.unit.connection):
+                    return await self._drive(self._handling.inside(needed))
+            case Pipelined():
+                async with needed.connection.pipeline():
+                    return await self._drive(needed.flow)
             case HandleOutside():
                 return await self._window(needed.items)
             case Begin():
@@ -212,59 +209,15 @@ class _AsyncWork:
         result: Unit = unit
         return result
 
-    async def _pipelined(self, items: Sequence[ListedItem], connection: Any) -> Handled:
-        try:
-            async with connection.pipeline():
-                handled = await self._inside(items, connection)
-        except Exception as error:
-            if is_mistake(error):
-                raise
-            return Handled([], blurred=True)
-        return handled if handled.failed is None and handled.conflict is None else Handled([], blurred=True)
-
-    async def _inside(self, items: Sequence[ListedItem], connection: Any) -> Handled:
-        ends = time.monotonic() + self._policy.chunk_seconds
-        outcomes: list[ItemOutcome] = []
-        grant = self._permit.grant
-        for listed in items:
-            if listed.error is not None:
-                outcomes.append(listed.as_begun())
-                continue
-            try:
-                returned = await self._handler(given(listed, grant, connection))
-            except Exception as error:  # noqa: BLE001 - an item's failure is its outcome; mistakes are raised
-                ended = left_by(self._engine.backend, outcomes, listed, error)
-                if ended is not None:
-                    return ended
-            else:
-                outcomes.append(succeeded(listed, returned))
-            if time.monotonic() >= ends:
-                break
-        return Handled(outcomes)
-
     async def _window(self, items: Sequence[ListedItem]) -> list[ItemOutcome]:
         if len(items) == 1:
-            return [await self._outside(items[0])]
+            return [await self._drive(self._handling.outside(items[0]))]
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._outside(listed)) for listed in items]
+                tasks = [group.create_task(self._drive(self._handling.outside(listed))) for listed in items]
         except BaseExceptionGroup as group_of_errors:  # a handler that is wrong: the others were cancelled
             raise group_of_errors.exceptions[0] from None
         return [task.result() for task in tasks]
-
-    async def _outside(self, listed: ListedItem) -> ItemOutcome:
-        item, tried = given(listed, self._permit.grant, None), 0
-        while True:
-            tried += 1
-            try:
-                returned = await self._handler(item)
-            except Exception as error:  # an item's failure is its outcome
-                if is_mistake(error):
-                    raise
-                if not may_repeat(error, self._policy, tried):
-                    return failed_outside(listed, error, self._policy)
-            else:
-                return succeeded(listed, returned)
 
 
 async def _uncut(work: Coroutine[Any, Any, T]) -> T:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from typing import Any, TypeVar
 
@@ -17,26 +16,21 @@ from semel.engine.bulk import (
     Looking,
     Source,
     answer_of,
-    failed_outside,
     fill,
-    given,
     instead,
-    is_mistake,
-    left_by,
-    may_repeat,
     no_rollback,
     operation_bytes,
     replayed,
-    succeeded,
 )
+from semel.engine.bulk_handling import Call, Handling, Pipelined
 from semel.engine.permit import Permit
 from semel.engine.sync import Engine
 from semel.errors import SemelError
 from semel.flow import Flow, ask
 from semel.model import Superseded
 from semel.protocol.asks import Begin, Perform, Rollback, Unit
-from semel.protocol.bulk import Handled, HandleInside, HandleOutside, Read
-from semel.rules.items import ItemOutcome, ItemState, ListedItem, Tally
+from semel.protocol.bulk import HandleInside, HandleOutside, Read
+from semel.rules.items import ItemOutcome, ItemState, Tally
 from semel.stores.items import Items
 
 T = TypeVar("T")
@@ -171,6 +165,7 @@ class _Work:
         self._spool = spool
         self._handler = handler
         self._permit = permit
+        self._handling = Handling(policy, engine.backend, permit.grant)
         self._unit: Unit | None = None
 
     def whole(self, begun: Callable[[str], object] | None) -> Tally:
@@ -196,7 +191,7 @@ class _Work:
             while True:
                 try:
                     reply = self._answer(needed)
-                except SemelError as error:
+                except Exception as error:  # noqa: BLE001 - the flow's to judge: of the store, or of a handler
                     needed = flow.throw(error)
                 else:
                     needed = flow.send(reply)
@@ -208,60 +203,18 @@ class _Work:
         match needed:
             case Read():
                 return self._spool.page(needed.first, needed.limit)
+            case Call():
+                return self._handler(needed.item)
             case HandleInside():
-                connection = needed.unit.connection
-                with no_rollback(connection):
-                    if needed.exact or not self._policy.pipelined or not hasattr(connection, "pipeline"):
-                        return self._inside(needed.items, connection)
-                    return self._pipelined(needed.items, connection)
+                with no_rollback(needed.unit.connection):
+                    return self._drive(self._handling.inside(needed))
+            case Pipelined():
+                with needed.connection.pipeline():
+                    return self._drive(needed.flow)
             case HandleOutside():
-                return [self._outside(listed) for listed in needed.items]
+                return [self._drive(self._handling.outside(listed)) for listed in needed.items]
             case Begin():
                 self._unit = self._perform(needed)
                 return self._unit
             case _:
                 return self._perform(needed)
-
-    def _pipelined(self, items: Sequence[ListedItem], connection: Any) -> Handled:
-        try:
-            with connection.pipeline():
-                handled = self._inside(items, connection)
-        except Exception as error:
-            if is_mistake(error):
-                raise
-            return Handled([], blurred=True)
-        return handled if handled.failed is None and handled.conflict is None else Handled([], blurred=True)
-
-    def _inside(self, items: Sequence[ListedItem], connection: Any) -> Handled:
-        ends = time.monotonic() + self._policy.chunk_seconds
-        outcomes: list[ItemOutcome] = []
-        grant = self._permit.grant
-        for listed in items:
-            if listed.error is not None:
-                outcomes.append(listed.as_begun())
-                continue
-            try:
-                returned = self._handler(given(listed, grant, connection))
-            except Exception as error:  # noqa: BLE001 - an item's failure is its outcome; mistakes are raised
-                ended = left_by(self._engine.backend, outcomes, listed, error)
-                if ended is not None:
-                    return ended
-            else:
-                outcomes.append(succeeded(listed, returned))
-            if time.monotonic() >= ends:
-                break
-        return Handled(outcomes)
-
-    def _outside(self, listed: ListedItem) -> ItemOutcome:
-        item, tried = given(listed, self._permit.grant, None), 0
-        while True:
-            tried += 1
-            try:
-                returned = self._handler(item)
-            except Exception as error:  # an item's failure is its outcome
-                if is_mistake(error):
-                    raise
-                if not may_repeat(error, self._policy, tried):
-                    return failed_outside(listed, error, self._policy)
-            else:
-                return succeeded(listed, returned)

@@ -12,10 +12,11 @@ from semel.engine.aio import AsyncEngine
 from semel.engine.backend import UNIT_RUNS_MAX, Backend
 from semel.engine.sync import Engine
 from semel.engine.whole import whole
-from semel.errors import ConfigurationError, PolicyError, StoreError
+from semel.errors import PolicyError, StoreError
 from semel.flow import Flow, ask
 from semel.protocol.asks import Begin, Rollback, Unit
 from semel.protocol.inbox import enter, leave, note_failure, purge_messages, undo
+from semel.rules.blame import is_wrong_for_all
 from semel.rules.identity import derived_key, frame
 from semel.stores.inbox import CONSUMER_MAX, MESSAGE_ID_MAX, InboxRows, Parked, Receipt
 
@@ -277,11 +278,6 @@ class AsyncInbox(_Inbox):
         if isinstance(reply, tuple) and reply[1] is not None:  # begun for a caller who is gone
             await whole(self._engine._performer.drive(ask(Rollback(reply[1]))))
         raise cancelled
-
-
-def is_wrong_for_all(error: Exception) -> bool:
-    """Whether every message would fail so. A PolicyError need not: an event that cannot be is made of one message."""
-    return isinstance(error, ConfigurationError) and not isinstance(error, PolicyError)
 
 
 def _known(met: Receipt | None) -> Receipt:

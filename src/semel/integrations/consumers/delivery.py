@@ -7,8 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from semel.engine.inbox import AsyncInbox, Message, is_wrong_for_all
+from semel.engine.inbox import AsyncInbox, Message
 from semel.errors import StoreError
+from semel.rules.blame import is_wrong_for_all
 from semel.stores.inbox import MESSAGE_ID_MAX, Receipt
 
 EVENT_ID: Final = "semel-id"  # the header or field in which a relay of Semel's names its event
