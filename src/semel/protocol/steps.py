@@ -66,12 +66,14 @@ class Ledger:
         self._first = grant.attempt == 1
         self._learned = self._first
         self._steps: Steps = ()
+        self._stored: Steps = ()  # the list that the store is known to have held last
         self._asked: set[Identity] = set()
         self._running: set[Identity] = set()
         self._repeated: set[Identity] = set()  # of those: a call before this one may have had its effect
         self._changes = 0  # of the list, counted
         self._written = 0  # how many of them the store has
         self._unseen = False  # a list was sent, and nobody knows whether the store has it, or will have it later
+        self._committing = False  # a local step's list was, with its writes: nothing may be written over it
         self.doubt: str | None = None  # that a step was refused with
 
     # --- a step whose effects are elsewhere ------------------------------------------------
@@ -165,6 +167,7 @@ class Ledger:
             yield from self._refused(step, unit)
         self._running.discard(step.identity)
         self._steps = with_result(self._steps, step, result)
+        self._stored = steps
         if self._changes == changes:
             self._written = changes
 
@@ -182,7 +185,7 @@ class Ledger:
         except StoreError:
             seen = None
         if seen is None or seen.steps != packed:  # invisible, but a server may be at it still
-            self.doubt = step.doubt
+            self.doubt, self._committing = step.doubt, True
             raise StepInDoubt(f"the commit of step {step.shown!r} was not answered, and cannot be seen: not known yet")
 
     def _refused(self, step: Step, unit: Unit) -> Flow[None]:
@@ -207,10 +210,12 @@ class Ledger:
             ends = outcome_after(outcome, self._steps, self._asked, self.doubt, first=self._first)
             if isinstance(ends, (Succeeded, Refused)):
                 return
-            if self._changes != self._written:
+            if self._changes != self._written and not self._committing:
                 _ = yield from self._write(self._steps)
         except (StoreError, StepInDoubt, SupersededError):
-            unwritten = next((step for step in self._steps if step.finished and not step.repeatable), None)
+            stored = {step.identity for step in self._stored if step.finished}
+            lost = (step for step in self._steps if step.finished and not step.repeatable)
+            unwritten = next((step for step in lost if step.identity not in stored), None)
             if self._changes != self._written and self.doubt is None and unwritten is not None:
                 self.doubt = unwritten.doubt
 
@@ -253,7 +258,7 @@ class Ledger:
         if seen is None:
             raise SupersededError("the record was granted to somebody else, or settled: no step was begun")
         try:
-            self._steps = unpack_steps(seen.steps, self._generation)
+            self._steps = self._stored = unpack_steps(seen.steps, self._generation)
         except Unpackable as error:
             self.doubt = UNREADABLE
             raise StepInDoubt(f"what was recorded of the former run cannot be read: {error}") from error
@@ -271,7 +276,7 @@ class Ledger:
             raise
         self._unseen = was_unseen
         if held:
-            self._written = changes
+            self._written, self._stored = changes, steps
         return held
 
 

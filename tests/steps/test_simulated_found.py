@@ -1,0 +1,110 @@
+"""What the simulator has found in operations with steps, each as a test of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semel.errors import StepInDoubt, StoreError, StoreTimeout
+from semel.flow import Flow
+from semel.model import Proceed
+from semel.protocol.asks import Begin, Commit, Perform, Rollback, Within
+from semel.protocol.steps import Ledger
+from semel.rules.classify import Released
+from semel.rules.decide import decide
+from semel.rules.steps import Step
+from semel.stores.sqlite import SqliteStore
+from semel.stores.steps import Recorded, StepRows
+from semel.testing.attempts import attempt
+
+
+class Unit:
+    """A transaction of which nothing is asked."""
+
+    def hand_out(self) -> None:
+        return None
+
+
+class Stage:
+    """The steps of a first run over a store that answers as it is told: ``fails`` names the asks without a reply."""
+
+    def __init__(self) -> None:
+        verdict = decide(None, attempt("k"), 1)
+        assert isinstance(verdict, Proceed)
+        self.ledger = Ledger(StepRows(SqliteStore()), verdict.grant, 1_000_000)
+        self.fails: set[str] = set()
+        self.asked: list[str] = []
+
+    def perform(self, flow: Flow[Any]) -> Any:
+        try:
+            needed = next(flow)
+            while True:
+                try:
+                    reply = self._answer(needed)
+                except StoreError as error:
+                    needed = flow.throw(error)
+                else:
+                    needed = flow.send(reply)
+        except StopIteration as stop:
+            return stop.value
+
+    def _answer(self, needed: Any) -> Any:
+        within = isinstance(needed, Within)
+        name = needed.verb if isinstance(needed, (Perform, Within)) else type(needed).__name__
+        self.asked.append(f"{name} within" if within else name)
+        if self.asked[-1] in self.fails:
+            raise StoreTimeout("no reply")
+        match needed:
+            case Begin():
+                return Unit()
+            case Commit() | Rollback():
+                return None
+            case _:
+                return Recorded(None, None) if needed.verb == "read_steps" else True
+
+    def finish(self, name: str, *, repeatable: bool = False) -> None:
+        step = self.perform(self.ledger.begin(Step(name, 0, 1, repeatable)))
+        self.ledger.finish(step, b"1")
+
+
+def test_what_may_be_committed_with_a_local_step_is_not_written_over() -> None:
+    """Found by seed 171 of format 1: its commit was not answered, nor could it be read back.
+
+    At the end of its run its holder wrote the list that it knew, without the step. A crash before the last word would
+    have left an execution that may go on, and the local writes would have been made twice.
+    """
+    stage = Stage()
+    stage.finish("charge")
+    opened = stage.perform(stage.ledger.open(Step("write", 0, 1, repeatable=False), Begin()))
+    stage.fails = {"Commit", "read_steps"}
+    with pytest.raises(StepInDoubt):
+        stage.perform(stage.ledger.commit(opened, b"2"))
+    stage.perform(stage.ledger.undo(opened))
+    stage.asked.clear()
+    stage.perform(stage.ledger.close(Released("error:StepInDoubt", proven=False)))
+    assert "write_steps" not in stage.asked
+    assert stage.ledger.doubt == "step:write"
+
+
+def test_a_result_that_is_stored_is_not_in_doubt() -> None:
+    """Found by seed 577 of format 1: the result of a repeatable step could not be written at the end of a run.
+
+    The operation was made UNKNOWN, and named the step before it, whose result had been stored long ago.
+    """
+    stage = Stage()
+    stage.finish("charge")
+    stage.finish("mail", repeatable=True)  # its start has carried the charge's result
+    stage.fails = {"write_steps"}
+    outcome = Released("error:StepFailed", proven=False)
+    stage.perform(stage.ledger.close(outcome))
+    assert stage.ledger.doubt is None
+    assert stage.ledger.outcome(outcome) == Released("error:StepFailed", proven=False, resumes=True)
+
+
+def test_a_result_that_is_not_stored_is_in_doubt() -> None:
+    stage = Stage()
+    stage.finish("charge")
+    stage.fails = {"write_steps"}
+    stage.perform(stage.ledger.close(Released("error:StepFailed", proven=False)))
+    assert stage.ledger.doubt == "step:charge"
