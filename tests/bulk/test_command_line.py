@@ -1,4 +1,4 @@
-"""`semel bulk`: how far, and what became of the items."""
+"""`semel bulk`: how far, what became of the items, and which of them a new list may hold."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from semel import Bulk, Engine, ItemFailed
 from semel.cli.main import main
 from semel.engine.bulk import BulkItem
 
+CASES = [{"clientItemId": name, "amount": 9007199254740993} for name in "abcd"]
+Capture = pytest.CaptureFixture[str]
+
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
@@ -20,38 +23,97 @@ def url(tmp_path: Path) -> str:
 @pytest.fixture
 def operation(url: str) -> str:
     def handler(item: BulkItem) -> str:
-        if item.place == 1:
-            raise ItemFailed("CLOSED", retryable=True)
+        if item.place in (1, 3):
+            raise ItemFailed("CLOSED" if item.place == 1 else "LOCKED", retryable=item.place == 3)
         return f"r-{item.place}"
 
     engine = Engine.connect(url)
     engine.migrate()
     with engine:
         bulk = Bulk(engine, operation="count", effects="atomic")
-        return bulk.run([{"clientItemId": name} for name in "abc"], handler, key="k", caller="alice").operation_id
+        return bulk.run(CASES, handler, key="monday", caller="alice").operation_id
 
 
-def test_it_says_how_far_and_what_became_of_items(url: str, operation: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bulk", operation, "--items", "all", "--url", url]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "3 of 3 items: 2 succeeded, 1 failed (1 may be tried again), 0 unknown"
-    assert [line.split() for line in said[1:]] == [
+def said(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(["bulk", *arguments])
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+@pytest.mark.parametrize("scoped", [True, False])
+def test_it_is_found_by_its_key_and_says_how_far_it_is(url: str, operation: str, capsys: Capture, scoped: bool) -> None:
+    scope = ["--tenant", "default", "--caller", "alice", "--operation", "count"] if scoped else []
+    code, out, _ = said(capsys, "monday", *scope, "--items", "all", "--url", url)
+    assert code == 0
+    assert [line.split() for line in out.splitlines()][1:] == [
+        ["count", "of", "default/alice,", "SUCCEEDED"],
+        ["FAILED", "CLOSED:", "1"],
+        ["FAILED", "LOCKED:", "1,", "may", "be", "tried", "again"],
         ["0", "a", "SUCCEEDED", "r-0"],
         ["1", "b", "FAILED", "CLOSED"],
         ["2", "c", "SUCCEEDED", "r-2"],
+        ["3", "d", "FAILED", "LOCKED"],
     ]
-    assert main(["bulk", operation, "--items", "succeeded", "--after", "0", "--json", "--url", url]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["total"], found["done"], found["failed"]) == (3, 3, 1)
+    assert out.splitlines()[0] == "4 of 4 items: 2 succeeded, 2 failed (1 may be tried again), 0 unknown"
+
+
+def test_for_machines_by_its_operation_id(url: str, operation: str, capsys: Capture) -> None:
+    code, out, _ = said(capsys, operation, "--items", "succeeded", "--after", "0", "--json", "--url", url)
+    found = json.loads(out)
+    assert code == 0
+    assert (found["total"], found["done"], found["failed"], found["state"], found["running"]) == (
+        *(4, 4, 2),
+        *("SUCCEEDED", False),
+    )
+    assert found["codes"][1] == {"state": "FAILED", "errorCode": "LOCKED", "retryable": True, "count": 1}
     assert [item["id"] for item in found["items"]] == ["c"]
+
+
+def test_one_that_was_interrupted_is_told_from_one_that_runs(url: str, capsys: Capture) -> None:
+    def handler(item: BulkItem) -> None:
+        if item.place == 2:
+            seen.append(said(capsys, "monday", "--url", url)[1])
+            raise KeyboardInterrupt
+
+    seen: list[str] = []
+
+    engine = Engine.connect(url)
+    engine.migrate()
+    with engine, pytest.raises(KeyboardInterrupt):
+        Bulk(engine, operation="count", chunk_items=1).run(CASES, handler, key="monday", caller="alice")
+    assert "running: its lease is for" in seen[0]
+    assert "interrupted: nobody runs it; call it again" in said(capsys, "monday", "--url", url)[1]
+
+
+def test_what_may_be_tried_again_comes_out_of_the_same_list(
+    url: str, operation: str, tmp_path: Path, capsys: Capture
+) -> None:
+    whole, other = tmp_path / "list.jsonl", tmp_path / "other.jsonl"
+    whole.write_text("".join(json.dumps(case) + "\n" for case in CASES))
+    other.write_text("".join(json.dumps(case) + "\n" for case in CASES[::-1]))
+    asked = ("monday", "--failed-retryable", "--url", url)
+    code, out, _ = said(capsys, *asked, "--list", str(whole))
+    assert (code, out) == (0, '{"amount":9007199254740993,"clientItemId":"d"}\n')
+    for wrong, text in (
+        (["--list", str(other)], "not the list of this bulk"),
+        (["--list", str(whole), "--member", "amount"], "not the list of this bulk"),
+        (["--list", str(tmp_path / "none")], "cannot be read"),
+    ):
+        code, out, err = said(capsys, *asked, *wrong)
+        assert (code, out) == (1, "")
+        assert text in err
+    assert said(capsys, *asked)[0] == 2
 
 
 @pytest.mark.parametrize(
     ("named", "code", "text"),
-    [("me", 2, "must be an operation id"), ("018f2b7e-4a10-7c3e-9b1a-0c6f5a2d9e41", 4, "no bulk of this store")],
+    [
+        ("nobody", 4, "KEY names no record"),
+        ("018f2b7e-4a10-7c3e-9b1a-0c6f5a2d9e41", 4, "KEY names no record"),
+        ("", 2, "KEY"),
+    ],
 )
-def test_a_bulk_that_is_not_there(
-    url: str, operation: str, capsys: pytest.CaptureFixture[str], named: str, code: int, text: str
-) -> None:
-    assert main(["bulk", named, "--url", url]) == code
-    assert text in capsys.readouterr().err
+def test_a_bulk_that_is_not_there(url: str, operation: str, capsys: Capture, named: str, code: int, text: str) -> None:
+    got, _, err = said(capsys, named, "--url", url)
+    assert (got, text in err) == (code, True), err

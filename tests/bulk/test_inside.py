@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from semel import ItemFailed, NothingHappened
-from semel.engine.bulk import BulkItem
+from semel.engine.bulk import BulkItem, operation_bytes
 from semel.errors import InProgressError, KeyReusedError, PolicyError
 from semel.rules.items import Done, ItemState, Tally
+from semel.stores.items import Failures, Items
 from tests.bulk.fellows import Fellow, Home, counts, numbered, states, write
 
 Make = Callable[..., Fellow]
@@ -205,4 +206,7 @@ def test_what_cannot_be_kept_of_one_item_is_that_items_failure(make_fellow: Make
     done = fellow.run(numbered(6), says)
     failed = [(each.place, each.error_code) for each in fellow.outcomes(done, state=ItemState.FAILED)]
     assert failed == [(1, "PolicyError"), (3, "PolicyError")]
+    id, items = operation_bytes(done.operation_id), Items(fellow.engine.store)
+    told = fellow.told(fellow.engine.perform("bulk", lambda: items.codes(id, 9)))
+    assert told == [Failures(ItemState.FAILED, "PolicyError", True, 2)]
     assert home.effects() == [0, 2, 4, 5]

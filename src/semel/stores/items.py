@@ -31,6 +31,15 @@ class Standing(NamedTuple):
     written: int
 
 
+class Failures(NamedTuple):
+    """How many items of a bulk ended so: FAILED or UNKNOWN, with this code."""
+
+    state: ItemState
+    error_code: str | None
+    retryable: bool
+    count: int
+
+
 class Items:
     """The flows of one store. Raises ConfigurationError where the store is no SQL database."""
 
@@ -126,6 +135,14 @@ class Items:
             "retryable": int(retryable),
         }
         return [_outcome(row) for row in (yield from self._dialect.rows(self._sql["page"], params))]
+
+    def codes(self, operation_id: bytes, limit: int) -> Flow[list[Failures]]:
+        """Why items failed or are unknown, the most frequent first. Looks at every item of the bulk."""
+        rows = yield from self._dialect.rows(self._sql["codes"], {"operation_id": operation_id, "limit": limit})
+        return [
+            Failures(ItemState(cast(int, state)), cast("str | None", code), bool(retryable), cast(int, count))
+            for state, code, retryable, count in rows
+        ]
 
     def forget(self, chunk: int) -> Flow[Purged]:
         """Forget a chunk of items whose bulk's record is gone; nothing is forgotten where none is left."""

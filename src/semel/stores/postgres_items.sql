@@ -91,6 +91,13 @@ WHERE operation_id = :operation_id::bytea AND place > :after::bigint
     AND (:state::smallint = 0 OR state = :state::smallint) AND retryable >= :retryable::bigint
 ORDER BY place LIMIT :limit::bigint;
 
+-- name: codes
+-- Why items failed or are unknown, and how many of each: the most frequent first.
+SELECT state, error_code, retryable, count(*) FROM semel_item
+WHERE operation_id = :operation_id::bytea AND state IN (5, 6)
+GROUP BY state, error_code, retryable
+ORDER BY count(*) DESC, state, error_code LIMIT :limit::bigint;
+
 -- name: orphans
 -- Bulks whose record is forgotten, or has begun anew under another operation id.
 SELECT b.operation_id FROM semel_bulk AS b

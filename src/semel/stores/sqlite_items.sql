@@ -63,6 +63,13 @@ WHERE operation_id = :operation_id AND place > :after
     AND (:state = 0 OR state = :state) AND retryable >= :retryable
 ORDER BY place LIMIT :limit;
 
+-- name: codes
+-- Why items failed or are unknown, and how many of each: the most frequent first.
+SELECT state, error_code, retryable, count(*) FROM semel_item
+WHERE operation_id = :operation_id AND state IN (5, 6)
+GROUP BY state, error_code, retryable
+ORDER BY count(*) DESC, state, error_code LIMIT :limit;
+
 -- name: orphans
 -- Bulks whose record is forgotten, or has begun anew under another operation id.
 SELECT b.operation_id FROM semel_bulk AS b
