@@ -94,7 +94,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         out.say(f"{record.operation} of {record.tenant}/{record.caller}, {_standing(record, now)}")
     for each in codes:
         again = ", may be tried again" if each.retryable else ""
-        out.say(f"  {each.state.name} {each.error_code or '(no code)'}: {each.count}{again}")
+        out.say(f"  {each.state.name} {each.error_code or '(no code)'}: {each.items}{again}")
     for item in page:
         name = ItemState(item.state).name
         said = " ".join(part for part in (item.result_id, item.error_code) if part)
@@ -181,7 +181,7 @@ def _code(each: Failures) -> dict[str, Json]:
         "state": each.state.name,
         "errorCode": each.error_code,
         "retryable": each.retryable,
-        "count": each.count,
+        "count": each.items,
     }
 
 

@@ -37,7 +37,7 @@ class Failures(NamedTuple):
     state: ItemState
     error_code: str | None
     retryable: bool
-    count: int
+    items: int
 
 
 class Items:
