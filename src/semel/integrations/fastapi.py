@@ -62,18 +62,20 @@ class Semel(StarletteSemel):
         *,
         operations_path: str | None = "/operations",
         reap: bool = True,
+        complete: bool = True,
         dependencies: Sequence[Any] = (),
     ) -> None:
         """Capture answers, open and close the engine with the application, serve the operations' status, and
         complete the OpenAPI document.
 
         Parameters: ``operations_path`` where the status resource is served (None: nowhere); ``reap`` runs a
-        :class:`~semel.worker.reaper.Reaper` with the application; ``dependencies``
-        of that resource, such as the one that authenticates: ``[Depends(authenticate)]``.
+        :class:`~semel.worker.reaper.Reaper` with the application, ``complete`` a
+        :class:`~semel.worker.completer.Completer` of its resumable operations; ``dependencies`` of that resource, such
+        as the one that authenticates: ``[Depends(authenticate)]``.
         """
         if not isinstance(app, FastAPI):
             raise ConfigurationError(f"install takes a FastAPI application, not a {type(app).__name__}")
-        super().install(app, operations_path=None, reap=reap)
+        super().install(app, operations_path=None, reap=reap, complete=complete)
         if operations_path is not None:
             settings: dict[str, Any] = {
                 "methods": ["GET"],

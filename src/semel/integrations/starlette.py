@@ -28,6 +28,7 @@ from semel.integrations.endpoint import PermitHere, check_endpoint, permit_param
 from semel.model import Answer, Effects
 from semel.policy import Policy
 from semel.protocol.operations import check_kept
+from semel.web.asgi_resumed import completer_for
 from semel.web.asgi_route import CALL_KEY, CaptureMiddleware, RouteCall
 from semel.web.asgi_tasks import KeptAlive
 from semel.web.operations import Operations
@@ -74,6 +75,7 @@ class Semel:
         self.surface = Surface.of(engine, {"caller": caller, **settings})
         self.declared: dict[str, Declared] = {}
         self.operations = Operations(self.surface, engine, lambda: self.declared, Request)
+        self.completes = False  # whether the application that this is installed in runs a completer
         self._kept_alive = KeptAlive()
         self._plain: dict[int, tuple[Any, str]] = {}  # endpoints as they were before they were declared
 
@@ -169,16 +171,26 @@ class Semel:
 
     # --- installing -----------------------------------------------------------------------------
 
-    def install(self, app: Starlette, *, operations_path: str | None = "/operations", reap: bool = True) -> None:
+    def install(
+        self,
+        app: Starlette,
+        *,
+        operations_path: str | None = "/operations",
+        reap: bool = True,
+        complete: bool = True,
+    ) -> None:
         """Capture the application's answers, open and close the engine with it, and serve the operations' status.
 
         Parameters: ``operations_path`` where the status resource is served (None: nowhere). The caller function
         must know the caller there too: an authentication *middleware* has run, a dependency has not. ``reap``
         runs a :class:`~semel.worker.reaper.Reaper` with the application; False where another process does.
+        ``complete`` runs a :class:`~semel.worker.completer.Completer` of its resumable operations likewise; False where
+        ``semel worker --complete`` does.
         """
+        self.completes = complete
         self.check_routes(app)
         app.add_middleware(CaptureMiddleware, engine=self.engine, may_claim=_may_claim, kept_alive=self._kept_alive)
-        _manage(app, self, self._kept_alive, reap=reap)
+        _manage(app, self, self._kept_alive, reap=reap, complete=complete)
         if operations_path is not None:
             one = f"{operations_path}/{{operation_id}}"
             app.router.routes.append(StarletteRoute(operations_path, self._by_key, methods=["GET"]))
@@ -235,7 +247,7 @@ def _may_claim(endpoint: object) -> bool:
     return hasattr(endpoint, DECLARED) or not inspect.isroutine(endpoint)
 
 
-def _manage(app: Starlette, semel: Semel, kept_alive: KeptAlive, *, reap: bool) -> None:
+def _manage(app: Starlette, semel: Semel, kept_alive: KeptAlive, *, reap: bool, complete: bool) -> None:
     inner = app.router.lifespan_context
     engine = semel.engine
 
@@ -245,7 +257,9 @@ def _manage(app: Starlette, semel: Semel, kept_alive: KeptAlive, *, reap: bool) 
         try:
             await engine.open()
             async with Reaper(engine) if reap else nullcontext(), inner(scope) as state:
-                yield state
+                routes = [each.route for each in semel.declared.values()] if complete else []
+                async with completer_for(engine, app, routes, lambda: state) or nullcontext():
+                    yield state
         finally:
             await kept_alive.close()
             await engine.close()

@@ -185,3 +185,16 @@ def find_operation(
             seen = yield from kept.by_record(record_id)
         operation = None if seen is None else seen.operation
     return record, operation
+
+
+def find_operations(store: Store, record_ids: tuple[bytes, ...]) -> Flow[list[tuple[Record | None, Operation | None]]]:
+    """As :func:`find_operation` for each of several records, which are read at once."""
+    kept = Operations(store) if is_kept_by(store) else None
+    found: list[tuple[Record | None, Operation | None]] = []
+    records = yield from store.read(record_ids)
+    for id, record in zip(record_ids, records, strict=True):
+        seen = None
+        if kept is not None:
+            seen = yield from (kept.by_record(id) if record is None else kept.by_id(record.operation_id))
+        found.append((record, None if seen is None else seen.operation))
+    return found

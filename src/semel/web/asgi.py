@@ -5,6 +5,7 @@ It finds the operation, hands the request over, and keeps the handlers alive who
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from semel.engine.aio import AsyncEngine
@@ -25,7 +26,8 @@ class SemelMiddleware:
 
     Parameters: ``app`` and ``engine``; ``caller``, ``operations``, ``default`` and the other settings of
     :class:`~semel.web.surface.Surface`; ``manage_engine`` opens and closes the engine with the application, and
-    runs a :class:`~semel.worker.reaper.Reaper` meanwhile.
+    runs a :class:`~semel.worker.reaper.Reaper` meanwhile, and a :class:`~semel.worker.completer.Completer` where
+    operations are resumable.
     The handler finds its permit in ``request.state.semel_permit`` and in ``scope["semel.permit"]``.
 
     Raises ConfigurationError: as Surface does, and where it can be seen that ``caller`` reads what only a
@@ -42,7 +44,8 @@ class SemelMiddleware:
         self._find = self.surface.routes.find
         self._kept_alive = KeptAlive()
         self._reaper = Reaper(engine)
-        self._completer = completer_of(self.surface, engine, app)
+        self._state: Mapping[str, Any] | None = None  # of the lifespan
+        self._completer = completer_of(self.surface, engine, app, lambda: self._state)
         _check_order(app, self.surface.caller)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,6 +88,7 @@ class SemelMiddleware:
                 begun = True
                 await opened_async(self.engine)
                 await self._reaper.__aenter__()
+                self._state = scope.get("state")
                 if self._completer is not None:
                     await self._completer.__aenter__()
             return message

@@ -6,17 +6,18 @@ called here is the one *inside* whatever authenticates; who the caller is, the p
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
+from semel.errors import NothingHappened, SemelError
 from semel.model import Answer
 from semel.web.asgi_call import App, Message
 from semel.web.asgi_route import CALL_KEY, RouteCall
 from semel.web.capture import Capture
 from semel.web.exchange import IncompleteAnswer
+from semel.web.requests import KeptRequest, resumable_routes, unpack
 from semel.web.routing import Params, Route
 from semel.web.surface import Surface
 from semel.worker.completer import Completer
@@ -25,36 +26,59 @@ from semel.worker.completer import Completer
 class ResumedCall(RouteCall):
     """What an endpoint that claims for itself finds in place of its capture: its permit is there already."""
 
-    __slots__ = ()
+    __slots__ = ("reached",)
 
     def __init__(self, permit: Permit) -> None:
         self._permit = permit
         self._failure = None
+        self.reached = False
 
     async def claim(
         self, surface: Surface, route: Route, params: Params, request: Mapping[str, Any]
     ) -> Permit | Answer | None:
         """The permit that the completer was granted."""
+        self.reached = True
         return self._permit
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What the endpoint raised, whatever the framework made of it."""
+        return self._failure
+
+
+class NotReached(SemelError):
+    """The application answered a kept request before the operation's endpoint was reached; nothing has run."""
 
 
 class ResumedApp:
     """The handler of a completer that runs a kept request through an application.
 
     Parameters: ``app`` an ASGI application whose operations are declared at the middleware or at their endpoints;
-    ``route`` of the operation.
+    ``route`` of the operation; ``state`` the application's lifespan state, which each run gets a shallow copy of, as
+    each request does from its server: what the lifespan has yielded, or a function that returns it once it is known;
+    ``claims`` whether the endpoint claims for itself: what answers in its place is then no answer of the operation.
+    False where ``app`` is what stands inside a middleware.
     """
 
-    def __init__(self, app: App, route: Route) -> None:
+    def __init__(
+        self,
+        app: App,
+        route: Route,
+        state: Mapping[str, Any] | Callable[[], Mapping[str, Any] | None] | None = None,
+        *,
+        claims: bool = True,
+    ) -> None:
         self._app = app
         self._route = route
+        self._state = state
+        self._claims = claims
 
     async def __call__(self, permit: Permit, request: bytes) -> Answer:
-        """Run it. Raises what the application raises, and IncompleteAnswer."""
-        line, _, body = request.partition(b"\n")
-        head = json.loads(line)
+        """Run it. Raises what the application raises, IncompleteAnswer and NotReached."""
+        kept = unpack(request)
+        call = ResumedCall(permit)
         capture = Capture(self._route.keeping)
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        messages = [{"type": "http.request", "body": kept.body, "more_body": False}]
 
         async def receive() -> Message:
             return messages.pop() if messages else {"type": "http.disconnect"}
@@ -70,44 +94,64 @@ class ResumedApp:
             if not fits:
                 permit.kept = False
 
-        await self._app(_scope(head, body, permit), receive, send)
+        state = self._state() if callable(self._state) else self._state
+        await self._app(_scope(kept, call, permit, state or {}), receive, send)
+        failure = call.failure
+        if failure is not None and isinstance(failure, (NothingHappened, *permit.command.policy.nothing_happened)):
+            raise failure  # what it proves is stronger than what the framework made of it
+        if self._claims and not call.reached:
+            raise NotReached(
+                f"a request without its client was answered with {capture.status} before the endpoint of the operation "
+                f"{self._route.name!r} was reached: let requests whose scope has 'semel.permit' pass what authenticates"
+            )
         if not capture.complete:
             raise IncompleteAnswer("the application returned without completing its response")
         return capture.stored()
 
 
-def _scope(head: Mapping[str, Any], body: bytes, permit: Permit) -> dict[str, Any]:
-    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head["headers"]]
+def _scope(kept: KeptRequest, call: ResumedCall, permit: Permit, state: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.1",
-        "method": head["method"],
+        "method": kept.method,
         "scheme": "http",
-        "path": head["path"],
-        "raw_path": head["path"].encode(),
-        "query_string": head["query"].encode("latin-1"),
-        "root_path": "",
-        "headers": [*headers, (b"content-length", b"%d" % len(body))],
+        "path": kept.path,
+        "raw_path": kept.path.encode(),
+        "query_string": kept.query,
+        "root_path": kept.root,
+        "headers": [*kept.headers, (b"content-length", b"%d" % len(kept.body))],
         "client": None,
         "server": None,
-        "state": {"semel_permit": permit},
+        "state": {**state, "semel_permit": permit},
         "semel.permit": permit,
-        CALL_KEY: ResumedCall(permit),
+        CALL_KEY: call,
     }
 
 
-def completer_of(surface: Surface, engine: AsyncEngine, app: App) -> Completer | None:
-    """A completer of the surface's resumable operations; None where there are none."""
-    routes = [
-        surface.route(each.name or f"{method} {each.template}", each.policy)
-        for each in surface.operations
-        if each.policy.resumable
-        for method in (each.methods if each.name is None else each.methods[:1])
-    ]
-    if not routes:
+def completer_of(
+    surface: Surface, engine: AsyncEngine, app: App, state: Callable[[], Mapping[str, Any] | None] | None = None
+) -> Completer | None:
+    """A completer of the surface's resumable operations; None where there are none.
+
+    Parameters: ``app`` the application *inside* the middleware; ``state`` as :class:`ResumedApp`.
+    """
+    return completer_for(engine, app, resumable_routes(surface), state, claims=False)
+
+
+def completer_for(
+    engine: AsyncEngine,
+    app: App,
+    routes: Iterable[Route],
+    state: Callable[[], Mapping[str, Any] | None] | None = None,
+    *,
+    claims: bool = True,
+) -> Completer | None:
+    """A completer of the resumable ones among these operations; None where there are none."""
+    resumable = [route for route in routes if route.policy.resumable]
+    if not resumable:
         return None
     completer = Completer(engine)
-    for route in routes:
-        completer.register(route.name, route.policy, ResumedApp(app, route))
+    for route in resumable:
+        completer.register(route.name, route.policy, ResumedApp(app, route, state, claims=claims))
     return completer

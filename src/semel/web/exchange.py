@@ -38,6 +38,7 @@ from semel.web.surface import Surface
 
 UNPROTECTED_HEADER: Final = b"semel-unprotected"
 NAMING_BYTES_MAX: Final = 1024 * 1024  # of a body that a key or a reference is looked for in: it is held in memory
+ACCEPTED_RETRY_SECONDS: Final = b"1"  # after which whoever was told 202 may look again
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _READ: Final = frozenset({b"content-type", b"content-length", b"content-digest", b"prefer", b"early-data"})
 
@@ -119,8 +120,7 @@ def open_exchange(
             wait = min(wait, surface.wait_seconds_max)
     exchange = Exchange(surface, route, facts, key, wait)
     if route.policy.resumable:
-        path = request["path"] if "path" in request else request.get("PATH_INFO", "/")
-        exchange.resumable(pack_head(method, path, query, headers), read.get(b"prefer"))
+        exchange.resumable(pack_head(method, request, query, headers), read.get(b"prefer"))
     return exchange
 
 
@@ -303,7 +303,7 @@ class Exchange:
     def accepted(self, operation_id: bytes) -> Answer:
         """202: the command is under way and comes to its end; where to look for it."""
         document = {"operationId": uuid_text(operation_id), "state": "PROCESSING"}
-        headers = [(b"content-type", b"application/json"), _NO_STORE]
+        headers = [(b"content-type", b"application/json"), _NO_STORE, (b"retry-after", ACCEPTED_RETRY_SECONDS)]
         problems = self._surface.problems
         link = problems.operation_link(operation_id)
         if link is not None and problems.operations_path is not None:

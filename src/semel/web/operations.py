@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.bulk import RECIPE as BULK
+from semel.engine.sync import Engine
 from semel.errors import InvalidKey, StoreError
+from semel.flow import Flow
 from semel.model import OPEN_STATES, Answer, AnswerKind, Operation, Record, Scope, State, Unreadable
-from semel.protocol.operations import find_operation
+from semel.protocol.operations import find_operation, find_operations
 from semel.rules.identity import record_id, reference_id, uuid_bytes, uuid_text
 from semel.rules.items import Tally
 from semel.rules.keys import parse_key
@@ -26,7 +28,7 @@ from semel.stores.items import Items
 from semel.web.asgi_call import Receive, Send, send_answer
 from semel.web.caller import Caller
 from semel.web.problem import Kind
-from semel.web.surface import Surface
+from semel.web.surface import AnyEngine, Surface
 
 NOT_FOUND: Final = Kind("OPERATION_NOT_FOUND", 404, "No such operation", "keep")
 BAD_QUERY: Final = Kind("OPERATION_QUERY_INVALID", 400, "The query cannot be answered", "keep")
@@ -34,50 +36,57 @@ _JSON: Final = (b"content-type", b"application/json")
 _NO_STORE: Final = (b"cache-control", b"no-store")
 
 
-class Operations:
-    """Answers status queries of one surface, for any web framework.
+class Asked(NamedTuple):
+    """A status query that can be answered: by one operation id, or by a key or a reference of several operations."""
 
-    Parameters: ``surface`` whose operations these are; ``engine`` that runs them; ``names`` of the operations
-    that a key is looked for in; ``request_of`` makes of an ASGI scope what the surface's ``caller`` function reads.
-    """
+    caller: Caller
+    what: str
+    ids: tuple[bytes, ...]
+
+
+class Found(NamedTuple):
+    """What there is of one operation of the caller: its record, what outlives it, how far its bulk has come."""
+
+    row: Record | None
+    kept: Operation | None
+    progress: Tally | None = None
+
+
+class _Queries:
+    """Status queries of one surface, without IO: what is looked for, and what is told of it."""
 
     def __init__(
         self,
         surface: Surface,
-        engine: AsyncEngine,
+        engine: AnyEngine,
         names: Callable[[], Iterable[str]],
         request_of: Callable[[Any], Mapping[str, Any]] = dict,
     ) -> None:
         self.request_of = request_of
         self._surface = surface
-        self._engine = engine
+        self._core = engine.core
+        self._store = engine.backend.store
         self._names = names
 
-    async def by_id(self, operation_id: str, request: Mapping[str, Any]) -> Answer:
-        """The status of one operation; ``request`` is what the surface's ``caller`` function reads."""
+    def _asked_by_id(self, operation_id: str, request: Mapping[str, Any]) -> Asked | Answer:
         caller = self._caller(request)
         if isinstance(caller, Answer):
             return caller
         raw = uuid_bytes(operation_id)
         if raw is None:
             return self._problem(BAD_QUERY, "An operation id is a UUID, such as the last part of an operation's link.")
-        try:
-            row, kept = await self._find(operation_id=raw)
-        except StoreError as error:
-            return self._surface.problems.of_error(error)
-        return await self._told(row, kept, caller)
+        return Asked(caller, "id", (raw,))
 
-    async def by_key(self, query: bytes, request: Mapping[str, Any]) -> Answer:
-        """The status of the command with ``?key=…`` or ``?reference=…``; ``&operation=…`` where there are several."""
+    def _asked_by_key(self, query: bytes, request: Mapping[str, Any]) -> Asked | Answer:
         caller = self._caller(request)
         if isinstance(caller, Answer):
             return caller
         asked = parse_qs(query.decode("latin-1"), keep_blank_values=True)
-        names = [name for name in asked.get("operation") or self._names() if name]
-        secret = self._engine.core.id_secret
+        names = tuple(dict.fromkeys(name for name in asked.get("operation") or self._names() if name))
+        secret = self._core.id_secret
         if "reference" in asked:
-            refs = [reference_id(caller.tenant, name, asked["reference"][0], secret) for name in names]
-            return await self._one_of([{"ref_id": ref} for ref in refs], caller, "reference")
+            refs = tuple(reference_id(caller.tenant, name, asked["reference"][0], secret) for name in names)
+            return Asked(caller, "reference", refs)
         keys = [key.encode("utf-8", "replace") for key in asked.get("key", [])]
         try:
             key = parse_key(keys) if keys else None
@@ -88,58 +97,56 @@ class Operations:
                 BAD_QUERY,
                 "Give the command's key or reference: ?key=… or ?reference=… (and &operation=… to name the operation).",
             )
-        ids = [record_id(Scope(caller.tenant, caller.id, name), key, secret) for name in names]
-        return await self._one_of([{"record_id": id} for id in ids], caller, "key")
+        return Asked(
+            caller, "key", tuple(record_id(Scope(caller.tenant, caller.id, name), key, secret) for name in names)
+        )
 
-    async def _one_of(self, wanted: list[dict[str, bytes]], caller: Caller, what: str) -> Answer:
+    def _look(self, asked: Asked) -> Flow[list[Found]]:
+        """What there is under these names, of this caller alone: one run of the driver, whatever is asked for."""
+        store = self._store
+        seen: list[tuple[Record | None, Operation | None]] = []
+        if asked.what == "key":
+            seen = yield from find_operations(store, asked.ids)
+        elif asked.what == "reference":
+            for ref in asked.ids:
+                seen.append((yield from find_operation(store, ref_id=ref)))
+        else:
+            seen.append((yield from find_operation(store, operation_id=asked.ids[0])))
+        found: list[Found] = []
+        for row, kept in seen:
+            told = row or kept
+            if told is None or not _is_of(told, asked.caller):
+                continue
+            progress = None
+            if row is not None and row.recipe == BULK and is_sound(row):
+                progress = yield from Items(store).tally(row.operation_id)
+            found.append(Found(row, kept, progress))
+        return found
+
+    def _told(self, asked: Asked, found: list[Found]) -> Answer:
         """The status of the only operation of this caller that has one of these names."""
-        found: list[tuple[Record | None, Operation | None]] = []
-        operations: set[str] = set()
-        try:
-            for name in wanted:
-                row, kept = await self._find(**name)
-                told = row or kept
-                if told is not None and _is_of(told, caller):
-                    found.append((row, kept))
-                    operations.add(told.operation)
-        except StoreError as error:
-            return self._surface.problems.of_error(error)
         if len(found) > 1:
-            several = ", ".join(sorted(operations))
+            several = ", ".join(sorted({told.operation for row, kept, _ in found if (told := row or kept) is not None}))
             return self._problem(
-                BAD_QUERY, f"This {what} was used with several operations; add &operation= one of {several}."
+                BAD_QUERY, f"This {asked.what} was used with several operations; add &operation= one of {several}."
             )
-        return await self._told(*(found[0] if found else (None, None)), caller)
+        return self._status(*(found[0] if found else (None, None, None)))
 
-    async def _find(self, **name: bytes) -> tuple[Record | None, Operation | None]:
-        store = self._engine.store
-        return await self._engine.perform("operation", lambda: find_operation(store, **name))
+    def _failed(self, error: StoreError) -> Answer:
+        return self._surface.problems.of_error(error)
 
     def _caller(self, request: Mapping[str, Any]) -> Caller | Answer:
         assert self._surface.caller is not None
         caller = self._surface.caller(request)
         return self._surface.problems.caller_unknown() if caller is None else caller
 
-    async def _told(self, row: Record | None, kept: Operation | None, caller: Caller) -> Answer:
-        """The status, with the progress of a bulk."""
-        progress = None
-        if row is not None and row.recipe == BULK and _is_of(row, caller) and is_sound(row):
-            items, id = Items(self._engine.store), row.operation_id
-            try:
-                progress = await self._engine.perform("bulk", lambda: items.tally(id))
-            except StoreError as error:
-                return self._surface.problems.of_error(error)
-        return self._status(row, kept, caller, progress)
-
-    def _status(
-        self, row: Record | None, kept: Operation | None, caller: Caller, progress: Tally | None = None
-    ) -> Answer:
+    def _status(self, row: Record | None, kept: Operation | None, progress: Tally | None) -> Answer:
         told = row or kept
-        if told is None or not _is_of(told, caller):
+        if told is None:
             return self._problem(NOT_FOUND, "There is no such operation of yours.")
         if row is not None and not is_sound(row):
             return self._surface.problems.of_verdict(Unreadable(uuid_of(row), "corrupt"))
-        now = self._engine.core.store_time()
+        now = self._core.store_time()
         headers = [_JSON, _NO_STORE]
         document = _remembered(kept) if row is None and kept is not None else describe(told, now)  # type: ignore[arg-type]
         if kept is not None and kept.business_ref is not None:
@@ -152,6 +159,66 @@ class Operations:
 
     def _problem(self, kind: Kind, detail: str) -> Answer:
         return self._surface.problems.answer(kind, detail)
+
+
+class Operations(_Queries):
+    """Answers status queries of one surface, for any web framework on an event loop.
+
+    Parameters: ``surface`` whose operations these are; ``engine`` that runs them; ``names`` of the operations
+    that a key is looked for in; ``request_of`` makes of an ASGI scope what the surface's ``caller`` function reads.
+    """
+
+    def __init__(
+        self,
+        surface: Surface,
+        engine: AsyncEngine,
+        names: Callable[[], Iterable[str]],
+        request_of: Callable[[Any], Mapping[str, Any]] = dict,
+    ) -> None:
+        super().__init__(surface, engine, names, request_of)
+        self._engine = engine
+
+    async def by_id(self, operation_id: str, request: Mapping[str, Any]) -> Answer:
+        """The status of one operation; ``request`` is what the surface's ``caller`` function reads."""
+        return await self._answer(self._asked_by_id(operation_id, request))
+
+    async def by_key(self, query: bytes, request: Mapping[str, Any]) -> Answer:
+        """The status of the command with ``?key=…`` or ``?reference=…``; ``&operation=…`` where there are several."""
+        return await self._answer(self._asked_by_key(query, request))
+
+    async def _answer(self, asked: Asked | Answer) -> Answer:
+        if isinstance(asked, Answer):
+            return asked
+        try:
+            found = await self._engine.perform("operation", lambda: self._look(asked))
+        except StoreError as error:
+            return self._failed(error)
+        return self._told(asked, found)
+
+
+class SyncOperations(_Queries):
+    """As :class:`Operations`, on an :class:`~semel.engine.sync.Engine`."""
+
+    def __init__(self, surface: Surface, engine: Engine, names: Callable[[], Iterable[str]]) -> None:
+        super().__init__(surface, engine, names)
+        self._engine = engine
+
+    def by_id(self, operation_id: str, request: Mapping[str, Any]) -> Answer:
+        """As :meth:`Operations.by_id`."""
+        return self._answer(self._asked_by_id(operation_id, request))
+
+    def by_key(self, query: bytes, request: Mapping[str, Any]) -> Answer:
+        """As :meth:`Operations.by_key`."""
+        return self._answer(self._asked_by_key(query, request))
+
+    def _answer(self, asked: Asked | Answer) -> Answer:
+        if isinstance(asked, Answer):
+            return asked
+        try:
+            found = self._engine.perform("operation", lambda: self._look(asked))
+        except StoreError as error:
+            return self._failed(error)
+        return self._told(asked, found)
 
 
 def _is_of(told: Record | Operation, caller: Caller) -> bool:

@@ -3,16 +3,60 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from semel.web.routing import Route
+from semel.web.surface import Surface
 
 HEADERS_KEPT: Final = frozenset(
     {b"content-type", b"content-encoding", b"content-language", b"accept", b"accept-language"}
 )
+_CALL_KEY: Final = "semel.call"  # in the scope of an application whose endpoints claim for themselves
 
 
-def pack_head(method: str, path: str, query: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A request's head as it is kept before its body."""
+class KeptRequest(NamedTuple):
+    """A request as it was kept. ``root``: where the application that is called again was mounted."""
+
+    method: str
+    path: str
+    root: str
+    query: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+
+def pack_head(method: str, request: Mapping[str, Any], query: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A request's head as it is kept before its body. ``request``: the ASGI scope or the WSGI environ."""
+    path, root = _place(request)
     kept = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers if name in HEADERS_KEPT]
-    head = {"method": method, "path": path, "query": query.decode("latin-1"), "headers": kept}
+    head = {"method": method, "path": path, "root": root, "query": query.decode("latin-1"), "headers": kept}
     return json.dumps(head).encode() + b"\n"
+
+
+def _place(request: Mapping[str, Any]) -> tuple[str, str]:
+    if "path" not in request:
+        return request.get("PATH_INFO", "/"), request.get("SCRIPT_NAME", "")
+    root: str = request.get("root_path", "")
+    if _CALL_KEY in request:  # it is called again from the outside, where the mounts on the way are yet to come
+        root = request.get("app_root_path", root)
+    return request["path"], root
+
+
+def unpack(request: bytes) -> KeptRequest:
+    """The request that was kept."""
+    line, _, body = request.partition(b"\n")
+    head = json.loads(line)
+    headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in head["headers"])
+    query = head["query"].encode("latin-1")
+    return KeptRequest(head["method"], head["path"], head.get("root", ""), query, headers, body)
+
+
+def resumable_routes(surface: Surface) -> list[Route]:
+    """A route for each resumable operation that is declared at a surface."""
+    return [
+        surface.route(each.name or f"{method} {each.template}", each.policy)
+        for each in surface.operations
+        if each.policy.resumable
+        for method in (each.methods if each.name is None else each.methods[:1])
+    ]

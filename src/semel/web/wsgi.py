@@ -10,8 +10,6 @@ import contextlib
 import io
 import time
 from collections.abc import Callable, Iterable, Iterator
-from http import HTTPStatus
-from types import TracebackType
 from typing import IO, Any, Final
 
 from semel.engine.permit import Permit
@@ -31,11 +29,10 @@ from semel.web.exchange import (
 from semel.web.routing import Params, Route
 from semel.web.spool import CHUNK_BYTES, Spool
 from semel.web.surface import Surface
+from semel.web.wsgi_accepted import Accepted
+from semel.web.wsgi_answer import Environ, ExcInfo, StartResponse, Write, marked, send_answer
+from semel.web.wsgi_status import StatusResource
 
-Environ = dict[str, Any]
-ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
-Write = Callable[[bytes], object]
-StartResponse = Callable[..., Write]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 _UNPREFIXED: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
@@ -45,17 +42,24 @@ class SemelMiddleware:
     """Protects the commands of a WSGI application.
 
     Parameters: ``app`` and ``engine``; ``caller``, ``operations``, ``default`` and the other settings of
-    :class:`~semel.web.surface.Surface`. The handler finds its permit in ``environ["semel.permit"]``.
+    :class:`~semel.web.surface.Surface`; ``serve_operations`` serves the status resource where
+    ``problems.operations_path`` says. The handler finds its permit in ``environ["semel.permit"]``.
 
     Raises ConfigurationError: as Surface does.
     """
 
-    def __init__(self, app: App, engine: Engine, **settings: Any) -> None:
+    def __init__(self, app: App, engine: Engine, *, serve_operations: bool = False, **settings: Any) -> None:
         if not isinstance(engine, Engine):
             raise ConfigurationError(f"a WSGI application needs a semel.Engine, not {type(engine).__name__}")
         self.app = app
         self.engine = engine
         self.surface = Surface.of(engine, settings)
+        self._status = StatusResource(self.surface, engine) if serve_operations else None
+        self._accepted = Accepted()
+
+    def close(self) -> None:
+        """Wait for the handlers whose clients were told 202 (``Prefer: respond-async``)."""
+        self._accepted.close()
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request, as WSGI says."""
@@ -64,6 +68,9 @@ class SemelMiddleware:
         path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "surrogateescape")
         found = self.surface.routes.find(method, path)
         if found is None:
+            told = None if self._status is None else self._status.answer(method, path, environ)
+            if told is not None:
+                return send_answer(start_response, told)
             note_uncovered(self.surface, method, _headers(environ))
             return self.app(environ, start_response)
         return self._command(found[0], found[1], method, environ, start_response)
@@ -74,9 +81,9 @@ class SemelMiddleware:
         query = environ.get("QUERY_STRING", "").encode("latin-1")
         opened = open_exchange(self.surface, route, params, method, query, _headers(environ), environ)
         if isinstance(opened, Answer):
-            return _send(start_response, opened)
+            return send_answer(start_response, opened)
         if isinstance(opened, Unprotected):
-            return self.app(environ, start_response if opened.mark is None else _marked(start_response, opened.mark))
+            return self.app(environ, start_response if opened.mark is None else marked(start_response, opened.mark))
         spool = Spool()
         try:
             return self._spooled(opened, environ, start_response, spool)
@@ -91,7 +98,7 @@ class SemelMiddleware:
         command = _read(exchange, environ, spool)
         if isinstance(command, Answer):
             spool.close()
-            return _send(start_response, command)
+            return send_answer(start_response, command)
         environ = {**environ, "wsgi.input": spool.open(), "CONTENT_LENGTH": str(spool.size)}
         try:
             permit = self.engine.claim(command, wait_seconds=exchange.wait_seconds)
@@ -99,15 +106,18 @@ class SemelMiddleware:
             refused = exchange.unclaimed(error)
             if isinstance(refused, Unprotected):
                 assert refused.mark is not None
-                pieces = self.app(environ, _marked(start_response, refused.mark))
+                pieces = self.app(environ, marked(start_response, refused.mark))
                 return _Closing(pieces, lambda: _close(pieces, spool))
             spool.close()
-            return _send(start_response, refused)
+            return send_answer(start_response, refused)
         if not isinstance(permit, Permit):
             spool.close()
-            return _send(start_response, exchange.present(permit))
+            return send_answer(start_response, exchange.present(permit))
         environ["semel.permit"] = permit
-        return Call(self.app, self.engine, exchange, permit, start_response).run(environ, spool)
+        call = Call(self.app, self.engine, exchange, permit, start_response)
+        if exchange.wants_async and self._accepted.begin(lambda: call.run_unheard(environ, spool)):
+            return send_answer(start_response, exchange.accepted(permit.grant.operation_id))
+        return call.run(environ, spool)
 
 
 class Call:
@@ -151,6 +161,11 @@ class Call:
         spool.close()
         return self._finish(error)
 
+    def run_unheard(self, environ: Environ, spool: Spool) -> None:
+        """The same where the client has its 202: the answer is for those who ask later. Raises as it does."""
+        self._start_response = _heard_by_nobody
+        _close(self.run(environ, spool))  # at its close what flows through is run to its end
+
     def _finish(self, error: BaseException | None) -> Iterable[bytes]:
         answer = self.settle(error)
         if answer is None or self._through:
@@ -158,7 +173,7 @@ class Call:
                 raise error
             return ()
         line = self._status_line if answer.status == self._capture.status else None
-        pieces = _send(self._start_response, answer, line)
+        pieces = send_answer(self._start_response, answer, line)
         return pieces if error is None else _Closing(pieces, lambda: _raise(error))
 
     def settle(self, error: BaseException | None) -> Answer | None:
@@ -329,6 +344,10 @@ def _written_nowhere(data: bytes) -> None:
     """The write of a server that has not been asked yet."""
 
 
+def _heard_by_nobody(status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None) -> Write:
+    return _written_nowhere
+
+
 def _raise(error: BaseException) -> None:
     raise error
 
@@ -359,26 +378,3 @@ def _read(exchange: Exchange, environ: Environ, spool: Spool) -> Command | Answe
         spool.write(chunk)
     # A client that went away in the middle has not said what it wants.
     return exchange.cut_short() if left else exchange.finish(spool)
-
-
-def _send(start_response: StartResponse, answer: Answer, line: str | None = None) -> Iterable[bytes]:
-    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
-    start_response(line or _status_line(answer.status or 200), headers)
-    return [answer.body]
-
-
-def _status_line(status: int) -> str:
-    try:
-        return f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        return f"{status} Unknown"
-
-
-def _marked(start_response: StartResponse, mark: tuple[bytes, bytes]) -> StartResponse:
-    """A start_response that adds one header to the answer."""
-    added = (mark[0].decode("latin-1"), mark[1].decode("latin-1"))
-
-    def start_marked(status: str, headers: list[tuple[str, str]], *rest: Any) -> Write:
-        return start_response(status, [*headers, added], *rest)
-
-    return start_marked

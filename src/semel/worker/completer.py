@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
@@ -29,6 +30,8 @@ FIND_MAX: Final = 100
 EVERY_SECONDS_MAX: Final = 0.75  # lease + 1 s is a promise; the rest of the second is for the calls themselves
 ATTEMPTS_OVER: Final = "attempts-over"
 Handler = Callable[[Permit, bytes], Any]
+COMPLETED_OUTSIDE: Final[ContextVar[bool]] = ContextVar("semel-completed-outside", default=False)
+"""Set where an application's lifespan runs inside somebody who completes for it: its own completer stays away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,16 @@ class Completer(Loop):
         self._operations: dict[str, _Resumable] = {}
         self._running: dict[bytes, asyncio.Task[bool]] = {}  # by record id
         self._rests: dict[bytes, float] = {}  # until when, in monotonic seconds
+        self.completed = 0  # executions that came to their end here
+        self.failed = 0  # runs here that raised; they are tried again
+
+    async def __aenter__(self) -> Self:
+        return self if COMPLETED_OUTSIDE.get() else await super().__aenter__()
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The names of what is registered."""
+        return tuple(self._operations)
 
     def register(self, operation: str, policy: Policy, handler: Handler) -> None:
         """How an operation goes on without its client.
@@ -149,9 +162,13 @@ class Completer(Loop):
         except Exception as error:  # noqa: BLE001 - the handler's own: settled, and told to the loop
             what = {"message": f"a resumed execution of {found.operation!r} failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(what)
+            self.failed += 1
             return False
         self._rests.pop(found.id, None)
-        return not ended.replayed  # then somebody else was quicker
+        if ended.replayed:  # somebody else was quicker
+            return False
+        self.completed += 1
+        return True
 
     async def _run(self, command: Command, handler: Handler, found: Abandoned, request: bytes) -> Result:
         if isinstance(self._engine, AsyncEngine):
