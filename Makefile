@@ -4,6 +4,8 @@
 PYTHON ?= python3.13 python3.12 python3.11 python3
 # Extra arguments for pytest, the bench or the lock: make test ARGS="-k sqlite", make lock ARGS=--upgrade
 ARGS ?=
+# How many processes test at once: one more than there are cores, since many tests wait for real servers and leases.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -23,7 +25,7 @@ test: servers lint ## everything: lint, types, all tests with branch coverage, o
 	@$(MAKE) --no-print-directory --jobs=2 types suite # the types in one line among the dots: they need one core, at first
 
 suite: .venv/dev.stamp
-	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report= $(ARGS)
 
 servers: ## install the database servers that come in no wheel (as root, with apt; otherwise say which are missing)
 	@scripts/install-servers

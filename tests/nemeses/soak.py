@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from semel.testing.soak.__main__ import BROKEN, INTERRUPTED, OK, USAGE
-from tests.nemeses.lines import LOSING, SOUND, broken, play_line
+from tests.nemeses.lines import LOSING, RISKY, SOUND, broken, play_line
 from tests.servers import mariadb, postgres
 from tests.servers import redis as valkey
 from tests.servers.needed import is_here
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
 def _play_nemeses(stores: Sequence[str], folder: Path, times: int) -> int:
     """Each line so often; the first that is not as the documents say ends it, and its history stays."""
     for seed in range(times):
-        for line in (*SOUND, *LOSING):
+        for line in (*SOUND, *RISKY, *LOSING):
             missing = [server for server in line.needs if not is_here(server)]
             if missing or not {line.store, _OF.get(line.store, line.store)} & set(stores):
                 continue
