@@ -15,6 +15,7 @@ import aio_pika
 import nats as nats_client
 import pytest
 import redis.asyncio as redis_client
+from nats.errors import Error as NatsError
 
 from semel.engine.events import own_event
 from semel.errors import ConfigurationError, UrlError
@@ -117,6 +118,58 @@ def test_nats_that_is_away_and_comes_back(tmp_path: Any) -> None:
     told(story)
 
 
+def test_nats_without_jetstream_is_away_and_no_event_is_refused(tmp_path: Path) -> None:
+    """A server answers "no responders" while JetStream is not up: ten tries of that would park every event."""
+
+    async def story() -> None:
+        async with sink_of(nats.url(server)) as sink:
+            [reply] = await sink.publish([event("s.a")])
+            assert isinstance(reply, Unreached)
+            assert "nobody answers the subject s.a" in reply.reason
+
+    server = nats.start(tmp_path, jetstream=False)
+    try:
+        told(story)
+    finally:
+        stop(server)
+
+
+def test_nats_whose_stream_has_lost_its_server_is_away(tmp_path: Path) -> None:
+    """Three servers; the one that has the stream ends: "no responders", and the stream exists."""
+
+    async def story(servers: list[running.Running]) -> None:
+        client = await nats_client.connect(nats.url(servers[0]))
+        stream = client.jetstream()
+        while not await _made(stream):  # it elects its own leader first
+            pass
+        leader = (await stream.stream_info("s")).cluster
+        assert leader is not None
+        lost = next(n for n in range(3) if leader.leader == f"n{n}")
+        await client.close()
+        await asyncio.to_thread(stop, servers[lost])
+        async with sink_of(nats.url(servers[lost - 1])) as sink:
+            replies = await sink.publish([event("s.a"), event("none.b")])
+            while isinstance(replies[1], Unreached):  # a new leader of the cluster is found meanwhile
+                replies = await sink.publish([event("s.a"), event("none.b")])
+            assert isinstance(replies[0], Unreached)
+            assert "the stream 's', which takes the subject s.a, does not answer" in replies[0].reason
+            refused(replies[1], "no stream takes the subject none.b")
+
+    async def _made(stream: Any) -> bool:
+        try:
+            await stream.add_stream(name="s", subjects=["s.>"])
+        except NatsError:
+            return False
+        return True
+
+    servers = nats.start_cluster(tmp_path)
+    try:
+        told(lambda: story(servers))
+    finally:
+        for server in servers:
+            stop(server)
+
+
 # --- RabbitMQ ---
 
 
@@ -147,6 +200,26 @@ def test_rabbitmq_confirms_in_a_quorum_queue_and_returns_what_no_queue_takes() -
             assert message.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
             assert message.headers["semel-aggregate-id"] == "7é"
             assert message.headers["trace"] == "1"
+
+    told(story)
+
+
+@rabbitmq.MARK
+def test_a_type_that_amqp_cannot_hold_is_cut_at_a_whole_letter() -> None:
+    """A short string has 255 bytes, an event's type 255 letters."""
+
+    async def story() -> None:
+        url, name, long = rabbitmq.rabbitmq(), unique("long"), "é" * 200
+        sent = own_event(None, name, b"", long, ("order", "1"), None, "")
+        async with sink_of(f"{url}?declare=quorum") as sink:
+            assert await sink.publish([sent]) == [None]
+        async with await aio_pika.connect(url) as connection:
+            queue = await (await connection.channel()).get_queue(name)
+            message = await queue.get(timeout=10)
+            assert message is not None
+            await message.ack()
+            assert (message.type, message.headers["semel-type"]) == ("é" * 127, long)
+            await queue.delete(if_unused=False, if_empty=False)
 
     told(story)
 
@@ -223,18 +296,6 @@ def test_redis_that_is_away_is_unreached() -> None:
     told(story)
 
 
-# --- Kafka's protocol ---
-
-
-def test_kafka_that_is_away_is_unreached() -> None:
-    async def story() -> None:
-        async with sink_of(f"kafka://127.0.0.1:{free_port()}") as sink:
-            [reply] = await sink.publish([event("a")])
-            assert isinstance(reply, Unreached)
-
-    told(story)
-
-
 # --- webhooks ---
 
 
@@ -283,7 +344,7 @@ def test_a_webhook_is_signed_and_carries_its_id_as_idempotency_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "for_good"), [(500, False), (429, False), (400, False), (404, False), (302, False), (410, True)]
+    ("status", "for_good"), [(500, False), (409, False), (400, False), (404, False), (302, False), (410, True)]
 )
 def test_what_a_receiver_refuses_is_told(status: int, for_good: bool) -> None:
     async def story() -> None:
@@ -293,6 +354,18 @@ def test_what_a_receiver_refuses_is_told(status: int, for_good: bool) -> None:
             await sink.close()
         refused(reply, str(status), for_good=for_good)
         assert len(receiver.requests) == 1  # no redirect was followed
+
+    told(story)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_receiver_that_has_no_time_is_away(status: int) -> None:
+    async def story() -> None:
+        async with Receiver(status) as receiver:
+            sink = WebhookSink(receiver.url, SECRET, private=True)
+            [reply] = await sink.publish([event("a")])
+            await sink.close()
+        assert reply == Unreached(f"the receiver answered {status}")
 
     told(story)
 
@@ -406,6 +479,7 @@ def test_a_url_that_cannot_be_a_sink_says_why(url: str, says: str, monkeypatch: 
         "amqp://shop:of-secret@h/",
         "redis://:of-secret@h:6379/0",
         "https://shop:of-secret@shop.example/hooks",
+        "https://shop.example/hooks/of-secret",
     ],
 )
 def test_the_name_of_a_sink_holds_no_secret(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

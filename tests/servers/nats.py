@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.servers.running import Running, binary, free_port, launch, shared
@@ -26,7 +27,23 @@ def url(server: Running) -> str:
     return f"nats://127.0.0.1:{server.port}"
 
 
-def start(folder: Path, *settings: str, port: int | None = None) -> Running:
+def start_cluster(folder: Path) -> list[Running]:
+    """Three servers with one JetStream, named n0 to n2. Some of them answer a little later than they are started."""
+    routes = [f"nats-route://127.0.0.1:{free_port()}" for _ in range(3)]
+    joined = ", ".join(routes)
+
+    def one(number: int) -> Running:
+        home = folder / f"n{number}"
+        home.mkdir()
+        listens = routes[number].removeprefix("nats-route://")
+        cluster = f'cluster {{ name: "c", listen: "{listens}", routes: [{joined}] }}'
+        return start(home, f"server_name: n{number}", cluster)
+
+    with ThreadPoolExecutor(3) as threads:  # none of them is ready before there is a majority
+        return list(threads.map(one, range(3)))
+
+
+def start(folder: Path, *settings: str, port: int | None = None, jetstream: bool = True) -> Running:
     """Start a server with JetStream in ``folder``. ``settings`` are lines of its configuration.
 
     Started again on the same folder and port, after a crash or a stop, it has its streams still.
@@ -36,7 +53,7 @@ def start(folder: Path, *settings: str, port: int | None = None) -> Running:
     lines = [
         f"listen: 127.0.0.1:{port}",
         f"http: 127.0.0.1:{watch}",
-        f'jetstream {{ store_dir: "{folder / "data"}" }}',
+        *([f'jetstream {{ store_dir: "{folder / "data"}" }}'] if jetstream else []),
         *settings,
     ]
     (folder / "nats.conf").write_text("\n".join(lines))

@@ -1,7 +1,8 @@
 """NATS JetStream, through nats-py, which NATS itself maintains.
 
 The subject is the event's topic, ``Nats-Msg-Id`` its id: a stream drops what comes again within its duplicate window.
-Streams are made by whoever runs the broker; a subject that no stream takes is refused.
+Streams are made by whoever runs the broker; a subject that no stream takes is refused, if JetStream says so: that
+nobody answers a subject may as well mean that its stream has no leader, or that JetStream is not up yet.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.js.errors import NotFoundError
 
 from semel.engine.backend import shown_url
 from semel.errors import UrlError
@@ -25,9 +27,11 @@ from semel.events import Event
 from semel.worker.sinks.base import Refused, Reply, Unreached, ascii_headers, told
 
 ACK_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 2.0
 CONNECT_SECONDS: Final = 5
 _FRAME_BYTES: Final = 64  # around all headers
-_AWAY: Final = frozenset({408, 503})
+_AWAY: Final = frozenset({408, 500, 503})
+_FULL: Final = 10002  # what the account may hold
 _TOO_LARGE: Final = 10054  # message size exceeds maximum allowed
 _NO_RESPONDERS: Final = "503"
 _TOKEN: Final = re.compile(r"^(\w+://)[^:/@]+@")  # a user without a password is a token, and secret
@@ -86,7 +90,25 @@ class NatsSink:
         if waiting:
             await asyncio.wait(waiting, timeout=ACK_SECONDS)
             self._waiting.clear()
-        return [self._reply(each, event) for each, event in zip(sent, events, strict=True)]
+        unanswered = {event.topic for each, event in zip(sent, events, strict=True) if _nobody_answered(each)}
+        found = dict(zip(unanswered, await asyncio.gather(*(self._look(client, t) for t in unanswered)), strict=True))
+        return [
+            found[event.topic] if _nobody_answered(each) else self._reply(each)
+            for each, event in zip(sent, events, strict=True)
+        ]
+
+    async def _look(self, client: Client, topic: str) -> Reply:
+        """What it means that nobody answered a subject."""
+        subject = f"{self._prefix}{topic}"
+        try:
+            stream = await client.jetstream(timeout=LOOK_SECONDS).find_stream_name_by_subject(subject)
+        except NotFoundError:
+            return Refused(f"no stream takes the subject {subject}; make one on the broker")
+        except (NatsError, OSError, TimeoutError) as error:
+            return Unreached(
+                f"nobody answers the subject {subject}, nor JetStream what its streams are ({told(error)})"
+            )
+        return Unreached(f"the stream {stream!r}, which takes the subject {subject}, does not answer")
 
     async def _send(self, client: Client, event: Event) -> Sent:
         headers = {**ascii_headers(event), "Nats-Msg-Id": event.id}
@@ -109,23 +131,22 @@ class NatsSink:
             return Unreached(told(error))
         return future
 
-    def _reply(self, sent: Sent, event: Event) -> Reply:
+    def _reply(self, sent: Sent) -> Reply:
         if not isinstance(sent, asyncio.Future):
             return sent
         if not sent.done():
             return Unreached(f"no acknowledgement within {ACK_SECONDS:g} seconds")
-        message = sent.result()
-        if message.headers is not None and message.headers.get("Status") == _NO_RESPONDERS:
-            return Refused(f"no stream takes the subject {self._prefix}{event.topic}; make one on the broker")
         try:
-            said: dict[str, Any] = json.loads(message.data)
+            said: dict[str, Any] = json.loads(sent.result().data)
             error = said.get("error")
         except (ValueError, AttributeError):
             return Refused("something that is no stream answered on this subject")
         if error is None:
             return None
         code, reason = error.get("code"), f"JetStream: {error.get('description')} ({error.get('err_code')})"
-        return Unreached(reason) if code in _AWAY else Refused(reason, error.get("err_code") == _TOO_LARGE)
+        if code in _AWAY or error.get("err_code") == _FULL:
+            return Unreached(reason)
+        return Refused(reason, error.get("err_code") == _TOO_LARGE)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -134,6 +155,13 @@ class NatsSink:
         if client is not None:
             with suppress(NatsError, OSError, TimeoutError):
                 await client.close()
+
+
+def _nobody_answered(sent: Sent) -> bool:
+    if not isinstance(sent, asyncio.Future) or not sent.done():
+        return False
+    headers = sent.result().headers
+    return headers is not None and headers.get("Status") == _NO_RESPONDERS
 
 
 async def _unheard(error: Exception) -> None:

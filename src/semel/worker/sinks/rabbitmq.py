@@ -31,6 +31,7 @@ from semel.worker.sinks.base import Refused, Reply, Unreached, message_headers, 
 CONFIRM_SECONDS: Final = 10.0
 CONNECT_SECONDS: Final = 5.0
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024  # what RabbitMQ 4 takes by default; before, it was 128 MiB
+SHORT_BYTES_MAX: Final = 255  # of AMQP's short strings
 _GONE: Final = (AMQPError, OSError, TimeoutError, ChannelInvalidStateError)
 
 
@@ -93,7 +94,7 @@ class RabbitmqSink:
             event.payload,
             headers=headers,
             message_id=event.id,
-            type=event.type[:255],
+            type=event.type.encode()[:SHORT_BYTES_MAX].decode(errors="ignore"),  # whole letters; all is in semel-type
             content_type=headers["content-type"],
             delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
         )

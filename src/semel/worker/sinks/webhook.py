@@ -18,12 +18,11 @@ import ssl
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
-from urllib.parse import SplitResult
+from urllib.parse import SplitResult, urlsplit
 
 import httpcore
 import httpx
 
-from semel.engine.backend import shown_url
 from semel.errors import UrlError
 from semel.events import Event
 from semel.worker.sinks.base import Refused, Reply, Unreached, ascii_headers, told
@@ -37,7 +36,8 @@ REPLY_BYTES_MAX: Final = 64 * 1024
 _OF_HTTP: Final = frozenset(
     ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade", "expect")
 )
-_LATER: Final = frozenset({408, 409, 425, 429})
+# the receiver has no place or no time for anybody's event: an outage, however long, parks nothing
+_AWAY: Final = frozenset({408, 425, 429, 502, 503, 504})
 
 
 class AddressRefused(Exception):
@@ -73,7 +73,8 @@ class WebhookSink:
     """
 
     def __init__(self, url: str, secret: bytes, *, private: bool = False, seconds: float = SECONDS) -> None:
-        self.name = shown_url(url)
+        parts = urlsplit(url)
+        self.name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # its path may be a secret
         self._url = url
         self._secret = secret
         self._private = private
@@ -141,8 +142,8 @@ def _meaning(status: int) -> Reply:
         return None
     if 300 <= status < 400:
         return Refused(f"the receiver answered {status}, a redirect; give the address that it leads to")
-    if status >= 500 or status in _LATER:
-        return Refused(f"the receiver answered {status}")
+    if status in _AWAY:
+        return Unreached(f"the receiver answered {status}")
     return Refused(f"the receiver answered {status}", status == 410)
 
 
