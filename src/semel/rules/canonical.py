@@ -29,22 +29,23 @@ _OPENING = frozenset(b"[{")
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _WORDS = {None: "null", True: "true", False: "false"}
 
-# What orjson may not see as a number: a fraction or exponent, 16 digits or more, and -0. A number token in a document
-# that begins with a bracket follows one of these bytes; inside strings the pattern may match in vain, at no harm.
-_RISKY_NUMBER = re.compile(rb"[\[:,\s]-?[0-9]++(?:[.eE]|(?<=[0-9]{16})|(?<=-0))").search
-# Translation and substring search are several times faster than the pattern, and may err only towards "risky"; the
-# pattern is asked where they find something. With what may precede a number as ":", digits as "0" and [.eE] as ".",
-# a risky number holds 16 zeros, or begins with ":-0", or begins with ":." once digits and minus signs are deleted.
-_BLURRED = bytes.maketrans(b"[:, \t\n\r\v\f0123456789.eE", b":" * 9 + b"0" * 10 + b"." * 3)
-_NUMBER_BYTES = b"-0123456789"
+# What orjson may not see as a number: a fraction or exponent, 16 digits or more, and -0.
+_EXPONENT = re.compile(rb"[0-9][eE]").search
 _LONG = b"0" * 16
+_DIGITS_AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
+_STRUCTURE = b"{}[]: \t\r\n"  # the comma is left: without one there are never two numbers side by side
 
 
 def _may_hold_risky_number(body: bytes) -> bool:
-    blurred = body.translate(_BLURRED)
-    if _LONG in blurred or b":-0" in blurred or b":." in body.translate(_BLURRED, _NUMBER_BYTES):
-        return _RISKY_NUMBER(body) is not None
-    return False
+    """Whether a number of this document is not to be trusted to orjson; of ASCII without a backslash."""
+    # Nothing is escaped, so every quote begins or ends a string: what is outside of them is every other piece.
+    outside = b"".join(body.split(b'"')[::2])
+    words = outside.translate(_DIGITS_AS_ZEROS, _STRUCTURE)
+    if not words.strip(b","):
+        return False  # strings alone
+    if b"." in words or _LONG in words or b"-0" in outside:
+        return True
+    return (b"e" in words or b"E" in words) and _EXPONENT(words) is not None
 
 
 def canonical_json(body: bytes, *, depth_max: int = 64) -> bytes | None:
@@ -239,8 +240,8 @@ def _quick() -> Callable[[bytes], bytes | None] | None:
 
         Why it is the same: `loads` takes nothing but JSON. In an ASCII body without a backslash every string is its
         own value, contains nothing that must be escaped (controls, the quote and the backslash cannot occur; nobody
-        escapes DEL) and is written back as it was. By the pattern every number is an integer of at most 15 digits
-        other than -0, so it is exact as an int, has no leading zero, and is written back as it was. Structure is
+        escapes DEL) and is written back as it was. No number is risky: each is an integer of at most 15 digits, other
+        than -0, so it is exact as an int, has no leading zero, and is written back as it was. Structure is
         written without whitespace, and ASCII names sort alike as bytes and as UTF-16. So the two can only differ by
         members that were dropped because their name came again. Each such member takes at least its own colon with
         it, and nothing adds one: equal counts of colons prove that none was dropped, whatever the whitespace. Equal

@@ -1,0 +1,210 @@
+"""What one request costs in Python alone: uvicorn's own protocol and the bench's application, without a socket.
+
+``python -m bench.hotpath`` sends batches of requests through uvicorn's HTTP parser, the application and uvicorn's
+writer, from 32 connections on one loop in this process; the network, and whoever sends, is left out. It counts the
+CPU time of the process and alternates: bare, fresh, replay. Other work on the machine makes that time longer, for it
+shares caches and cores, so the fastest round of each says more than the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import itertools
+import pstats
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import uvloop
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from bench import bare, protected
+from bench.load import REPLAYED_KEYS
+from bench.payments import payment_handlers
+from bench.setup import App, Setup
+from bench.subjects import KEY_TEMPLATE, PATH, REQUEST_BODY
+
+CONNECTIONS: Final = 32
+BATCH: Final = 3200
+ROUNDS: Final = 15
+WARMUP_ROUNDS: Final = 2
+_REPLAYED: Final = b"\r\nidempotency-replayed: true"
+_REQUEST: Final = (
+    b"POST %b HTTP/1.1\r\nhost: 127.0.0.1:8080\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    b"idempotency-key: %%b\r\naccept: */*\r\n\r\n%b"
+) % (PATH.encode(), len(REQUEST_BODY), REQUEST_BODY)
+
+
+class Wire:
+    """What uvicorn takes for a transport: each whole answer calls for the next request, at the end of the tick."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._loop = asyncio.get_running_loop()
+        self._head = b""
+        self.protocol: HttpToolsProtocol
+
+    def write(self, data: bytes) -> None:
+        """Take a part of an answer: uvicorn writes its head, then its body."""
+        if not self._head:
+            self._head = data
+            return
+        self._batch.take(self._head)
+        self._head = b""
+        self._loop.call_soon(self.next)
+
+    def next(self) -> None:
+        """The next request of this connection."""
+        request = next(self._batch.requests, None)
+        if request is None:
+            self._batch.ended()
+        else:
+            self.protocol.data_received(request)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Addresses, of which there are none."""
+        return default
+
+    def is_closing(self) -> bool:
+        """Never."""
+        return False
+
+    def close(self) -> None:
+        """The application failed."""
+        self._batch.fail("the connection was closed")
+
+    def set_write_buffer_limits(self, **_: int) -> None:
+        """Nothing is buffered."""
+
+    def pause_reading(self) -> None:
+        """Nothing is read."""
+
+    resume_reading = pause_reading
+
+
+class Batch:
+    """Requests that are answered once: how many were, and how many of them were replays."""
+
+    def __init__(self, requests: Sequence[bytes]) -> None:
+        self.requests = iter(requests)
+        self.answered = 0
+        self.replayed = 0
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._open = CONNECTIONS
+
+    def take(self, head: bytes) -> None:
+        """One answer's head."""
+        if not head.startswith(b"HTTP/1.1 2"):
+            self.fail(head[:200].decode("latin-1"))
+        self.answered += 1
+        self.replayed += _REPLAYED in head
+
+    def ended(self) -> None:
+        """One connection has nothing more to send."""
+        self._open -= 1
+        if not self._open and not self.over.done():
+            self.over.set_result(None)
+
+    def fail(self, words: str) -> None:
+        """Something was wrong."""
+        if not self.over.done():
+            self.over.set_exception(RuntimeError(words))
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One application behind uvicorn's protocol."""
+
+    config: Config
+    state: ServerState = field(default_factory=ServerState)
+
+    async def cpu_us(self, requests: Sequence[bytes], replays: int, profile: cProfile.Profile | None = None) -> float:
+        """Microseconds of CPU per request. Raises RuntimeError: an answer was not what it must be."""
+        batch = Batch(requests)
+        wires = [self._connected(Wire(batch)) for _ in range(CONNECTIONS)]
+        gc.collect()
+        if profile is not None:
+            profile.enable()
+        started = time.process_time()
+        for wire in wires:
+            wire.next()
+        await batch.over
+        spent = time.process_time() - started
+        if profile is not None:
+            profile.disable()
+        for wire in wires:
+            wire.protocol.connection_lost(RuntimeError("the batch is over"))
+            wire.protocol._unset_keepalive_if_required()  # else its timer would outlive the batch
+        if (batch.answered, batch.replayed) != (len(requests), replays):
+            raise RuntimeError(f"{batch.answered} answers, {batch.replayed} replays; not {len(requests)}, {replays}")
+        return spent / len(requests) * 1e6
+
+    def _connected(self, wire: Wire) -> Wire:
+        wire.protocol = HttpToolsProtocol(self.config, self.state, {})
+        wire.protocol.connection_made(wire)  # type: ignore[arg-type]  # as much of a transport as uvicorn asks for
+        return wire
+
+
+def served(app: App) -> Served:
+    """Behind uvicorn, as the bench's servers are."""
+    config = Config(app, loop="uvloop", http="httptools", lifespan="off", access_log=False, log_level="warning")
+    config.load()
+    return Served(config)
+
+
+def keys(seed: int, numbers: Iterator[int]) -> list[bytes]:
+    """A batch of requests."""
+    return [_REQUEST % (KEY_TEMPLATE % (seed, number)) for number in itertools.islice(numbers, BATCH)]
+
+
+async def measure(url: str, rounds: int, profile: dict[str, cProfile.Profile]) -> dict[str, list[float]]:
+    """Microseconds per request of each round, for bare, fresh and replay."""
+    plain = served(bare.build(Setup(module="bench.bare"), payment_handlers()))
+    semel = served(protected.build(Setup(module="bench.protected", store=url), payment_handlers()))
+    seed = time.time_ns() & 0xFFFFFFFF
+    fresh = itertools.count(REPLAYED_KEYS)
+    again = itertools.cycle(range(REPLAYED_KEYS))
+    await semel.cpu_us([_REQUEST % (KEY_TEMPLATE % (seed, number)) for number in range(REPLAYED_KEYS)], 0)
+    found: dict[str, list[float]] = {"bare": [], "fresh": [], "replay": []}
+    for number in range(rounds + WARMUP_ROUNDS):
+        for name, subject, requests, replays in (
+            ("bare", plain, keys(seed, again), 0),
+            ("fresh", semel, keys(seed, fresh), 0),
+            ("replay", semel, keys(seed, again), BATCH),
+        ):
+            warm = number >= WARMUP_ROUNDS
+            spent = await subject.cpu_us(requests, replays, profile.get(name) if warm else None)
+            if warm:
+                found[name].append(spent)
+    return found
+
+
+def main() -> None:
+    """Measure and print a table; with ``--profile`` the functions that took most of it."""
+    parser = argparse.ArgumentParser(prog="python -m bench.hotpath", description=__doc__)
+    parser.add_argument("--url", default="memory://", help="the store (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of each (default: %(default)s)")
+    parser.add_argument("--profile", choices=("bare", "fresh", "replay"), help="show where this one's time goes")
+    options = parser.parse_args()
+    profile = {options.profile: cProfile.Profile()} if options.profile else {}
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found = runner.run(measure(options.url, options.rounds, profile))
+    base = min(found["bare"])
+    print("| | CPU µs per request: fastest round | median | beyond bare | of bare |\n| --- | --- | --- | --- | --- |")
+    for name, spent in found.items():
+        low, middle = min(spent), statistics.median(spent)
+        print(f"| {name} | {low:.1f} | {middle:.1f} | {low - base:.1f} | {base / low:.2f} |")
+    for each in profile.values():
+        pstats.Stats(each, stream=sys.stdout).sort_stats("tottime").print_stats(60)
+
+
+if __name__ == "__main__":
+    main()
