@@ -2,8 +2,18 @@
 
 from semel.functions.declare import command, this_permit
 from semel.functions.declared import ResultNotKept
-from semel.functions.once import AsyncOnce, Once
+from semel.functions.once import AsyncOnce, Once, completer
 from semel.functions.shapes import Codec
 from semel.web.caller import Caller, single_caller
 
-__all__ = ["AsyncOnce", "Caller", "Codec", "Once", "ResultNotKept", "command", "single_caller", "this_permit"]
+__all__ = [
+    "AsyncOnce",
+    "Caller",
+    "Codec",
+    "Once",
+    "ResultNotKept",
+    "command",
+    "completer",
+    "single_caller",
+    "this_permit",
+]

@@ -20,6 +20,7 @@ from semel.functions.declared import Declared
 from semel.functions.fingerprints import Fingerprints
 from semel.functions.once import AsyncOnce, Once
 from semel.functions.results import check_replays
+from semel.functions.resuming import KeptArguments, kept_names
 from semel.functions.shapes import Codec
 from semel.integrations.endpoint import PermitHere, annotations_of
 from semel.policy import Policy
@@ -73,7 +74,12 @@ class _Settings:
         own = inspect.signature(function).parameters
         names = tuple(name for name in own if name not in permits)
         shapes = Shapes(check_codecs(given["codecs"]))
-        counted = tuple(name for n, name in enumerate(names) if not (n == 0 and name in RECEIVERS))
+        receiver = names[0] if names and names[0] in RECEIVERS else None
+        counted = tuple(name for name in names if name != receiver)
+        kept: KeptArguments | None = None
+        if given["policy"].resumable:
+            left_in = counted_names(given["exclude"], counted)
+            kept = KeptArguments(function, kept_names(function, counted, left_in), receiver, shapes)
         return Declared(
             function,
             self.name,
@@ -92,6 +98,7 @@ class _Settings:
             ),
             shapes=shapes,
             replays=check_replays(given["replays"], given["policy"].nothing_happened),
+            kept=kept,
         )
 
 

@@ -30,6 +30,7 @@ from semel.functions.annotations import Shapes
 from semel.functions.arguments import MakeCaller, MakeKey, check_key
 from semel.functions.fingerprints import Fingerprints, digest
 from semel.functions.results import Kept, given, keep_error, keep_result
+from semel.functions.resuming import KeptArguments
 from semel.functions.scalars import Mismatch, Unserialisable
 from semel.functions.shapes import Shape
 from semel.integrations.endpoint import annotations_of
@@ -71,6 +72,7 @@ class Declared:
         fingerprints: Fingerprints,
         shapes: Shapes,
         replays: tuple[type[Exception], ...],
+        kept: KeptArguments | None = None,
     ) -> None:
         self.function = function
         self.name = name
@@ -87,6 +89,7 @@ class Declared:
         self.make_caller = make_caller
         self.fingerprints = fingerprints
         self.replays = replays
+        self.kept = kept
         self.atomic = policy.terms.effects is Effects.ATOMIC
         self._shapes = shapes
         self._shape: Shape | None = None
@@ -132,6 +135,8 @@ class Declared:
 
     def shape_early(self) -> None:
         """Refuse an annotation when the function is declared; one that names what comes later waits for a call."""
+        if self.kept is not None:
+            self.kept.shape_early()
         if not isinstance(annotations_of(self.function)["return"], str):
             try:
                 self.shape()
@@ -170,8 +175,15 @@ class Declared:
             self._recipe,
             self.policy,
             lambda recipe: self.fingerprints.under(recipe, parts, self.name, secret),
+            None,
+            None if self.kept is None else self.kept.pack(arguments),
         )
         return Call(self, engine, shape, arguments, command)
+
+    def resume(self, request: bytes, receivers: tuple[Any, ...]) -> Call:
+        """A run without the caller, with the arguments that were kept. Raises RecordUnreadableError."""
+        assert self.kept is not None
+        return Call(self, self.engine(), self.shape(), self.kept.unpack(request, receivers), None)
 
     def bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
         """What the function is called with where nobody protects it. It is counted."""

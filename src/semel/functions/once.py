@@ -11,11 +11,12 @@ import inspect
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from semel.engine.permit import Permit
-from semel.errors import StoreError
-from semel.functions.declared import Declared
+from semel.errors import ConfigurationError, StoreError
+from semel.functions.declared import Call, Declared
 from semel.model import Answer, Record
 from semel.policy import Policy
 from semel.rules.classify import Refused
+from semel.worker.completer import Completer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,6 +43,25 @@ class _Command:
     def policy(self) -> Policy:
         """What the operation promises."""
         return self._declared.policy
+
+    @property
+    def engine(self) -> Any:
+        """The engine that it runs on. Raises ConfigurationError where it is not of the kind that the function needs."""
+        return self._declared.engine()
+
+    def check_resumable(self) -> None:
+        """Raise ConfigurationError where nobody could go on with it without its caller."""
+        kept = self._declared.kept
+        if kept is None:
+            raise ConfigurationError(
+                f"{self.operation!r} is not declared resumable: it never runs without its caller. "
+                "@command(..., steps=True, resumable=True)"
+            )
+        if kept.receiver is not None and not self._before:
+            raise ConfigurationError(
+                f"{self._declared.called} is a method, and {kept.receiver!r} is not kept with its arguments: give it "
+                "as it is bound to the object that it shall run on, such as completer(shop.ship)"
+            )
 
     def with_key(self, key: str) -> Self:
         """The same command under this key: ``charge.with_key("order-17")(order)``.
@@ -94,19 +114,23 @@ class Once(_Command, Generic[P, R]):
             bare: R = self._run(call.arguments(None))
             return bare
 
-        def handler(permit: Permit) -> Answer | Refused:
-            try:
-                value = self._run(call.arguments(permit))
-            except BaseException as error:  # noqa: BLE001 - raised again, unless it was declared
-                return call.raised(error)
-            return call.returned(value)
-
         try:
-            result = call.engine.run(call.command, handler)
+            result = call.engine.run(call.command, lambda permit: self._handle(call, permit))
         except StoreError as error:
             raise call.unconfirmed(error)  # noqa: B904 - the context stays as it is
         ended: R = call.end(result)
         return ended
+
+    def _handle(self, call: Call, permit: Permit) -> Answer | Refused:
+        try:
+            value = self._run(call.arguments(permit))
+        except BaseException as error:  # noqa: BLE001 - raised again, unless it was declared
+            return call.raised(error)
+        return call.returned(value)
+
+    def resumed(self, permit: Permit, request: bytes) -> Answer | Refused:
+        """The handler of a completer: the function with the arguments that were kept. Raises as the function does."""
+        return self._handle(self._declared.resume(request, self._before), permit)
 
     def _run(self, arguments: inspect.BoundArguments) -> Any:
         return self._declared.function(*arguments.args, **arguments.kwargs)
@@ -150,19 +174,23 @@ class AsyncOnce(_Command, Generic[P, R]):
             bare: R = await self._run(call.arguments(None))
             return bare
 
-        async def handler(permit: Permit) -> Answer | Refused:
-            try:
-                value = await self._run(call.arguments(permit))
-            except BaseException as error:  # noqa: BLE001 - raised again, unless it was declared
-                return call.raised(error)
-            return call.returned(value)
-
         try:
-            result = await call.engine.run(call.command, handler)
+            result = await call.engine.run(call.command, lambda permit: self._handle(call, permit))
         except StoreError as error:
             raise call.unconfirmed(error)  # noqa: B904 - the context stays as it is
         ended: R = call.end(result)
         return ended
+
+    async def _handle(self, call: Call, permit: Permit) -> Answer | Refused:
+        try:
+            value = await self._run(call.arguments(permit))
+        except BaseException as error:  # noqa: BLE001 - raised again, unless it was declared
+            return call.raised(error)
+        return call.returned(value)
+
+    async def resumed(self, permit: Permit, request: bytes) -> Answer | Refused:
+        """As :meth:`Once.resumed`."""
+        return await self._handle(self._declared.resume(request, self._before), permit)
 
     async def _run(self, arguments: inspect.BoundArguments) -> Any:
         return await self._declared.function(*arguments.args, **arguments.kwargs)
@@ -186,3 +214,43 @@ class AsyncOnce(_Command, Generic[P, R]):
     def __get__(self: AsyncOnce[Concatenate[S, Q], R], instance: S, owner: type | None = None) -> AsyncOnce[Q, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self._bound(instance, owner)
+
+
+def completer(*commands: Once[..., Any] | AsyncOnce[..., Any], **options: Any) -> Completer:
+    """A completer that brings abandoned calls of resumable functions to their end: ``async with completer(ship):``.
+
+    Parameters: ``commands`` declared with ``resumable=True``, all on one engine; a method as it is bound to the object
+    that it shall run on (``completer(shop.ship)``); ``options`` those of :class:`~semel.worker.completer.Completer`.
+
+    Raises ConfigurationError: what is no such command, two of one name, or engines that differ.
+
+    >>> import asyncio, tempfile
+    >>> from semel import AsyncEngine, Permit
+    >>> from semel.functions import command, completer, single_caller
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> engine = AsyncEngine.connect(f"sqlite:///{folder.name}/shop.db")
+    >>> @command(engine, "parcels.ship", key="number", caller=single_caller, steps=True, resumable=True)
+    ... async def ship(number: int, permit: Permit) -> str:
+    ...     return await permit.step("ship", lambda: f"shipped {number}", repeat=True)
+    >>> async def main() -> str:
+    ...     await engine.migrate()
+    ...     async with engine, completer(ship):  # for as long as the process lives
+    ...         return await ship(7)
+    >>> asyncio.run(main())
+    'shipped 7'
+    >>> folder.cleanup()
+    """
+    if not commands:
+        raise ConfigurationError("completer(...) needs the functions that it shall bring to their end")
+    for each in commands:
+        if not isinstance(each, _Command):
+            raise ConfigurationError(f"{each!r} is no command; write @command(engine, name, ...) above the function")
+        each.check_resumable()
+    engines = {id(each.engine): each.engine for each in commands}
+    if len(engines) > 1:
+        raise ConfigurationError("the functions are of several engines; make a completer for each engine")
+    [engine] = engines.values()
+    made = Completer(engine, **options)
+    for each in commands:
+        made.register(each.operation, each.policy, each.resumed)
+    return made

@@ -157,12 +157,13 @@ class Completer(Loop):
                 return await self._give_up(command)
             self._engine.core.tell("resumed", found.operation)
             ended = await self._run(command, known.handler, found, row.request)
-        except (CommandError, StoreError, SchemaError):  # somebody else has it, or the next look meets it again
+        except _HandlerFailed as failed:
+            self._tell_failed(found.operation, failed.error)
             return False
-        except Exception as error:  # noqa: BLE001 - the handler's own: settled, and told to the loop
-            what = {"message": f"a resumed execution of {found.operation!r} failed", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(what)
-            self.failed += 1
+        except (CommandError, StoreError, SchemaError, NothingHappened):
+            return False  # somebody else has it, or the next look meets it again
+        except Exception as error:  # noqa: BLE001 - told to the loop: one execution does not end the completer
+            self._tell_failed(found.operation, error)
             return False
         self._rests.pop(found.id, None)
         if ended.replayed:  # somebody else was quicker
@@ -170,20 +171,40 @@ class Completer(Loop):
         self.completed += 1
         return True
 
+    def _tell_failed(self, operation: str, error: Exception) -> None:
+        self.failed += 1
+        what = {"message": f"a resumed execution of {operation!r} failed", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(what)
+
     async def _run(self, command: Command, handler: Handler, found: Abandoned, request: bytes) -> Result:
-        if isinstance(self._engine, AsyncEngine):
+        """Run the handler under a claim. Raises what the engine raises; _HandlerFailed, once it is settled."""
+        raised: list[Exception] = []
+        try:
+            if isinstance(self._engine, AsyncEngine):
 
-            async def handled(permit: Permit) -> Any:
+                async def handled(permit: Permit) -> Any:
+                    _check_next(permit, found)
+                    try:
+                        return await handler(permit, request)
+                    except Exception as error:
+                        raised.append(error)
+                        raise
+
+                return await self._engine.run(command, handled, wait_seconds=0)
+
+            def in_thread(permit: Permit) -> Any:
                 _check_next(permit, found)
-                return await handler(permit, request)
+                try:
+                    return handler(permit, request)
+                except Exception as error:
+                    raised.append(error)
+                    raise
 
-            return await self._engine.run(command, handled, wait_seconds=0)
-
-        def in_thread(permit: Permit) -> Any:
-            _check_next(permit, found)
-            return handler(permit, request)
-
-        return await asyncio.to_thread(self._engine.run, command, in_thread, wait_seconds=0)
+            return await asyncio.to_thread(self._engine.run, command, in_thread, wait_seconds=0)
+        except Exception:
+            if raised:  # whatever its type: an error of the handler is none of its command's own
+                raise _HandlerFailed(raised[0]) from raised[0]
+            raise
 
     async def _give_up(self, command: Command) -> bool:
         """Make an execution that has used up its attempts visible to operators."""
@@ -198,6 +219,14 @@ class Completer(Loop):
         if isinstance(self._engine, AsyncEngine):
             return await method(*arguments, **options)
         return await asyncio.to_thread(method, *arguments, **options)
+
+
+class _HandlerFailed(Exception):
+    """The handler of a resumed execution has raised; its command is settled accordingly."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def _check_next(permit: Permit, found: Abandoned) -> None:
