@@ -15,9 +15,8 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from semel.errors import InvalidBody, PolicyError, RequestTooLarge
 from semel.rules.canonical import canonical_json, select_members
@@ -41,8 +40,7 @@ _RAW = b"3:raw"
 _DIGEST = b"6:digest"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(NamedTuple):
     """What a request says besides its body.
 
     Args:

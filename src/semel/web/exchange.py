@@ -102,17 +102,11 @@ def open_exchange(
             raise _too_large(route)
     except RequestError as error:
         return surface.problems.of_error(error)
+    media_type = read.get(b"content-type", b"").decode("latin-1")
     digest = read.get(b"content-digest")
-    facts = Facts(
-        operation=route.name,
-        method=method,
-        path_params=params,
-        query=query,
-        tenant=caller.tenant,
-        caller=caller.id,
-        media_type=read[b"content-type"].decode("latin-1") if b"content-type" in read else "",
-        content_digest=None if digest is None else digest.decode("latin-1"),
-    )
+    facts = Facts(route.name, method, params, query, caller.tenant, caller.id, media_type)
+    if digest is not None:
+        facts = facts._replace(content_digest=digest.decode("latin-1"))
     wait: float | None = None
     if b"prefer" in read:
         wait = preferred_wait((read[b"prefer"],))
