@@ -14,6 +14,7 @@ from semel import Engine, Permit, Policy
 from semel.engine.backend import Backend
 from semel.engine.connect_mariadb import mariadb_backend
 from semel.engine.connect_postgres import postgres_backend
+from semel.errors import InProgressError
 from semel.testing.mariadb import mariadb_subject
 from semel.testing.postgres import empty_schema
 from tests.engine.drivers import sqlite
@@ -77,3 +78,25 @@ def test_it_holds_neither_a_connection_nor_a_lock(backend: Backend, after: bool)
         assert not engine.core.entering
         for key in ("k", "another"):
             assert engine.run(command(key, policy=ATOMIC), handler, wait_seconds=0).replayed is False
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the same request", "another"])
+def test_one_that_is_not_granted_yet_is_no_word_about_another(backend: Backend, same: bool) -> None:
+    """Found by a checked history: a retry was told that its key belonged to the request that was refused itself."""
+    told: list[str] = []
+
+    def asking(permit: Permit) -> Any:
+        return MADE
+
+    def begin() -> Any:
+        assert backend.unit is not None
+        if not told:  # the first asks for its unit: it holds nothing
+            told.append("")
+            with pytest.raises(InProgressError):
+                engine.run(command(request=1 if same else 2, policy=ATOMIC), asking, wait_seconds=0)
+        return backend.unit()
+
+    with closing(Engine(replace(backend, unit=begin))) as engine:
+        engine.open()
+        assert engine.run(command(request=1, policy=ATOMIC), asking).replayed is False
+    assert told

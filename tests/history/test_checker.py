@@ -434,6 +434,46 @@ def test_an_atomic_refusal_whose_reply_was_lost_is_superseded_by_itself() -> Non
     assert judge(first, refused, *other) is Linear
 
 
+def test_a_process_tells_a_duplicate_what_its_own_granted_attempt_means() -> None:
+    """Found by the lost replies of MariaDB: one that only waited made the rightful retry "reused"."""
+    done = [ask(0, 0, 1, "proceed", "atomic", to_fence=5), say(1, 1, 2, 5, "succeeded", effects="atomic")]
+    retry = ask(3, 4, 5, "reused", "atomic")
+    hidden = ask(2, 3, 9, "in-progress", "atomic", request="bb")
+    locks = ask(2, 3, 9, "reused", "atomic", request="bb", process="q")
+
+    def judge_all(*operations: Operation) -> type[Finding]:
+        return type(linearize(judged([*done, *operations], (), {}, row_locks=True), NOBODY_DIED))
+
+    assert judge_all(locks, hidden) is Linear
+    assert judge_all(locks, hidden, retry) is Stuck  # nobody knows yet that it is the other one's key
+    assert judge_all(ask(2, 3, 9, "in-progress", "atomic", request="bb", process="q"), retry) is Stuck
+    unseen = ask(2, 3, None, "", "atomic", request="bb")
+    assert judge_all(unseen, retry) is Linear  # perhaps it was granted
+
+
+@pytest.mark.parametrize("state", ["released", "given-back"])
+def test_a_word_that_frees_the_record_may_meet_what_came_after_it(state: str) -> None:
+    """Found by lost replies: released, granted to another, settled; then the repetition is told "superseded"."""
+    first = ask(0, 0, 1, "proceed", to_fence=5)
+    twice = say(1, 2, 9, 5, state, to_settling="superseded")
+    other = [ask(2, 3, 4, "proceed", to_fence=6, process="q"), say(3, 5, 6, 6, process="q")]
+    assert judge(first, twice, *other) is Linear
+    assert judge(first, say(1, 2, 9, 5, "unknown", to_settling="superseded"), *other) is Stuck
+    assert judge(first, say(1, 5, 9, 5, state, to_settling="superseded"), *other) is Stuck  # granted before it began
+
+
+def test_a_refusal_that_is_stored_late_is_of_its_own_request() -> None:
+    """Found by the lost replies of PostgreSQL: another request was granted and released before it was stored."""
+    first = ask(0, 0, 1, "proceed", "atomic", to_fence=5)
+    stored = say(1, 2, 9, 5, "refused", effects="atomic")
+    other = [
+        ask(2, 3, 4, "proceed", "atomic", to_fence=6, request="bb", process="q"),
+        say(3, 5, 6, 6, "released", effects="atomic", process="q"),
+    ]
+    assert judge(first, stored, *other, ask(4, 10, 11, "reused", "atomic", request="bb", process="q")) is Linear
+    assert judge(first, stored, *other, ask(4, 10, 11, "reused", "atomic", process="q")) is Stuck
+
+
 # --- reports ---
 
 

@@ -177,10 +177,14 @@ class Core:
 
     @contextmanager
     def running_here(self, claim: Claim) -> Iterator[Verdict | None]:
-        """Enter an ATOMIC command; yields what another one of this process, with the same key, means to it."""
+        """Enter an ATOMIC command; yields what another one of this process, with the same key, means to it.
+
+        One that has not been granted may itself be refused: whose key it is, is not said yet.
+        """
         other = self.running.setdefault(claim.id, claim)
         if other is not claim:
-            yield _met(other, claim)
+            granted = other.nonce in self.units or other.nonce in self.live
+            yield _met(other, claim) if granted else InProgress(other.operation_id, other.terms.lease_us)
             return
         try:
             yield None

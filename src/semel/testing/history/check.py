@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -118,19 +119,19 @@ def judged(
     """The operations that one record must explain; ``failed`` those that certainly had no effect.
 
     A process answers for its own running ATOMIC command out of its memory, also while that one only waits for its
-    transaction. Such an "in progress" or "reused" says nothing of the record and is left out. On a store with
+    transaction. Such an "in progress" says nothing of the record and is left out; so is a "reused" beside one that was
+    granted, or may have been. On a store with
     ``row_locks`` an ATOMIC attempt is told "in progress" while any other one of its key is under way: that may hold the
     record's lock, whatever it will be told itself. So may the claim of another request whose commit takes its time:
     until it is there, nobody can see that the requests differ. And so may one that was never answered: a server that
     hangs in it hangs with its locks.
     """
+    everything = operations
     if row_locks:
         hidden = {id(op) for op in _behind_a_lock(operations, failed, deaths_ns or {})}
         operations = [op for op in operations if id(op) not in hidden]
     atomic = [op for op in operations if op.args.get("effects") == "atomic"]
-    if not atomic:
-        return operations
-    busy = _busy([*atomic, *failed], deaths_ns or {})
+    busy = _busy([op for op in (*everything, *failed) if op.args.get("effects") == "atomic"], deaths_ns or {})
     left_out = {
         id(op)
         for op in atomic
@@ -138,10 +139,34 @@ def judged(
         if any(
             start < op.end_ns and op.start_ns < end
             for start, end, who in busy
-            if who is not op and (who.process == op.process or (row_locks and op.result["verdict"] == "in-progress"))
+            if who is not op and _may_be_told(op, op.result["verdict"], who, row_locks=row_locks)
         )
     }
-    return [_softened(op) for op in operations if id(op) not in left_out]
+    own = {(op.process, op.result["fence"]): op.args["request"] for op in atomic if _granted(op) and op.result}
+    return [_with_request(_softened(op), own) for op in operations if id(op) not in left_out]
+
+
+def _may_be_told(op: Operation, verdict: str, who: Operation, *, row_locks: bool) -> bool:
+    """Whether this verdict may come from that other ATOMIC attempt, rather than from the record."""
+    if verdict == "in-progress":
+        return row_locks or who.process == op.process
+    return who.process == op.process and (who.result is None or _granted(who))
+
+
+def _granted(op: Operation) -> bool:
+    return op.kind == "attempt" and op.result is not None and op.result["verdict"] == "proceed"
+
+
+def _with_request(op: Operation, own: Mapping[tuple[str, int], str]) -> Operation:
+    """A refusal is stored by a claim of its own: it brings the request back that went with its rolled back grant."""
+    if op.kind != "settle" or op.args["effects"] != "atomic" or op.args["state"] != "refused":
+        return op
+    asked = own.get((op.process, op.args["fence"]))
+    if asked is None:
+        return op
+    again = copy(op)
+    again.args = {**op.args, "request": asked}
+    return again
 
 
 def _behind_a_lock(
@@ -167,13 +192,17 @@ def _attempt_ends_ns(op: Operation, deaths_ns: Mapping[str, int]) -> int:
 
 
 def _softened(op: Operation) -> Operation:
-    """A refusal is stored beside its rolled back transaction; if that reply is lost, its repetition meets its own word.
+    """A word that frees the record for others and whose reply was lost: its repetition may meet what came after it.
 
-    It is told "superseded" then, and the answer that holds is its own. So this reply leaves open whether it wrote.
+    It is told "superseded" then, although it did write. An ATOMIC refusal is stored beside its rolled back transaction;
+    its repetition meets its own word in the same way. So this reply leaves open whether it wrote.
     """
-    if op.kind != "settle" or op.args["effects"] != "atomic" or op.args["state"] != "refused" or op.result is None:
+    if op.kind != "settle" or op.result is None or op.result["settling"] != "superseded":
         return op
-    return _unanswered(op, "superseded, if only by itself") if op.result["settling"] == "superseded" else op
+    state = op.args["state"]
+    frees = state not in ("succeeded", "refused", "unknown")
+    lone = op.args["effects"] == "atomic" and state == "refused"
+    return _unanswered(op, "superseded, if only by itself") if frees or lone else op
 
 
 def _unanswered(op: Operation, why: str) -> Operation:

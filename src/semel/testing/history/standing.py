@@ -225,7 +225,10 @@ def _settled_atomic(at: Standing, word: Words) -> Standing | None:
         case "refused":
             if at.phase in (FINAL, DOUBT):
                 return None
-            return at._replace(phase=FINAL, word="refused", answer=word["answer"], holder=word["fence"])
+            request = word.get("request", at.request)
+            return at._replace(
+                phase=FINAL, word="refused", answer=word["answer"], holder=word["fence"], request=request
+            )
         case _:
             return at._replace(phase=ABSENT, request=None, grants=0) if holds and at.phase == HELD else at
 
