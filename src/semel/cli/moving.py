@@ -1,4 +1,7 @@
-"""`semel move`: every settled and unknown record into another store, so that no key is new there."""
+"""`semel move`: every settled and unknown record into another store, so that no key is new there, and what hangs on it.
+
+Operations, bulks and items, events, handled messages and recorded steps go along where both are SQL databases.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,20 @@ from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.filters import pages
 from semel.cli.moved import Mover, named, obstacles
+from semel.cli.moved_rows import RowsMoved, check_fits, check_relays, copy_rows, holdings, told
 from semel.cli.progress import Progress, add_progress
 from semel.cli.store import connect, shown_url, url_of
 from semel.cli.terminal import Output
 from semel.engine.sync import Engine
 from semel.model import Effects, Find
 from semel.policy import Policy
+from semel.protocol.operations import is_kept_by
+from semel.stores.copies import NOUNS, STEPS, Holdings
 
 ID_BYTES: Final = 16
 BATCH: Final = 50  # an answer may have a megabyte: few are in memory at once
 NAMED_MAX: Final = 5
+MEANWHILE: Final = "the source was written to meanwhile: stop all writers, and run semel move again"
 
 
 @dataclass(slots=True)
@@ -44,17 +51,20 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "move",
-        "copy every record into another store, so that no key is new there",
+        "copy every record, operation, event, message and item into another store",
         "semel move --from sqlite:///semel.db --to postgresql://app@db/shop --dry-run\n"
         "semel move --from sqlite:///semel.db --to postgresql://app@db/shop --progress",
-        "Stop all writers first: an open record is refused. The source stays as it is. May be repeated: what is there "
-        "already is compared, not written again. See docs/moving.md.",
+        "Stop all writers, consumers and relays first: an open record and a running relay are refused. The source "
+        "stays as it is. May be repeated: what is there already is compared, not written again. See docs/moving.md.",
     )
     parser.add_argument("--from", dest="source", metavar="URL", help="the store to copy (default: --url, $SEMEL_URL)")
     parser.add_argument(
         "--to", dest="target", metavar="URL", required=True, help="the store to copy into; migrate it first"
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would be copied, and what stands in the way")
+    parser.add_argument(
+        "--records-only", action="store_true", help="leave operations, items, events and messages behind, knowingly"
+    )
     add_progress(parser)
     parser.set_defaults(run=run)
 
@@ -74,24 +84,51 @@ def run(options: argparse.Namespace, out: Output) -> int:
             )
         for operation in sorted(survey.external):
             target.core.needs.declare(operation, Policy(effects="external"))  # into a server that forgets: refused
+        held = holdings(source)
+        if not options.records_only:
+            check_fits(held, target)
+            check_relays(source)
         before = source.perform("counts", source.store.counts)
         mover = Mover(source, target, survey.now)
+        rows = RowsMoved()
         if not options.dry_run:
             copy(mover, survey, asked=options.progress)
+            rows = copy_beside(source, target, held, options)
             if source.perform("counts", source.store.counts) != before:
-                raise CommandFailed("the source was written to meanwhile: stop all writers, and run semel move again")
+                raise CommandFailed(MEANWHILE)
     document = {"records": survey.count, "copied": mover.copied, "alreadyThere": mover.there, "over": mover.over}
-    out.document({**document, "dryRun": options.dry_run})
+    beside = {} if held is None else {name: count for name, count in held._asdict().items() if name != "last_event"}
+    out.document({**document, "dryRun": options.dry_run, "beside": beside, "rows": rows.document()})
     places = f"{shown_url(source_url)} to {shown_url(options.target)}"
+    also = None if held is None or held.is_empty else told(held)
     if options.dry_run:
         out.say(f"{survey.count} records can be moved from {places}; nothing was written")
+        if also is not None:
+            out.say(f"and {also}")
         return Exit.OK
     out.say(
         f"moved from {places}",
         f"{mover.copied} copied and read back, {mover.there} were there already, "
         f"{mover.over} left behind whose time is over",
     )
+    if also is not None and options.records_only:
+        out.say(f"left where they are: {also}")
+    elif also is not None:
+        copied, there = sum(rows.copied.values()), sum(rows.there.values())
+        out.say(f"and {also}: {copied} rows copied and read back, {there} were there already")
     return Exit.OK
+
+
+def copy_beside(source: Engine, target: Engine, held: Holdings | None, options: argparse.Namespace) -> RowsMoved:
+    """Copy what hangs on records. What executions without an outcome have recorded goes with them in any case."""
+    if held is None or not is_kept_by(target.store):
+        return RowsMoved()
+    rows = copy_rows(source, target, held, (STEPS,) if options.records_only else NOUNS, asked=options.progress)
+    if not options.records_only:
+        check_relays(source)
+        if holdings(source) != held:
+            raise CommandFailed(MEANWHILE)
+    return rows
 
 
 def _connect(url: str, option: str) -> Engine:

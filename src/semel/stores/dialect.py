@@ -42,6 +42,12 @@ class Dialect(Protocol):
     def rows(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[list[Row]]:
         """The rows of a reading statement."""
 
+    def rows_all(self, statement: Statement, each: Sequence[Values]) -> Flow[list[Row]]:
+        """The rows of the same reading statement for many parameters, in one round trip where the database can.
+
+        On PostgreSQL as in :meth:`write_all`.
+        """
+
     def write(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[int]:
         """How many rows a writing statement has changed. On PostgreSQL it ends with ``RETURNING 1``."""
 
@@ -67,6 +73,12 @@ class Sqlite:
         if "now" in statement.names:
             params = {**params, "now": (yield from ask(NOW))}
         return (yield from ask(Query(statement, params)))
+
+    def rows_all(self, statement: Statement, each: Sequence[Values]) -> Flow[list[Row]]:
+        found: list[Row] = []
+        for params in each:
+            found += yield from self.rows(statement, params)
+        return found
 
     def write(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[int]:
         if "now" in statement.names:
@@ -96,14 +108,14 @@ class Postgres:
         found = yield from ask(Query(statement, {name: _written(value) for name, value in params.items()}))
         return [_read(row) for row in found]
 
+    def rows_all(self, statement: Statement, each: Sequence[Values]) -> Flow[list[Row]]:
+        return (yield from self.rows(statement, _columns(statement, each))) if each else []
+
     def write(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[int]:
         return len((yield from self.rows(statement, params)))
 
     def write_all(self, statement: Statement, each: Sequence[Values]) -> Flow[int]:
-        if not each:
-            return 0
-        names = [name for name in statement.distinct if name != "now"]
-        return (yield from self.write(statement, {name: [params[name] for params in each] for name in names}))
+        return (yield from self.write(statement, _columns(statement, each))) if each else 0
 
     def together(self) -> Flow[None]:
         yield from ask(TOGETHER)
@@ -120,6 +132,12 @@ class Mariadb:
     def rows(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[list[Row]]:
         return (yield from ask(Query(statement, params)))
 
+    def rows_all(self, statement: Statement, each: Sequence[Values]) -> Flow[list[Row]]:
+        if not each:
+            return []
+        replies = yield from ask(Several([Query(statement, params) for params in each]))
+        return [row for rows in replies for row in rows]
+
     def write(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[int]:
         return (yield from ask(Execute(statement, params)))
 
@@ -130,6 +148,12 @@ class Mariadb:
 
     def together(self) -> Flow[None]:
         yield from ask(TOGETHER)
+
+
+def _columns(statement: Statement, each: Sequence[Values]) -> Mapping[str, Argument]:
+    """The parameters of many rows as columns."""
+    names = [name for name in statement.distinct if name != "now"]
+    return {name: [params[name] for params in each] for name in names}
 
 
 def _written(value: Argument) -> Argument:

@@ -1,0 +1,160 @@
+-- What `semel move` and `semel export` read and write on MariaDB beside records: whole rows, a page at a time.
+
+-- name: tally
+-- How much there is of everything, and the last of what is only ever added.
+SELECT
+    (SELECT count(*) FROM semel_operation),
+    (SELECT count(*) FROM semel_bulk),
+    (SELECT count(*) FROM semel_item),
+    (SELECT count(*) FROM semel_event WHERE published_at IS NULL AND parked_at IS NULL),
+    (SELECT count(*) FROM semel_event WHERE published_at IS NULL AND parked_at IS NOT NULL),
+    (SELECT count(*) FROM semel_event WHERE published_at IS NOT NULL),
+    (SELECT count(*) FROM semel_inbox),
+    (SELECT count(*) FROM semel_record WHERE state IN (5, 6) AND (steps IS NOT NULL OR request IS NOT NULL)),
+    (SELECT coalesce(max(seq), 0) FROM semel_event);
+
+-- name: relays
+-- For how many microseconds a relay of this store is still believed alive; none: no row.
+SELECT lease_until - :now FROM semel_relay WHERE lease_until > :now
+ORDER BY lease_until DESC LIMIT 1;
+
+-- name: operations_page
+-- A page of them.
+SELECT
+    operation_id, record_id, tenant, caller, operation, business_ref, ref_id, holds, state, resource_type,
+    resource_id, error_code, keep_us, created_at, settled_at, forget_after
+FROM semel_operation WHERE operation_id > :operation_id
+ORDER BY operation_id LIMIT :limit;
+
+-- name: operations_there
+-- The one of this name.
+SELECT
+    operation_id, record_id, tenant, caller, operation, business_ref, ref_id, holds, state, resource_type,
+    resource_id, error_code, keep_us, created_at, settled_at, forget_after
+FROM semel_operation WHERE operation_id = :operation_id;
+
+-- name: operations_put
+-- Write what outlives its key. One whose business reference another operation holds is not written.
+INSERT INTO semel_operation (
+    operation_id, record_id, tenant, caller, operation, business_ref, ref_id, holds, state, resource_type,
+    resource_id, error_code, keep_us, created_at, settled_at, forget_after
+)
+VALUES (
+    :operation_id, :record_id, :tenant, :caller, :operation, :business_ref, :ref_id, :holds, :state,
+    :resource_type, :resource_id, :error_code, :keep_us, :created_at, :settled_at, :forget_after
+)
+ON DUPLICATE KEY UPDATE operation_id = semel_operation.operation_id;
+
+-- name: bulks_page
+-- A page of them.
+SELECT
+    operation_id, total, done, succeeded, failed, retryable, unknown, created_at, touched_at
+FROM semel_bulk WHERE operation_id > :operation_id
+ORDER BY operation_id LIMIT :limit;
+
+-- name: bulks_there
+-- The one of this name.
+SELECT
+    operation_id, total, done, succeeded, failed, retryable, unknown, created_at, touched_at
+FROM semel_bulk WHERE operation_id = :operation_id;
+
+-- name: bulks_put
+-- Write how far bulks are.
+INSERT INTO semel_bulk (
+    operation_id, total, done, succeeded, failed, retryable, unknown, created_at, touched_at
+)
+VALUES (
+    :operation_id, :total, :done, :succeeded, :failed, :retryable, :unknown, :created_at, :touched_at
+)
+ON DUPLICATE KEY UPDATE operation_id = semel_bulk.operation_id;
+
+-- name: items_page
+-- A page of them.
+SELECT
+    operation_id, place, item_id, state, target_id, result_id, error_code, retryable, detail, settled_at
+FROM semel_item WHERE operation_id > :operation_id OR (operation_id = :operation_id AND place > :place)
+ORDER BY operation_id, place LIMIT :limit;
+
+-- name: items_there
+-- The one of this name.
+SELECT
+    operation_id, place, item_id, state, target_id, result_id, error_code, retryable, detail, settled_at
+FROM semel_item WHERE operation_id = :operation_id AND place = :place;
+
+-- name: items_put
+-- Write the items of bulks.
+INSERT INTO semel_item (
+    operation_id, place, item_id, state, target_id, result_id, error_code, retryable, detail, settled_at
+)
+VALUES (
+    :operation_id, :place, :item_id, :state, :target_id, :result_id, :error_code, :retryable, :detail,
+    :settled_at
+)
+ON DUPLICATE KEY UPDATE operation_id = semel_item.operation_id;
+
+-- name: events_page
+-- A page of them, oldest first.
+SELECT
+    id, aggregatetype, aggregateid, type, payload, topic, headers, tenant, lane, operation_id, created_at,
+    tries, next_at, parked_at, reason, published_at, seq
+FROM semel_event WHERE seq > :seq
+ORDER BY seq LIMIT :limit;
+
+-- name: events_there
+-- The one of this name.
+SELECT
+    id, aggregatetype, aggregateid, type, payload, topic, headers, tenant, lane, operation_id, created_at,
+    tries, next_at, parked_at, reason, published_at
+FROM semel_event WHERE id = :id;
+
+-- name: events_put
+-- Write events, in their order. One that is there already is told that it was published, and nothing else.
+INSERT INTO semel_event (
+    id, aggregatetype, aggregateid, type, payload, topic, headers, tenant, lane, operation_id, created_at,
+    tries, next_at, parked_at, reason, published_at
+)
+VALUES (
+    :id, :aggregatetype, :aggregateid, :type, :payload, :topic, :headers, :tenant, :lane, :operation_id,
+    :created_at, :tries, :next_at, :parked_at, :reason, :published_at
+)
+ON DUPLICATE KEY UPDATE published_at = COALESCE(semel_event.published_at, VALUES(published_at));
+
+-- name: messages_page
+-- A page of them.
+SELECT
+    consumer, message_id, handled_at, tries, parked_at, reason, forget_after
+FROM semel_inbox WHERE consumer > :consumer OR (consumer = :consumer AND message_id > :message_id)
+ORDER BY consumer, message_id LIMIT :limit;
+
+-- name: messages_there
+-- The one of this name.
+SELECT
+    consumer, message_id, handled_at, tries, parked_at, reason, forget_after
+FROM semel_inbox WHERE consumer = :consumer AND message_id = :message_id;
+
+-- name: messages_put
+-- Write which messages were handled. One that is there already is told that it was handled, and nothing else.
+INSERT INTO semel_inbox (
+    consumer, message_id, handled_at, tries, parked_at, reason, forget_after
+)
+VALUES (
+    :consumer, :message_id, :handled_at, :tries, :parked_at, :reason, :forget_after
+)
+ON DUPLICATE KEY UPDATE
+    parked_at = IF(semel_inbox.handled_at IS NULL AND VALUES(handled_at) IS NOT NULL, NULL, semel_inbox.parked_at),
+    handled_at = COALESCE(semel_inbox.handled_at, VALUES(handled_at));
+
+-- name: steps_page
+-- What executions without an outcome have recorded, and the requests they are resumed with.
+SELECT id, operation_id, steps, request FROM semel_record
+WHERE id > :id AND state IN (5, 6) AND (steps IS NOT NULL OR request IS NOT NULL)
+ORDER BY id LIMIT :limit;
+
+-- name: steps_there
+-- That of one record.
+SELECT id, operation_id, steps, request FROM semel_record WHERE id = :id;
+
+-- name: steps_put
+-- Write them to the copy of its record, which nobody has taken up yet.
+UPDATE semel_record SET steps = :steps, request = :request
+WHERE id = :id AND operation_id = :operation_id AND state IN (5, 6);

@@ -1,0 +1,215 @@
+-- What `semel move` and `semel export` read and write on PostgreSQL beside records: whole rows, a page at a time.
+
+-- name: tally
+-- How much there is of everything, and the last of what is only ever added.
+SELECT
+    (SELECT count(*) FROM semel_operation),
+    (SELECT count(*) FROM semel_bulk),
+    (SELECT count(*) FROM semel_item),
+    (SELECT count(*) FROM semel_event WHERE published_at IS NULL AND parked_at IS NULL),
+    (SELECT count(*) FROM semel_event WHERE published_at IS NULL AND parked_at IS NOT NULL),
+    (SELECT count(*) FROM semel_event WHERE published_at IS NOT NULL),
+    (SELECT count(*) FROM semel_inbox),
+    (SELECT count(*) FROM semel_record WHERE state IN (5, 6) AND (steps IS NOT NULL OR request IS NOT NULL)),
+    (SELECT coalesce(max(seq), 0) FROM semel_event);
+
+-- name: relays
+-- For how many microseconds a relay of this store is still believed alive; none: no row.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT lease_until - clock.now FROM semel_relay, clock WHERE lease_until > clock.now
+ORDER BY lease_until DESC LIMIT 1;
+
+-- name: operations_page
+-- A page of them.
+SELECT
+    operation_id, record_id, tenant, caller, operation, business_ref, ref_id, holds, state, resource_type,
+    resource_id, error_code, keep_us, created_at, settled_at, forget_after
+FROM semel_operation WHERE operation_id > :operation_id::bytea
+ORDER BY operation_id LIMIT :limit::bigint;
+
+-- name: operations_there
+-- Those of these names.
+SELECT
+    t.operation_id, t.record_id, t.tenant, t.caller, t.operation, t.business_ref, t.ref_id, t.holds, t.state,
+    t.resource_type, t.resource_id, t.error_code, t.keep_us, t.created_at, t.settled_at, t.forget_after
+FROM unnest(:operation_id::bytea[]) AS u (operation_id)
+JOIN semel_operation AS t ON t.operation_id = u.operation_id;
+
+-- name: operations_put
+-- Write what outlives its key. One whose business reference another operation holds is not written.
+INSERT INTO semel_operation (
+    operation_id, record_id, tenant, caller, operation, business_ref, ref_id, holds, state, resource_type,
+    resource_id, error_code, keep_us, created_at, settled_at, forget_after
+)
+SELECT
+    u.operation_id, u.record_id, u.tenant, u.caller, u.operation, u.business_ref, u.ref_id, u.holds, u.state,
+    u.resource_type, u.resource_id, u.error_code, u.keep_us, u.created_at, u.settled_at, u.forget_after
+FROM unnest(
+    :operation_id::bytea[], :record_id::bytea[], :tenant::text[], :caller::text[], :operation::text[],
+    :business_ref::text[], :ref_id::bytea[], :holds::bytea[], :state::smallint[],
+    :resource_type::text[], :resource_id::text[], :error_code::text[], :keep_us::bigint[],
+    :created_at::bigint[], :settled_at::bigint[], :forget_after::bigint[]
+) WITH ORDINALITY AS u (
+    operation_id, record_id, tenant, caller, operation, business_ref, ref_id, holds, state, resource_type,
+    resource_id, error_code, keep_us, created_at, settled_at, forget_after, turn
+)
+ORDER BY u.turn
+ON CONFLICT DO NOTHING
+RETURNING 1;
+
+-- name: bulks_page
+-- A page of them.
+SELECT
+    operation_id, total, done, succeeded, failed, retryable, unknown, created_at, touched_at
+FROM semel_bulk WHERE operation_id > :operation_id::bytea
+ORDER BY operation_id LIMIT :limit::bigint;
+
+-- name: bulks_there
+-- Those of these names.
+SELECT
+    t.operation_id, t.total, t.done, t.succeeded, t.failed, t.retryable, t.unknown, t.created_at, t.touched_at
+FROM unnest(:operation_id::bytea[]) AS u (operation_id)
+JOIN semel_bulk AS t ON t.operation_id = u.operation_id;
+
+-- name: bulks_put
+-- Write how far bulks are.
+INSERT INTO semel_bulk (
+    operation_id, total, done, succeeded, failed, retryable, unknown, created_at, touched_at
+)
+SELECT
+    u.operation_id, u.total, u.done, u.succeeded, u.failed, u.retryable, u.unknown, u.created_at, u.touched_at
+FROM unnest(
+    :operation_id::bytea[], :total::bigint[], :done::bigint[], :succeeded::bigint[], :failed::bigint[],
+    :retryable::bigint[], :unknown::bigint[], :created_at::bigint[], :touched_at::bigint[]
+) WITH ORDINALITY AS u (
+    operation_id, total, done, succeeded, failed, retryable, unknown, created_at, touched_at, turn
+)
+ORDER BY u.turn
+ON CONFLICT DO NOTHING
+RETURNING 1;
+
+-- name: items_page
+-- A page of them.
+SELECT
+    operation_id, place, item_id, state, target_id, result_id, error_code, retryable, detail, settled_at
+FROM semel_item WHERE (operation_id, place) > (:operation_id::bytea, :place::bigint)
+ORDER BY operation_id, place LIMIT :limit::bigint;
+
+-- name: items_there
+-- Those of these names.
+SELECT
+    t.operation_id, t.place, t.item_id, t.state, t.target_id, t.result_id, t.error_code, t.retryable, t.detail,
+    t.settled_at
+FROM unnest(:operation_id::bytea[], :place::bigint[]) AS u (operation_id, place)
+JOIN semel_item AS t ON t.operation_id = u.operation_id AND t.place = u.place;
+
+-- name: items_put
+-- Write the items of bulks.
+INSERT INTO semel_item (
+    operation_id, place, item_id, state, target_id, result_id, error_code, retryable, detail, settled_at
+)
+SELECT
+    u.operation_id, u.place, u.item_id, u.state, u.target_id, u.result_id, u.error_code, u.retryable, u.detail,
+    u.settled_at
+FROM unnest(
+    :operation_id::bytea[], :place::bigint[], :item_id::text[], :state::smallint[], :target_id::text[],
+    :result_id::text[], :error_code::text[], :retryable::smallint[], :detail::bytea[],
+    :settled_at::bigint[]
+) WITH ORDINALITY AS u (
+    operation_id, place, item_id, state, target_id, result_id, error_code, retryable, detail, settled_at, turn
+)
+ORDER BY u.turn
+ON CONFLICT DO NOTHING
+RETURNING 1;
+
+-- name: events_page
+-- A page of them, oldest first.
+SELECT
+    id::text, aggregatetype, aggregateid, type, payload, topic, headers, tenant, lane, operation_id,
+    created_at, tries, next_at, parked_at, reason, published_at, seq
+FROM semel_event WHERE seq > :seq::bigint
+ORDER BY seq LIMIT :limit::bigint;
+
+-- name: events_there
+-- Those of these names.
+SELECT
+    t.id::text, t.aggregatetype, t.aggregateid, t.type, t.payload, t.topic, t.headers, t.tenant, t.lane,
+    t.operation_id, t.created_at, t.tries, t.next_at, t.parked_at, t.reason, t.published_at
+FROM unnest(:id::text[]) AS u (id)
+JOIN semel_event AS t ON t.id = u.id::uuid;
+
+-- name: events_put
+-- Write events, in their order. One that is there already is told that it was published, and nothing else.
+INSERT INTO semel_event (
+    id, aggregatetype, aggregateid, type, payload, topic, headers, tenant, lane, operation_id, created_at,
+    tries, next_at, parked_at, reason, published_at
+)
+SELECT
+    u.id::uuid, u.aggregatetype, u.aggregateid, u.type, u.payload, u.topic, u.headers, u.tenant, u.lane,
+    u.operation_id, u.created_at, u.tries, u.next_at, u.parked_at, u.reason, u.published_at
+FROM unnest(
+    :id::text[], :aggregatetype::text[], :aggregateid::text[], :type::text[], :payload::bytea[],
+    :topic::text[], :headers::bytea[], :tenant::text[], :lane::smallint[], :operation_id::bytea[],
+    :created_at::bigint[], :tries::integer[], :next_at::bigint[], :parked_at::bigint[],
+    :reason::text[], :published_at::bigint[]
+) WITH ORDINALITY AS u (
+    id, aggregatetype, aggregateid, type, payload, topic, headers, tenant, lane, operation_id, created_at,
+    tries, next_at, parked_at, reason, published_at, turn
+)
+ORDER BY u.turn
+ON CONFLICT (id) DO UPDATE SET published_at = excluded.published_at
+WHERE semel_event.published_at IS NULL AND excluded.published_at IS NOT NULL
+RETURNING 1;
+
+-- name: messages_page
+-- A page of them.
+SELECT
+    consumer, message_id, handled_at, tries, parked_at, reason, forget_after
+FROM semel_inbox WHERE (consumer, message_id) > (:consumer::text, :message_id::text)
+ORDER BY consumer, message_id LIMIT :limit::bigint;
+
+-- name: messages_there
+-- Those of these names.
+SELECT
+    t.consumer, t.message_id, t.handled_at, t.tries, t.parked_at, t.reason, t.forget_after
+FROM unnest(:consumer::text[], :message_id::text[]) AS u (consumer, message_id)
+JOIN semel_inbox AS t ON t.consumer = u.consumer AND t.message_id = u.message_id;
+
+-- name: messages_put
+-- Write which messages were handled. One that is there already is told that it was handled, and nothing else.
+INSERT INTO semel_inbox (
+    consumer, message_id, handled_at, tries, parked_at, reason, forget_after
+)
+SELECT
+    u.consumer, u.message_id, u.handled_at, u.tries, u.parked_at, u.reason, u.forget_after
+FROM unnest(
+    :consumer::text[], :message_id::text[], :handled_at::bigint[], :tries::integer[],
+    :parked_at::bigint[], :reason::text[], :forget_after::bigint[]
+) WITH ORDINALITY AS u (
+    consumer, message_id, handled_at, tries, parked_at, reason, forget_after, turn
+)
+ORDER BY u.turn
+ON CONFLICT (consumer, message_id) DO UPDATE SET handled_at = excluded.handled_at, parked_at = NULL
+WHERE semel_inbox.handled_at IS NULL AND excluded.handled_at IS NOT NULL
+RETURNING 1;
+
+-- name: steps_page
+-- What executions without an outcome have recorded, and the requests they are resumed with.
+SELECT id, operation_id, steps, request FROM semel_record
+WHERE id > :id::bytea AND state IN (5, 6) AND (steps IS NOT NULL OR request IS NOT NULL)
+ORDER BY id LIMIT :limit::bigint;
+
+-- name: steps_there
+-- Those of these records.
+SELECT r.id, r.operation_id, r.steps, r.request
+FROM unnest(:id::bytea[]) AS u (id) JOIN semel_record AS r ON r.id = u.id;
+
+-- name: steps_put
+-- Write them to the copies of their records, which nobody has taken up yet.
+UPDATE semel_record AS r SET steps = u.steps, request = u.request
+FROM unnest(:id::bytea[], :operation_id::bytea[], :steps::bytea[], :request::bytea[])
+    AS u (id, operation_id, steps, request)
+WHERE r.id = u.id AND r.operation_id = u.operation_id AND r.state IN (5, 6)
+RETURNING 1;

@@ -1,0 +1,301 @@
+"""`semel move` carries what hangs on records: operations, bulks and items, events, handled messages, recorded steps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel import Answer, AsyncEngine, Bulk, Command, Engine, Inbox, ItemFailed, Permit, Policy
+from semel.cli import moved_rows, moving
+from semel.cli.main import main
+from semel.engine.bulk import BulkItem
+from semel.engine.events import Outbox
+from semel.engine.inbox import Message
+from semel.errors import NotReplayableError, StoreUnavailable
+from semel.events import Event
+from semel.model import Resolution
+from semel.protocol.operations import resolve
+from semel.rules.items import Done
+from semel.stores.copies import NOUNS, Noun
+from semel.stores.events import Events
+from semel.stores.inbox import Receipt
+from semel.stores.lanes import Lanes
+from semel.stores.statements import Row
+from semel.testing.mariadb import mariadb_subject
+from semel.testing.postgres import empty_schema
+from semel.worker import FunctionSink, Relay
+from tests.engine.shells import SCOPE, command
+from tests.servers import mariadb, postgres, redis
+
+Capture = pytest.CaptureFixture[str]
+SCHEMA = f"{postgres.schema()}_move_all"
+CASES = [{"clientItemId": f"case-{n}", "n": n} for n in range(5)]
+STEPPED = command("stepped", policy=Policy(steps=True))
+KEPT = Policy(operation_seconds=90 * 86_400)
+DONE = Answer(201, (), b"done")
+
+
+def invoice(key: str = "invoice") -> Command:
+    """A command whose operation outlives its key, under a business reference."""
+    return Command(SCOPE, key, bytes(32), "1.tests", KEPT, business_ref="INV-\\-1")
+
+
+def handled(item: BulkItem) -> Done:
+    if item.value["n"] == 3:
+        raise ItemFailed("LOCKED", retryable=True, written=False)
+    return Done(f"r-{item.place}", f"täget \x00 {item.place}", bytes([0, 255, item.place]))
+
+
+def shop(permit: Permit, calls: list[str], *, lost: bool) -> Answer:
+    """Charge and ship; the second gets no answer where it is lost."""
+
+    def call(name: str) -> str:
+        calls.append(name)
+        if lost and name == "ship":
+            raise TimeoutError("no answer")
+        return f"{name}-1"
+
+    for name in ("charge", "ship"):
+        permit.step(name, lambda name=name: call(name))  # type: ignore[misc]
+    return DONE
+
+
+def fill(url: str) -> None:
+    """One of everything, and of events and messages one in each state."""
+    with Engine.connect(url) as engine:
+        engine.run(invoice(), lambda permit: DONE)
+        with pytest.raises(TimeoutError):
+            engine.run(STEPPED, lambda permit: shop(permit, [], lost=True))
+        Bulk(engine, operation="cases", effects="external").run(CASES, handled, key="list", caller="alice")
+        ids: list[str] = []
+
+        def emits(message: Message) -> None:
+            outbox = Outbox(engine)
+            for n in range(6):
+                about = ("order", str(n % 2))
+                ids.append(outbox.emit(message.connection, "orders", {"n": n, "text": "\\ \x00"}, aggregate=about))
+
+        inbox = Inbox(engine, consumer="mails", tries_max=2)
+        inbox.handle("m-1", emits)
+        for id in ("poison", "once-failed"):
+            with pytest.raises(ValueError, match="no"):
+                inbox.handle(id, _raises)
+        assert inbox.handle("poison", _raises) is Receipt.PARKED
+        events = Events(engine.store.dialect)  # type: ignore[attr-defined]
+        first = engine.perform("find", lambda: events.find(0, 10, parked=False))
+        engine.perform("published", lambda: events.published([first[0].seq]))
+        engine.perform("postpone", lambda: events.postpone(first[1].seq, 1, "the broker said no"))
+        assert engine.perform("park", lambda: events.park(ids[5], "too large"))
+
+
+def _raises(message: Message) -> None:
+    raise ValueError("no")
+
+
+def rows(url: str) -> dict[str, list[Row]]:
+    """Every row of every kind, in its order; of events without their places."""
+    with Engine.connect(url) as engine:
+        return {noun.name: sorted(_rows(engine, noun), key=repr) for noun in NOUNS}
+
+
+def _rows(engine: Engine, noun: Noun) -> Iterator[Row]:
+    for page in moved_rows.pages_of(engine, noun):
+        yield from (row[: len(noun.columns)] for row in page)
+
+
+def moved(source: str, target: str, capsys: Capture, *options: str) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    code = main(["move", "--from", source, "--to", target, "--json", *options])
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, document
+
+
+def fresh(url: str) -> str:
+    with closing(Engine.connect(url)) as engine:
+        engine.migrate()
+    return url
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> str:
+    url = fresh(f"sqlite:///{tmp_path / 'first.db'}")
+    fill(url)
+    return url
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> str:
+    return fresh(f"sqlite:///{tmp_path / 'second.db'}")
+
+
+def in_postgres() -> str:
+    empty_schema(postgres.postgres(), SCHEMA)
+    return fresh(f"{postgres.postgres()}?schema={SCHEMA}")
+
+
+def in_mariadb() -> str:
+    server = mariadb.mariadb()
+    mariadb_subject(server, None)
+    return fresh(mariadb.url(server))
+
+
+def delivered(url: str) -> list[Event]:
+    """What a relay of this store publishes."""
+    sent: list[Event] = []
+
+    async def publish() -> None:
+        async with AsyncEngine.connect(url) as engine:
+            while await Relay(engine, FunctionSink(sent.append)).run_once():
+                pass
+
+    asyncio.run(publish())
+    return sent
+
+
+@mariadb.MARK
+def test_everything_is_the_same_through_all_sql_stores(
+    first: str, second: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moving, "NOUNS", tuple(noun._replace(page=2) for noun in NOUNS))  # over many pages
+    before, source = rows(first), first
+    assert {name: len(found) for name, found in before.items()} == {
+        **{"steps": 1, "operations": 1, "bulks": 1, "items": 5},
+        **{"events": 6, "messages": 3},
+    }
+    for target in (in_postgres(), in_mariadb(), second):
+        code, said = moved(source, target, capsys)
+        assert code == 0, said
+        assert rows(target) == before
+        again, said = moved(source, target, capsys)
+        assert (again, {name: told["copied"] for name, told in said["rows"].items()}) == (0, dict.fromkeys(before, 0))
+        source = target
+    goes_on(second)
+
+
+def goes_on(url: str) -> None:
+    """Nothing that was done is done again in the new store."""
+    with Engine.connect(url) as engine:
+        done = Bulk(engine, operation="cases", effects="external").run(CASES, handled, key="list", caller="alice")
+        assert (done.replayed, done.tally.retryable) == (True, 1)
+        with pytest.raises(NotReplayableError):
+            engine.run(invoice("another"), lambda permit: DONE)
+        inbox = Inbox(engine, consumer="mails", tries_max=2)
+        assert inbox.handle("m-1", _raises) is Receipt.DUPLICATE
+        assert inbox.handle("poison", _raises) is Receipt.PARKED
+        calls: list[str] = []
+        row = engine.perform("read", lambda: engine.store.read((engine.core.attempt(STEPPED).id,)))[0]
+        assert row is not None
+        word = Resolution(row.id, row.fence, False, None, "op", "asked", True)
+        engine.perform("resolve", lambda: resolve(engine.store, word))
+        assert engine.run(STEPPED, lambda permit: shop(permit, calls, lost=False)).answer == DONE
+        assert calls == ["ship"]  # the charge had finished in the old store
+
+
+def test_what_waits_is_published_once_and_in_order(first: str, second: str, capsys: Capture) -> None:
+    with Engine.connect(first) as engine:
+        waiting = engine.perform("find", lambda: Events(engine.store.dialect).find(0, 10, parked=False))  # type: ignore[attr-defined]
+        expected = [each.event.id for each in waiting if each.parked_at is None]
+    assert moved(first, second, capsys)[0] == 0
+    sent = delivered(second)
+    assert sorted(event.id for event in sent) == sorted(expected)
+    for about in ("0", "1"):
+        assert [e.id for e in sent if e.aggregate_id == about] == [
+            w.event.id for w in waiting if w.event.aggregate_id == about and w.parked_at is None
+        ]
+    # And back: the old store learns that they were published, so that nobody publishes them again.
+    assert moved(second, first, capsys)[0] == 0
+    assert delivered(first) == []
+
+
+def test_a_running_relay_is_refused(first: str, second: str, capsys: Capture) -> None:
+    with Engine.connect(first) as engine:
+        lanes = Lanes(engine.store.dialect)  # type: ignore[attr-defined]
+        engine.perform("attend", lambda: lanes.attend("r-1", 9_000_000, bell=False))
+        for options in ((), ("--dry-run",)):
+            code, said = moved(first, second, capsys, *options)
+            assert (code, "a relay publishes the events of --from" in said["error"]) == (1, True)
+        engine.perform("leave", lambda: lanes.leave("r-1", 9_000_000))
+    assert moved(first, second, capsys)[0] == 0
+
+
+def test_a_store_that_cannot_hold_them_is_refused_with_the_remedy(first: str, capsys: Capture) -> None:
+    target = fresh(f"redis://127.0.0.1:{redis.valkey()}/0?prefix={redis.prefix()}_all")
+    for options in ((), ("--dry-run",)):
+        code, said = moved(first, target, capsys, *options)
+        assert code == 1
+        for text in ("4 events that are not published", "1 parked events", "semel worker", "--records-only"):
+            assert text in said["error"], said
+    with Engine.connect(target) as engine:
+        assert engine.perform("counts", engine.store.counts) == {}
+    assert moved(first, target, capsys, "--records-only")[1]["copied"] == 3
+
+
+def test_records_only_takes_the_steps_along(first: str, second: str, capsys: Capture) -> None:
+    assert moved(first, second, capsys, "--records-only")[0] == 0
+    assert {name: len(found) for name, found in rows(second).items() if found} == {"steps": 1}
+
+
+def test_another_operation_with_its_reference_is_told(first: str, second: str, capsys: Capture) -> None:
+    with Engine.connect(second) as engine:
+        engine.run(invoice("theirs"), lambda permit: DONE)
+    code, said = moved(first, second, capsys)
+    assert (code, "another operation has its business reference" in said["error"]) == (1, True)
+
+
+def test_a_source_that_is_written_to_is_told(
+    first: str, second: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = moved_rows.pages_of
+
+    def pages_of(engine: Engine, noun: Noun) -> Iterator[list[Row]]:
+        yield from plain(engine, noun)
+        if noun.name == "messages":
+            with Engine.connect(first) as other:
+                Inbox(other, consumer="late").handle("m", lambda message: None)
+
+    monkeypatch.setattr(moved_rows, "pages_of", pages_of)
+    code, said = moved(first, second, capsys)
+    assert (code, "written to meanwhile" in said["error"]) == (1, True)
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_cut_short_anywhere_it_is_carried_on(
+    first: str, tmp_path: Path, written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The n-th call to the target fails, before or after it is done, for every n."""
+    before = rows(first)
+    cuts = 0
+    for number in range(1, 100):
+        target = fresh(f"sqlite:///{tmp_path / f'{written}-{number}.db'}")
+        assert main(["move", "--from", first, "--to", target, "--records-only", "--json"]) == 0
+        with Engine.connect(first) as one, Engine.connect(target) as other:
+            held = moved_rows.holdings(one)
+            assert held is not None
+            calls, plain = 0, other.perform
+
+            def perform(verb: str, make: Any, plain: Any = plain, number: int = number) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls != number:
+                    return plain(verb, make)
+                if written:
+                    plain(verb, make)
+                raise StoreUnavailable("cut short")
+
+            monkeypatch.setattr(other, "perform", perform)
+            try:
+                moved_rows.copy_rows(one, other, held)
+            except StoreUnavailable:
+                cuts += 1
+            else:
+                break
+            monkeypatch.setattr(other, "perform", plain)
+            moved_rows.copy_rows(one, other, held)
+        assert rows(target) == before
+    assert cuts > 8
