@@ -133,7 +133,7 @@ def discover(app: Any) -> Discovered:
     """Look at an ASGI or WSGI application."""
     layers: list[_Layer] = []
     routes: list[_Route] = []
-    for part, prefix in _parts(app):
+    for part, prefix in parts_of(app):
         layers += _layers(part, prefix)
         routes += _routes(getattr(part, "routes", None) or (), prefix)
         routes += _rules(getattr(part, "url_map", None))
@@ -173,7 +173,7 @@ def discover_functions(owner: Any) -> Discovered:
 # --- walking ------------------------------------------------------------------------------------
 
 
-def _parts(app: Any) -> Iterator[tuple[Any, str]]:
+def parts_of(app: Any) -> Iterator[tuple[Any, str]]:
     """The application and everything that it wraps or mounts, from the outside in, each with where it is mounted."""
     seen: set[int] = set()
     waiting: list[tuple[Any, str]] = [(app, "")]

@@ -1,4 +1,4 @@
-"""`semel worker`: the processes behind the commands, in one: the relay of the outbox, and the reaper."""
+"""`semel worker`: the processes behind the commands, in one: relay, reaper, completers and reconcilers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, redirect_stdout, suppress
 from typing import Any, Final
 
 from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
+from semel.cli.completing import Completing, add_complete, completing, load_application, note_failures
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.loading import load_reconciler
-from semel.cli.store import url_of
+from semel.cli.store import source_of_url, url_of
 from semel.cli.terminal import Output
 from semel.engine.aio import AsyncEngine
 from semel.engine.backend import shown_url
@@ -36,10 +37,12 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "worker",
-        "publish events, make lapsed commands visible, forget what is over",
+        "publish events, end abandoned commands, make lapsed ones visible, forget what is over",
         "semel worker --sink nats://127.0.0.1:4222\n"
         "semel worker --sink 'amqp://guest:guest@127.0.0.1:5672/?declare=quorum'\n"
         "semel worker --sink python:shop.events:deliver --once --json\n"
+        "semel worker --complete shop.main:app\n"
+        "semel worker --complete shop.jobs --no-reaper --url postgresql://semel@db/shop\n"
         "semel worker --url postgresql://semel@db/shop",
         "Without --sink it only reaps. Several workers share one store. SIGTERM and Ctrl-C end it after the batch that "
         "is on its way. Webhooks are signed with $SEMEL_WEBHOOK_SECRET.",
@@ -58,6 +61,7 @@ def add(commands: Commands[Parser]) -> None:
         default=[],
         help="a reconciler of your own, that finds out what became of UNKNOWN commands; may be given several times",
     )
+    add_complete(parser)
     parser.add_argument(
         "--once",
         action="store_true",
@@ -90,11 +94,14 @@ def add(commands: Commands[Parser]) -> None:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Work until SIGTERM, or once."""
-    if options.sink is None and options.no_reaper and not options.reconcile:
+    if options.sink is None and options.no_reaper and not options.reconcile and options.complete is None:
         raise UsageFailed("--no-reaper without --sink leaves nothing to do; give a --sink, or let it reap")
     if options.sink is not None and options.sink.startswith("python:") and "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` has it: the function is where the worker is started
-    return asyncio.run(_work(options, out))
+    if options.complete is None:
+        return asyncio.run(_work(options, None, out))
+    with redirect_stdout(sys.stderr):  # what the application prints is no line of ours
+        return asyncio.run(_work(options, load_application(options.complete), out))
 
 
 class _Notes:
@@ -109,12 +116,15 @@ class _Notes:
             self._out.note(f"semel: {msg % args}")
 
 
-async def _work(options: argparse.Namespace, out: Output) -> int:
+async def _work(options: argparse.Namespace, app: Any, out: Output) -> int:
     notes = _Notes(out)
-    engine = AsyncEngine.connect(url_of(options), id_secret=id_secret(), observer=Both(Logging(notes)))
-    if not engine.store.capabilities.shared_between_processes:
-        raise UsageFailed("--url: memory:// lives and dies with its process; name a store that others can see")
-    async with engine:
+    async with AsyncExitStack() as stack:
+        ends = None
+        if options.complete is not None:
+            note_failures(asyncio.get_running_loop(), out.note)
+            ends = await stack.enter_async_context(completing(app, options.complete))
+        engine = _engine(options, ends, notes)
+        await stack.enter_async_context(engine)
         notes.begun = True
         relay = None
         if options.sink is not None:
@@ -130,17 +140,36 @@ async def _work(options: argparse.Namespace, out: Output) -> int:
         asks = [load_reconciler(text) for text in options.reconcile]
         reconciling = Reconciling(engine, asks) if asks else None
         if options.once:
-            return await _once(relay, reaper, reconciling, out)
-        return await _until_told(engine, relay, reaper, reconciling, out)
+            return await _once(relay, reaper, reconciling, ends, out)
+        return await _until_told(engine, relay, reaper, reconciling, ends, out)
 
 
-async def _once(relay: Relay | None, reaper: Reaper | None, reconciling: Reconciling | None, out: Output) -> int:
+def _engine(options: argparse.Namespace, ends: Completing | None, notes: _Notes) -> AsyncEngine:
+    """The worker's own engine: on --url, on what the environment says, else on the store of what it completes."""
+    url, secret = url_of(options), id_secret()
+    if ends is not None and source_of_url(options) == "default":
+        url, secret = ends.engine.backend.url, ends.engine.core.id_secret
+        if not url:
+            raise UsageFailed("--url is missing: the application's engine was not made from a URL; name its store")
+    engine = AsyncEngine.connect(url, id_secret=secret, observer=Both(Logging(notes)))
+    if not engine.store.capabilities.shared_between_processes:
+        raise UsageFailed("--url: memory:// lives and dies with its process; name a store that others can see")
+    return engine
+
+
+async def _once(
+    relay: Relay | None, reaper: Reaper | None, reconciling: Reconciling | None, ends: Completing | None, out: Output
+) -> int:
     done: dict[str, Any] = {}
     if reaper is not None:
         done["lapsed"] = await reaper.run_once()
     if reconciling is not None:
         round = await reconciling.run_once()
         done.update(asked=round.asked, settled=round.settled, gaveUp=round.gave_up)
+    if ends is not None:
+        for completer in ends.completers:
+            await completer.run_once()
+        done.update(completed=ends.completed, failed=ends.failed)
     if relay is not None:
         try:
             done["published"] = await relay.run_once(wait_seconds=ONCE_WAITS_SECONDS)
@@ -156,20 +185,29 @@ async def _once(relay: Relay | None, reaper: Reaper | None, reconciling: Reconci
             out.say(f"{name}: {value}")
     if relay is not None and relay.held_elsewhere:
         out.note(f"semel: events wait, and another relay holds the lanes that they are in; it was waited for\n{_HELD}")
-    return Exit.REFUSED if relay is not None and (relay.outage is not None or relay.held_elsewhere) else Exit.OK
+    unpublished = relay is not None and (relay.outage is not None or relay.held_elsewhere)
+    return Exit.REFUSED if unpublished or done.get("failed") else Exit.OK
 
 
 async def _until_told(
-    engine: AsyncEngine, relay: Relay | None, reaper: Reaper | None, reconciling: Reconciling | None, out: Output
+    engine: AsyncEngine,
+    relay: Relay | None,
+    reaper: Reaper | None,
+    reconciling: Reconciling | None,
+    ends: Completing | None,
+    out: Output,
 ) -> int:
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    named = (("relay", relay), ("reaper", reaper), ("reconcilers", reconciling))
+    named = (("relay", relay), ("reaper", reaper), ("reconcilers", reconciling), ("completer", ends))
     parts = [name for name, part in named if part is not None]
     where = "" if relay is None else f", to {relay.sink.name}"
-    _line(out, f"working: {' and '.join(parts)} on {shown_url(engine.backend.url)}{where}", {"working": parts})
+    of = {} if ends is None else {"completes": ends.operations}
+    _line(out, f"working: {' and '.join(parts)} on {shown_url(engine.backend.url)}{where}", {"working": parts, **of})
+    if ends is not None:
+        _line(out, f"completing: {', '.join(ends.operations)} on {shown_url(ends.engine.backend.url)}")
     async with AsyncExitStack() as stack:
         running: list[asyncio.Task[None]] = []
         if reaper is not None:
@@ -178,22 +216,28 @@ async def _until_told(
         if reconciling is not None:
             running.append(asyncio.create_task(reconciling.run()))
             stack.callback(running[-1].cancel)
+        for completer in () if ends is None else ends.completers:
+            running.append(asyncio.create_task(completer.run()))
+            stack.callback(running[-1].cancel)  # what it runs comes to its end
         if relay is not None:
-            running.append(asyncio.create_task(relay.run()))
+            relaying = asyncio.create_task(relay.run())
+            running.append(relaying)
         stop = asyncio.create_task(told.wait())
-        before = 0
+        before = done = 0
         while not stop.done():
             ended, _ = await asyncio.wait({stop, *running}, timeout=TELL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             for each in ended - {stop}:
                 each.result()  # an error that nobody expects ends the worker
             if relay is not None:
                 before = _tell(relay, before, out)
+            done = _tell_completed(ends, done, out)
         if relay is not None:
             relay.stop()
-            await running[-1]
+            await relaying
             _tell(relay, before, out)
     with suppress(asyncio.CancelledError):
         await asyncio.wait(set(running))
+    _tell_completed(ends, done, out)
     _line(out, "ended", {"ended": True})
     return Exit.OK
 
@@ -210,8 +254,15 @@ def _tell(relay: Relay, before: int, out: Output) -> int:
     return relay.published
 
 
-def _line(out: Output, text: str, document: Mapping[str, Any]) -> None:
-    out.document(document)
-    if not out.machine:
-        out.say(text)
-    sys.stdout.flush()
+def _tell_completed(ends: Completing | None, before: int, out: Output) -> int:
+    if ends is None or ends.completed == before:
+        return before
+    text = f"completed {ends.completed - before} executions, {ends.completed} in all, {ends.failed} runs failed"
+    _line(out, text, {"completed": ends.completed, "failed": ends.failed})
+    return ends.completed
+
+
+def _line(out: Output, text: str, document: Mapping[str, Any] | None = None) -> None:
+    if document is not None:
+        out.document(document)
+    out.say(text)

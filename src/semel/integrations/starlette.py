@@ -34,6 +34,7 @@ from semel.web.asgi_tasks import KeptAlive
 from semel.web.operations import Operations
 from semel.web.routing import UNSAFE_METHODS, Route
 from semel.web.surface import Surface
+from semel.worker.completer import running
 from semel.worker.reaper import Reaper
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -258,7 +259,7 @@ def _manage(app: Starlette, semel: Semel, kept_alive: KeptAlive, *, reap: bool, 
             await engine.open()
             async with Reaper(engine) if reap else nullcontext(), inner(scope) as state:
                 routes = [each.route for each in semel.declared.values()] if complete else []
-                async with completer_for(engine, app, routes, lambda: state) or nullcontext():
+                async with running(completer_for(engine, app, routes, lambda: state)):
                     yield state
         finally:
             await kept_alive.close()

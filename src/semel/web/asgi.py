@@ -1,4 +1,4 @@
-"""The ASGI middleware: pure ASGI on asyncio, without a framework. What one request goes through is in ``asgi_call``.
+"""The ASGI middleware: pure ASGI on asyncio, without a framework. What one request goes through: ``asgi_declared``.
 
 It finds the operation, hands the request over, and keeps the handlers alive whose clients have gone.
 """
@@ -11,13 +11,15 @@ from typing import Any
 from semel.engine.aio import AsyncEngine
 from semel.engine.opening import opened_async
 from semel.errors import ConfigurationError
-from semel.web.asgi_call import App, DeclaredCall, Message, Receive, Scope, Send, marked, send_answer
+from semel.web.asgi_call import App, Message, Receive, Scope, Send, marked, send_answer
+from semel.web.asgi_declared import DeclaredCall
 from semel.web.asgi_resumed import completer_of
 from semel.web.asgi_route import CALL_KEY
 from semel.web.asgi_tasks import KeptAlive
 from semel.web.caller import FromUser
 from semel.web.exchange import Exchange, Unprotected, note_uncovered, open_exchange
 from semel.web.surface import Surface
+from semel.worker.completer import running
 from semel.worker.reaper import Reaper
 
 
@@ -46,6 +48,7 @@ class SemelMiddleware:
         self._reaper = Reaper(engine)
         self._state: Mapping[str, Any] | None = None  # of the lifespan
         self._completer = completer_of(self.surface, engine, app, lambda: self._state)
+        self._completing = running(None)
         _check_order(app, self.surface.caller)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,8 +61,7 @@ class SemelMiddleware:
                 query = scope.get("query_string", b"")
                 opened = open_exchange(self.surface, *found, scope["method"], query, scope["headers"], scope)
                 if isinstance(opened, Exchange):
-                    kept_alive = None if self._kept_alive.is_needless() else self._kept_alive
-                    await DeclaredCall(self.app, self.engine, opened, scope, receive, send).run(kept_alive)
+                    await DeclaredCall(self.app, self.engine, opened, scope, receive, send).run(self._kept_alive)
                 elif isinstance(opened, Unprotected):
                     await self.app(scope, receive, send if opened.mark is None else marked(send, opened.mark))
                 else:
@@ -89,8 +91,8 @@ class SemelMiddleware:
                 await opened_async(self.engine)
                 await self._reaper.__aenter__()
                 self._state = scope.get("state")
-                if self._completer is not None:
-                    await self._completer.__aenter__()
+                self._completing = running(self._completer)
+                await self._completing.__aenter__()
             return message
 
         async def close_and_send(message: Message) -> None:
@@ -111,8 +113,7 @@ class SemelMiddleware:
 
     async def _close_all(self) -> None:
         await self._reaper.__aexit__()
-        if self._completer is not None:
-            await self._completer.__aexit__()
+        await self._completing.__aexit__(None, None, None)
         await self.close()
         await self.engine.close()
 

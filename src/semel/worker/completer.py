@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
@@ -31,7 +32,7 @@ EVERY_SECONDS_MAX: Final = 0.75  # lease + 1 s is a promise; the rest of the sec
 ATTEMPTS_OVER: Final = "attempts-over"
 Handler = Callable[[Permit, bytes], Any]
 COMPLETED_OUTSIDE: Final[ContextVar[bool]] = ContextVar("semel-completed-outside", default=False)
-"""Set where an application's lifespan runs inside somebody who completes for it: its own completer stays away."""
+"""Set where an application's lifespan runs inside ``semel worker --complete``: its own completer stays away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Completer(Loop):
         if isinstance(at_once, bool) or not isinstance(at_once, int) or at_once < 1:
             raise PolicyError(f"at_once must be a whole number of at least 1; it is {at_once!r}")
         super().__init__("semel-completer", every_seconds)
-        self._engine = engine
+        self.engine = engine
         self._rows = StepRows(engine.store)
         self._rest_seconds = rest_seconds
         self._at_once = at_once
@@ -72,9 +73,6 @@ class Completer(Loop):
         self._rests: dict[bytes, float] = {}  # until when, in monotonic seconds
         self.completed = 0  # executions that came to their end here
         self.failed = 0  # runs here that raised; they are tried again
-
-    async def __aenter__(self) -> Self:
-        return self if COMPLETED_OUTSIDE.get() else await super().__aenter__()
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -123,7 +121,7 @@ class Completer(Loop):
         after = FIRST
         while len(self._running) < self._at_once:
             page: list[Abandoned] = await self._call(
-                self._engine.perform, "abandoned", lambda after=after: self._rows.abandoned(FIND_MAX, after)
+                self.engine.perform, "abandoned", lambda after=after: self._rows.abandoned(FIND_MAX, after)
             )
             begun += self._begin_some(page, now)
             if len(page) < FIND_MAX:
@@ -149,13 +147,13 @@ class Completer(Loop):
         rest = self._rest_seconds * 2 ** min(found.attempt, 10)
         self._rests[found.id] = time.monotonic() + rest * (1 - self._random.random() / 4)
         try:
-            [row] = await self._call(self._engine.perform, "read", lambda: self._engine.store.read((found.id,)))
+            [row] = await self._call(self.engine.perform, "read", lambda: self.engine.store.read((found.id,)))
             if row is None or row.attempt != found.attempt or row.request is None:
                 return False
             command = _command(row, known.policy)
             if found.attempt >= found.attempts_max:
                 return await self._give_up(command)
-            self._engine.core.tell("resumed", found.operation)
+            self.engine.core.tell("resumed", found.operation)
             ended = await self._run(command, known.handler, found, row.request)
         except _HandlerFailed as failed:
             self._tell_failed(found.operation, failed.error)
@@ -180,7 +178,7 @@ class Completer(Loop):
         """Run the handler under a claim. Raises what the engine raises; _HandlerFailed, once it is settled."""
         raised: list[Exception] = []
         try:
-            if isinstance(self._engine, AsyncEngine):
+            if isinstance(self.engine, AsyncEngine):
 
                 async def handled(permit: Permit) -> Any:
                     _check_next(permit, found)
@@ -190,7 +188,7 @@ class Completer(Loop):
                         raised.append(error)
                         raise
 
-                return await self._engine.run(command, handled, wait_seconds=0)
+                return await self.engine.run(command, handled, wait_seconds=0)
 
             def in_thread(permit: Permit) -> Any:
                 _check_next(permit, found)
@@ -200,7 +198,7 @@ class Completer(Loop):
                     raised.append(error)
                     raise
 
-            return await asyncio.to_thread(self._engine.run, command, in_thread, wait_seconds=0)
+            return await asyncio.to_thread(self.engine.run, command, in_thread, wait_seconds=0)
         except Exception:
             if raised:  # whatever its type: an error of the handler is none of its command's own
                 raise _HandlerFailed(raised[0]) from raised[0]
@@ -208,15 +206,15 @@ class Completer(Loop):
 
     async def _give_up(self, command: Command) -> bool:
         """Make an execution that has used up its attempts visible to operators."""
-        permit = await self._call(self._engine.claim, command, wait_seconds=0)
+        permit = await self._call(self.engine.claim, command, wait_seconds=0)
         if not isinstance(permit, Permit):
             return False
         permit.steps.ledger.doubt = ATTEMPTS_OVER
-        await self._call(self._engine.settle, permit, Unprovable(ATTEMPTS_OVER))
+        await self._call(self.engine.settle, permit, Unprovable(ATTEMPTS_OVER))
         return False
 
     async def _call(self, method: Any, *arguments: Any, **options: Any) -> Any:
-        if isinstance(self._engine, AsyncEngine):
+        if isinstance(self.engine, AsyncEngine):
             return await method(*arguments, **options)
         return await asyncio.to_thread(method, *arguments, **options)
 
@@ -227,6 +225,11 @@ class _HandlerFailed(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+def running(completer: Completer | None) -> AbstractAsyncContextManager[object]:
+    """Runs an application's own completer meanwhile, if it has one and nobody outside completes for it."""
+    return nullcontext() if completer is None or COMPLETED_OUTSIDE.get() else completer
 
 
 def _check_next(permit: Permit, found: Abandoned) -> None:
