@@ -15,26 +15,36 @@ from semel.testing.nemeses.stage import Stage, Verdict
 from semel.testing.soak.command import soak_command
 from semel.testing.soak.ground import ground
 from semel.testing.soak.worker import Line, Worker, pause
+from tests.nemeses.processes import ended
 from tests.servers.redis import answers, eventually
 
 if TYPE_CHECKING:
     from tests.nemeses.scenarios import Server
 
 MEGABYTES: Final = {"postgresql": 120, "asyncpg": 120, "mariadb": 400, "redis": 24}
+LOG_MEGABYTES: Final = 48
+GROWING_LOG: Final = ("min_wal_size=2MB", "max_wal_size=1GB")  # it takes new files, rather than old ones again
 REFUSALS: Final = 5
 ASKED_MOST: Final = 4000
 FULL_SECONDS: Final = 0.5
 
 
 @contextmanager
-def disk(place: Path, store: str) -> Iterator[None]:
-    """A file system of its own there, as large as such a server needs."""
-    size = f"size={MEGABYTES[store]}m,mode=0755"
+def disk(home: Path, store: str, setting: str) -> Iterator[None]:
+    """A file system of its own for the server, as large as it needs, or for its log alone."""
+    place = log_of(home) if setting == "log" else home
+    place.mkdir(exist_ok=True)
+    size = f"size={LOG_MEGABYTES if setting == 'log' else MEGABYTES[store]}m,mode=0755"
     subprocess.run(["mount", "-t", "tmpfs", "-o", size, "semel-test", place], check=True)
     try:
         yield
     finally:
         subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def log_of(home: Path) -> Path:
+    """Where the log of a server is mounted that has a file system for it."""
+    return home / "log"
 
 
 def fill(place: Path) -> Path:
@@ -59,18 +69,22 @@ def full_disk(folder: Path, server: Server, effects: str, seed: int) -> Verdict:
     def nemesis() -> None:
         asking = Worker(lambda line: _ask(beside.url, line))
         asking.wait_for("answered")
-        filler = fill(server.folder)
+        filler = fill(log_of(server.folder) if server.setting == "log" else server.folder)
         asking.tell()
         for word, *values in asking.rest(60):
             told[word] = float(values[0])
         assert asking.wait() == 0
         asking.close()
         pause(FULL_SECONDS)
+        if server.setting == "log":  # PostgreSQL panics, and cannot recover without room either
+            assert ended(server.running.pid)
         filler.unlink()
         if server.store == "redis":
             if not answers(server.running.port):
                 server.resume()
             eventually(lambda: answers(server.running.port))
+        elif server.setting == "log":
+            server.resume()
 
     verdict = Stage(folder, place, effects, seed=seed).play(nemesis)
     verdict.more.update(told)

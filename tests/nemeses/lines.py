@@ -65,6 +65,8 @@ SOUND: Final = (
     Line("synchronous standby, cut off", "postgresql", "atomic"),
     Line("full disk", "postgresql", "external", needs=DISK),
     Line("full disk", "postgresql", "atomic", needs=DISK, soak=True),
+    Line("full disk", "postgresql", "external", "log", needs=DISK),
+    Line("full disk", "postgresql", "atomic", "log", needs=DISK, soak=True),
     Line("full disk", "mariadb", "external", needs=(*DISK, *MARIADB)),
     Line("full disk", "mariadb", "atomic", needs=(*DISK, *MARIADB), soak=True),
     Line("full disk", "redis", "external", "everysec", needs=DISK),
@@ -115,7 +117,11 @@ def _unsound(line: Line, verdict: dict[str, Any]) -> str | None:
         return "\n".join(verdict["shown"])
     more = verdict["more"]
     if line.nemesis == "full disk":
-        met = more["refused"] >= 5 and more["slowest"] <= 3 and more["replayed"] == (line.setting != "always")
+        met = (
+            more["refused"] >= 5
+            and more["slowest"] <= 3
+            and more["replayed"] == (line.setting not in ("always", "log"))
+        )
         return None if met else f"not as a full disk should be met: {more}"
     return None
 

@@ -33,6 +33,18 @@ def end(pids: Iterable[int], how: signal.Signals = signal.SIGKILL) -> None:
         os.close(process)
 
 
+def ended(pid: int, seconds: float = 30.0) -> bool:
+    """Wait until this process has ended by itself; whether it has."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], seconds)[0])
+    finally:
+        os.close(process)
+
+
 def server_of(guard: int) -> int:
     """The one process that a guard guards."""
     (pid,) = children(guard)

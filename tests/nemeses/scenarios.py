@@ -41,13 +41,20 @@ class Server:
         self.folder = folder
         self.home = folder / "server"
         self.home.mkdir()
+        self.setting = setting
         match store:
+            case "postgresql" | "asyncpg" if setting == "log":
+                self.settings: tuple[str, ...] = full_disk.GROWING_LOG
+                log = full_disk.log_of(folder) / "files"
+                log.mkdir()
+                self.running = postgres.start(self.home, *self.settings, log=log)
             case "postgresql" | "asyncpg":
+                self.settings = ()
                 self.running = postgres.start(self.home)
             case "mariadb":
                 self.running = mariadb.start(self.home)
             case _:
-                self.settings: tuple[str, ...] = (
+                self.settings = (
                     ALWAYS if setting == "always" else (f"appendonly {'no' if setting == 'none' else 'yes'}",)
                 )
                 self.running = valkey.start(self.home, *self.settings)
@@ -77,7 +84,7 @@ class Server:
         match self.store:
             case "postgresql" | "asyncpg":
                 (self.home / "data" / "postmaster.pid").unlink(missing_ok=True)
-                self.running = postgres.resume(self.home, port)
+                self.running = postgres.resume(self.home, port, *self.settings)
             case "mariadb":
                 self.running = mariadb.resume(self.home, port)
             case _:
@@ -228,7 +235,8 @@ def main() -> None:
         if name in OF_SEVERAL:
             verdict = OF_SEVERAL[name](folder, Path(home), effects, setting, seed)
         else:
-            with full_disk.disk(Path(home), options["store"]) if name in full_disk.SCENARIOS else nullcontext():
+            full = name in full_disk.SCENARIOS
+            with full_disk.disk(Path(home), options["store"], setting) if full else nullcontext():
                 server = Server(options["store"], Path(home), setting)
                 try:
                     verdict = SCENARIOS[name](folder, server, effects, seed)
