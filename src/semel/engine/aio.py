@@ -34,6 +34,7 @@ from semel.rules.classify import Outcome, Refused, classify_exception
 from semel.telemetry import Observer
 
 T = TypeVar("T")
+_Attempt = Callable[[Claim, Command], Awaitable[Verdict]]
 
 
 class AsyncEngine:
@@ -133,22 +134,24 @@ class AsyncEngine:
         if not core.checked:
             await self._performer.first_look.take()
         claim = core.attempt(command)
+        attempt = self._claim_atomic if claim.terms.effects is Effects.ATOMIC else self._claim
         core.entering.add(claim.nonce)
         try:
             core.check_open()  # once more: a drain that did not see this claim is seen by it
-            met = core.met(command, claim, await self._verdict(claim, command, wait_seconds))
+            verdict = await attempt(claim, command)
+            if type(verdict) is InProgress:
+                verdict = await self._wait(attempt, claim, command, verdict, wait_seconds)
+            met = core.met(command, claim, verdict)
         finally:
             core.entering.discard(claim.nonce)
-        if isinstance(met, Permit):
+        if type(met) is Permit:
             self._upkeep.granted(met)
         return met
 
-    async def _verdict(self, claim: Claim, command: Command, wait_seconds: float | None) -> Verdict:
+    async def _wait(
+        self, attempt: _Attempt, claim: Claim, command: Command, running: InProgress, wait_seconds: float | None
+    ) -> Verdict:
         core = self.core
-        attempt = self._claim_atomic if claim.terms.effects is Effects.ATOMIC else self._claim
-        verdict = await attempt(claim, command)
-        if type(verdict) is not InProgress:
-            return verdict
         seconds = command.policy.wait_seconds if wait_seconds is None else wait_seconds
 
         async def once_more() -> Verdict:
@@ -157,9 +160,8 @@ class AsyncEngine:
 
         with core.waiter(claim, seconds) as may_wait:
             if may_wait:
-                flow = await_verdict(claim.id, verdict, seconds)
-                verdict = await self._performer.drive(flow, once_more)
-        return verdict
+                return await self._performer.drive(await_verdict(claim.id, running, seconds), once_more)
+        return running
 
     async def _claim(self, claim: Claim, command: Command) -> Verdict:
         try:

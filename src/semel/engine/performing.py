@@ -100,26 +100,27 @@ class AsyncPerformer:
             if core.observing:
                 core.tell_store_call(verb, time.perf_counter() - started)
 
-    async def claim_one(self, claim: Claim, under: Under | None) -> Verdict:
+    def claim_one(self, claim: Claim, under: Under | None) -> Awaitable[Verdict]:
         """One attempt at a command, outside any unit."""
         store = self._backend.store
         if claim.kept is not None:
-            return await self.drive(claim_kept(store, claim, under))
+            return self.drive(claim_kept(store, claim, under))
         if under is not None:
-            return await self.drive(claim_once(store, claim, under))
-        return await self.store_one("claim", store.claim, claim)
+            return self.drive(claim_once(store, claim, under))
+        return self.store_one("claim", store.claim, claim)
 
     async def keep_request(self, claim: Claim, verdict: Verdict) -> Verdict:
         """Keep the request of a resumable operation, where its claim was granted."""
         await self.drive(keep_request(self._backend.store, claim, verdict))
         return verdict
 
-    async def settle_one(self, word: Settlement) -> Settling:
+    def settle_one(self, word: Settlement) -> Awaitable[Settling]:
         """A holder's last word, outside any unit."""
         store = self._backend.store
-        if word.keeps:
-            return (await self.store_call("settle", settling(store, word).make))[0]
-        return await self.store_one("settle", store.settle, word)
+        return self._settle_kept(word) if word.keeps else self.store_one("settle", store.settle, word)
+
+    async def _settle_kept(self, word: Settlement) -> Settling:
+        return (await self.store_call("settle", settling(self._backend.store, word).make))[0]
 
     async def drive(self, flow: Flow[T], attempt: Callable[[], Awaitable[Verdict]] | None = None) -> T:
         """Perform a flow to its end; an error of the store's is thrown into it, which may repeat it or clean up."""

@@ -1,4 +1,4 @@
-"""The ASGI middleware: pure ASGI on asyncio, without a framework. What one request goes through is in ``asgi_call``.
+"""The ASGI middleware: pure ASGI on asyncio, without a framework. What one request goes through: ``asgi_declared``.
 
 It finds the operation, hands the request over, and keeps the handlers alive whose clients have gone.
 """
@@ -11,7 +11,8 @@ from typing import Any
 from semel.engine.aio import AsyncEngine
 from semel.engine.opening import opened_async
 from semel.errors import ConfigurationError
-from semel.web.asgi_call import App, DeclaredCall, Message, Receive, Scope, Send, marked, send_answer
+from semel.web.asgi_call import App, Message, Receive, Scope, Send, marked, send_answer
+from semel.web.asgi_declared import DeclaredCall
 from semel.web.asgi_resumed import completer_of
 from semel.web.asgi_route import CALL_KEY
 from semel.web.asgi_tasks import KeptAlive
@@ -60,8 +61,7 @@ class SemelMiddleware:
                 query = scope.get("query_string", b"")
                 opened = open_exchange(self.surface, *found, scope["method"], query, scope["headers"], scope)
                 if isinstance(opened, Exchange):
-                    kept_alive = None if self._kept_alive.is_needless() else self._kept_alive
-                    await DeclaredCall(self.app, self.engine, opened, scope, receive, send).run(kept_alive)
+                    await DeclaredCall(self.app, self.engine, opened, scope, receive, send).run(self._kept_alive)
                 elif isinstance(opened, Unprotected):
                     await self.app(scope, receive, send if opened.mark is None else marked(send, opened.mark))
                 else:

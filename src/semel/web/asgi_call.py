@@ -1,4 +1,4 @@
-"""One command's way through the ASGI middleware. It translates messages; the exchange decides.
+"""One command whose handler runs, and what the application gets of its server. It translates; the exchange decides.
 
 The application's answer is held until its call has *returned*, because frameworks commit after the last chunk;
 then the outcome is settled, and only then does the answer leave. An answer that cannot be held is marked in the
@@ -17,13 +17,11 @@ from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import SemelError, StoreError
 from semel.model import Answer, Effects, Superseded, Verdict
-from semel.policy import Command
 from semel.rules.classify import Outcome
-from semel.web.asgi_listener import Listener, is_disconnect
+from semel.web.asgi_listener import is_disconnect
 from semel.web.asgi_scope import captured
-from semel.web.asgi_tasks import KeptAlive
 from semel.web.capture import Capture
-from semel.web.exchange import AnswerTooLarge, Exchange, IncompleteAnswer, Unprotected
+from semel.web.exchange import AnswerTooLarge, Exchange, IncompleteAnswer
 from semel.web.spool import Spool
 
 Scope = MutableMapping[str, Any]
@@ -37,6 +35,10 @@ class _Mode(Enum):
     HOLD = 1  # the answer is kept here until the outcome is settled
     THROUGH = 2  # it is marked as not kept, and flows to the client
     DROP = 3  # it may not leave any more; the handler finishes
+
+
+# Of an enumeration a member is looked up by a function; every request would pay for it.
+_HOLD, ATOMIC, _IDEMPOTENT = _Mode.HOLD, Effects.ATOMIC, Effects.IDEMPOTENT
 
 
 class Call:
@@ -68,22 +70,16 @@ class Call:
     )
 
     def _prepare(self, app: App, engine: AsyncEngine, scope: Scope, receive: Receive, send: Send) -> None:
+        """What a request needs that may never be granted anything."""
         self._app = app
         self._engine = engine
-        self._scope = captured(scope)
+        self._scope = scope
         self._receive = receive
         self._send = send
-        self._mode = _Mode.HOLD
         self._message: Message | None = None
         self._spool: Spool | None = None
         self._read_at = 0
         self._permit: Permit | None = None
-        self._start: Message | None = None
-        self._ended: asyncio.Event | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._gone = False
-        self._lost = False
-        self._accepted = False  # the client has its 202; the answer is for those who ask later
 
     def _begin(self, exchange: Exchange, permit: Permit) -> None:
         """From here on the answer is held, for this permit."""
@@ -91,26 +87,32 @@ class Call:
         self._permit = permit
         self._capture = Capture(exchange.route.keeping)
         self._deadline = permit.deadline_monotonic
-        scope = self._scope
+        self._mode = _HOLD
+        self._start: Message | None = None
+        self._ended: asyncio.Event | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._gone = False
+        self._lost = False
+        self._accepted = False  # the client has its 202; the answer is for those who ask later
+        scope = self._scope = captured(self._scope)
         state = scope.get("state")
         if state is None:
             scope["state"] = {"semel_permit": permit}
         else:
             state["semel_permit"] = permit
         scope["semel.permit"] = permit
-        if permit.effects is Effects.IDEMPOTENT:
+        if permit.effects is _IDEMPOTENT:
             self._task = asyncio.current_task()
             permit.when_lost(self._cancel)
 
-    async def _accept(self) -> None:
+    async def _accept(self, permit: Permit) -> None:
         """Tell a client that does not wait where to look; the handler goes on."""
-        if self._exchange.wants_async and self._permit is not None:
-            self._accepted = True
-            try:
-                await send_answer(self._send, self._exchange.accepted(self._permit.grant.operation_id))
-            except Exception as refused:
-                if not is_disconnect(refused):
-                    raise
+        self._accepted = True
+        try:
+            await send_answer(self._send, self._exchange.accepted(permit.grant.operation_id))
+        except Exception as refused:
+            if not is_disconnect(refused):
+                raise
 
     def _cancel(self) -> None:
         if self._task is not None:
@@ -127,7 +129,7 @@ class Call:
             if self._lost:
                 self._task.uncancel()
         capture = self._capture
-        if error is None and not capture.complete and (self._mode is _Mode.HOLD or not capture.started):
+        if error is None and not capture.complete and (self._mode is _HOLD or not capture.started):
             error = IncompleteAnswer("the application returned without completing its response")
         try:
             answer = await self._settle(permit, error)
@@ -193,7 +195,7 @@ class Call:
                 raise RuntimeError("the application sent a body before it started its response")
             if self._capture.complete:
                 return
-            if self._mode is not _Mode.HOLD:
+            if self._mode is not _HOLD:
                 await self._continue(message)
                 return
             fits = self._capture.add(message.get("body", b""))
@@ -269,114 +271,6 @@ class Call:
         if self._spool is not None:
             self._spool.close()
             self._spool = None
-
-
-class DeclaredCall(Call):
-    """One request of a declared operation: read its body, claim, and only then call the application."""
-
-    __slots__ = ()
-
-    def __init__(
-        self, app: App, engine: AsyncEngine, exchange: Exchange, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        self._prepare(app, engine, scope, receive, send)
-        self._exchange = exchange
-
-    async def run(self, kept_alive: KeptAlive | None) -> None:
-        """The whole way, from reading the body to the last byte of the answer.
-
-        Parameters: ``kept_alive`` runs to its end what must not end with its client; None where nobody cancels.
-        """
-        message = await self._receive()
-        if message["type"] == "http.request" and not message.get("more_body"):
-            self._message = message
-            command: Command | Answer | None = self._exchange.command(message.get("body", b""))
-        else:
-            try:
-                command = await self._read(message)
-            except BaseException:  # cancelled, mostly; from the claim on, the spool is the application's
-                self._close_spool()
-                raise
-        if isinstance(command, Command):
-            await self._attempt(command, kept_alive)
-            return
-        self._close_spool()
-        if command is not None:
-            await send_answer(self._send, command)
-
-    async def _attempt(self, command: Command, kept_alive: KeptAlive | None) -> None:
-        try:
-            permit = await self._engine.claim(command, wait_seconds=self._exchange.wait_seconds)
-        except StoreError as error:
-            try:
-                refused = self._exchange.unclaimed(error)
-                if isinstance(refused, Unprotected):
-                    assert refused.mark is not None
-                    await self._app(self._scope, self._receive_unprotected, marked(self._send, refused.mark))
-                else:
-                    await send_answer(self._send, refused)
-            finally:
-                self._close_spool()
-            return
-        except BaseException:
-            self._close_spool()
-            raise
-        if not isinstance(permit, Permit):
-            self._close_spool()
-            await send_answer(self._send, self._exchange.present(permit))
-        elif kept_alive is None:
-            await self._proceed(permit)
-        else:
-            listener = Listener(self._send)
-            self._send = listener.send
-            await kept_alive.shield(self._proceed(permit), listener)
-
-    async def _proceed(self, permit: Permit) -> None:
-        """Run the application under the permit."""
-        error: BaseException | None = None
-        try:
-            self._begin(self._exchange, permit)
-            await self._accept()
-            if permit.effects is Effects.ATOMIC:
-                async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
-                    await self._app(self._scope, self.receive, self.send)
-            else:
-                await self._app(self._scope, self.receive, self.send)
-        except GeneratorExit:
-            raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
-        except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again
-            error = raised
-        finally:
-            self._close_spool()
-        try:
-            await self._conclude(permit, error)
-        finally:
-            error = None  # it holds this frame
-
-    async def _read(self, message: Message) -> Command | Answer | None:
-        """Read a body of several pieces; None where the client went away before its end."""
-        spool = self._spool = Spool()
-        while message["type"] == "http.request":
-            chunk = message.get("body", b"")
-            refusal = self._exchange.feed(chunk)
-            if refusal is not None:
-                return refusal
-            if spool.on_disk:
-                await asyncio.to_thread(spool.write, chunk)
-            else:
-                spool.write(chunk)
-            if not message.get("more_body", False):
-                return self._exchange.finish(spool)
-            message = await self._receive()
-        return None
-
-    async def _receive_unprotected(self) -> Message:
-        message = self._message
-        if message is None:
-            piece = await self._next_piece()
-            return piece if piece is not None else await self._receive()
-        self._message = None
-        return message
 
 
 async def send_answer(send: Send, answer: Answer) -> None:

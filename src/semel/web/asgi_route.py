@@ -20,6 +20,7 @@ from semel.policy import Command
 from semel.rules.classify import Outcome, classify_exception
 from semel.web.asgi_call import App, Call, Message, Receive, Scope, Send
 from semel.web.asgi_listener import Listener
+from semel.web.asgi_scope import captured
 from semel.web.asgi_tasks import KeptAlive
 from semel.web.exchange import Exchange, Unprotected, open_exchange
 from semel.web.routing import UNSAFE_METHODS, Params, Route
@@ -38,7 +39,7 @@ class RouteCall(Call):
     def __init__(
         self, app: App, engine: AsyncEngine, scope: Scope, receive: Receive, send: Send, may_claim: Callable[..., bool]
     ) -> None:
-        self._prepare(app, engine, scope, receive, _listing(send))
+        self._prepare(app, engine, captured(scope), receive, _listing(send))
         self._may_claim = may_claim
         self._leaked = False
         self._cut = False
@@ -100,7 +101,8 @@ class RouteCall(Call):
         if not isinstance(permit, Permit):
             return opened.present(permit)
         self._begin(opened, permit)
-        await self._accept()
+        if opened.wants_async:
+            await self._accept(permit)
         if permit.effects is Effects.ATOMIC:
             # The handler has its own limit. What the framework does after it holds the transaction open, too.
             left = permit.deadline_monotonic - time.monotonic()

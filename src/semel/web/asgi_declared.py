@@ -1,0 +1,135 @@
+"""One request of a declared operation, from its first byte to the last one of its answer.
+
+Most of it is what every request pays for, also one that is only answered again; what a granted one needs
+besides is in ``asgi_call``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from semel.engine.aio import AsyncEngine
+from semel.engine.permit import Permit
+from semel.errors import StoreError
+from semel.model import Answer
+from semel.policy import Command
+from semel.web.asgi_call import ATOMIC, App, Call, Message, Receive, Scope, Send, marked, send_answer
+from semel.web.asgi_listener import Listener
+from semel.web.asgi_tasks import KeptAlive
+from semel.web.exchange import Exchange, Unprotected
+from semel.web.spool import Spool
+
+
+class DeclaredCall(Call):
+    """One request of a declared operation: read its body, claim, and only then call the application."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, app: App, engine: AsyncEngine, exchange: Exchange, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self._prepare(app, engine, scope, receive, send)
+        self._exchange = exchange
+
+    async def run(self, kept_alive: KeptAlive) -> None:
+        """The whole way, from reading the body to the last byte of the answer.
+
+        Parameters: ``kept_alive`` runs to its end what must not end with its client.
+        """
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            self._message = message
+            command: Command | Answer | None = self._exchange.command(message.get("body", b""))
+        else:
+            command = await self._read(message)
+        if type(command) is not Command:
+            if type(command) is Answer:
+                await send_answer(self._send, command)
+            return
+        try:
+            permit = await self._engine.claim(command, wait_seconds=self._exchange.wait_seconds)
+        except StoreError as error:
+            await self._go_unclaimed(error)
+            return
+        except BaseException:
+            self._close_spool()
+            raise
+        if not isinstance(permit, Permit):
+            self._close_spool()
+            await send_answer(self._send, self._exchange.present(permit))
+        elif kept_alive.is_needless():
+            await self._proceed(permit)
+        else:
+            listener = Listener(self._send)
+            self._send = listener.send
+            await kept_alive.shield(self._proceed(permit), listener)
+
+    async def _go_unclaimed(self, error: StoreError) -> None:
+        """The store could not take the command: refuse it, or run it unprotected where that was declared."""
+        try:
+            refused = self._exchange.unclaimed(error)
+            if isinstance(refused, Unprotected):
+                assert refused.mark is not None
+                await self._app(self._scope, self._receive_unprotected, marked(self._send, refused.mark))
+            else:
+                await send_answer(self._send, refused)
+        finally:
+            self._close_spool()
+
+    async def _proceed(self, permit: Permit) -> None:
+        """Run the application under the permit."""
+        error: BaseException | None = None
+        try:
+            self._begin(self._exchange, permit)
+            if self._exchange.wants_async:
+                await self._accept(permit)
+            if permit.effects is ATOMIC:
+                async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
+                    await self._app(self._scope, self.receive, self.send)
+            else:
+                await self._app(self._scope, self.receive, self.send)
+        except GeneratorExit:
+            raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
+        except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again
+            error = raised
+        finally:
+            self._close_spool()
+        try:
+            await self._conclude(permit, error)
+        finally:
+            error = None  # it holds this frame
+
+    async def _read(self, message: Message) -> Command | Answer | None:
+        """Read a body of several pieces; None where the client went away before its end."""
+        spool = self._spool = Spool()
+        command: Command | Answer | None = None
+        try:
+            command = await self._spooled(spool, message)
+        finally:  # cancelled, mostly; from the claim on, the spool is the application's
+            if type(command) is not Command:
+                self._close_spool()
+        return command
+
+    async def _spooled(self, spool: Spool, message: Message) -> Command | Answer | None:
+        while message["type"] == "http.request":
+            chunk = message.get("body", b"")
+            refusal = self._exchange.feed(chunk)
+            if refusal is not None:
+                return refusal
+            if spool.on_disk:
+                await asyncio.to_thread(spool.write, chunk)
+            else:
+                spool.write(chunk)
+            if not message.get("more_body", False):
+                return self._exchange.finish(spool)
+            message = await self._receive()
+        return None
+
+    async def _receive_unprotected(self) -> Message:
+        message = self._message
+        if message is None:
+            piece = await self._next_piece()
+            return piece if piece is not None else await self._receive()
+        self._message = None
+        return message
