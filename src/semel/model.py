@@ -1,9 +1,8 @@
 """The words of Semel as values: what crosses from one layer to the next.
 
-Everything here is immutable. Values made once per request on the hot path are named tuples, because
-they are built several times faster than frozen dataclasses; the rest are frozen dataclasses.
-This file holds values only: what follows from them is decided in ``rules/``.
-Times are integers in microseconds since 1970 by the *store's* clock; spans are microseconds too.
+Everything here is immutable. Values made once per request on the hot path are named tuples, which are built several
+times faster than frozen dataclasses; the rest are those. This file holds values only: what follows from them is decided
+in ``rules/``. Times are integers in microseconds since 1970 by the *store's* clock; spans are microseconds too.
 """
 
 from __future__ import annotations
@@ -331,6 +330,8 @@ class Resolution(NamedTuple):
     forced: bool = False
     resource_type: str | None = None  # what was made, where it is known
     resource_id: str | None = None
+    step: str | None = None  # in doubt when somebody looked; "did not happen" speaks of a step in doubt alone
+    result: bytes | None = None  # of the step in doubt, in JSON: that one happened, and the execution goes on
 
 
 @dataclass(frozen=True, slots=True)
