@@ -63,10 +63,7 @@ class Scope(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A response as it is stored and replayed.
-
-    ``headers`` are raw pairs in their order; ``status`` is None for answers that are not HTTP.
-    """
+    """A response as it is stored and replayed: ``headers`` in raw pairs; ``status`` is None where it is not HTTP's."""
 
     status: int | None
     headers: tuple[tuple[bytes, bytes], ...]
