@@ -28,7 +28,7 @@ VALUES: Final = {
     "semel.testing.explore.VARIANTS": "Unsafe variants of the protocol, each of which the explorer must refuse.",
     "semel.testing.mutants.MUTANTS": "Every mutant.",
     "semel.testing.mutants.PARTS": "The parts of the kit that are let at each mutant, by name.",
-    "semel.worker.Finding": "What a reconciler may answer: SucceededWith, DidNotHappen or StillUnknown.",
+    "semel.worker.Finding": "What a reconciler may answer: SucceededWith, StepSucceeded, DidNotHappen or StillUnknown.",
     "semel.telemetry.EVENTS": "Every event with the names of its labels.",
 }
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from semel import Permit
 from semel.errors import NotReplayableError
-from semel.model import Answer
+from semel.model import Answer, Find
 from semel.policy import Policy
+from semel.rules.identity import uuid_text
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 
 Run = Callable[..., Ran]
@@ -99,6 +103,90 @@ def test_it_is_settled_once(semel: Run, shelf: Shelf) -> None:
     assert semel("settle", operation_id, "--succeeded", "--reason", "first").code == 0
     assert semel("settle", operation_id, "--did-not-happen", "--reason", "second").code == 1
     assert len(semel("show", operation_id, "--json").document["audit"]) == 1
+
+
+# --- a step in doubt -----------------------------------------------------------------------------
+
+
+class Shop:
+    """Charges and ships; the parcels that it is told to lose get no answer."""
+
+    def __init__(self, lost: int) -> None:
+        self.calls: list[str] = []
+        self.results: list[str] = []
+        self.lost = lost
+
+    def buy(self, permit: Permit) -> Answer:
+        permit.step("charge", lambda: self.calls.append("charge"))
+        self.results.append(permit.step("ship", self.ship))
+        return Answer(201, (), b"done")
+
+    def ship(self) -> str:
+        self.calls.append("ship")
+        if self.calls.count("ship") <= self.lost:
+            raise TimeoutError
+        return "parcel 1"
+
+
+def in_doubt(shelf: Shelf, shop: Shop) -> str:
+    """A command that has charged, and whose parcel nobody knows of; its operation id."""
+    engine = shelf.engine(ago_us=HOUR_US)
+    with pytest.raises(TimeoutError):
+        engine.run(shelf.command("k", steps=True), shop.buy)
+    [row] = engine.perform("find", lambda: engine.store.find(Find())).records
+    engine.close()
+    return uuid_text(row.operation_id)
+
+
+def retried(shelf: Shelf, shop: Shop) -> bytes:
+    with shelf.engine() as engine:
+        return engine.run(shelf.command("k", steps=True), shop.buy).answer.body
+
+
+def test_a_step_that_did_not_happen_is_the_only_one_that_is_made_again(semel: Run, shelf: Shelf) -> None:
+    shop = Shop(lost=1)
+    operation_id = in_doubt(shelf, shop)
+    told = " ".join(semel("explain", operation_id, "--json").document["story"]["operator"])
+    assert f"semel show {operation_id} --derived ship" in told
+    assert "--step-succeeded" in told
+    ran = semel("settle", operation_id, "--did-not-happen", "--reason", "no parcel", "--actor", "olga")
+    assert (
+        ran.out == "settled: step 'ship' did not happen; a retry goes on, and makes no step again that had finished\n"
+    )
+    happened = " ".join(semel("explain", operation_id, "--json").document["story"]["happened"])
+    assert "olga settled it (did-not-happen step:ship): no parcel" in happened
+    assert retried(shelf, shop) == b"done"
+    assert shop.calls == ["charge", "ship", "ship"]
+
+
+def test_a_step_that_succeeded_is_not_made_again(semel: Run, shelf: Shelf) -> None:
+    shop = Shop(lost=1)
+    operation_id = in_doubt(shelf, shop)
+    given = ("settle", operation_id, "--reason", "parcel 7 is on its way", "--step-succeeded")
+    for wrong in ("parcel 7", "[" * 100_000):
+        refused = semel(*given, wrong)
+        assert refused.code == 2
+        assert "--step-succeeded" in refused.err
+    ran = semel(*given, '"parcel 7"', "--json")
+    assert (ran.document["state"], ran.document["step"]) == ("CLAIMED", "ship")
+    assert retried(shelf, shop) == b"done"
+    assert (shop.calls, shop.results) == (["charge", "ship"], ["parcel 7"])
+
+
+def test_no_step_succeeded_where_none_is_in_doubt(semel: Run, shelf: Shelf) -> None:
+    operation_id = shelf.unknown("k", ago_us=HOUR_US)
+    refused = semel("settle", operation_id, "--step-succeeded", "1", "--reason", "x")
+    assert refused.code == 1
+    assert "no step of this command is in doubt" in refused.err
+
+
+def test_where_the_list_of_steps_cannot_be_read_it_is_said_what_to_do(semel: Run, shelf: Shelf) -> None:
+    operation_id = in_doubt(shelf, Shop(lost=1))
+    with closing(sqlite3.connect(shelf.path)) as db, db:
+        db.execute("UPDATE semel_record SET steps = x'00'")
+    refused = semel("settle", operation_id, "--did-not-happen", "--reason", "x")
+    assert refused.code == 1
+    assert "settle the whole command as succeeded" in refused.err
 
 
 ID = "0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55"

@@ -65,7 +65,7 @@ EMPTY: dict[str, Any] = {"doubt": None, "error_code": None, "answer_kind": Answe
         (State.SUCCEEDED, False, {**RETAINED, **ANSWERED, "answer_kind": AnswerKind.NOT_KEPT}),
         (State.FAILED_REPLAYABLE, True, {**RETAINED, **KEPT}),
         (State.FAILED_NOT_REPLAYABLE, True, RETAINED),
-        (State.UNKNOWN, True, {}),
+        (State.UNKNOWN, True, {"request": b"asked"}),
         (State.PROCESSING, True, {"lease_until": 0}),
     ],
 )

@@ -32,6 +32,7 @@ from semel.rules.settle import (
     resolved_row,
     settled_row,
 )
+from semel.rules.steps import Step, Steps
 from semel.stores.memory import granted_row
 from semel.testing.attempts import OK, attempt, renewal, word
 
@@ -235,6 +236,77 @@ def test_a_resolution_supersedes_the_holder_and_starts_retention(happened: bool)
     assert written.body == (OK.body if happened else None)  # "did not happen" has no answer, whatever was given
     assert (written.settled_at, written.doubt) == (row.deadline_at, None)
     assert settled_row(written, word(grant), NOW) == (Superseded(State(written.state)), None)
+
+
+CHARGE = Step("charge", 0, NOW, repeatable=False)
+PAID = CHARGE._replace(finished=True, result=b'"ch_1"')
+GONE = CHARGE._replace(name="ship", disproved=True)
+MAIL = Step("mail", 0, NOW, repeatable=True)
+CONTINUED: list[tuple[str, str, Steps | None, bytes | None, State, str | None, int]] = [
+    ("no steps at all", "error:E", None, None, State.FAILED_NOT_REPLAYABLE, None, 1),
+    ("nothing else had begun", "step:ship", (GONE,), None, State.FAILED_NOT_REPLAYABLE, None, 0),
+    ("its start was not written", "step:ship", (), None, State.FAILED_NOT_REPLAYABLE, None, 0),
+    ("nor can be, here", "step:ship", None, None, State.FAILED_NOT_REPLAYABLE, None, 0),
+    ("nothing else had begun, and a completer may go on", "step:ship", (GONE,), b"r", State.CLAIMED, None, 0),
+    ("a step had finished", "step:ship", (PAID, GONE), None, State.CLAIMED, None, 0),
+    ("a step may be repeated", "step:ship", (MAIL, GONE), None, State.CLAIMED, None, 0),
+    ("a step had finished, and no step is in doubt", "attempts-over", (PAID,), None, State.CLAIMED, None, 0),
+    ("another step is in doubt", "step:ship", (GONE, CHARGE), None, State.UNKNOWN, "step:charge", 0),
+]
+
+
+@pytest.mark.parametrize("each", CONTINUED, ids=[each[0] for each in CONTINUED])
+def test_a_resolution_where_steps_had_begun(
+    each: tuple[str, str, Steps | None, bytes | None, State, str | None, int],
+) -> None:
+    _, doubt, steps, request, state, left, generation = each
+    grant, row = grant_and_row()
+    row = row._replace(state=State.UNKNOWN, doubt=doubt, request=request, error_code="error:E", attempt=2)
+    row = row._replace(answer_kind=AnswerKind.NOT_KEPT, status=500)
+    reply, written = resolved_row(
+        row, Resolution(grant.id, grant.fence, False, None, "olga", "why"), row.deadline_at, steps
+    )
+    assert written is not None
+    assert reply == Resolved(state)
+    assert (written.state, written.doubt, written.generation) == (state, left, generation)
+    assert written.fence == row.deadline_at > row.fence
+    assert settled_row(written, word(grant), NOW) == (Superseded(state), None)
+    if state is State.CLAIMED:
+        gone_on = row._replace(
+            state=state, fence=written.fence, lease_until=0, doubt=None, error_code=None, answer_kind=0, status=None
+        )
+        assert written == gone_on
+    if state is State.UNKNOWN:
+        assert written == row._replace(fence=written.fence, doubt=left)
+
+
+def test_the_attempts_that_a_completer_has_are_counted_anew() -> None:
+    grant, row = grant_and_row(Policy(attempts_max=3))
+    row = row._replace(state=State.UNKNOWN, doubt="attempts-over", attempt=3, deadline_at=NOW)
+    _, written = resolved_row(row, Resolution(grant.id, grant.fence, False, None, "o", "w"), NOW, (PAID,))
+    assert written is not None
+    assert written.attempt == 1  # not 0: the next run is not the first, and reads what is recorded
+
+
+@pytest.mark.parametrize(
+    ("seen", "doubt", "result", "stands"),
+    [
+        ("charge", "step:charge", None, True),
+        ("charge", "step:ship", None, False),
+        ("charge", "lapsed", None, False),
+        (None, "step:ship", None, True),
+        (None, "lapsed", b"1", False),
+    ],
+)
+def test_a_word_about_a_step_is_about_that_step(
+    seen: str | None, doubt: str, result: bytes | None, stands: bool
+) -> None:
+    grant, row = grant_and_row()
+    row = row._replace(state=State.UNKNOWN, doubt=doubt)
+    asked = Resolution(grant.id, grant.fence, result is not None, None, "o", "w", True, step=seen, result=result)
+    reply, written = resolved_row(row, asked, NOW, () if result is None else (PAID,))
+    assert isinstance(reply, Resolved if stands else MovedOn)
+    assert (written is not None) is stands
 
 
 def test_a_resolution_without_an_answer_says_that_none_is_kept() -> None:

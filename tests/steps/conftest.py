@@ -123,7 +123,7 @@ class World:
             empty_schema(postgres(), schema())
         with closing(Engine(self._backend())) as engine:
             engine.migrate()
-        with self._outside() as outside, closing(outside.cursor()) as cursor:
+        with self.outside() as outside, closing(outside.cursor()) as cursor:
             cursor.execute("DROP TABLE IF EXISTS effect")
             cursor.execute("CREATE TABLE effect (n integer)")
             outside.commit()
@@ -139,7 +139,7 @@ class World:
                 return postgres_backend(postgres(), asyncpg=asyncpg, schema=schema(), clock=self.clock)
 
     @contextmanager
-    def _outside(self) -> Iterator[Any]:
+    def outside(self) -> Iterator[Any]:
         """A connection of somebody else."""
         match self.kind:
             case "sqlite" | "sqlite-async":
@@ -154,7 +154,7 @@ class World:
     @property
     def effects(self) -> int:
         """How many local writes are committed."""
-        with self._outside() as outside, closing(outside.cursor()) as cursor:
+        with self.outside() as outside, closing(outside.cursor()) as cursor:
             cursor.execute("SELECT count(*) FROM effect")
             return int(cursor.fetchone()[0])
 

@@ -143,7 +143,11 @@ def test_attempts_are_bounded_and_then_somebody_looks(world: World) -> None:
     completer._rests.clear()
     assert story.complete(completer) == 0
     row = story.process.row(resumable())
-    assert (row.state, row.doubt, row.request) == (State.UNKNOWN, "attempts-over", None)
+    assert (row.state, row.doubt, row.request) == (
+        State.UNKNOWN,
+        "attempts-over",
+        b"ten euros",
+    )  # there is no outcome yet
     with pytest.raises(OutcomeUnknownError, match="attempts-over"):
         story.process.run(resumable(), story.steps)
 

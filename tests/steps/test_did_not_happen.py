@@ -1,50 +1,348 @@
-"""What was settled as "did not happen" runs anew: its local steps' rows are still there, its id is the same."""
+"""What "did not happen" of a step in doubt means: that step. What had finished is never made again, by nobody."""
 
 from __future__ import annotations
 
-from contextlib import closing
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from semel import Answer, Engine, Permit
-from semel.model import Resolution, Resolved
+from semel import Answer, Command, Engine, NothingHappened, Permit, Policy
+from semel.errors import OutcomeUnknownError, ResolveRefused, StoreError, SupersededError
+from semel.model import MovedOn, Resolution, Resolved, Resolving, State
+from semel.protocol.operations import resolve
+from semel.testing.clock import SettableClock
+from semel.testing.faults import KINDS, Crash, Faults, Kind, When, every_fault, faulty_sqlite
+from semel.worker.completer import Completer
 from tests.engine.drivers import sqlite
-from tests.steps.conftest import stepped
+from tests.engine.shells import SCOPE
+from tests.engine.telling import at_once
+from tests.steps.conftest import Process, Run, World, stepped
+
+OK = Answer(201, (), b"done")
+LEASE_US = 30_000_000
 
 
-def test_what_local_steps_wrote_stays_and_only_derived_keys_are_new(tmp_path: Path) -> None:
-    seen: list[tuple[str, str]] = []
-    rows: list[list[Any]] = []
+class Shop:
+    """The other sides: each call with the derived key that it was given, and which of them get no answer."""
 
-    def reserve(connection: Any) -> None:
-        connection.execute("CREATE TABLE IF NOT EXISTS reserved (operation TEXT, name TEXT UNIQUE)")
-        connection.execute("INSERT INTO reserved VALUES (?, ?)", seen[-1])
-        rows.append(connection.execute("SELECT operation, name FROM reserved ORDER BY rowid").fetchall())
+    def __init__(self, *lost: str) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.lost = list(lost)
 
-    def charge() -> str:
-        if len(seen) == 1:
+    def call(self, run: Run, name: str) -> str:
+        self.calls.append((name, run.permit.key_for(name)))
+        if name in self.lost:
+            self.lost.remove(name)
             raise TimeoutError("no answer")
-        return "ch_1"
+        return f"{name}-1"
 
-    def pay(permit: Permit) -> Answer:
-        seen.append((permit.operation_id, permit.key_for("reserve")))
-        permit.local_step("reserve", reserve)
-        return Answer(201, (), permit.step("charge", charge).encode())
+    def made(self, name: str) -> int:
+        return sum(called == name for called, _ in self.calls)
 
-    with closing(Engine(sqlite(tmp_path / "semel.db"))) as engine:
+    async def buy(self, run: Run) -> Answer:
+        """Charge, ship, and mail a receipt."""
+        for name in ("charge", "ship", "mail"):
+            await run.step(name, partial(self.call, run, name))
+        return OK
+
+    def in_thread(self, permit: Permit) -> Answer:
+        """The same, without the world around it."""
+        return at_once(self.buy(Run(permit, is_async=False)))
+
+    async def buy_all_the_same(self, run: Run) -> Answer:
+        """The same; whatever gets no answer, the next step is begun, and only then is it said that one failed."""
+        failed: list[Exception] = []
+        for name in ("charge", "ship", "mail"):
+            try:
+                await run.step(name, partial(self.call, run, name))
+            except TimeoutError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+        return OK
+
+
+def settle(process: Process, key: str = "k", *, happened: bool = False, **given: Any) -> Resolving:
+    """An operator's word, as the command line gives it."""
+    row = process.row(stepped(key))
+    word = Resolution(row.id, row.fence, happened, None, "op", "asked the provider", forced=True)._replace(**given)
+    reply: Resolving = process.perform("resolve", lambda: resolve(process.engine.store, word))
+    return reply
+
+
+def doubted(process: Process, shop: Shop, key: str = "k") -> None:
+    """A run whose call gets no answer: charged, and in doubt about the next step."""
+    with pytest.raises(TimeoutError):
+        process.run(stepped(key), shop.buy)
+    row = process.row(stepped(key))
+    assert (row.state, row.doubt) == (State.UNKNOWN, f"step:{shop.calls[-1][0]}")
+
+
+def test_a_finished_charge_is_never_made_again(world: World) -> None:
+    process, shop = world.process(), Shop("ship")
+    doubted(process, shop)
+    assert settle(process) == Resolved(State.CLAIMED)
+    row = process.row(stepped())
+    assert (row.state, row.lease_until, row.doubt, row.generation) == (State.CLAIMED, 0, None, 0)
+    assert (row.settled_at, row.forget_after, row.error_code) == (None, None, None)
+    assert world.process().run(stepped(), shop.buy).answer == OK
+    assert [shop.made(name) for name in ("charge", "ship", "mail")] == [1, 2, 1]
+    first, again = (key for name, key in shop.calls if name == "ship")
+    assert first == again  # a late first call is then one with the second
+    assert world.process().run(stepped(), shop.buy).replayed
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+@pytest.fixture(params=["sqlite", "psycopg", "pymysql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """One kind for each database: what is told here is the store's, not the engine's."""
+    made = World(request.param, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Process]:
+    """One process on SQLite: what is told here is the rules'."""
+    made = World("sqlite", tmp_path)
+    yield made.process()
+    made.close()
+
+
+# --- the rules --------------------------------------------------------------------------------
+
+
+def test_where_nothing_else_has_begun_the_key_is_free_under_the_same_derived_keys(process: Process) -> None:
+    shop = Shop("charge")
+    doubted(process, shop)
+    assert settle(process) == Resolved(State.FAILED_NOT_REPLAYABLE)
+    row = process.row(stepped())
+    assert (row.state, row.generation, row.doubt) == (State.FAILED_NOT_REPLAYABLE, 0, None)
+    assert process.run(stepped(), shop.buy).answer == OK
+    assert len({key for name, key in shop.calls if name == "charge"}) == 1
+
+
+def test_a_step_before_others_that_have_finished_begins_in_its_place(process: Process) -> None:
+    shop = Shop("charge")
+    with pytest.raises(TimeoutError):
+        process.run(stepped(), shop.buy_all_the_same)
+    assert settle(process, step="charge") == Resolved(State.CLAIMED)
+    assert process.run(stepped(), shop.buy_all_the_same).answer == OK
+    assert [shop.made(name) for name in ("charge", "ship", "mail")] == [2, 1, 1]
+
+
+def test_the_next_step_in_doubt_is_asked_about_next(process: Process) -> None:
+    shop = Shop("charge", "mail")
+    with pytest.raises(TimeoutError):
+        process.run(stepped(), shop.buy_all_the_same)
+    assert settle(process, step="charge") == Resolved(State.UNKNOWN)
+    assert process.row(stepped()).doubt == "step:mail"
+    with pytest.raises(OutcomeUnknownError, match="step:mail"):
+        process.run(stepped(), shop.buy_all_the_same)
+    assert settle(process, step="mail") == Resolved(State.CLAIMED)
+    assert process.run(stepped(), shop.buy_all_the_same).answer == OK
+    assert [shop.made(name) for name in ("charge", "ship", "mail")] == [2, 1, 2]
+
+
+def test_a_step_that_is_in_doubt_again_is_in_doubt_again(process: Process) -> None:
+    shop = Shop("ship", "ship", "ship")
+    doubted(process, shop)
+    for _ in range(2):
+        assert settle(process) == Resolved(State.CLAIMED)
+        doubted(process, shop)
+    assert [shop.made(name) for name in ("charge", "ship")] == [1, 3]
+
+
+def test_a_call_that_proves_that_nothing_happened_is_believed_after_it(process: Process, shop: Shop) -> None:
+    """The call before it is known not to have happened: so nothing of the step remains, and it may begin again."""
+    refusals = iter([TimeoutError(), NothingHappened("refused"), None])
+
+    def ship() -> None:
+        error = next(refusals)
+        if error is not None:
+            raise error
+
+    async def buy(run: Run) -> Answer:
+        await run.step("charge", lambda: shop.call(run, "charge"))
+        await run.step("ship", ship)
+        return OK
+
+    with pytest.raises(TimeoutError):
+        process.run(stepped(), buy)
+    assert settle(process) == Resolved(State.CLAIMED)
+    with pytest.raises(NothingHappened):
+        process.run(stepped(), buy)
+    assert process.row(stepped()).state == State.CLAIMED
+    assert process.run(stepped(), buy).answer == OK
+    assert shop.made("charge") == 1
+
+
+def test_new_code_may_leave_out_what_did_not_happen(process: Process) -> None:
+    shop = Shop("ship")
+    doubted(process, shop)
+    assert settle(process) == Resolved(State.CLAIMED)
+
+    async def without_shipping(run: Run) -> Answer:
+        for name in ("charge", "pick-up"):
+            await run.step(name, partial(shop.call, run, name))
+        return OK
+
+    assert process.run(stepped(), without_shipping).answer == OK
+    assert [shop.made(name) for name in ("charge", "ship", "pick-up")] == [1, 1, 1]
+
+
+def test_a_doubt_about_no_step_leaves_what_has_finished(process: Process, shop: Shop) -> None:
+    """Such as a completer's, which has tried it as often as it may."""
+    policy = Policy(steps=True, attempts_max=2)
+
+    async def fails(run: Run) -> Answer:
+        await run.step("charge", lambda: shop.call(run, "charge"))
+        run.permit.steps.ledger.doubt = "attempts-over"
+        raise ConnectionError("away")
+
+    with pytest.raises(ConnectionError):
+        process.run(stepped(policy=policy), fails)
+    row = process.row(stepped())
+    assert (row.state, row.doubt) == (State.UNKNOWN, "attempts-over")
+    assert settle(process) == Resolved(State.CLAIMED)
+    assert process.row(stepped()).generation == 0
+    assert process.run(stepped(policy=policy), shop.buy).answer == OK
+    assert shop.made("charge") == 1
+
+
+def test_a_completer_goes_on_with_what_did_not_happen(process: Process, tmp_path: Path) -> None:
+    """The request is still there; and what had been tried as often as it may is tried again."""
+    shop, policy = Shop("ship"), Policy(steps=True, resumable=True, attempts_max=2)
+    what = Command(SCOPE, "k", bytes(32), "1.tests", policy, request=b"one of each")
+    with pytest.raises(TimeoutError):
+        process.run(what, shop.buy)
+    assert settle(process) == Resolved(State.CLAIMED)
+    assert process.row(what).request == b"one of each"
+    with closing(sqlite3.connect(tmp_path / "semel.db")) as db, db:
+        db.execute("UPDATE semel_record SET attempt = 2")
+
+    def complete() -> int:
+        completer = Completer(process.engine)
+        completer.register(SCOPE.operation, policy, lambda permit, _: shop.in_thread(permit))
+        return asyncio.run(completer.run_once())
+
+    assert complete() == 0
+    assert process.row(what).doubt == "attempts-over"
+    assert settle(process) == Resolved(State.CLAIMED)
+    assert complete() == 1
+    assert [shop.made(name) for name in ("charge", "ship", "mail")] == [1, 2, 1]
+
+
+def test_where_the_list_cannot_be_read_nothing_is_begun_anew(process: Process, tmp_path: Path) -> None:
+    shop = Shop("ship")
+    doubted(process, shop)
+    with closing(sqlite3.connect(tmp_path / "semel.db")) as db, db:
+        db.execute("UPDATE semel_record SET steps = x'00'")
+    before = process.row(stepped())
+    with pytest.raises(ResolveRefused, match="settle the whole command as succeeded"):
+        settle(process)
+    assert process.row(stepped()) == before
+    assert settle(process, happened=True, answer=Answer(409, (), b"charged; ask us")) == Resolved(State.SUCCEEDED)
+    assert process.run(stepped(), shop.buy).answer.status == 409
+
+
+def test_a_word_about_the_whole_ends_it(process: Process) -> None:
+    shop = Shop("ship")
+    doubted(process, shop)
+    assert settle(process, happened=True, answer=OK) == Resolved(State.SUCCEEDED)
+    assert process.run(stepped(), shop.buy).replayed
+
+
+# --- each database ----------------------------------------------------------------------------
+
+
+def test_a_word_about_a_step_that_is_not_in_doubt_any_more_is_refused(database: World) -> None:
+    """A holder that was slow goes on while somebody looks: the word was about its last step, not about this one."""
+    process, shop = database.process(), Shop()
+    permit = process.engine.claim(stepped())
+    run = Run(permit, is_async=False)
+    run.permit.step("charge", lambda: shop.call(run, "charge"))
+    database.clock.advance(LEASE_US + 1)
+    other = database.process()
+    assert [row.doubt for row in other.lapse()] == ["step:charge"]
+    run.permit.step("ship", lambda: shop.call(run, "ship"))
+    assert settle(other, step="charge") == MovedOn(State.PROCESSING)
+    assert settle(other, step="ship") == Resolved(State.CLAIMED)
+    with pytest.raises(SupersededError):  # and now it begins no further step
+        run.permit.step("mail", lambda: shop.call(run, "mail"))
+    assert other.run(stepped(), shop.buy).answer == OK
+    assert [shop.made(name) for name in ("charge", "ship", "mail")] == [1, 2, 1]
+
+
+def test_a_step_that_happened_is_recorded_with_its_result(database: World) -> None:
+    process, shop = database.process(), Shop("ship")
+    doubted(process, shop)
+    assert settle(process, happened=True, step="ship", result=b'"parcel 7"') == Resolved(State.CLAIMED)
+    told: list[str] = []
+
+    async def buy(run: Run) -> Answer:
+        await run.step("charge", lambda: shop.call(run, "charge"))
+        told.append(await run.step("ship", lambda: shop.call(run, "ship")))
+        return OK
+
+    assert process.run(stepped(), buy).answer == OK
+    assert told == ["parcel 7"]
+    assert [shop.made(name) for name in ("charge", "ship")] == [1, 1]
+    row = process.row(stepped())
+    [line] = process.perform("audit", lambda: process.engine.store.audit(row.id, 10))
+    assert line.action == "resolve:succeeded step:ship"
+
+
+def test_what_a_local_step_has_committed_stays_and_is_not_written_again(database: World) -> None:
+    process, shop = database.process(), Shop("charge")
+
+    async def order(run: Run) -> Answer:
+        await run.local("write", database.insert())
+        await run.step("charge", lambda: shop.call(run, "charge"))
+        return OK
+
+    with pytest.raises(TimeoutError):
+        process.run(stepped(), order)
+    assert settle(process) == Resolved(State.CLAIMED)
+    assert process.run(stepped(), order).answer == OK
+    assert (database.effects, shop.made("charge")) == (1, 2)
+
+
+@pytest.mark.parametrize(("kind", "when", "once"), KINDS, ids=lambda value: str(getattr(value, "value", value)))
+def test_a_fault_at_every_ask_of_a_word(kind: Kind, when: When, once: bool, tmp_path: Path) -> None:
+    """Whatever of it fails or dies, a finished charge is not made again; said again where it was lost, it stands."""
+    template, shop = tmp_path / "template.db", Shop("ship")
+    with closing(Engine(sqlite(template))) as engine:
         engine.migrate()
         with pytest.raises(TimeoutError):
-            engine.run(stepped(), pay)
-        id = engine.core.attempt(stepped()).id
-        [row] = engine.perform("read", lambda: engine.store.read((id,)))
+            engine.run(stepped(), shop.in_thread)
+        row = engine.perform("read", lambda: engine.store.read((engine.core.attempt(stepped()).id,)))[0]
         assert row is not None
-        word = Resolution(row.id, row.fence, happened=False, answer=None, actor="op", reason="asked", forced=True)
-        assert isinstance(engine.perform("resolve", lambda: engine.store.resolve(word)), Resolved)
-        assert engine.run(stepped(), pay).answer.body == b"ch_1"
-
-    (operation, first), (again, second) = seen
-    assert operation == again
-    assert first != second
-    assert rows == [[(operation, first)], [(operation, first), (operation, second)]]
+        word = Resolution(row.id, row.fence, False, None, "op", "asked", forced=True, step="ship")
+    for fault in every_fault(kind, when, once=once):
+        path, again = tmp_path / f"{fault.n}.db", Shop()
+        shutil.copy(template, path)
+        faults = Faults(fault)
+        faulty = faulty_sqlite(str(path), SettableClock(), faults)
+        with suppress(StoreError, Crash):
+            faulty.backend.driver.run(partial(resolve, faulty.backend.store, word))
+        faulty.bury()
+        with closing(Engine(sqlite(path))) as engine:
+            reply = engine.perform("resolve", partial(resolve, engine.store, word))
+            assert reply in (Resolved(State.CLAIMED), MovedOn(State.CLAIMED)), fault
+            ended = engine.run(stepped(), again.in_thread)
+        assert ended.answer == OK, fault
+        assert [again.made(name) for name in ("charge", "ship", "mail")] == [0, 1, 1], fault
+        if faults.clean:
+            return

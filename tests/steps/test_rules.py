@@ -7,9 +7,10 @@ import hashlib
 import pytest
 
 from semel import Answer
-from semel.errors import StepError
+from semel.errors import ResolveRefused, StepError
 from semel.model import State
 from semel.rules.classify import Outcome, Refused, Released, Succeeded, Unprovable
+from semel.rules.step_findings import found
 from semel.rules.steps import (
     STEPS_BYTES_MAX,
     STEPS_MAX,
@@ -164,4 +165,55 @@ def test_a_later_run_that_began_nothing_does_not_say_that_nothing_had_happened()
 
 def test_a_step_is_replaced_in_its_place() -> None:
     assert put((CHARGE, MAIL), DONE) == (DONE, MAIL)
-    assert without((CHARGE, MAIL), CHARGE.identity) == (MAIL,)
+    assert without((CHARGE, MAIL), MAIL.identity) == (CHARGE,)
+
+
+# --- a step that is known not to have happened ------------------------------------------------
+
+GONE = CHARGE._replace(disproved=True)
+
+
+def test_what_did_not_happen_keeps_its_place_and_is_no_doubt() -> None:
+    assert without((CHARGE, MAIL), CHARGE.identity) == (GONE, MAIL)
+    assert unpack_steps(pack_steps(3, (GONE, MAIL)), 3) == (GONE, MAIL)
+    assert standing((GONE, MAIL)) == (State.CLAIMED, None)
+    assert standing((GONE, CHARGE._replace(ordinal=1))) == (State.PROCESSING, "step:charge#1")
+
+
+def test_it_begins_anew_as_it_is_declared_now() -> None:
+    later = CHARGE._replace(started_at=HOUR, repeatable=True)
+    assert meet((GONE, MAIL), (), later, HOUR) == Begin(later)
+
+
+def test_it_need_not_be_asked_for_again() -> None:
+    assert meet((DONE, GONE._replace(name="ship")), {DONE.identity}, MAIL, HOUR) == Begin(MAIL)
+    answered = Succeeded(Answer(201, (), b""))
+    assert outcome_after(answered, (DONE, GONE._replace(name="ship")), {DONE.identity}, None, first=False) == answered
+
+
+def test_where_nothing_else_has_begun_the_key_is_given_back_as_if_it_had_not() -> None:
+    assert outcome_after(RELEASED, (GONE,), (), None, first=True) == outcome_after(RELEASED, (), (), None, first=True)
+    resumes = Released("http-503", proven=True, resumes=True)
+    assert outcome_after(RELEASED, (GONE, DONE), (), None, first=True) == resumes
+
+
+FOUND: list[tuple[str, Steps, bytes | None, Steps]] = [
+    ("it did not happen", (DONE, MAIL, CHARGE._replace(ordinal=1)), None, (DONE, MAIL, GONE._replace(ordinal=1))),
+    ("its start was never written", (DONE, MAIL), None, (DONE, MAIL)),
+    ("it is recorded as finished", (DONE._replace(ordinal=1),), None, (DONE._replace(ordinal=1),)),
+    ("it happened", (CHARGE._replace(ordinal=1),), b'"ch_1"', (DONE._replace(ordinal=1),)),
+    ("it happened, and was found to have", (DONE._replace(ordinal=1),), b'"ch_2"', (DONE._replace(ordinal=1),)),
+]
+
+
+@pytest.mark.parametrize("finding", FOUND, ids=[each[0] for each in FOUND])
+def test_the_list_after_a_finding(finding: tuple[str, Steps, bytes | None, Steps]) -> None:
+    _, recorded, result, expected = finding
+    assert found(recorded, "step:charge#1", result) == expected
+
+
+def test_what_has_no_start_did_not_finish() -> None:
+    with pytest.raises(ResolveRefused, match="no start of step 'charge#1' is recorded"):
+        found((DONE,), "step:charge#1", b'"ch_1"')
+    with pytest.raises(StepError, match="cannot be recorded"):
+        found((CHARGE,), "step:charge", b"x" * STEPS_BYTES_MAX)

@@ -13,7 +13,7 @@ import pytest
 
 from semel import Answer, NothingHappened, Permit
 from semel.errors import OutcomeUnknownError, StepError, StepInDoubt, SupersededError
-from semel.model import Resolution, Resolved, State
+from semel.model import State
 from semel.rules.classify import Succeeded
 from semel.rules.identity import derived_key
 from tests.engine.telling import at_once
@@ -293,21 +293,6 @@ def test_a_handler_that_knows_better_is_believed(process: Process, downstream: D
     downstream.fails["charge"] = TimeoutError("no answer")
     assert process.run(stepped(), handler).answer.status == 409
     assert process.run(stepped(), never).replayed
-
-
-def test_did_not_happen_begins_anew(world: World, process: Process, downstream: Downstream) -> None:
-    async def handler(run: Run) -> Answer:
-        await run.step("charge", lambda: downstream.call("charge"))
-        return OK
-
-    downstream.fails["charge"] = TimeoutError("no answer")
-    with pytest.raises(TimeoutError):
-        process.run(stepped(), handler)
-    row = process.row(stepped())
-    word = Resolution(row.id, row.fence, happened=False, answer=None, actor="op", reason="asked", forced=True)
-    assert isinstance(process.perform("resolve", lambda: process.engine.store.resolve(word)), Resolved)
-    assert process.run(stepped(), handler).answer == OK
-    assert downstream.calls == ["charge", "charge"]
 
 
 # --- local writes ---------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
 """`semel settle`: an operator's word on a command whose outcome nobody could prove.
 
 It is a compare-and-set on the record that was read, it needs a reason, it is written to the audit trail,
-and it waits for the handler's deadline: until then the handler might still be running.
+and it waits for the handler's deadline: until then the handler might still be running. Where a step is in
+doubt, "did not happen" is said of that step: what had finished is not made again.
 """
 
 from __future__ import annotations
 
 import argparse
 import getpass
+import json
 import os
 import re
 from pathlib import Path
@@ -19,10 +21,13 @@ from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.lookup import check_beginning, find_named, name_of
 from semel.cli.store import opened
 from semel.cli.terminal import Output, span_text
-from semel.model import Answer, MovedOn, Resolution, Resolved, TooEarly
+from semel.engine.steps import found_result
+from semel.errors import ResolveRefused, StepError
+from semel.model import Answer, MovedOn, Resolution, Resolved, State, TooEarly
 from semel.policy import NEVER_REPLAYED
 from semel.protocol.operations import resolve
 from semel.rules.identity import uuid_text
+from semel.rules.step_doubts import step_of
 
 BODY_BYTES_MAX: Final = 1024 * 1024
 REASON_LENGTH_MAX: Final = 1000
@@ -38,8 +43,10 @@ def add(commands: Commands[Parser]) -> None:
         "settle a command whose outcome is UNKNOWN, after you found out what really happened",
         "semel settle 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55 --did-not-happen --reason 'no charge at the provider'\n"
         "semel settle 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55 --succeeded --status 201 --body-file answer.json \\\n"
-        "    --header 'Content-Type: application/json' --reason 'charged: ch_81 at the provider'",
-        "Retries then get the answer, or run the command anew. It is refused before the handler's deadline has passed.",
+        "    --header 'Content-Type: application/json' --reason 'charged: ch_81 at the provider'\n"
+        "semel settle 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55 --step-succeeded '\"ch_81\"' --reason 'ch_81 is there'",
+        "Retries then get the answer, or run the command. Where a step is in doubt, --did-not-happen is said of that "
+        "step alone: what had finished is not made again. It is refused before the handler's deadline has passed.",
     )
     parser.add_argument(
         "operation_id",
@@ -48,7 +55,12 @@ def add(commands: Commands[Parser]) -> None:
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--succeeded", action="store_true", help="the effect happened: retries never run it again")
-    what.add_argument("--did-not-happen", action="store_true", help="no effect happened: a retry may run it")
+    what.add_argument(
+        "--did-not-happen", action="store_true", help="no effect happened (of the step in doubt): a retry may run it"
+    )
+    what.add_argument(
+        "--step-succeeded", metavar="JSON", help="the step in doubt returned this: a retry goes on behind it"
+    )
     parser.add_argument("--reason", required=True, help="how you know; kept in the audit trail")
     parser.add_argument("--actor", help="who settles it (default: the user name)")
     parser.add_argument("--force", action="store_true", help="before the deadline: you know the handler is gone")
@@ -72,13 +84,27 @@ def run(options: argparse.Namespace, out: Output) -> int:
         operation_id = record.operation_id
         if is_damaged(record):
             raise CommandFailed("refused: the record is damaged; restore it from a backup (see semel doctor)")
-        word = Resolution(record.id, record.fence, options.succeeded, answer, actor, reason, options.force)
-        reply = engine.perform("resolve", lambda: resolve(engine.store, word))
+        step = None if options.succeeded else step_of(record.doubt)
+        result = _result(options.step_succeeded, step)
+        happened = not options.did_not_happen
+        word = Resolution(
+            record.id, record.fence, happened, answer, actor, reason, options.force, step=step, result=result
+        )
+        try:
+            reply = engine.perform("resolve", lambda: resolve(engine.store, word))
+        except (ResolveRefused, StepError) as error:
+            raise CommandFailed(f"refused: {error}") from error
     match reply:
         case Resolved(state):
-            out.document({"operationId": uuid_text(operation_id), "state": state.name, "answer": answer is not None})
-            retry = "a retry gets it" if answer is not None else "a retry is told so"
-            then = f"it succeeded; {retry}" if options.succeeded else "it did not happen; a retry runs it"
+            out.document(
+                {
+                    "operationId": uuid_text(operation_id),
+                    "state": state.name,
+                    "answer": answer is not None,
+                    "step": step,
+                }
+            )
+            then = _then(options, state, step, answer)
             if options.operation_id != uuid_text(operation_id):
                 out.say(name_of(record))  # a beginning was given: it is said whose it was
             out.say(f"settled: {then}")
@@ -90,11 +116,44 @@ def run(options: argparse.Namespace, out: Output) -> int:
             )
         case MovedOn(None):
             raise CommandFailed("refused: the record is gone; see: semel list")
+        case MovedOn(State.UNKNOWN):
+            raise CommandFailed("refused: another step is in doubt by now; see: semel explain")
         case MovedOn(state):
             raise CommandFailed(
                 f"refused: only UNKNOWN (or lapsed) commands are settled by hand, this one is {state and state.name} "
                 f"now; see: semel show {uuid_text(operation_id)}"
             )
+
+
+def _then(options: argparse.Namespace, state: State, step: str | None, answer: Answer | None) -> str:
+    """What it was settled as, and what becomes of it."""
+    if options.succeeded:
+        return f"it succeeded; {'a retry gets it' if answer is not None else 'a retry is told so'}"
+    what = "it" if step is None else f"step {step!r}"
+    said = f"{what} {'did not happen' if options.did_not_happen else 'succeeded'}"
+    match state:
+        case State.UNKNOWN:
+            return f"{said}; another step is in doubt, see: semel explain"
+        case State.CLAIMED:
+            return f"{said}; a retry goes on, and makes no step again that had finished"
+        case _:
+            return f"{said}; a retry runs it"
+
+
+def _result(given: str | None, step: str | None) -> bytes | None:
+    """A step's result as it is recorded. Raises UsageFailed, CommandFailed."""
+    if given is None:
+        return None
+    try:
+        value = json.loads(given)
+    except (ValueError, RecursionError) as error:
+        raise UsageFailed(f"--step-succeeded must be JSON, such as '\"ch_81\"' or null: {error}") from error
+    if step is None:
+        raise CommandFailed("refused: no step of this command is in doubt; see: semel explain")
+    try:
+        return found_result(step, value)
+    except StepError as error:
+        raise UsageFailed(f"--step-succeeded: {error}") from error
 
 
 def _user() -> str:
@@ -115,14 +174,14 @@ def _text(name: str, given: str) -> str:
 
 def _answer(options: argparse.Namespace) -> Answer | None:
     """The answer that retries will get. Raises UsageFailed."""
-    if options.did_not_happen:
+    if not options.succeeded:
         for name, given in (
             ("--status", options.status),
             ("--body-file", options.body_file),
             ("--header", options.header),
         ):
             if given:
-                raise UsageFailed(f"{name} belongs to --succeeded: what did not happen has no answer")
+                raise UsageFailed(f"{name} belongs to --succeeded: only an answer to the whole command has one")
         return None
     if options.status is None:
         if options.body_file or options.header:

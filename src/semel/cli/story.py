@@ -7,6 +7,7 @@ here decides anything, and nothing is written.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -33,6 +34,7 @@ from semel.rules.decide import TABLE, decide, situation
 from semel.rules.identity import uuid_text
 from semel.rules.lease import PURGE_GRACE_US
 from semel.rules.settle import relinquished
+from semel.rules.step_doubts import step_of
 from semel.web.problem import Problems
 
 _NONCE: Final = bytes(16)  # an attempt that nobody makes
@@ -177,6 +179,8 @@ def _standing(record: Record, now: int) -> str:
         what = "columns hold" if record.state == DAMAGED_STATE else f"its state is {record.state}:"
         return f"The record is damaged: {what} what no Semel writes."
     match State(record.state):
+        case State.CLAIMED if relinquished(record) and record.doubt is None:
+            return f"{state}: what was in doubt has been settled; whoever asks next goes on where it was."
         case State.CLAIMED | State.PROCESSING if relinquished(record):
             return f"{state}: its holder gave the lease back ({record.doubt or 'no reason given'}); it may be repeated."
         case State.CLAIMED | State.PROCESSING if has_lapsed(record, now):
@@ -206,6 +210,9 @@ def _doubt(doubt: str | None) -> str:
         return f"the handler answered {doubt.removeprefix('http-')}, which proves nothing about the effect"
     if doubt.startswith("error:"):
         return f"the handler raised {doubt.removeprefix('error:')}, which proves nothing about the effect"
+    step = step_of(doubt)
+    if step is not None:
+        return f"step {step!r} had begun, and nobody can prove how it ended; the steps before it are not in doubt"
     return _DOUBTS.get(doubt, doubt)
 
 
@@ -230,11 +237,15 @@ def _operator(record: Record, same: Attempt, now: int) -> list[str]:
     if record.state == State.UNKNOWN or (same.verdict == "OutcomeUnknown"):
         wait = record.deadline_at - now
         early = f"; until its deadline in {span_text(wait)} only with --force" if wait > 0 else ""
+        step = step_of(record.doubt)
+        named = "NAME" if step is None or "#" in step else shlex.quote(step)
+        of_step = [] if step is None else [f"semel settle {id} --step-succeeded 'RESULT' --reason '...'"]
         return [
             "Ask the other side what happened, by the derived key that it was given:",
-            f"semel show {id} --derived NAME",
+            f"semel show {id} --derived {named}",
             f"Then say what you found{early}:",
             f"semel settle {id} --succeeded --reason '...'",
+            *of_step,
             f"semel settle {id} --did-not-happen --reason '...'",
         ]
     if same.verdict == "InProgress":

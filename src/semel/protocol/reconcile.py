@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from semel.events import Event
 from semel.flow import Flow
-from semel.model import Record, Resolution, Resolved, Resolving
+from semel.model import Record, Resolution, Resolved, Resolving, State
 from semel.protocol.operations import is_kept_by, resolve
 from semel.stores.base import Store
 from semel.stores.dialect import dialect_of
@@ -15,10 +15,10 @@ from semel.stores.reconciliations import Reconciliations, Standing
 
 
 def settle_found(store: Store, word: Resolution, events: Sequence[Event]) -> Flow[Resolving]:
-    """Resolve a record, by compare-and-set on its fence; what was emitted is written only if that stands."""
+    """Resolve a record, by compare-and-set on its fence; what was emitted is written only if it succeeded by that."""
     reply = yield from resolve(store, word)
     if isinstance(reply, Resolved):
-        yield from write_events(dialect_of(store, "events"), events if word.happened else ())
+        yield from write_events(dialect_of(store, "events"), events if reply.state is State.SUCCEEDED else ())
         yield from Reconciliations(store).forget(word.id)
     return reply
 

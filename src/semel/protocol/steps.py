@@ -22,6 +22,7 @@ from semel.model import Claim, Grant, Proceed, Renewal, Verdict
 from semel.protocol.asks import Begin as BeginUnit
 from semel.protocol.asks import Commit, Perform, Rollback, SettleWithin, Unit, Within
 from semel.rules.classify import Outcome, Refused, Succeeded
+from semel.rules.step_doubts import UNREADABLE
 from semel.rules.steps import (
     Begin,
     Finished,
@@ -32,6 +33,7 @@ from semel.rules.steps import (
     Unpackable,
     doubtful,
     find,
+    has_begun,
     meet,
     outcome_after,
     pack_steps,
@@ -44,7 +46,6 @@ from semel.rules.steps import (
 from semel.stores.base import Store
 from semel.stores.steps import Recorded, StepRows
 
-UNREADABLE: Final = "steps-unreadable"
 _SUPERSEDED: Final = "the record was granted to somebody else, or settled: step {step} was not begun"
 _UNSEEN: Final = (
     "the start of an earlier step was not confirmed by the store, and may be written yet, over what comes later: step "
@@ -89,7 +90,8 @@ class Ledger:
         step = met.step
         self._asked.add(step.identity)
         self._running.add(step.identity)
-        if find(self._steps, step.identity) is not None:
+        before = find(self._steps, step.identity)
+        if before is not None and has_begun(before):
             self._repeated.add(step.identity)
         try:
             held = yield from self._write(put(self._steps, step))

@@ -7,10 +7,11 @@ in a queue. So it counts from ``quiet_for`` after the deadline on. Pure: times i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from semel.model import Answer, Record, Resolution
 from semel.rules.backoff import poll_seconds
+from semel.rules.step_doubts import step_of
 
 FIRST_SECONDS: Final = 5.0
 LONGEST_SECONDS: Final = 3600.0
@@ -31,8 +32,23 @@ class SucceededWith:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSucceeded:
+    """The step in doubt happened, and this is its result: what its call would have returned. The execution goes on.
+
+    Parameters: ``result`` a value in JSON's own types, as the step's declared type is written; ``reason`` how it is
+    known, for the audit trail.
+    """
+
+    result: Any
+    reason: str = "the other side has it"
+
+
+@dataclass(frozen=True, slots=True)
 class DidNotHappen:
-    """The other side knows nothing of it: from ``quiet_for`` on a retry may run it."""
+    """The other side knows nothing of it: from ``quiet_for`` on a retry may run it.
+
+    Where a step is in doubt (``case.step``), it is that step which did not happen: those that had finished stay so.
+    """
 
     reason: str = "the other side knows nothing of it"
 
@@ -44,7 +60,7 @@ class StillUnknown:
     reason: str
 
 
-Finding = SucceededWith | DidNotHappen | StillUnknown
+Finding = SucceededWith | StepSucceeded | DidNotHappen | StillUnknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,25 +85,38 @@ def holder_has_ended(record: Record) -> bool:
 
 
 def judge(
-    found: Finding, record: Record, now: int, *, actor: str, quiet_us: int, asked: int, asked_max: int, jitter: float
+    found: Finding,
+    record: Record,
+    now: int,
+    *,
+    actor: str,
+    quiet_us: int,
+    asked: int,
+    asked_max: int,
+    jitter: float,
+    result: bytes | None = None,
 ) -> Resolution | Again:
     """What to do with a finding.
 
-    Parameters: ``asked`` how often it was asked before, as far as that counted; ``jitter`` between 0 and 1.
+    Parameters: ``asked`` how often it was asked before, as far as that counted; ``jitter`` between 0 and 1; ``result``
+    that of a step which succeeded, as it is recorded.
     """
+    step = step_of(record.doubt)
     match found:
-        case SucceededWith(answer, resource, reason):
+        case SucceededWith(_, _, reason) | StepSucceeded(_, reason):
             early = now < record.deadline_at
             if early and not holder_has_ended(record):  # its own answer would be the better one
                 return _early(record.deadline_at - now, f"it happened, and its holder may still say so: {reason}")
-            kind, id = resource or (None, None)
-            word = Resolution(record.id, record.fence, True, answer, actor, _short(reason), early)
-            return word._replace(resource_type=kind, resource_id=id)
+            word = Resolution(record.id, record.fence, True, None, actor, _short(reason), early)
+            if isinstance(found, StepSucceeded):
+                return word._replace(step=step, result=result)
+            kind, id = found.resource or (None, None)
+            return word._replace(answer=found.answer, resource_type=kind, resource_id=id)
         case DidNotHappen(reason):
             left = quiet_until(record, quiet_us) - now
             if left > 0:
                 return _early(left, f"not believed yet: {reason}")
-            return Resolution(record.id, record.fence, False, None, actor, _short(reason))
+            return Resolution(record.id, record.fence, False, None, actor, _short(reason), step=step)
         case StillUnknown(reason):
             wait = poll_seconds(asked, jitter, first=FIRST_SECONDS, longest=LONGEST_SECONDS)
             return Again(int(wait * 1_000_000), _short(reason), counts=True, over=asked + 1 >= asked_max)

@@ -25,7 +25,8 @@ from semel.model import (
 )
 from semel.rules.decide import Situation, doubt_of, lapsed_situation
 from semel.rules.lease import lease_end, next_fence, retention
-from semel.rules.step_doubts import names_a_step
+from semel.rules.step_doubts import names_a_step, step_of
+from semel.rules.steps import Steps, doubtful, has_begun
 from semel.rules.stored import answer_digest, is_sound, pack_headers, state_of
 
 # A holder whose fence and nonce still stand may settle even after the record reads UNKNOWN.
@@ -110,7 +111,8 @@ def write_settlement(
             row.sealing_key_id,
             None if word.answer is None else word.answer.status,
             None if answer is None else header_block,
-            row.request if word.state == State.CLAIMED else None,  # it is needed until there is an outcome
+            # Until there is an outcome it is needed: what is found out may let a completer go on.
+            row.request if word.state in (State.CLAIMED, State.UNKNOWN) else None,
             None if answer is None else answer.body,
         )
     )
@@ -172,8 +174,13 @@ def lapsed_row(row: Record, now: int) -> Record | None:
     return row._replace(state=State.UNKNOWN, doubt=doubt)
 
 
-def resolved_row(row: Record | None, word: Resolution, now: int) -> tuple[Resolved | TooEarly | MovedOn, Record | None]:
-    """The reply to an operator's or reconciler's settlement, and the row to write."""
+def resolved_row(
+    row: Record | None, word: Resolution, now: int, steps: Steps | None = None
+) -> tuple[Resolved | TooEarly | MovedOn, Record | None]:
+    """The reply to an operator's or reconciler's settlement, and the row to write.
+
+    Parameters: ``steps`` as ``step_findings.steps_after`` says: the list that is written with the row, if any.
+    """
     if row is not None and not is_sound(row):
         return MovedOn(None), None
     if row is None or row.fence != word.fence:
@@ -181,8 +188,14 @@ def resolved_row(row: Record | None, word: Resolution, now: int) -> tuple[Resolv
     lapsed = row.state == State.PROCESSING and now >= row.lease_until
     if row.state != State.UNKNOWN and not lapsed:
         return MovedOn(state_of(row)), None
+    in_doubt = step_of(row.doubt)
+    if word.step not in (None, in_doubt) or (word.result is not None and in_doubt is None):
+        return MovedOn(state_of(row)), None  # its holder has gone on since somebody looked
     if now < row.deadline_at and not word.forced:
         return TooEarly(row.deadline_at - now), None
+    of_steps = steps is not None or (not word.happened and in_doubt is not None)
+    if of_steps and (goes_on := continued_row(row, steps or (), now)) is not None:
+        return Resolved(State(goes_on.state)), goes_on
     state = State.SUCCEEDED if word.happened else State.FAILED_NOT_REPLAYABLE
     kept = retention(now, row.answer_us, row.tombstone_us)
     answer = word.answer if word.happened else None
@@ -192,7 +205,8 @@ def resolved_row(row: Record | None, word: Resolution, now: int) -> tuple[Resolv
     return Resolved(state), row._replace(
         state=state,
         fence=next_fence(row.fence, now),
-        generation=row.generation + (0 if word.happened else 1),
+        # Of a step the first call may still arrive: under the same derived key it is one with the next one.
+        generation=row.generation + (0 if word.happened or of_steps else 1),
         settled_at=now,
         answer_until=kept.answer_until,
         forget_after=kept.forget_after,
@@ -206,3 +220,37 @@ def resolved_row(row: Record | None, word: Resolution, now: int) -> tuple[Resolv
         body=answer.body if answer is not None else None,
         request=None,
     )
+
+
+def continued_row(row: Record, steps: Steps, now: int) -> Record | None:
+    """The row of an execution that goes on, once it is known of one step what became of it; None: nothing has begun.
+
+    Another step in doubt keeps it UNKNOWN. Otherwise nobody holds it, and whoever comes next, with the key or a
+    completer with the stored request, goes on where it was. The fence moves: the former holder is superseded.
+    """
+    fence = next_fence(row.fence, now)
+    open = doubtful(steps)
+    if open is not None:
+        return row._replace(state=State.UNKNOWN, fence=fence, doubt=open.doubt)
+    if row.request is None and not any(map(has_begun, steps)):
+        return None
+    return row._replace(
+        state=State.CLAIMED,
+        fence=fence,
+        attempt=1 if row.attempt >= row.attempts_max else row.attempt,  # those that a completer has are counted anew
+        lease_until=0,
+        doubt=None,
+        error_code=None,
+        answer_kind=AnswerKind.NONE,
+        answer_digest=None,
+        status=None,
+        headers=None,
+        body=None,
+    )
+
+
+def action_of(word: Resolution, seen: Record) -> str:
+    """What a settlement is called in the audit trail."""
+    said = f"resolve:{'succeeded' if word.happened else 'did-not-happen'}"
+    of_step = names_a_step(seen.doubt) and (word.result is not None or not word.happened)
+    return f"{said} {seen.doubt}" if of_step else said

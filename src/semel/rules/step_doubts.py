@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 DOUBT: Final = "step:"
+UNREADABLE: Final = "steps-unreadable"  # the list itself: nobody knows which steps have finished
 
 
 def names_a_step(doubt: str | None) -> bool:
@@ -14,3 +15,12 @@ def names_a_step(doubt: str | None) -> bool:
     (True, False, False)
     """
     return doubt is not None and doubt.startswith(DOUBT)
+
+
+def step_of(doubt: str | None) -> str | None:
+    """The step that a doubt names, as it is shown to people.
+
+    >>> step_of("step:charge#1"), step_of("lapsed")
+    ('charge#1', None)
+    """
+    return doubt.removeprefix(DOUBT) if doubt is not None and names_a_step(doubt) else None

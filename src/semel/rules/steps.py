@@ -26,14 +26,18 @@ STEPS_BYTES_MAX: Final = 1024 * 1024  # written whole with each step: a result i
 _FORMAT: Final = 1
 _HEAD: Final = Struct(">BIH")  # format, generation, how many
 _STEP: Final = Struct(">BIqBI")  # bytes of the name, ordinal, started at, flags, bytes of the result
-_FINISHED, _REPEATABLE = 1, 2
+_FINISHED, _REPEATABLE, _DISPROVED = 1, 2, 4
 _DIGEST_BYTES: Final = 8
 
 Identity = tuple[str, int]
 
 
 class Step(NamedTuple):
-    """One step as it is recorded. ``started_at`` is the first start, in microseconds of the store's clock."""
+    """One step as it is recorded.
+
+    ``started_at`` is the first start, in microseconds of the store's clock; ``disproved``: it had begun, and somebody
+    has found out that it did not happen. It keeps its place in the list, and begins anew under the same derived key.
+    """
 
     name: str
     ordinal: int
@@ -41,6 +45,7 @@ class Step(NamedTuple):
     repeatable: bool
     finished: bool = False
     result: bytes = b""
+    disproved: bool = False
 
     @property
     def identity(self) -> Identity:
@@ -71,6 +76,7 @@ def pack_steps(generation: int, steps: Steps) -> bytes:
     for step in steps:
         name = step.name.encode()
         flags = (_FINISHED if step.finished else 0) | (_REPEATABLE if step.repeatable else 0)
+        flags |= _DISPROVED if step.disproved else 0
         parts += (_STEP.pack(len(name), step.ordinal, step.started_at, flags, len(step.result)), name, step.result)
     packed = b"".join(parts)
     return packed + hashlib.sha256(packed).digest()[:_DIGEST_BYTES]
@@ -108,7 +114,8 @@ def _unpacked(packed: bytes, count: int) -> Steps:
         at += _STEP.size
         name, at = packed[at : at + name_bytes].decode(), at + name_bytes
         result, at = packed[at : at + result_bytes], at + result_bytes
-        steps.append(Step(name, ordinal, started_at, bool(flags & _REPEATABLE), bool(flags & _FINISHED), result))
+        told = bool(flags & _REPEATABLE), bool(flags & _FINISHED), result, bool(flags & _DISPROVED)
+        steps.append(Step(name, ordinal, started_at, *told))
     return tuple(steps)
 
 
@@ -125,13 +132,20 @@ def put(steps: Steps, step: Step) -> Steps:
 
 
 def without(steps: Steps, identity: Identity) -> Steps:
-    """The list without a step whose call proved that nothing happened."""
-    return tuple(step for step in steps if step.identity != identity)
+    """The list without a step whose call proved that nothing happened; one that others follow keeps its place."""
+    if steps and steps[-1].identity == identity:
+        return steps[:-1]
+    return tuple(step._replace(disproved=True) if step.identity == identity else step for step in steps)
+
+
+def has_begun(step: Step) -> bool:
+    """Whether a recorded step has finished, or may have had its effect."""
+    return not step.disproved
 
 
 def doubtful(steps: Steps) -> Step | None:
     """The first step whose effect may have happened, and which may not be repeated."""
-    return next((step for step in steps if not step.finished and not step.repeatable), None)
+    return next((step for step in steps if not step.finished and not step.repeatable and has_begun(step)), None)
 
 
 def standing(steps: Steps) -> tuple[State, str | None]:
@@ -199,6 +213,8 @@ def meet(recorded: Steps, asked: Collection[Identity], want: Step, dedup_us: int
     if known is None:
         _check_new(recorded, asked, want)
         return Begin(want)
+    if not has_begun(known):
+        return Begin(want)
     if known.finished:
         if want.identity in asked:
             raise StepError(
@@ -211,7 +227,7 @@ def meet(recorded: Steps, asked: Collection[Identity], want: Step, dedup_us: int
 
 
 def _check_new(recorded: Steps, asked: Collection[Identity], want: Step) -> None:
-    skipped = next((step for step in recorded if step.identity not in asked), None)
+    skipped = next((step for step in recorded if step.identity not in asked and has_begun(step)), None)
     if skipped is not None:
         # It may be the same effect under another name: beginning it would be a silent rerun.
         raise StepError(
@@ -265,7 +281,8 @@ def outcome_after(
         step = doubtful(recorded)
         if step is None and not isinstance(outcome, (Released, Unprovable)):
             # The code has dropped a step that had begun: nobody knows how far it came.
-            step = next((each for each in recorded if not each.finished and each.identity not in asked), None)
+            dropped = (each for each in recorded if not each.finished and each.identity not in asked)
+            step = next(filter(has_begun, dropped), None)
         elif not isinstance(outcome, (Released, Unprovable)):
             return outcome  # the handler knows of its failed step, and has answered all the same
         doubt = None if step is None else step.doubt
@@ -273,10 +290,10 @@ def outcome_after(
         case Released(reason):
             if doubt is not None:
                 return Unprovable(doubt, reason)
-            return replace(outcome, resumes=bool(recorded) or not first)
+            return replace(outcome, resumes=any(map(has_begun, recorded)) or not first)
         case Unprovable(reason):
             if doubt is not None:
                 return outcome if reason == doubt else Unprovable(doubt, reason)
-            return Released(reason, proven=True, resumes=bool(recorded) or not first)
+            return Released(reason, proven=True, resumes=any(map(has_begun, recorded)) or not first)
         case _:
             return outcome if doubt is None else Unprovable(doubt, "answered")

@@ -31,7 +31,8 @@ from semel.model import (
 )
 from semel.rules.decide import decide, is_grant_new
 from semel.rules.lease import PURGE_GRACE_US
-from semel.rules.settle import abandoned_row, marked_row, renewed_row, resolved_row
+from semel.rules.settle import abandoned_row, action_of, marked_row, renewed_row, resolved_row
+from semel.rules.step_findings import steps_after
 from semel.stores.base import Capabilities, Identity, Observed
 from semel.stores.dialect import MARIADB, Dialect
 from semel.stores.events import settled_with_events, settling
@@ -40,6 +41,7 @@ from semel.stores.mariadb_rows import SQL as COMMANDS
 from semel.stores.mariadb_rows import VERSIONS, claim_all, look, record, replace, settle_all, settle_one
 from semel.stores.mariadb_settings import observe
 from semel.stores.statements import TOGETHER, Argument, Execute, Query, Script, script, statements
+from semel.stores.steps import rewrite_steps, stored_steps
 from semel.stores.versions import Rule, Verdicts
 from semel.stores.walk import Horizon, Walk, counted
 
@@ -168,18 +170,21 @@ class MariadbStore:
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         yield from ask(TOGETHER)  # the record and its line of the audit trail: both or neither
         while True:
+            listed = yield from stored_steps(MARIADB, resolution.id)
             found = yield from look([resolution.id])
             now, row = found.get(resolution.id, (0, None))
-            reply, written = resolved_row(row, resolution, now)
+            steps = steps_after(row, resolution, listed)
+            reply, written = resolved_row(row, resolution, now, steps)
             if row is None or written is None or not isinstance(reply, Resolved):
                 return reply
             if (yield from replace(row, written)):
                 break
+        yield from rewrite_steps(MARIADB, written, steps)
         audit: dict[str, Argument] = {
             "at": now,
             "record_id": resolution.id,
             "actor": resolution.actor,
-            "action": "resolve:succeeded" if resolution.happened else "resolve:did-not-happen",
+            "action": action_of(resolution, row),
             "reason": resolution.reason,
             "fence": written.fence,
         }

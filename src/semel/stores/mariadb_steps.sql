@@ -12,6 +12,15 @@ WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2, 6) AND 
 UPDATE semel_record SET steps = :steps, state = :state, doubt = :doubt
 WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2, 6) AND lease_until > 0;
 
+-- name: lock_steps
+-- What is recorded, for whoever settles the record. It is locked: whoever settles the record writes the list that it has read.
+SELECT steps FROM semel_record WHERE id = :id
+FOR UPDATE;
+
+-- name: rewrite_steps
+-- The list behind a record that has just been settled under this fence.
+UPDATE semel_record SET steps = :steps WHERE id = :id AND fence = :fence;
+
 -- name: note_open
 -- Where resumable executions are looked for, without an index that every settlement would have to change.
 INSERT IGNORE INTO semel_attention (id) VALUES (:id);

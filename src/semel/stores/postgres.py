@@ -33,7 +33,8 @@ from semel.model import (
 )
 from semel.rules.decide import decide, is_grant_new
 from semel.rules.lease import PURGE_GRACE_US
-from semel.rules.settle import abandoned_row, marked_row, renewed_row, resolved_row
+from semel.rules.settle import abandoned_row, action_of, marked_row, renewed_row, resolved_row
+from semel.rules.step_findings import steps_after
 from semel.stores.base import Capabilities, Identity, Observed
 from semel.stores.dialect import POSTGRES, Dialect
 from semel.stores.events import settled_with_events, settling
@@ -42,6 +43,7 @@ from semel.stores.postgres_rows import VERSIONS, claim_all, look, replace, settl
 from semel.stores.postgres_settings import observe
 from semel.stores.postgres_text import escaped, record, unescaped
 from semel.stores.statements import TOGETHER, Argument, Query, Row, Script, script, statements
+from semel.stores.steps import rewrite_steps, stored_steps
 from semel.stores.versions import Rule, Verdicts
 from semel.stores.walk import Horizon, Walk, counted
 
@@ -170,19 +172,23 @@ class PostgresStore:
         return Found(records, cast(int, page[-1][1]) if page and len(rows) > query.limit else None, now)
 
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
+        yield from ask(TOGETHER)
         while True:
+            listed = yield from stored_steps(POSTGRES, resolution.id)
             found = yield from look([resolution.id])
             now, row = found.get(resolution.id, (0, None))
-            reply, written = resolved_row(row, resolution, now)
+            steps = steps_after(row, resolution, listed)
+            reply, written = resolved_row(row, resolution, now, steps)
             if row is None or written is None or not isinstance(reply, Resolved):
                 return reply
             audit: dict[str, Argument] = {
                 "at": now,
                 "actor": escaped(resolution.actor),
-                "action": "resolve:succeeded" if resolution.happened else "resolve:did-not-happen",
+                "action": escaped(action_of(resolution, row)),
                 "reason": escaped(resolution.reason),
             }
             if (yield from replace(row, written, audit)):
+                yield from rewrite_steps(POSTGRES, written, steps)
                 return reply
 
     def lapse(self, limit: int) -> Flow[list[Record]]:

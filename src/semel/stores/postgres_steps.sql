@@ -30,6 +30,16 @@ WITH written AS (
 )
 SELECT 1 / count(*) FROM written;
 
+-- name: lock_steps
+-- What is recorded, for whoever settles the record. It is locked: whoever settles the record writes the list that it has read.
+SELECT steps FROM semel_record WHERE id = :id::bytea
+FOR UPDATE;
+
+-- name: rewrite_steps
+-- The list behind a record that has just been settled under this fence.
+UPDATE semel_record SET steps = :steps::bytea WHERE id = :id::bytea AND fence = :fence::bigint
+RETURNING 1;
+
 -- name: note_open
 -- Where resumable executions are looked for, without an index that every settlement would have to change.
 INSERT INTO semel_attention (id) VALUES (:id::bytea) ON CONFLICT (id) DO NOTHING RETURNING 1;

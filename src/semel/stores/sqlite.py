@@ -38,18 +38,21 @@ from semel.rules.decide import decide, first_grant, is_grant_new
 from semel.rules.lease import may_drop_answer, may_forget
 from semel.rules.settle import (
     abandoned_row,
+    action_of,
     lapsed_row,
     marked_row,
     renewed_row,
     resolved_row,
     settled_row,
 )
+from semel.rules.step_findings import steps_after
 from semel.rules.stored import answer_digest, pack_headers
 from semel.stores.base import Capabilities, Identity
 from semel.stores.dialect import SQLITE, Dialect
 from semel.stores.events import settled_with_events
 from semel.stores.memory import granted_row
 from semel.stores.statements import NOW, NOW_LOCKED, Execute, Params, Query, Row, Script, Value, script, statements
+from semel.stores.steps import rewrite_steps, stored_steps
 
 SQL: Final = statements("semel.stores", "sqlite.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects")
@@ -179,18 +182,20 @@ class SqliteStore:
         return Found(records, cast(int, page[-1][0]) if page and len(rows) > query.limit else None, now)
 
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
-        now = yield from ask(NOW)
+        now = yield from ask(NOW_LOCKED)
         row = yield from _read(resolution.id)
-        reply, written = resolved_row(row, resolution, now)
+        steps = steps_after(row, resolution, (yield from stored_steps(SQLITE, resolution.id)))
+        reply, written = resolved_row(row, resolution, now, steps)
         if row is None or written is None or not isinstance(reply, Resolved):
             return reply
         if not (yield from _replace(row, written)):
             return (yield from self.resolve(resolution))
+        yield from rewrite_steps(SQLITE, written, steps)
         audit: Params = {
             "at": now,
             "record_id": resolution.id,
             "actor": resolution.actor,
-            "action": "resolve:succeeded" if resolution.happened else "resolve:did-not-happen",
+            "action": action_of(resolution, row),
             "reason": resolution.reason,
             "fence": written.fence,
         }

@@ -12,6 +12,14 @@ WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2, 6) AND 
 UPDATE semel_record SET steps = :steps, state = :state, doubt = :doubt
 WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2, 6) AND lease_until > 0;
 
+-- name: lock_steps
+-- What is recorded, for whoever settles the record. The write lock is held already.
+SELECT steps FROM semel_record WHERE id = :id;
+
+-- name: rewrite_steps
+-- The list behind a record that has just been settled under this fence.
+UPDATE semel_record SET steps = :steps WHERE id = :id AND fence = :fence;
+
 -- name: keep_request
 -- What a run without the client needs; it is dropped with the settlement.
 UPDATE semel_record SET request = :request

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple, cast
 
 from semel.flow import Ask, Flow
-from semel.model import Renewal, State
+from semel.model import Record, Renewal, State
+from semel.rules.steps import Steps, pack_steps
 from semel.stores.dialect import SQLITE, Dialect, dialect_of
 from semel.stores.statements import Execute, Query, Value
 
@@ -76,6 +77,23 @@ class StepRows:
         page: dict[str, Value] = {"limit": limit, "after": after[0], "after_id": after[1]}
         rows = yield from self._dialect.rows(self._sql["find_abandoned"], page)
         return [Abandoned(*cast("tuple[bytes, str, int, int, int]", row)) for row in rows]
+
+
+# --- with a settlement by an operator or a reconciler, in its transaction --------------------
+
+
+def stored_steps(dialect: Dialect, id: bytes) -> Flow[Value]:
+    """A record's list as it is stored; nobody else writes it until this transaction ends (SQLite's has its lock)."""
+    rows = yield from dialect.rows(dialect.statements(NOUN)["lock_steps"], {"id": id})
+    return rows[0][0] if rows else None
+
+
+def rewrite_steps(dialect: Dialect, record: Record, steps: Steps | None) -> Flow[None]:
+    """Write a settled record's list behind the record; None: it stays as it is."""
+    if steps is None:
+        return
+    params: dict[str, Value] = {"id": record.id, "fence": record.fence, "steps": pack_steps(record.generation, steps)}
+    yield from dialect.write(dialect.statements(NOUN)["rewrite_steps"], params)
 
 
 def _written(holder: Renewal, steps: bytes, standing: tuple[State, str | None]) -> dict[str, Value]:

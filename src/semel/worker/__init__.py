@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from semel.rules.reconcile import DidNotHappen as DidNotHappen
     from semel.rules.reconcile import Finding as Finding
+    from semel.rules.reconcile import StepSucceeded as StepSucceeded
     from semel.rules.reconcile import StillUnknown as StillUnknown
     from semel.rules.reconcile import SucceededWith as SucceededWith
     from semel.worker.case import Case as Case
@@ -35,6 +36,7 @@ _HOMES = {
     "Reconciling": "semel.worker.reconciling",
     "Relay": "semel.worker.relay",
     "Round": "semel.worker.reconciling",
+    "StepSucceeded": "semel.rules.reconcile",
     "StillUnknown": "semel.rules.reconcile",
     "SucceededWith": "semel.rules.reconcile",
     "connect_sink": "semel.worker.sinks.connect",
@@ -52,6 +54,7 @@ __all__ = [
     "Reconciling",
     "Relay",
     "Round",
+    "StepSucceeded",
     "StillUnknown",
     "SucceededWith",
     "connect_sink",

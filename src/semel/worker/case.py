@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from semel.engine.events import Emission
 from semel.events import Event
 from semel.model import Operation, Record
 from semel.rules.identity import derived_key, uuid_text
-
-STEP: Final = "step:"  # what the doubt of a step begins with
+from semel.rules.step_doubts import step_of
 
 
 class Case:
@@ -35,7 +34,7 @@ class Case:
     @property
     def step(self) -> str | None:
         """The step in which the outcome was lost; None where the operation declares none."""
-        return self.doubt.removeprefix(STEP) if self.doubt.startswith(STEP) else None
+        return step_of(self.doubt)
 
     def key_for(self, name: str, ordinal: int = 0) -> str:
         """The key that the handler gave to this downstream call: as :meth:`Permit.key_for`, to ask by."""

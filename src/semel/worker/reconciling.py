@@ -1,6 +1,6 @@
 """Reconcilers: code that finds out what became of an execution whose outcome nobody could prove, and who runs it.
 
-A reconciler asks the other side and answers one of three things. The worker asks with back-off and a bounded number
+A reconciler asks the other side and answers what it found. The worker asks with back-off and a bounded number
 of times, alone for each record, and settles by compare-and-set on the record's fence: whoever was quicker wins, and a
 crash between asking and writing repeats the question only. What it cannot find out is left to an operator, visibly.
 """
@@ -17,11 +17,12 @@ from functools import partial
 from typing import Any, Final
 
 from semel.engine.aio import AsyncEngine
-from semel.errors import ConfigurationError, PolicyError, SchemaError, StatementRefused, StoreError
+from semel.engine.steps import found_result
+from semel.errors import ConfigurationError, PolicyError, SchemaError, StatementRefused, StepError, StoreError
 from semel.model import Find, Found, MovedOn, Record, Resolution, Resolved, State, TooEarly
 from semel.protocol.operations import find_operation
 from semel.protocol.reconcile import settle_found
-from semel.rules.reconcile import Again, DidNotHappen, Finding, StillUnknown, SucceededWith, judge
+from semel.rules.reconcile import Again, DidNotHappen, Finding, StepSucceeded, StillUnknown, SucceededWith, judge
 from semel.stores.reconciliations import Reconciliations
 from semel.worker.case import Case
 from semel.worker.loop import Loop
@@ -181,7 +182,7 @@ class Reconciling(Loop):
                     return
                 case = Case(record, operation, taken.asked)
                 done.asked += 1
-                found = await _asked(each, case)
+                found, result = recorded(await _asked(each, case), case)
                 judged = partial(
                     judge,
                     record=record,
@@ -191,6 +192,7 @@ class Reconciling(Loop):
                     asked=taken.asked,
                     asked_max=each.asks_max,
                     jitter=self._random.random(),
+                    result=result,
                 )
                 engine.core.tell("reconciled", each.operation, found=type(found).__name__)
                 try:
@@ -239,11 +241,24 @@ async def _asked(each: Reconciler, case: Case) -> Finding:
                     found = await found
     except Exception as error:  # noqa: BLE001 - the other side's trouble is not ours: it is asked again
         return StillUnknown(f"the reconciler raised {type(error).__name__}")
-    if isinstance(found, (SucceededWith, DidNotHappen, StillUnknown)):
+    if isinstance(found, (SucceededWith, StepSucceeded, DidNotHappen, StillUnknown)):
         return found
     return StillUnknown(
-        f"the reconciler answered {type(found).__name__}; it must answer SucceededWith, DidNotHappen or StillUnknown"
+        f"the reconciler answered {type(found).__name__}; it must answer SucceededWith, StepSucceeded, DidNotHappen "
+        "or StillUnknown"
     )
+
+
+def recorded(found: Finding, case: Case) -> tuple[Finding, bytes | None]:
+    """A finding, and the result of a step as it is recorded; still unknown where there is no such step or form."""
+    if not isinstance(found, StepSucceeded):
+        return found, None
+    if case.step is None:
+        return StillUnknown(f"the reconciler answered StepSucceeded, and the doubt names no step: {case.doubt}"), None
+    try:
+        return found, found_result(case.step, found.result)
+    except StepError as error:
+        return StillUnknown(str(error)), None
 
 
 __all__ = [
@@ -253,6 +268,7 @@ __all__ = [
     "Reconciler",
     "Reconciling",
     "Round",
+    "StepSucceeded",
     "StillUnknown",
     "SucceededWith",
     "reconciler",

@@ -33,7 +33,7 @@ def _with_row(changes: Any) -> Any:
 
     def make(original: Any) -> Any:
         def rule(row: Record | None, *given: Any, **named: Any) -> Any:
-            word, now = [*given, *named.values()]
+            word, now, *_ = [*given, *named.values()]
             return original(None if row is None else row._replace(**changes(row, word, now)), *given, **named)
 
         return rule
@@ -307,7 +307,7 @@ MUTANTS: Final = (
         part="contract",
         patch=_rule(
             f"{_SETTLE}:resolved_row",
-            lambda original: lambda row, word, now: original(row, word._replace(forced=True), now),
+            lambda original: lambda row, word, *given: original(row, word._replace(forced=True), *given),
         ),
     ),
     Mutant(
