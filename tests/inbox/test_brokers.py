@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import nats
 import pytest
+from aiokafka import AIOKafkaProducer
 from nats.js.api import ConsumerConfig
 from redis import Redis
 
@@ -25,6 +28,7 @@ from semel.integrations.consumers.rabbitmq import RabbitConsumer
 from semel.stores.inbox import Receipt
 from tests.bulk.fellows import Home, sqlite_home
 from tests.inbox.worker import DURABLE, STREAM
+from tests.servers import kafka as kafka_cluster
 from tests.servers import nats as nats_server
 from tests.servers import redis as redis_server
 from tests.servers.running import stop
@@ -65,13 +69,38 @@ def _on_redis(folder: Path) -> tuple[str, Any]:
     return url, server
 
 
-@pytest.mark.parametrize(("broker", "begin"), [("nats", _on_nats), ("redis", _on_redis)])
-def test_a_consumer_is_killed_between_effect_and_acknowledgement(
-    broker: str, begin: Callable[[Path], tuple[str, Any]], home: Home, tmp_path: Path
-) -> None:
-    url, server = begin(tmp_path / broker)
-    receipts: list[str] = []
+async def _fill_kafka(servers: str) -> None:
+    client = AIOKafkaProducer(bootstrap_servers=servers)
+    await client.start()
+    for n in range(MESSAGES):
+        await client.send_and_wait(STREAM, b"{}", partition=0, headers=[("semel-id", str(n).encode())])
+    await client.stop()
+
+
+@contextmanager
+def _kafka(folder: Path) -> Iterator[str]:
+    with kafka_cluster.cluster(STREAM) as made:
+        asyncio.run(_fill_kafka(made.servers))
+        yield made.servers
+
+
+@contextmanager
+def _server(begin: Callable[[Path], tuple[str, Any]], folder: Path) -> Iterator[str]:
+    url, server = begin(folder)
     try:
+        yield url
+    finally:
+        stop(server)
+
+
+@pytest.mark.parametrize(
+    ("broker", "run"), [("nats", partial(_server, _on_nats)), ("redis", partial(_server, _on_redis)), ("kafka", _kafka)]
+)
+def test_a_consumer_is_killed_between_effect_and_acknowledgement(
+    broker: str, run: Callable[[Path], AbstractContextManager[str]], home: Home, tmp_path: Path
+) -> None:
+    receipts: list[str] = []
+    with run(tmp_path / broker) as url:
         for dies_at in (4, 3, 0):
             command = [
                 sys.executable,
@@ -85,8 +114,6 @@ def test_a_consumer_is_killed_between_effect_and_acknowledgement(
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
             assert done.returncode == (-signal.SIGKILL if dies_at else 0)
             receipts += done.stdout.split()
-    finally:
-        stop(server)
     assert home.effects() == list(range(MESSAGES))
     # Each message was handled once; those whose acknowledgement was lost came again, and nothing was done.
     told = Counter(receipts)

@@ -1,4 +1,4 @@
-"""A consumer in a process of its own: `python -m tests.inbox.worker nats|redis URL DATABASE DIES_AT`.
+"""A consumer in a process of its own: `python -m tests.inbox.worker nats|redis|kafka URL DATABASE DIES_AT`.
 
 It handles what is there and ends. At its DIES_AT-th acknowledgement (0: never) it kills itself, after the effect is
 committed and before the broker hears of it. It prints each receipt.
@@ -14,6 +14,7 @@ from typing import Any
 
 from semel import AsyncEngine, AsyncInbox
 from semel.engine.inbox import Message
+from semel.integrations.consumers.kafka import KafkaConsumer
 from semel.integrations.consumers.nats import JetStreamConsumer
 from semel.integrations.consumers.redis_streams import RedisStreamConsumer
 from semel.stores.inbox import Receipt
@@ -82,9 +83,33 @@ async def redis(url: str, inbox: AsyncInbox, dies_at: int) -> None:
     await client.aclose()
 
 
+async def kafka(servers: str, inbox: AsyncInbox, dies_at: int) -> None:
+    from aiokafka import AIOKafkaConsumer, TopicPartition
+
+    client = AIOKafkaConsumer(
+        STREAM,
+        bootstrap_servers=servers,
+        group_id=DURABLE,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        session_timeout_ms=1000,  # after which its group believes a killed member dead
+        heartbeat_interval_ms=100,
+        retry_backoff_ms=10,
+    )
+    client.commit = dying(client.commit, dies_at)
+    await client.start()
+    serving = asyncio.create_task(KafkaConsumer(inbox, writes).serve(client))
+    place = TopicPartition(STREAM, 0)
+    last = (await client.end_offsets([place]))[place]
+    while await client.committed(place) != last:
+        await asyncio.wait({serving}, timeout=0.05)
+    serving.cancel()
+    await client.stop()
+
+
 async def main(broker: str, url: str, database: str, dies_at: str) -> None:
     async with AsyncEngine.connect(f"sqlite:///{database}") as engine:
-        await {"nats": nats, "redis": redis}[broker](url, Told(engine, consumer=DURABLE), int(dies_at))
+        await {"nats": nats, "redis": redis, "kafka": kafka}[broker](url, Told(engine, consumer=DURABLE), int(dies_at))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,114 @@
+"""Celery's own worker on Valkey: killed between effect and acknowledgement, failing, and asked twice. 6 s."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from redis import Redis
+
+from semel import Engine, Inbox
+from semel.engine.inbox import Message
+from semel.errors import ConfigurationError
+from semel.integrations.consumers.celery import inbox_task
+from tests.bulk.fellows import Home, sqlite_home
+from tests.servers import redis as redis_server
+from tests.servers.running import stop
+
+WORKER = ("--pool", "prefork", "--concurrency", "2", "--without-gossip", "--without-mingle", "--without-heartbeat")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return sqlite_home(str(tmp_path / "inbox.db"))
+
+
+@pytest.fixture
+def inbox(home: Home) -> Inbox:
+    return Inbox(Engine(home.backend("sqlite")), consumer="billing", tries_max=2)
+
+
+def test_a_workers_process_is_killed_between_effect_and_acknowledgement(home: Home, tmp_path: Path) -> None:
+    server = redis_server.start(tmp_path / "redis")
+    try:
+        told = _story(f"redis://127.0.0.1:{server.port}/0", server.port, home, tmp_path)
+    finally:
+        stop(server)
+    assert home.effects() == [0, 1, 2, 3, 4, 5]
+    # 2 came again and was ignored; 4 began twice; 5 was retried once, 6 twice, under its one id; 0 was sent twice.
+    ends = {0: "IGNORED SUCCESS", 1: "SUCCESS", 2: "IGNORED", 3: "SUCCESS", 4: "SUCCESS", 5: "RETRY SUCCESS"}
+    for n, end in {**ends, 6: "FAILURE RETRY RETRY"}.items():
+        assert " ".join(sorted(line.split()[1] for line in told if line.startswith(f"{n} "))) == end, told
+    with closing(Engine(home.backend("sqlite"))) as engine:
+        [parked] = Inbox(engine, consumer="billing").parked()
+    assert (parked.message_id, parked.tries, parked.reason) == ("t-6", 3, "ValueError: no luck with 6")
+
+
+def _story(broker: str, port: int, home: Home, folder: Path) -> list[str]:
+    """Send seven tasks, the first one twice, and run a worker until nothing is left; what became of each delivery."""
+    with Celery(broker=broker) as sender:
+        for n in (0, 0, 1, 2, 3, 4, 5, 6):
+            sender.send_task("tests.inbox.celery_app.bill", [n], task_id=f"t-{n}", queue="semel-inbox")
+    known = {"SEMEL_TEST_BROKER": broker, "SEMEL_TEST_DATABASE": str(folder / "inbox.db")}
+    command = [sys.executable, "-m", "celery", "--app", "tests.inbox.celery_app", "worker", *WORKER]
+    with (folder / "log").open("wb") as log:
+        worker = subprocess.Popen(command, env={**os.environ, **known}, stdout=log, stderr=log)
+    told = folder / "told"
+    ends = time.monotonic() + 60
+    with Redis(port=port) as client:
+        while not (told.exists() and len(told.read_text().splitlines()) >= 11 and not client.hlen("unacked")):
+            assert worker.poll() is None, (folder / "log").read_text()[-3000:]
+            assert time.monotonic() < ends, (told.read_text() if told.exists() else "", (folder / "log").read_text())
+            select.select([], [], [], 0.02)
+        assert not client.llen("semel-inbox")
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(30) == 0
+    return told.read_text().splitlines()
+
+
+def test_what_is_eager_gets_the_result_and_a_repetition_none(inbox: Inbox, home: Home) -> None:
+    app = Celery()
+
+    @app.task(base=inbox_task(inbox, id_of=lambda n: f"order-{n}"), shared=False)  # type: ignore[untyped-decorator]
+    def bill(message: Message, n: int) -> str:
+        message.connection.execute("INSERT INTO effect VALUES (?)", (n,))
+        return message.id
+
+    first, again = bill.apply([7]), bill.apply([7])
+    assert (first.result, first.state) == ("order-7", "SUCCESS")
+    assert again.state == "IGNORED"
+    assert bill(8) == "order-8"  # called, and it has a name of its own
+    assert home.effects() == [7, 8]
+
+
+def test_a_task_that_is_called_without_an_id_is_told_so(inbox: Inbox) -> None:
+    app = Celery()
+
+    @app.task(base=inbox_task(inbox), shared=False)  # type: ignore[untyped-decorator]
+    def bill(message: Message) -> None:
+        raise AssertionError("this must not run")
+
+    with pytest.raises(ConfigurationError, match=r"was called, not sent.*id_of="):
+        bill()
+
+
+@pytest.mark.parametrize(
+    "options", [{"acks_late": False}, {"max_retries": 3}, {"reject_on_worker_lost": False}, {"acks_on_timeout": True}]
+)
+def test_a_task_that_is_acknowledged_otherwise_is_refused(inbox: Inbox, options: dict[str, object]) -> None:
+    app = Celery()
+
+    @app.task(base=inbox_task(inbox), shared=False, **options)  # type: ignore[untyped-decorator]
+    def bill(message: Message) -> None:
+        raise AssertionError("this must not run")
+
+    with pytest.raises(ConfigurationError, match=f"{next(iter(options))}=.*leave it out"):
+        app.finalize()

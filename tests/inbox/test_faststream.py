@@ -1,0 +1,209 @@
+"""FastStream's subscribers on JetStream, and on librdkafka's mock cluster: repetitions, failures, lost words. 3 s."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import nats
+import pytest
+from faststream import AckPolicy, Context
+from faststream.exceptions import AckMessage, NackMessage, RejectMessage
+from faststream.kafka import KafkaBroker
+from faststream.nats import JStream, NatsBroker
+from nats.aio.msg import Msg
+from nats.js.api import ConsumerConfig
+
+from semel import AsyncEngine, AsyncInbox
+from semel.engine.inbox import Message
+from semel.errors import ConfigurationError
+from semel.integrations.consumers.faststream import InboxMiddleware, message_id
+from tests.bulk.fellows import Home, sqlite_home
+from tests.outbox.conftest import unique
+from tests.servers import kafka
+from tests.servers import nats as nats_server
+
+Handled = Annotated[Message, Context("inbox")]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return sqlite_home(str(tmp_path / "inbox.db"))
+
+
+def told(story: Callable[[], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60):
+            await story()
+
+    asyncio.run(run())
+
+
+class Lines:
+    """What a subscriber did, and a wait for it."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self._grew = asyncio.Event()
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+        self._grew.set()
+
+    async def has(self, count: int) -> None:
+        while len(self.said) < count:
+            self._grew.clear()
+            await self._grew.wait()
+
+
+@pytest.mark.parametrize("policy", [None, AckPolicy.NACK_ON_ERROR])
+def test_a_subscriber_handles_each_message_once(policy: AckPolicy | None, home: Home) -> None:
+    """Also under FastStream's own policy, which throws away what fails."""
+    name = unique("faststream" if policy is None else "faststream-nack")
+    named: dict[str, Any] = {} if policy is None else {"ack_policy": policy}
+
+    async def story() -> None:
+        client = await nats.connect(nats_server.nats())
+        stream = client.jetstream()
+        await stream.add_stream(name=name, subjects=[f"{name}.>"])
+        lines, failed = Lines(), [False]
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            inbox = AsyncInbox(engine, consumer="billing", tries_max=2)
+            once = InboxMiddleware(inbox, retry_seconds=0.01, failed=lambda id, error: lines.say(f"{id} failed"))
+            broker = NatsBroker(nats_server.nats(), middlewares=[once], logger=None)
+
+            @broker.subscriber(  # type: ignore[untyped-decorator]
+                f"{name}.in", stream=JStream(name, declare=False), durable="billing", pull_sub=True, **named
+            )
+            @broker.publisher(f"{name}.out", stream=name)
+            async def bill(n: int, message: Handled) -> int:
+                message.connection.execute("INSERT INTO effect VALUES (?)", (n,))
+                if n == 1 and not failed[0]:
+                    failed[0] = True
+                    raise ValueError("no luck")
+                if n == 2:
+                    raise RejectMessage
+                lines.say(f"{message.id} ran")
+                if n == 3:
+                    raise AckMessage
+                return n
+
+            async with broker:
+                await broker.start()
+                for id, body in (("0", 0), ("0", 0), ("1", 1), ("2", 2), ("bad", "x"), ("3", 3), ("last", 9)):
+                    await broker.publish(body, f"{name}.in", stream=name, headers={"semel-id": id})
+                await lines.has(6)
+            assert sorted(lines.said) == ["0 ran", "1 failed", "1 ran", "3 ran", "bad failed", "last ran"]
+            while (info := await stream.consumer_info(name, "billing")).num_ack_pending:
+                pass
+            assert info.num_pending == 0  # each was acknowledged
+            parked = {each.message_id: each.reason for each in await inbox.parked()}
+            assert parked["2"] == "Message was rejected"
+            assert sorted(parked) == ["2", "bad"]
+        out = await stream.pull_subscribe(f"{name}.out", stream=name)
+        assert sorted(each.data for each in await out.fetch(3, timeout=10)) == [b"0", b"1", b"9"]
+        assert (await out.consumer_info()).num_pending == 0  # a repetition published nothing again
+        await client.close()
+
+    told(story)
+    assert home.effects() == [0, 1, 3, 9]
+
+
+def test_a_lost_acknowledgement_is_no_second_effect(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, lost = unique("faststream-lost"), [True]
+    acknowledge = Msg.ack
+
+    async def is_lost_once(message: Msg) -> None:
+        if lost.pop() if lost else False:
+            return
+        await acknowledge(message)
+
+    async def story() -> None:
+        client = await nats.connect(nats_server.nats())
+        stream = client.jetstream()
+        await stream.add_stream(name=name, subjects=[f"{name}.>"])
+        await stream.add_consumer(name, ConsumerConfig(durable_name="billing", ack_wait=0.2, ack_policy="explicit"))  # type: ignore[arg-type]
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            middleware = InboxMiddleware(AsyncInbox(engine, consumer="billing"))
+            broker = NatsBroker(nats_server.nats(), middlewares=[middleware], logger=None)
+
+            @broker.subscriber(f"{name}.in", stream=JStream(name, declare=False), durable="billing", pull_sub=True)
+            async def bill(n: int, message: Handled) -> None:
+                message.connection.execute("INSERT INTO effect VALUES (?)", (n,))
+
+            monkeypatch.setattr(Msg, "ack", is_lost_once)
+            async with broker:
+                await broker.start()
+                await stream.publish(f"{name}.in", b"7")  # it has a place, and no name
+                while (info := await stream.consumer_info(name, "billing")).ack_floor.stream_seq != 1:
+                    pass
+            assert info.delivered is not None
+            assert info.delivered.consumer_seq == 2  # it came twice
+        await client.close()
+
+    told(story)
+    assert home.effects() == [7]
+
+
+def test_kafka_s_records_are_tried_again_in_their_place(home: Home) -> None:
+    async def story(servers: str) -> None:
+        lines, failed = Lines(), [True]
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            middleware = InboxMiddleware(AsyncInbox(engine, consumer="billing"), failed=lambda id, error: lines.say(id))
+            broker = KafkaBroker(servers.split(","), middlewares=[middleware], logger=None)
+
+            @broker.subscriber(
+                "orders", group_id="billing", auto_offset_reset="earliest", ack_policy=AckPolicy.NACK_ON_ERROR
+            )
+            async def bill(n: int, message: Handled) -> None:
+                message.connection.execute("INSERT INTO effect VALUES (?)", (n,))
+                if n == 1 and failed and failed.pop():
+                    raise ValueError("no luck")
+                lines.say(f"{message.id} ran {n}")
+
+            async with broker:
+                await broker.start()
+                for n in (0, 1, 2):
+                    await broker.publish(n, "orders", partition=0)
+                await lines.has(4)
+            assert lines.said == ["orders:0:0 ran 0", "orders:0:1", "orders:0:1 ran 1", "orders:0:2 ran 2"]
+
+    with kafka.cluster("orders") as cluster:
+        told(lambda: story(cluster.servers))
+    assert home.effects() == [0, 1, 2]
+
+
+def test_a_policy_that_acknowledges_first_is_told(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    class Handler:
+        ack_policy = AckPolicy.ACK_FIRST
+
+    async def story() -> None:
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            middleware = InboxMiddleware(AsyncInbox(engine, consumer="billing"), retry_seconds=0)
+            context = SimpleNamespace(get_local=lambda name: Handler())
+            with pytest.raises(NackMessage):
+                await middleware.consume(_never, SimpleNamespace(headers={"semel-id": "1"}, raw_message=None), context)  # type: ignore[arg-type]
+
+    told(story)
+    assert "ack_policy=AckPolicy.ACK_FIRST does not acknowledge after the inbox" in caplog.text
+
+
+async def _never(message: Any) -> None:
+    raise AssertionError("this must not run")
+
+
+def _seen(raw: Any, **headers: str) -> Any:
+    return SimpleNamespace(raw_message=raw, headers=headers, message_id="made up", correlation_id="of many")
+
+
+def test_an_id_is_what_the_publisher_gave_or_a_place() -> None:
+    assert message_id(_seen(None, **{"semel-id": "e-1", "Nats-Msg-Id": "n-1"})) == "e-1"
+    assert message_id(_seen(None, **{"Nats-Msg-Id": "n-1"})) == "n-1"
+    assert message_id(_seen(SimpleNamespace(message_id="a-1"))) == "a-1"
+    assert message_id(_seen(SimpleNamespace(topic="t", partition=2, offset=7))) == "t:2:7"
+    assert message_id(_seen({"channel": "orders", "message_ids": [b"1-0"]})) == "orders:1-0"
+    with pytest.raises(ConfigurationError, match="neither an id nor a place"):
+        message_id(_seen(SimpleNamespace(message_id=None)))
