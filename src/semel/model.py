@@ -347,7 +347,7 @@ class TooEarly:
 
 @dataclass(frozen=True, slots=True)
 class MovedOn:
-    """The record is no longer the one the operator saw (None: gone, or unreadable)."""
+    """The record is no longer what the operator saw (None: gone, or unreadable), if only by a word said twice."""
 
     state: State | None
 

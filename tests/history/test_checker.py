@@ -462,6 +462,21 @@ def test_a_word_that_frees_the_record_may_meet_what_came_after_it(state: str) ->
     assert judge(first, say(1, 5, 9, 5, state, to_settling="superseded"), *other) is Stuck  # granted before it began
 
 
+def test_an_operators_word_may_meet_itself_on_the_wire() -> None:
+    """Found by lost replies: one of two settled it, its answer was lost, and both were told "moved on"."""
+    doubt = [ask(0, 0, 1, "proceed", to_fence=5), say(1, 1, 2, 5, "unknown")]
+    word = {"fence": 5, "happened": False, "answer": None, "to_resolving": "moved-on"}
+    told = [op(number, 3, 4, "resolve", **word) for number in (2, 3)]  # type: ignore[arg-type]
+    again = ask(4, 5, 6, "proceed", to_fence=7, to_generation=1)
+
+    def by_wire(*operations: Operation, wire: bool = True) -> type[Finding]:
+        return type(linearize(judged([*doubt, *operations], row_locks=wire), NOBODY_DIED))
+
+    assert by_wire(*told, again) is Linear
+    assert by_wire(*told, again, wire=False) is Stuck
+    assert by_wire(again) is Stuck
+
+
 def test_a_refusal_that_is_stored_late_is_of_its_own_request() -> None:
     """Found by the lost replies of PostgreSQL: another request was granted and released before it was stored."""
     first = ask(0, 0, 1, "proceed", "atomic", to_fence=5)

@@ -143,7 +143,7 @@ def judged(
         )
     }
     own = {(op.process, op.result["fence"]): op.args["request"] for op in atomic if _granted(op) and op.result}
-    return [_with_request(_softened(op), own) for op in operations if id(op) not in left_out]
+    return [_with_request(_softened(op, row_locks), own) for op in operations if id(op) not in left_out]
 
 
 def _may_be_told(op: Operation, verdict: str, who: Operation, *, row_locks: bool) -> bool:
@@ -191,12 +191,15 @@ def _attempt_ends_ns(op: Operation, deaths_ns: Mapping[str, int]) -> int:
     return op.end_ns if op.result is not None else min(op.gave_up_ns, deaths_ns.get(op.process, NEVER)) + LINGERS_NS
 
 
-def _softened(op: Operation) -> Operation:
+def _softened(op: Operation, by_wire: bool) -> Operation:
     """A word that frees the record for others and whose reply was lost: its repetition may meet what came after it.
 
     It is told "superseded" then, although it did write. An ATOMIC refusal is stored beside its rolled back transaction;
-    its repetition meets its own word in the same way. So this reply leaves open whether it wrote.
+    its repetition meets its own word in the same way. So this reply leaves open whether it wrote. An operator's word,
+    ``by_wire``, is repeated in the same way over a new connection, and told that the record has moved on.
     """
+    if by_wire and op.kind == "resolve" and op.result is not None and op.result["resolving"] == "moved-on":
+        return _unanswered(op, "moved on, if only by itself")
     if op.kind != "settle" or op.result is None or op.result["settling"] != "superseded":
         return op
     state = op.args["state"]
