@@ -159,7 +159,9 @@ def test_purging_drops_what_is_over_and_says_so(semel: Run, shelf: Shelf) -> Non
     shelf.succeeded("forgotten", ago_us=HOUR_US, answer_seconds=60, tombstone_seconds=120)
     shelf.unknown("never", ago_us=1000 * HOUR_US, answer_seconds=60, tombstone_seconds=120)
     ran = semel("purge", "--json", "--chunk", "2", "--progress")
-    assert ran.document == {"scanned": 4, "answersDropped": 1, "recordsForgotten": 1, "operationsForgotten": 0}
+    assert {name: count for name, count in ran.document.items() if count} == {
+        **{"scanned": 4, "answersDropped": 1, "recordsForgotten": 1}
+    }
     assert ran.err.startswith("purge: 2 of 4, ")
     again = semel("purge")
     assert "0 answers dropped, 0 records forgotten" in again.out

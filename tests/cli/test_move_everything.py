@@ -5,23 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from semel import Answer, AsyncEngine, Bulk, Command, Engine, Inbox, ItemFailed, Permit, Policy
+from semel import AsyncEngine, Bulk, Engine, Inbox
 from semel.cli import moved_rows, moving
 from semel.cli.main import main
-from semel.engine.bulk import BulkItem
-from semel.engine.events import Outbox
-from semel.engine.inbox import Message
 from semel.errors import NotReplayableError, StoreUnavailable
 from semel.events import Event
 from semel.model import Resolution
 from semel.protocol.operations import resolve
-from semel.rules.items import Done
 from semel.stores.copies import NOUNS, Noun
 from semel.stores.events import Events
 from semel.stores.inbox import Receipt
@@ -30,72 +25,11 @@ from semel.stores.statements import Row
 from semel.testing.mariadb import mariadb_subject
 from semel.testing.postgres import empty_schema
 from semel.worker import FunctionSink, Relay
-from tests.engine.shells import SCOPE, command
+from tests.cli.everything import CASES, DONE, STEPPED, fill, fresh, handled, invoice, raises, shop
 from tests.servers import mariadb, postgres, redis
 
 Capture = pytest.CaptureFixture[str]
 SCHEMA = f"{postgres.schema()}_move_all"
-CASES = [{"clientItemId": f"case-{n}", "n": n} for n in range(5)]
-STEPPED = command("stepped", policy=Policy(steps=True))
-KEPT = Policy(operation_seconds=90 * 86_400)
-DONE = Answer(201, (), b"done")
-
-
-def invoice(key: str = "invoice") -> Command:
-    """A command whose operation outlives its key, under a business reference."""
-    return Command(SCOPE, key, bytes(32), "1.tests", KEPT, business_ref="INV-\\-1")
-
-
-def handled(item: BulkItem) -> Done:
-    if item.value["n"] == 3:
-        raise ItemFailed("LOCKED", retryable=True, written=False)
-    return Done(f"r-{item.place}", f"täget \x00 {item.place}", bytes([0, 255, item.place]))
-
-
-def shop(permit: Permit, calls: list[str], *, lost: bool) -> Answer:
-    """Charge and ship; the second gets no answer where it is lost."""
-
-    def call(name: str) -> str:
-        calls.append(name)
-        if lost and name == "ship":
-            raise TimeoutError("no answer")
-        return f"{name}-1"
-
-    for name in ("charge", "ship"):
-        permit.step(name, lambda name=name: call(name))  # type: ignore[misc]
-    return DONE
-
-
-def fill(url: str) -> None:
-    """One of everything, and of events and messages one in each state."""
-    with Engine.connect(url) as engine:
-        engine.run(invoice(), lambda permit: DONE)
-        with pytest.raises(TimeoutError):
-            engine.run(STEPPED, lambda permit: shop(permit, [], lost=True))
-        Bulk(engine, operation="cases", effects="external").run(CASES, handled, key="list", caller="alice")
-        ids: list[str] = []
-
-        def emits(message: Message) -> None:
-            outbox = Outbox(engine)
-            for n in range(6):
-                about = ("order", str(n % 2))
-                ids.append(outbox.emit(message.connection, "orders", {"n": n, "text": "\\ \x00"}, aggregate=about))
-
-        inbox = Inbox(engine, consumer="mails", tries_max=2)
-        inbox.handle("m-1", emits)
-        for id in ("poison", "once-failed"):
-            with pytest.raises(ValueError, match="no"):
-                inbox.handle(id, _raises)
-        assert inbox.handle("poison", _raises) is Receipt.PARKED
-        events = Events(engine.store.dialect)  # type: ignore[attr-defined]
-        first = engine.perform("find", lambda: events.find(0, 10, parked=False))
-        engine.perform("published", lambda: events.published([first[0].seq]))
-        engine.perform("postpone", lambda: events.postpone(first[1].seq, 1, "the broker said no"))
-        assert engine.perform("park", lambda: events.park(ids[5], "too large"))
-
-
-def _raises(message: Message) -> None:
-    raise ValueError("no")
 
 
 def rows(url: str) -> dict[str, list[Row]]:
@@ -114,12 +48,6 @@ def moved(source: str, target: str, capsys: Capture, *options: str) -> tuple[int
     code = main(["move", "--from", source, "--to", target, "--json", *options])
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     return code, document
-
-
-def fresh(url: str) -> str:
-    with closing(Engine.connect(url)) as engine:
-        engine.migrate()
-    return url
 
 
 @pytest.fixture
@@ -186,8 +114,8 @@ def goes_on(url: str) -> None:
         with pytest.raises(NotReplayableError):
             engine.run(invoice("another"), lambda permit: DONE)
         inbox = Inbox(engine, consumer="mails", tries_max=2)
-        assert inbox.handle("m-1", _raises) is Receipt.DUPLICATE
-        assert inbox.handle("poison", _raises) is Receipt.PARKED
+        assert inbox.handle("m-1", raises) is Receipt.DUPLICATE
+        assert inbox.handle("poison", raises) is Receipt.PARKED
         calls: list[str] = []
         row = engine.perform("read", lambda: engine.store.read((engine.core.attempt(STEPPED).id,)))[0]
         assert row is not None

@@ -1,4 +1,4 @@
-"""`semel purge`: drop expired answers and forget expired tombstones now, instead of within the hour."""
+"""`semel purge`: forget everything whose time is over now, instead of within the hour."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from semel.cli.terminal import Output
 from semel.flow import perform
 from semel.model import Purged
 from semel.protocol.asks import Perform
-from semel.protocol.operations import is_kept_by, purge_operations
-from semel.protocol.upkeep import PURGE_CHUNK, purge_walk, rest_seconds
+from semel.protocol.purging import KEEP_EVENTS_SECONDS, PurgedAll, purge_all
+from semel.protocol.upkeep import PURGE_CHUNK, rest_seconds
+
+_SECONDS_MAX = 10 * 365 * 86_400
+_BESIDE = ("operations", "items", "messages", "events")
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -22,15 +25,23 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "purge",
-        "drop expired answers and forget expired tombstones",
+        "drop expired answers and forget everything whose time is over",
         "semel purge\nsemel purge --chunk 100 --json",
-        "Safe beside live traffic. What is open or UNKNOWN is never purged. The service does this hourly by itself.",
+        "Safe beside live traffic. What is open, UNKNOWN, parked or waits to be published is never purged. The service "
+        "and semel worker do this hourly by themselves.",
     )
     parser.add_argument(
         "--chunk",
         type=whole_number(1, 10_000),
         default=PURGE_CHUNK,
-        help=f"how many records one store call looks at (default {PURGE_CHUNK})",
+        help=f"how many rows one store call looks at (default {PURGE_CHUNK})",
+    )
+    parser.add_argument(
+        "--keep",
+        type=whole_number(0, _SECONDS_MAX),
+        default=int(KEEP_EVENTS_SECONDS),
+        metavar="SECONDS",
+        help="how long published events are kept, as of semel worker (default a day)",
     )
     add_progress(parser)
     parser.set_defaults(run=run)
@@ -51,18 +62,24 @@ def run(options: argparse.Namespace, out: Output) -> int:
         progress = Progress("purge", asked=options.progress, total=known)
 
         def told(so_far: Purged) -> None:
-            progress.tell(so_far.scanned, _work(so_far))
+            progress.tell(so_far.scanned, _work(so_far.answers_dropped, so_far.forgotten))
 
-        total = perform(purge_walk(engine.store, options.chunk, told), answer)
+        total = perform(purge_all(engine.store, options.chunk, options.keep * 1_000_000, told), answer)
         progress.end()
-        kept = perform(purge_operations(engine.store, options.chunk), answer) if is_kept_by(engine.store) else None
-    gone = 0 if kept is None else kept.forgotten
-    counted = {"scanned": total.scanned, "answersDropped": total.answers_dropped, "recordsForgotten": total.forgotten}
-    out.document({**counted, "operationsForgotten": gone})
-    also = f", {gone} operations forgotten" if gone else ""
-    out.say(f"purged: {total.scanned} looked at, {_work(total)}{also}")
+    counted = {"scanned": total.scanned, "answersDropped": total.answers, "recordsForgotten": total.records}
+    out.document({**counted, **{f"{name}Forgotten": getattr(total, name) for name in _BESIDE}})
+    out.say(f"purged: {total.scanned} looked at, {_work(total.answers, total.records)}{_beside(total)}")
     return Exit.OK
 
 
-def _work(total: Purged) -> str:
-    return f"{total.answers_dropped} answers dropped, {total.forgotten} records forgotten"
+def _work(dropped: int, forgotten: int) -> str:
+    return f"{dropped} answers dropped, {forgotten} records forgotten"
+
+
+def _beside(total: PurgedAll) -> str:
+    """What hung on records and is gone, each kind that there was.
+
+    >>> _beside(PurgedAll(9, 0, 0, 2, 0, 5, 0)), _beside(PurgedAll(9, 0, 0, 0, 0, 0, 0))
+    (', 2 operations, 5 messages', '')
+    """
+    return "".join(f", {getattr(total, name)} {name}" for name in _BESIDE if getattr(total, name))

@@ -1,0 +1,84 @@
+"""Forgetting everything whose time is over, one kind after the other, in chunks: records and what hangs on them.
+
+Each chunk is one short store call of its own, as in ``upkeep.py``. Items and bulks go with their record, operations and
+handled messages after their own retention, events a while after the proof that they were published. What is open,
+UNKNOWN, parked or waits to be published never goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from semel.flow import Flow, ask
+from semel.model import Purged
+from semel.protocol.asks import Perform
+from semel.protocol.bulk import purge_items
+from semel.protocol.inbox import purge_messages
+from semel.protocol.operations import is_kept_by, purge_operations
+from semel.protocol.upkeep import PURGE_CHUNK, purge_walk
+from semel.stores.base import Store
+from semel.stores.dialect import dialect_of
+from semel.stores.events import Events
+
+KEEP_EVENTS_SECONDS: Final = 86_400.0
+"""How long published events are kept, unless somebody says otherwise; a relay keeps them as long."""
+
+
+class PurgedAll(NamedTuple):
+    """What a purge did, by kind. A bulk counts among its items."""
+
+    scanned: int
+    answers: int
+    records: int
+    operations: int
+    items: int
+    messages: int
+    events: int
+
+
+def _unobserved(so_far: Purged) -> None:
+    return None
+
+
+def purge_events(store: Store, chunk: int, keep_us: int) -> Flow[Purged]:
+    """Forget the events that were published longer ago than ``keep_us``, chunk by chunk; how many."""
+    events = Events(dialect_of(store, "events"))
+
+    def swept() -> Flow[Purged]:
+        gone = yield from events.sweep(keep_us, chunk)
+        return Purged(gone, 0, gone, None)
+
+    forgotten = 0
+    while True:
+        done = yield from ask(Perform("purge_events", swept))
+        forgotten += done.forgotten
+        if done.forgotten < chunk:
+            return Purged(forgotten, 0, forgotten, None)
+
+
+def purge_all(
+    store: Store,
+    chunk: int = PURGE_CHUNK,
+    keep_events_us: int = int(KEEP_EVENTS_SECONDS * 1_000_000),
+    progress: Callable[[Purged], None] = _unobserved,
+) -> Flow[PurgedAll]:
+    """Forget everything whose time is over; the sums.
+
+    Parameters: ``chunk`` how many rows one store call looks at; ``keep_events_us`` how long published events are kept;
+    ``progress`` is told the sums of the walk over the records.
+    """
+    walked = yield from purge_walk(store, chunk, progress)
+    records = PurgedAll(walked.scanned, walked.answers_dropped, walked.forgotten, 0, 0, 0, 0)
+    if not is_kept_by(store):
+        return records
+    operations = yield from purge_operations(store, chunk)
+    items = yield from purge_items(store, chunk)  # after the records: those of the ones that went just now go, too
+    messages = yield from purge_messages(store, chunk)
+    events = yield from purge_events(store, chunk, keep_events_us)
+    return records._replace(
+        operations=operations.forgotten,
+        items=items.forgotten,
+        messages=messages.forgotten,
+        events=events.forgotten,
+    )

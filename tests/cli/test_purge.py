@@ -1,0 +1,70 @@
+"""`semel purge` forgets every kind of row whose time is over, says how many, and leaves everything else."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.cli.main import main
+from tests.cli.everything import fill, fresh
+
+TABLES = ("record", "operation", "bulk", "item", "event", "inbox")
+ALL_OVER = (
+    "UPDATE semel_record SET answer_until = 1, forget_after = 1 WHERE forget_after IS NOT NULL",
+    "UPDATE semel_operation SET forget_after = 1 WHERE forget_after IS NOT NULL",
+    "UPDATE semel_inbox SET forget_after = 1",
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    fill(fresh(f"sqlite:///{tmp_path / 'all.db'}"))
+    return tmp_path / "all.db"
+
+
+def purged(file: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["purge", "--json", "--chunk", "2", "--url", f"sqlite:///{file}", *options]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return {name: count for name, count in document.items() if name != "scanned"}
+
+
+def held(file: Path, change: tuple[str, ...] = ()) -> dict[str, int]:
+    with closing(sqlite3.connect(file)) as db:
+        for statement in change:
+            db.execute(statement)
+        db.commit()
+        return {name: db.execute(f"SELECT count(*) FROM semel_{name}").fetchone()[0] for name in TABLES}
+
+
+def test_each_kind_is_told_and_what_has_no_end_stays(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    full = held(file)
+    assert full == {"record": 3, "operation": 1, "bulk": 1, "item": 5, "event": 6, "inbox": 3}
+    assert not any(purged(file, capsys).values())
+    held(file, ALL_OVER)
+    assert purged(file, capsys, "--keep", "0") == {
+        **{"answersDropped": 0, "recordsForgotten": 2, "operationsForgotten": 1, "itemsForgotten": 6},
+        **{"messagesForgotten": 2, "eventsForgotten": 1},
+    }
+    # What is UNKNOWN, parked, or waits to be published has no end.
+    assert held(file) == {"record": 1, "operation": 0, "bulk": 0, "item": 0, "event": 5, "inbox": 1}
+
+
+def test_a_published_event_is_kept_for_a_day(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    held(file, ("UPDATE semel_event SET published_at = published_at - 86000000000 WHERE published_at IS NOT NULL",))
+    assert purged(file, capsys)["eventsForgotten"] == 0
+    held(file, ("UPDATE semel_event SET published_at = published_at - 500000000 WHERE published_at IS NOT NULL",))
+    assert purged(file, capsys)["eventsForgotten"] == 1
+
+
+def test_people_are_told_of_what_there_was(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    held(file, ALL_OVER)
+    capsys.readouterr()
+    assert main(["purge", "--url", f"sqlite:///{file}"]) == 0
+    told = capsys.readouterr().out
+    assert told.endswith("0 answers dropped, 2 records forgotten, 1 operations, 6 items, 2 messages\n"), told
