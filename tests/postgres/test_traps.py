@@ -10,16 +10,19 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.pq import ExecStatus
 
 from semel import Engine
+from semel.drivers.psycopg import Server
 from semel.engine.connect_postgres import postgres_backend
-from semel.flow import Flow
-from semel.model import InProgress, Proceed, Replay
+from semel.flow import Flow, ask
+from semel.model import Find, InProgress, Proceed, Replay
 from semel.protocol.commands import settlement
 from semel.rules.classify import Succeeded
 from semel.rules.decide import first_grant
 from semel.stores import postgres_rows
-from semel.stores.statements import Query
+from semel.stores.postgres import SQL as UPKEEP
+from semel.stores.statements import Query, composed
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import Fellow, Outside
 from tests.servers.postgres import schema
@@ -81,6 +84,38 @@ async def _ended(fellow: Fellow) -> None:
     done = fellow.engine.close()
     if done is not None:
         await done
+
+
+def test_a_plan_that_is_kept_walks_no_index_though_the_table_was_empty_when_it_was_made(
+    conninfo: str, outside: Outside
+) -> None:
+    """Without values and without rows: what a connection that is used before there is anything plans for all time."""
+    outside.connection.execute("ANALYZE semel_record")
+    kept = [statement for statement in postgres_rows.SQL.values() if statement.planned_once]
+    assert {statement.name for statement in kept} >= {"claim", "settle", "look"}
+    with psycopg.connect(conninfo, **Server(conninfo, schema=schema()).options()) as planner:
+        for statement in kept:
+            explained = planner.pgconn.exec_(f"EXPLAIN (GENERIC_PLAN) {statement.numbered}".encode())
+            assert explained.status == ExecStatus.TUPLES_OK, explained.error_message
+            lines = [(explained.get_value(row, 0) or b"").decode() for row in range(explained.ntuples)]
+            for line, beneath in zip(lines, [*lines[1:], ""], strict=True):
+                assert "Seq Scan" not in line, statement.name
+                assert "Cond:" in beneath or "Scan" not in line or "semel_" not in line, (statement.name, line)
+
+
+def test_a_connection_keeps_the_plans_of_claims_and_settlements_and_of_nothing_else(make_fellow: MakeFellow) -> None:
+    """Planning took half of a server's time for a command. The others are planned for their values, each time anew."""
+    fellow = make_fellow()
+    for number in range(8):
+        claims = attempts(fellow, [f"k{number}"])
+        settle(fellow, claims, [verdict.grant for verdict in claim(fellow, claims)])
+        fellow.performs("find", lambda: fellow.engine.store.find(Find()))
+    text = "SELECT statement FROM pg_prepared_statements WHERE generic_plans > 0"
+    rows = fellow.performs("seen", lambda: ask(Query(composed("seen", text), {})))
+    kept = {row[0] for row in rows} - {text}  # without values there is nothing to plan anew for
+    both = {postgres_rows.SQL[name].numbered for name in ("claim", "settle")}
+    names_all = fellow.kind == "asyncpg"  # and so nothing of it may be kept
+    assert kept & (both | {UPKEEP["find"].numbered}) == (set() if names_all else both)
 
 
 def test_every_batch_is_sent_in_the_order_of_its_ids(conninfo: str) -> None:

@@ -1,9 +1,10 @@
 -- Every statement of the PostgreSQL store, by name. One round trip each, no session state, values always as
 -- parameters. :now is the driver's: NULL for the server's own clock (statement_timestamp: what a statement decides, it
 -- decides by one time), microseconds where a test sets the clock. Batches come sorted by id, so that two never deadlock.
--- A holder's write names fence and nonce; every list has a limit and an order.
+-- A holder's write names fence and nonce; every list has a limit and an order. "Planned once": the server may keep the
+-- plan, which is the same for every size of the table. All others are planned anew each time.
 
--- name: claim
+-- name: claim (planned once)
 -- Reserve keys that were never seen, and read the records of the others, in one statement that writes nothing for a
 -- replay. An id that comes back in neither half was claimed after this statement's snapshot, or is held by a transaction
 -- that has not ended: ask again. The advisory lock is tried, never waited for: it tells an ATOMIC unit's claim that is
@@ -132,7 +133,7 @@ FROM known, clock;
 -- Before an ATOMIC unit writes over a record that stands: tried, never waited for, and held to the unit's end.
 SELECT pg_try_advisory_xact_lock(:lock::bigint # ('semel_record'::regclass::oid::bigint << 32))::integer;
 
--- name: look
+-- name: look (planned once)
 -- The records of these ids, and the time to decide by.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
@@ -147,7 +148,7 @@ SELECT
 FROM clock, semel_record AS r
 WHERE r.id = ANY(:ids::bytea[]);
 
--- name: read
+-- name: read (planned once)
 -- The whole records of these ids, columns in the order of model.Record.
 SELECT
     id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce, holder,
@@ -158,9 +159,10 @@ SELECT
 FROM semel_record
 WHERE id = ANY(:ids::bytea[]);
 
--- name: settle
+-- name: settle (planned once)
 -- Holders' last words on their open records. Changes no row of anybody whose fence or nonce is no longer the record's,
--- or whose record is no longer open: then read it and decide.
+-- or whose record is no longer open: then read it and decide. The join is an array's, which PostgreSQL cannot make by
+-- walking the whole index in its order: what it would do, and keep doing, where the table was empty when it planned.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -188,7 +190,7 @@ FROM clock, unnest(
     id, fence, nonce, state, doubt, error_code, business_ref, resource_type, resource_id, answer_kind, answer_digest,
     status, headers, body
 )
-WHERE r.id = u.id AND r.fence = u.fence AND r.nonce = u.nonce AND r.state IN (1, 2) AND r.lease_until > 0
+WHERE r.id = ANY (ARRAY[u.id]) AND r.fence = u.fence AND r.nonce = u.nonce AND r.state IN (1, 2) AND r.lease_until > 0
 RETURNING r.id;
 
 -- name: settle_here
@@ -228,7 +230,7 @@ settled AS (
 )
 SELECT 1 / count(*) FROM settled;
 
--- name: write_record
+-- name: write_record (planned once)
 -- Replace everything that may change, by compare-and-set on the version that was read. What becomes UNKNOWN is put
 -- where operators look.
 WITH written AS (

@@ -24,7 +24,8 @@ Params = Mapping[str, Argument]
 @dataclass(frozen=True, slots=True)
 class Statement:
     """One named statement: as written, with ``:name`` parameters; as ``?`` with their names in order; and as
-    ``$1`` with each name once.
+    ``$1`` with each name once. ``planned_once``: a plan made at any size of its tables is right at every size, so that
+    a server may keep it.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Statement:
     names: tuple[str, ...]
     numbered: str = ""
     distinct: tuple[str, ...] = ()
+    planned_once: bool = False
 
     def values(self, params: Params | Row) -> tuple[Argument, ...]:
         """The parameters in the statement's order. A tuple is in that order already."""
@@ -83,7 +85,7 @@ class Together(Ask[None]):
 TOGETHER: Final = Together()
 NOW: Final = Now()
 NOW_LOCKED: Final = Now()  # the same, once the write lock is held: a lease must not begin before its holder waited
-_HEAD = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_HEAD = re.compile(r"^-- name: (\w+)( \(planned once\))?\n", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
 
 
@@ -92,19 +94,19 @@ def statements(package: str, file: str) -> Mapping[str, Statement]:
     """The named statements of a ``.sql`` file that lies in a package."""
     parts = _HEAD.split(resources.files(package).joinpath(file).read_text("utf-8"))
     found = {}
-    for name, block in zip(parts[1::2], parts[2::2], strict=True):
+    for name, once, block in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
         text = "\n".join(line for line in block.splitlines() if not line.startswith("--")).strip().rstrip(";")
-        found[name] = composed(name, text)
+        found[name] = composed(name, text, planned_once=once is not None)
     return found
 
 
-def composed(name: str, text: str) -> Statement:
+def composed(name: str, text: str, *, planned_once: bool = False) -> Statement:
     """A statement of this text, with ``:name`` parameters."""
     names = tuple(_PARAMETER.findall(text))
     distinct = tuple(dict.fromkeys(names))
     numbers = {name: f"${number}" for number, name in enumerate(distinct, start=1)}
     numbered = _PARAMETER.sub(lambda match: numbers[match[1]], text)
-    return Statement(name, text, _PARAMETER.sub("?", text), names, numbered, distinct)
+    return Statement(name, text, _PARAMETER.sub("?", text), names, numbered, distinct, planned_once)
 
 
 def script(text: str) -> tuple[str, ...]:
