@@ -61,12 +61,21 @@ def _story(broker: str, port: int, home: Home, folder: Path) -> list[str]:
     command = [sys.executable, "-m", "celery", "--app", "tests.inbox.celery_app", "worker", *WORKER]
     with (folder / "log").open("wb") as log:
         worker = subprocess.Popen(command, env={**os.environ, **known}, stdout=log, stderr=log)
-    told = folder / "told"
+    try:
+        return _ended(worker, folder, port)
+    finally:
+        worker.kill()
+        worker.wait(30)
+
+
+def _ended(worker: subprocess.Popen[bytes], folder: Path, port: int) -> list[str]:
+    """Wait until nothing is left, and end the worker."""
+    told, log = folder / "told", folder / "log"
     ends = time.monotonic() + 60
     with Redis(port=port) as client:
         while not (told.exists() and len(told.read_text().splitlines()) >= 11 and not client.hlen("unacked")):
-            assert worker.poll() is None, (folder / "log").read_text()[-3000:]
-            assert time.monotonic() < ends, (told.read_text() if told.exists() else "", (folder / "log").read_text())
+            assert worker.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < ends, (told.read_text() if told.exists() else "", log.read_text())
             select.select([], [], [], 0.02)
         assert not client.llen("semel-inbox")
     worker.send_signal(signal.SIGTERM)
