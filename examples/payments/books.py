@@ -32,9 +32,9 @@ def create_table() -> None:
 
 
 def reserve(db: sqlite3.Connection, id: str, customer: str, amount: int, currency: str) -> None:
-    """Before the charge: what is about to be paid. After "it did not happen" it is asked for anew, and is there."""
+    """Before the charge: what is about to be paid. Its step commits it once, whatever becomes of the charge."""
     row = (id, customer, amount, currency)
-    db.execute("INSERT INTO payments VALUES (?, ?, ?, ?, 'reserved', NULL) ON CONFLICT DO NOTHING", row)
+    db.execute("INSERT INTO payments VALUES (?, ?, ?, ?, 'reserved', NULL)", row)
 
 
 def close(db: sqlite3.Connection, id: str, charge: str | None) -> Payment:

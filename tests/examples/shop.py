@@ -69,9 +69,8 @@ def make_app(url: str, *, lease_seconds: float, deadline_seconds: float) -> Fast
                 raise HTTPException(504, "the provider did not answer") from error
 
         async def reserve(db: Any) -> None:
-            # After "it did not happen" the execution begins anew, and this row is still there.
-            kept = "SELECT ?, ?, NULL WHERE NOT EXISTS (SELECT 1 FROM payments WHERE id = ?)"
-            await write(db, f"INSERT INTO payments {kept}", id, wanted.amount, id)
+            # No "if it is not there yet": after "it did not happen" of the charge this step has still finished.
+            await write(db, "INSERT INTO payments VALUES (?, ?, NULL)", id, wanted.amount)
 
         async def receipt(db: Any) -> None:
             await write(db, "UPDATE payments SET charge = ? WHERE id = ?", charged.id, id)

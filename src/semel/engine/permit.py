@@ -16,8 +16,8 @@ from semel.rules.identity import derived_key, uuid_text
 class Permit:
     """The right to run one command's handler, and what the handler may ask of Semel.
 
-    ``attempt`` counts the grants of this record, ``generation`` grows only when an execution was settled
-    as "did not happen", ``lost`` turns true when somebody else was granted the record.
+    ``attempt`` counts the grants of this record, ``generation`` grows only when an execution (not a step of one) was
+    settled as "did not happen", ``lost`` turns true when somebody else was granted the record.
     """
 
     __slots__ = (
@@ -69,7 +69,7 @@ class Permit:
 
     @property
     def generation(self) -> int:
-        """Grows only when an execution was settled as "did not happen"."""
+        """Grows only when an execution was settled as "did not happen"; not when that was said of a step."""
         return self.grant.generation
 
     def key_for(self, name: str, ordinal: int = 0) -> str:
