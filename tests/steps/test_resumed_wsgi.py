@@ -170,13 +170,14 @@ def test_the_preference_means_nothing_where_nobody_would_end_the_command(engine:
 
 
 def test_flask_answers_what_was_kept_without_the_clients_credentials(engine: Engine) -> None:
-    seen: list[tuple[bytes, str | None, str, str]] = []
+    seen: list[tuple[bytes, str | None, str, str, str]] = []
     flask = Flask("shop")
 
     @flask.post("/ship/<number>")
     def ship(number: str) -> tuple[str, int]:
         permit = request.environ["semel.permit"]
-        seen.append((request.get_data(), request.headers.get("Authorization"), number, request.args["speed"]))
+        authorization, speed = request.headers.get("Authorization"), request.args["speed"]
+        seen.append((request.get_data(), authorization, number, speed, request.mimetype))
         permit.step("ship", lambda: None, repeat=True)
         if permit.attempt == 1:
             raise ConnectionError("away")
@@ -191,7 +192,8 @@ def test_flask_answers_what_was_kept_without_the_clients_credentials(engine: Eng
     assert complete(app, engine) == 1
     ended = client.post("/ship/ä7?speed=high", headers=headers, data=b"parcel")
     assert (ended.status_code, ended.data) == (201, "shipped ä7".encode())
-    assert seen == [(b"parcel", "Bearer secret", "ä7", "high"), (b"parcel", None, "ä7", "high")]
+    rest = ("ä7", "high", "text/plain")
+    assert seen == [(b"parcel", "Bearer secret", *rest), (b"parcel", None, *rest)]
 
 
 @pytest.mark.parametrize("how", ["write", "again", "nothing", "early"])

@@ -8,7 +8,7 @@ a verdict, or from the end of the application's call, the answer that leaves. Ad
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from semel.engine.permit import Permit
@@ -73,7 +73,7 @@ def open_exchange(
     params: Params,
     method: str,
     query: bytes,
-    headers: Iterable[tuple[bytes, bytes]],
+    headers: Sequence[tuple[bytes, bytes]],
     request: Mapping[str, Any],
 ) -> Exchange | Answer | Unprotected:
     """What becomes of a request to an operation, judged by its head.
@@ -89,12 +89,8 @@ def open_exchange(
         return surface.problems.too_early()
     assert surface.caller is not None
     caller = surface.caller(request)
-    if caller is None:
-        if not route.marks:
-            return surface.problems.caller_unknown()
-        return _marked(surface, route, "no-caller")
     if type(caller) is not Caller:
-        raise ConfigurationError(f"caller= returned a {type(caller).__name__}; it must return a Caller or None")
+        return _uncalled(surface, route, caller)
     try:
         key = "" if route.key_from is not None else _checked(route, parse_key(keys))
         length = read.get(b"content-length", b"")
@@ -103,10 +99,9 @@ def open_exchange(
     except RequestError as error:
         return surface.problems.of_error(error)
     media_type = read.get(b"content-type", b"").decode("latin-1")
-    digest = read.get(b"content-digest")
     facts = Facts(route.name, method, params, query, caller.tenant, caller.id, media_type)
-    if digest is not None:
-        facts = facts._replace(content_digest=digest.decode("latin-1"))
+    if b"content-digest" in read:
+        facts = facts._replace(content_digest=read[b"content-digest"].decode("latin-1"))
     wait: float | None = None
     if b"prefer" in read:
         wait = preferred_wait((read[b"prefer"],))
@@ -118,10 +113,20 @@ def open_exchange(
     return exchange
 
 
-def _read_head(key_name: bytes, headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[bytes], dict[bytes, bytes]]:
-    """The lines of the key, and the other fields that matter, several lines of one joined."""
+def _uncalled(surface: Surface, route: Route, caller: object) -> Answer | Unprotected:
+    """A request of nobody who is known."""
+    if caller is not None:
+        raise ConfigurationError(f"caller= returned a {type(caller).__name__}; it must return a Caller or None")
+    return _marked(surface, route, "no-caller") if route.marks else surface.problems.caller_unknown()
+
+
+def _read_head(key_name: bytes, headers: Sequence[tuple[bytes, bytes]]) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """The lines of the key, and all fields by name; several lines of one are joined where it is one that matters."""
+    read = dict(headers)
+    if len(read) == len(headers):
+        return [read[key_name]] if key_name in read else [], read
     keys: list[bytes] = []
-    read: dict[bytes, bytes] = {}
+    read = {}
     for name, value in headers:
         if name == key_name:
             keys.append(value)

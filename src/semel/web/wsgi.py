@@ -352,12 +352,15 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def _headers(environ: Environ) -> Iterator[tuple[bytes, bytes]]:
+def _headers(environ: Environ) -> list[tuple[bytes, bytes]]:
+    """The request's fields; a list, for whoever keeps the request reads them again."""
+    found = []
     for name, value in environ.items():
         if name.startswith("HTTP_"):
-            yield name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1")
+            found.append((name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1")))
         elif name in _UNPREFIXED and value:
-            yield _UNPREFIXED[name], value.encode("latin-1")
+            found.append((_UNPREFIXED[name], value.encode("latin-1")))
+    return found
 
 
 def _read(exchange: Exchange, environ: Environ, spool: Spool) -> Command | Answer:
