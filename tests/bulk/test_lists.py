@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semel.engine.bulk import BulkItem, BulkPolicy
-from semel.errors import BulkRefused, ConfigurationError, PolicyError
+from semel.errors import BulkRefused, ConfigurationError, InvalidKey, MissingKey, PolicyError
 from semel.rules.items import ItemState, Tally
 from tests.bulk.fellows import Fellow, Home, counts, numbered
 
@@ -145,3 +145,14 @@ def test_a_handler_that_returns_something_else_stops_the_bulk(make_fellow: Make)
 
     with pytest.raises(PolicyError, match="must return None, a text"):
         make_fellow().run(numbered(3), returns)
+
+
+@pytest.mark.parametrize(
+    ("key", "error"), [("", MissingKey), ("k" * 256, InvalidKey), ("\ud800", InvalidKey), (5, InvalidKey)]
+)
+def test_a_key_that_is_none_is_refused_before_anything_is_done(
+    make_fellow: Make, home: Home, key: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="key"):
+        make_fellow().run([{}], nothing, key=key)
+    assert home.fetch("SELECT count(*) FROM semel_record") == [(0,)]

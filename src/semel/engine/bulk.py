@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NoReturn
 from semel.drivers.item_spool import ItemSpool
 from semel.engine.backend import Backend
 from semel.engine.result import Refusal, begun_result, superseded_result
-from semel.errors import BulkRefused, HandlerError, ItemFailed, NothingHappened, PolicyError
+from semel.errors import BulkRefused, HandlerError, InvalidKey, ItemFailed, MissingKey, NothingHappened, PolicyError
 from semel.flow import Flow
 from semel.model import Answer, Grant, Scope, State, Verdict
 from semel.policy import Command, Policy
@@ -22,6 +22,7 @@ from semel.rules.blame import is_wrong_for_all
 from semel.rules.classify import Succeeded
 from semel.rules.identity import derived_key, frame, record_id, uuid_bytes, uuid_text
 from semel.rules.items import Done, ItemOutcome, ItemState, ListedItem, ListTerms, Tally, checked_text, tally_of
+from semel.rules.keys import KEY_LENGTH_MAX
 from semel.stores.base import Store
 from semel.stores.items import Items
 
@@ -118,7 +119,17 @@ class BulkPolicy:
         return ListTerms(self.member, self.items_max, self.item_bytes_max, self.bad_item)
 
     def command(self, scope: tuple[str, str], key: str, fingerprint: bytes) -> Command:
-        """The command of a whole list. ``scope``: tenant and caller."""
+        """The command of a whole list. ``scope``: tenant and caller. Raises MissingKey and InvalidKey."""
+        if key is None or key == "":
+            raise MissingKey("key is empty; give a text that is the same whenever this list is sent again")
+        if (
+            not isinstance(key, str)
+            or len(key) > KEY_LENGTH_MAX
+            or any("\ud800" <= letter < "\ue000" for letter in key)
+        ):
+            raise InvalidKey(
+                f"key must be a text of at most {KEY_LENGTH_MAX} characters; give a digest of a longer one"
+            )
         return Command(
             scope=Scope(*scope, self.operation), key=key, fingerprint=fingerprint, recipe=RECIPE, policy=self.policy
         )
