@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from semel.drivers.sealing import Sealer as Sealer
     from semel.engine.aio import AsyncEngine as AsyncEngine
     from semel.engine.bulk import BulkItem as BulkItem
     from semel.engine.bulk import BulkPolicy as BulkPolicy
@@ -75,6 +76,7 @@ _HOMES = {
     "Reference": "semel.engine.operations",
     "Result": "semel.engine.result",
     "Scope": "semel.model",
+    "Sealer": "semel.drivers.sealing",
     "SemelError": "semel.errors",
     "State": "semel.model",
     "Tally": "semel.rules.items",
@@ -112,6 +114,7 @@ __all__ = [
     "Reference",
     "Result",
     "Scope",
+    "Sealer",
     "SemelError",
     "State",
     "Tally",

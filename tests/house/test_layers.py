@@ -67,6 +67,7 @@ DRIVER_LIBRARIES = {
     "semel.drivers.redis_connections": "redis",
     "semel.drivers.redis_errors": "redis",
     "semel.drivers.redis_streams": "redis",
+    "semel.drivers.sealing": "cryptography",
     "semel.drivers.sqlalchemy": "sqlalchemy",
     "semel.drivers.sqlalchemy_async": "sqlalchemy",
 }

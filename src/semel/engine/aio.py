@@ -8,20 +8,12 @@ from typing import Any, Self, TypeVar
 
 from semel.engine.backend import Backend, UnitRuns
 from semel.engine.connect import connect_backend
-from semel.engine.core import Core
+from semel.engine.core import Core, Seals
 from semel.engine.joining import AsyncAtomic
 from semel.engine.opening import introduction, opened_async
 from semel.engine.performing import AsyncPerformer
 from semel.engine.permit import Permit
-from semel.engine.result import (
-    Refusal,
-    Result,
-    answer_from,
-    begun_result,
-    ended_result,
-    outcome_from,
-    superseded_result,
-)
+from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, lost_result, outcome_from
 from semel.engine.upkeep import AsyncUpkeep
 from semel.errors import StoreError, StoreTimeout
 from semel.flow import MakeFlow, ask
@@ -43,7 +35,8 @@ class AsyncEngine:
     Parameters: ``backend`` (or use :meth:`connect` with a URL); ``observer`` of events; ``id_secret`` at
     least 16 bytes, never rotated, makes record ids an HMAC; ``waiters_max`` and ``waiters_per_caller_max``
     bound how many duplicates may wait at once; ``confirm_seconds`` how long a settlement is repeated
-    before the caller is told that the outcome is not known.
+    before the caller is told that the outcome is not known; ``sealer`` such as a
+    :class:`~semel.drivers.sealing.Sealer`, for the requests that are kept of resumable operations.
 
     >>> import asyncio
     >>> from hashlib import sha256
@@ -77,8 +70,9 @@ class AsyncEngine:
         waiters_max: int = 1000,
         waiters_per_caller_max: int = 100,
         confirm_seconds: float = 5.0,
+        sealer: Seals | None = None,
     ) -> None:
-        self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max)
+        self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max, sealer)
         self.backend = backend
         self.store = backend.store
         self.confirm_seconds = confirm_seconds
@@ -278,7 +272,7 @@ class AsyncEngine:
             reply = await self.settle(permit, classify_exception(error, policy, begun=permit.begun))
             if permit.lost and isinstance(error, asyncio.CancelledError) and isinstance(reply, Superseded):
                 # It was cancelled here, because somebody else holds the record; nobody has cancelled the caller.
-                return superseded_result(await self.reread(permit))
+                return lost_result(await self.reread(permit))
             raise
         reply = await self.settle(permit, outcome_from(returned, policy, begun=permit.begun))
         return ended_result(permit, answer, await self.reread(permit) if isinstance(reply, Superseded) else None)

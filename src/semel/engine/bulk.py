@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NoReturn
 
 from semel.drivers.item_spool import ItemSpool
 from semel.engine.backend import Backend
-from semel.engine.result import Refusal, begun_result, superseded_result
+from semel.engine.result import Refusal, begun_result, lost_result
 from semel.errors import BulkRefused, HandlerError, InvalidKey, ItemFailed, MissingKey, NothingHappened, PolicyError
 from semel.flow import Flow
 from semel.model import Answer, Grant, Scope, State, Verdict
@@ -272,7 +272,7 @@ def replayed(verdict: Refusal) -> BulkResult:
 
 def instead(verdict: Verdict) -> BulkResult:
     """The result of a run whose end was refused: what the record says now."""
-    result = superseded_result(verdict)
+    result = lost_result(verdict)
     return BulkResult(result.operation_id, tally_of(result.answer.body), True)
 
 

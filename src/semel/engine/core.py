@@ -53,6 +53,8 @@ from semel.rules.classify import Outcome
 from semel.rules.identity import key_hash, record_id, reference_id, secret_check, uuid7_bytes, uuid_text
 from semel.rules.keys import weakness
 from semel.rules.lease import RENEWALS_PER_LEASE
+from semel.rules.sealed import Seals as Seals
+from semel.rules.sealed import sealed
 from semel.stores.base import Identity, Observed
 from semel.telemetry import Observer, Silence
 
@@ -65,13 +67,19 @@ class Core:
     """State and arithmetic of one engine in one process."""
 
     def __init__(
-        self, observer: Observer | None, id_secret: bytes | None, waiters_max: int, waiters_per_caller_max: int
+        self,
+        observer: Observer | None,
+        id_secret: bytes | None,
+        waiters_max: int,
+        waiters_per_caller_max: int,
+        sealer: Seals | None = None,
     ) -> None:
         if id_secret is not None and len(id_secret) < ID_SECRET_BYTES_MIN:
             raise PolicyError(f"id_secret must have at least {ID_SECRET_BYTES_MIN} bytes; it has {len(id_secret)}")
         self.observer: Observer = observer if observer is not None else Silence()
         self.observing = not isinstance(self.observer, Silence)
         self.id_secret = id_secret
+        self.sealer = sealer
         self.draining = False
         self.needs = Needs()
         self.emits = False  # whether the store keeps events
@@ -109,8 +117,9 @@ class Core:
             weak = weakness(command.key)
             if weak is not None:
                 self.tell("weak_keys", command.scope.operation, weakness=weak)
+        id = record_id(command.scope, command.key, self.id_secret)
         claim = Claim(
-            record_id(command.scope, command.key, self.id_secret),
+            id,
             bits[:16],
             command.scope,
             key_hash(command.key, self.id_secret),
@@ -120,7 +129,7 @@ class Core:
             self.holder,
             command.policy.terms,
             None if command.business_ref is None and command.policy.operation_seconds is None else self._kept(command),
-            command.request,
+            None if command.request is None else sealed(command.request, id, self.sealer),
         )
         resumed = command.resumed
         return claim if resumed is None else claim._replace(**resumed._asdict())

@@ -52,10 +52,10 @@ def begun_result(verdict: Refusal) -> Result:
 
 def ended_result(permit: Permit, answer: Answer, instead: Verdict | None) -> Result:
     """The result of a command that ran here. What leaves is what the store holds: ``instead``, if that stands."""
-    return Result(answer, False, permit.operation_id) if instead is None else superseded_result(instead)
+    return Result(answer, False, permit.operation_id) if instead is None else lost_result(instead)
 
 
-def superseded_result(instead: Verdict) -> Result:
+def lost_result(instead: Verdict) -> Result:
     """The result of a handler whose outcome was refused: what the record says now."""
     if isinstance(instead, Proceed):
         raise SupersededError("this handler's outcome was refused: somebody else holds the record; ask again")

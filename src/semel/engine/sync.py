@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 
 from semel.engine.backend import Backend, UnitRuns
 from semel.engine.connect import connect_backend
-from semel.engine.core import Core
+from semel.engine.core import Core, Seals
 from semel.engine.joining import Atomic
 from semel.engine.opening import introduction, opened
 from semel.engine.performing import SyncPerformer
@@ -57,8 +57,9 @@ class Engine:
         waiters_max: int = 1000,
         waiters_per_caller_max: int = 100,
         confirm_seconds: float = 5.0,
+        sealer: Seals | None = None,
     ) -> None:
-        self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max)
+        self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max, sealer)
         self.backend = backend
         self.store = backend.store
         self.confirm_seconds = confirm_seconds

@@ -70,4 +70,7 @@ def check_request(policy: Options, request: object, resumed: Resumed | None) -> 
             "Command(..., request=b'...')"
         )
     if len(request) > REQUEST_BYTES_MAX:
-        raise RequestTooLarge(f"The request is larger than {REQUEST_BYTES_MAX} bytes, which is all that can be kept.")
+        raise RequestTooLarge(
+            f"The request has {len(request)} bytes with its head, and at most {REQUEST_BYTES_MAX} are kept for a run "
+            "without its client; send a smaller body, and what is large by where it lies."
+        )

@@ -19,10 +19,19 @@ from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
 from semel.engine.result import Result
 from semel.engine.sync import Engine
-from semel.errors import CommandError, ConfigurationError, NothingHappened, PolicyError, SchemaError, StoreError
+from semel.errors import (
+    CommandError,
+    ConfigurationError,
+    NothingHappened,
+    PolicyError,
+    RecordUnreadableError,
+    SchemaError,
+    StoreError,
+)
 from semel.model import Record, Scope
 from semel.policy import Command, Policy
 from semel.rules.classify import Unprovable
+from semel.rules.sealed import opened
 from semel.rules.step_options import Resumed
 from semel.stores.steps import FIRST, Abandoned, StepRows
 from semel.worker.loop import Loop
@@ -150,13 +159,17 @@ class Completer(Loop):
             [row] = await self._call(self.engine.perform, "read", lambda: self.engine.store.read((found.id,)))
             if row is None or row.attempt != found.attempt or row.request is None:
                 return False
+            request = opened(row.request, row.id, self.engine.core.sealer)
             command = _command(row, known.policy)
             if found.attempt >= found.attempts_max:
                 return await self._give_up(command)
             self.engine.core.tell("resumed", found.operation)
-            ended = await self._run(command, known.handler, found, row.request)
+            ended = await self._run(command, known.handler, found, request)
         except _HandlerFailed as failed:
             self._tell_failed(found.operation, failed.error)
+            return False
+        except RecordUnreadableError as error:
+            self._tell_failed(found.operation, error)
             return False
         except (CommandError, StoreError, SchemaError, NothingHappened):
             return False  # somebody else has it, or the next look meets it again
