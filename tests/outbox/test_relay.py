@@ -145,13 +145,36 @@ def test_an_outage_costs_no_try_and_loses_nothing(place: Place) -> None:
             relay = Relay(engine, broker)
             assert await relay.run_once() == 1
             assert relay.outage == "nobody there"
-            assert len(broker.waves) == 1  # the rest of the batch was spared
+            assert broker.waves == [3, 1]  # of the second nothing arrived: the rest of the batch was spared
             broker.says.clear()
             assert await relay.run_once() == 8
             assert relay.outage is None
 
     told(story())
     assert place.rows("SELECT sum(tries) FROM semel_event") == [(0,)]
+    assert in_order(broker.arrived)
+
+
+def test_a_stream_that_is_away_holds_no_other_back(quick_place: Place) -> None:
+    """Nothing is parked of it, and the events of others arrive in the same turn, all of them."""
+    made = quick_place.fill(12, aggregates=3)
+    away = [event for event in made if event.aggregate_id == "1"]
+    broker = Broker()
+    for event in away:
+        broker.says[event.id] = Unreached("its leader is away")
+
+    async def story() -> None:
+        async with AsyncEngine.connect(quick_place.url) as engine:
+            relay = Relay(engine, broker, tries_max=1)
+            assert await relay.run_once() == 8
+            assert relay.outage == "its leader is away"
+            assert quick_place.waiting == [event.id for event in away]
+            broker.says.clear()
+            assert await relay.run_once() == 4
+            assert relay.outage is None
+
+    told(story())
+    assert quick_place.rows("SELECT sum(tries) FROM semel_event") == [(0,)]
     assert in_order(broker.arrived)
 
 

@@ -205,6 +205,26 @@ def test_rabbitmq_confirms_in_a_quorum_queue_and_returns_what_no_queue_takes() -
 
 
 @rabbitmq.MARK
+def test_rabbitmq_whose_queue_is_full_is_away_for_its_events() -> None:
+    async def story() -> None:
+        url, name = rabbitmq.rabbitmq(), unique("full")
+        async with await aio_pika.connect(url) as connection:
+            channel = await connection.channel()
+            full: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+            queue = await channel.declare_queue(name, durable=True, arguments=full)
+            async with sink_of(url) as sink:
+                assert await sink.publish([event(name)]) == [None]
+                [reply] = await sink.publish([event(name)])
+                assert isinstance(reply, Unreached)
+                assert f"no place for the routing key {name!r}" in reply.reason
+                await (await queue.get(timeout=10)).ack()
+                assert await sink.publish([event(name)]) == [None]
+            await queue.delete(if_unused=False, if_empty=False)
+
+    told(story)
+
+
+@rabbitmq.MARK
 def test_a_type_that_amqp_cannot_hold_is_cut_at_a_whole_letter() -> None:
     """A short string has 255 bytes, an event's type 255 letters."""
 

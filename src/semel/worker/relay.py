@@ -158,6 +158,7 @@ class Relay:
         return len(arrived)
 
     async def _publish(self, batch: Batch, arrived: list[Waiting]) -> None:
+        outage: str | None = None
         while wave := batch.wave():
             replies = await self._deliver([each.event for each in wave])
             for each, reply in zip(wave, replies, strict=True):
@@ -167,13 +168,14 @@ class Relay:
                 else:
                     batch.stopped(each)
             await self._note_refused(wave, replies)
-            outage = next((reply.reason for reply in replies if isinstance(reply, Unreached)), None)
-            if outage is not None:
-                self.outage = outage
-                self._outages += 1
-                return
-            self.outage, self._outages = None, 0
+            unreached = next((reply.reason for reply in replies if isinstance(reply, Unreached)), None)
+            outage = outage or unreached
+            if unreached is not None and None not in replies:
+                break  # the rest of the batch is spared
             await self._attend_in_time()
+        # Where some have arrived, one stream, queue or partition is away: the others do not wait for it.
+        self._outages = 0 if outage is None else 1 if arrived else self._outages + 1
+        self.outage = outage
 
     async def _deliver(self, events: Sequence[Event]) -> list[Reply]:
         try:

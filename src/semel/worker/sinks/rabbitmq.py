@@ -16,7 +16,6 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange
 from aio_pika.exceptions import (
     AMQPError,
-    ChannelClosed,
     ChannelInvalidStateError,
     ChannelNotFoundEntity,
     DeliveryError,
@@ -103,10 +102,8 @@ class RabbitmqSink:
         except PublishError:
             where = f"the exchange {self._exchange_name!r} " if self._exchange_name else ""
             return Refused(f"{where}has no queue for the routing key {event.topic!r}; declare and bind one".lstrip())
-        except DeliveryError as error:
-            return Refused(f"the broker did not take it: {told(error)}")
-        except ChannelClosed as error:
-            return Unreached(told(error))
+        except DeliveryError:  # a queue is full, or has failed: no event's fault
+            return Unreached(f"RabbitMQ has no place for the routing key {event.topic!r} now, and says no more")
         except _GONE as error:
             return Unreached(told(error))
         return None
