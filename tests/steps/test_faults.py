@@ -71,9 +71,7 @@ def first_run(path: Path, clock: SettableClock, fault: Fault, downstream: Downst
         engine.run(stepped(), handler(downstream))
     struck = not faults.clean
     if faults.dead:
-        faulty.bury()
-        engine.core.begin_process()
-        engine._upkeep.begin_process()
+        faulty.bury(engine)
     else:
         faults.rest()
         engine.close()

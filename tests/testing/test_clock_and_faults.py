@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from semel.engine.backend import Backend
+from semel.engine.sync import Engine
+from semel.engine.upkeep import THREAD_NAME
 from semel.errors import StoreTimeout, StoreUnavailable
 from semel.flow import Flow
 from semel.model import Proceed, State
@@ -140,6 +143,28 @@ def test_a_fault_inside_a_transaction_leaves_nothing(tmp_path: Path) -> None:
 def migrated_again(folder: Path) -> FaultyBackend:
     faults = Faults()
     return faulty_sqlite(str(folder / "semel.db"), SettableClock(), faults)
+
+
+def test_the_upkeep_of_a_dead_process_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread for whom nobody waits is not told of its death: it would die of that loudly, in somebody's next test."""
+    loud: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda raised: loud.append(raised.exc_type))
+    path = str(tmp_path / "semel.db")
+    faults = Faults(Fault(Kind.CRASH, When.BEFORE, 1))
+    faults.rest()
+    faulty = faulty_sqlite(path, SettableClock(), faults)
+    engine = Engine(faulty.backend)
+    engine.migrate()
+    faults.resume()
+    with pytest.raises(Crash):
+        engine.perform("counts", lambda: engine.store.counts())
+    engine._upkeep.abandon(attempt())  # its thread begins, and would release this
+    working = threading.Thread(target=engine._upkeep._release, name=THREAD_NAME)
+    working.start()
+    assert working.is_alive()
+    faulty.bury(engine)
+    working.join()
+    assert loud == []
 
 
 def test_a_loop_over_every_fault_ends() -> None:

@@ -23,6 +23,7 @@ from semel.protocol.commands import settle_until_confirmed
 from semel.protocol.keeping import abandoning, settling
 from semel.stores.base import Store
 
+THREAD_NAME: Final = "semel-upkeep"
 ABANDON_EVERY_SECONDS: Final = 0.25
 ABANDON_MAX: Final = 200
 OUTAGE_SECONDS_MAX: Final = 600.0  # for how long after its lease a claim is tried of which the store has said nothing
@@ -226,7 +227,7 @@ class SyncUpkeep:
     def _wake(self) -> None:
         with self._changed:
             if self._thread is None and not self._closing:
-                self._thread = threading.Thread(target=self._serve, name="semel-upkeep", daemon=True)
+                self._thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True)
                 self._thread.start()
             self._changed.notify()
 

@@ -3,8 +3,8 @@
 Everything a driver does is an *ask*, BEGIN and COMMIT included, so that one number names every place where
 a store can fail or a process can end. Faults are what the driver's own library would raise, so that its
 translation of errors is under test too. After a :class:`Crash` the driver is dead: nothing it is asked to
-do happens any more, and what was not committed is gone. ``bury`` then closes what a dead process leaves
-to the operating system.
+do happens any more, and what was not committed is gone; an engine's upkeep thread, whom nobody waits for,
+stands still. ``bury`` then closes what a dead process leaves to the operating system.
 
     for fault in every_fault():
         faults = Faults(fault)
@@ -17,6 +17,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypeVar
@@ -27,6 +28,8 @@ from semel.drivers.sqlite import SqliteDriver
 from semel.drivers.sqlite_connection import BEGIN, COMMIT, Answer, Transaction, answering
 from semel.engine.backend import Backend
 from semel.engine.connect import sqlite_backend
+from semel.engine.sync import Engine
+from semel.engine.upkeep import THREAD_NAME
 from semel.errors import StoreError, StoreTimeout, StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.memory import Call, MemoryStore
@@ -79,6 +82,7 @@ class Faults:
         self.asks: list[str] = []
         self.struck = False
         self.dead = False
+        self.buried = threading.Event()
         self._lock = threading.Lock()
         self._counting = True
 
@@ -178,6 +182,8 @@ class FaultyDriver:
 
     def run(self, make: MakeFlow[T]) -> T:
         """As the inner driver's."""
+        if self.faults.dead:
+            self._check()
         act: Callable[[], T] = lambda: self.inner.run(make)  # noqa: E731 - typed: the inner driver is not
         return self._alive(act)
 
@@ -205,8 +211,12 @@ class FaultyDriver:
         return reply
 
     def _check(self) -> None:
-        if self.faults.dead:
-            raise Crash(str(self.faults.fault)) from None
+        if not self.faults.dead:
+            return
+        if threading.current_thread().name == THREAD_NAME:
+            self.faults.buried.wait()  # a thread of a dead process: it does nothing, and tells nobody
+            raise StoreUnavailable("the process is dead") from None
+        raise Crash(str(self.faults.fault)) from None
 
     def close(self) -> None:
         """As the inner driver's."""
@@ -260,11 +270,18 @@ class FaultyBackend:
     faults: Faults
     units: list[_FaultyUnit]
 
-    def bury(self) -> None:
-        """What the operating system does after a death: open transactions end, files are closed."""
+    def bury(self, engine: Engine | None = None) -> None:
+        """What the operating system does after a death: open transactions end, files are closed, threads are gone.
+
+        Parameters: ``engine`` one that ran on this backend in threads: without it, its upkeep stands still for ever.
+        """
         self.faults.rest()
         for unit in self.units:
             unit.rollback()
+        if engine is not None:
+            self.faults.buried.set()
+            with suppress(Crash):  # whatever it would have released or confirmed at its end, it does not
+                engine._upkeep.close()
         self.backend.driver.close()
 
 
