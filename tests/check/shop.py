@@ -118,6 +118,22 @@ flask.wsgi_app = WsgiMiddleware(  # type: ignore[method-assign]
 )
 
 
+parcels = [Operation("/parcels", Policy(steps=True, resumable=True), name="parcels")]
+ends = SemelMiddleware(mixed, engine, caller=single_caller, operations=parcels, manage_engine=True)
+waits = WsgiMiddleware(flask.wsgi_app, sync_engine, caller=single_caller, operations=parcels)
+
+ending = FastAPI()
+ended = Semel(engine, caller=single_caller)
+
+
+@ending.post("/parcels")
+@ended.command("parcels", steps=True, resumable=True)
+async def parcel() -> None: ...
+
+
+ended.install(ending)
+
+
 @command(sync_engine, "payments.charge", key="number", caller=single_caller, effects="external")
 def charge(number: int) -> int:
     return number

@@ -40,14 +40,14 @@ def test_every_question_is_answered_for_every_operation(capsys: pytest.CaptureFi
             for answer in operation["answers"]:
                 assert answer["level"] in ("ok", "open", "unsafe")
                 assert bool(answer["remedy"]) == (answer["level"] != "ok"), answer
-    assert len(QUESTIONS) == 18
+    assert len(QUESTIONS) == 19
 
 
 def test_an_application_that_may_ship(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = check(capsys, f"{SHOP}:app")
     assert code == 0
     assert "payments.create (POST /payments)" in out
-    assert "1 operation(s): 0 unsafe, 3 open, 15 ok" in out
+    assert "1 operation(s): 0 unsafe, 3 open, 16 ok" in out
     code, found = document(capsys, f"{SHOP}:app")
     assert (code, found["unsafe"], found["open"], found["unprotected"], found["mistakes"]) == (0, 0, 3, [], [])
     ok = {
@@ -111,6 +111,10 @@ def test_what_cannot_be_known_is_asked_and_what_does_not_exist_is_said(capsys: p
         ("charge", "payments.charge", "on mismatch", "ok", "KeyReusedError"),
         ("charge", "payments.charge", "while running", "ok", "InProgressError"),
         ("charge", "payments.charge", "gateway retries", "open", "cannot be seen"),
+        ("charge", "payments.charge", "who ends it without its client", "ok", "nobody: it never runs without"),
+        ("ends", "parcels", "who ends it without its client", "ok", "own completer (manage_engine=True)"),
+        ("ending", "parcels", "who ends it without its client", "ok", "own completer (install(app))"),
+        ("waits", "parcels", "who ends it without its client", "open", "no completer runs in it"),
     ],
 )
 def test_an_answer(

@@ -18,9 +18,14 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from semel import Engine
+from semel import Command, Engine, Permit, Policy
+from semel.cli.doctor_records import look_at_records
 from semel.cli.main import main
+from semel.drivers.sqlite import SqliteDriver
+from semel.engine.connect import sqlite_backend
 from semel.model import Find, State
+from semel.testing.clock import SettableClock
+from tests.engine.shells import SCOPE
 from tests.steps.completed import deliver, make_middleware, make_starlette
 from tests.web.driving import Response, asgi_call, asgi_scope
 
@@ -203,3 +208,20 @@ def test_an_application_may_leave_it_to_the_worker(url: str) -> None:
     before, _ = beside(make_starlette(complete=False))
     assert "semel-completer" not in before
     assert "semel-reaper" in before
+
+
+@pytest.mark.parametrize(("seconds", "level"), [(1, "ok"), (31, "ok"), (90, "warning")])
+def test_a_doctor_finds_what_nobody_brings_to_its_end(seconds: int, level: str, tmp_path: Path) -> None:
+    """Not what has its holder, nor what a completer may be about to find."""
+    clock = SettableClock()
+    with closing(Engine(sqlite_backend(SqliteDriver(str(tmp_path / "shop.db"), clock=clock), 5.0))) as engine:
+        engine.migrate()
+        policy = Policy(steps=True, resumable=True)
+        held = engine.claim(Command(SCOPE, "k", bytes(32), "1.tests", policy, request=b""))
+        assert isinstance(held, Permit)
+        clock.advance(seconds=seconds)
+        [found] = [each for each in look_at_records(engine) if each.check == "abandoned"]
+    assert found.level == level
+    if level == "warning":
+        assert f"1 resumable, held by nobody, the oldest for 60 s: {SCOPE.operation}" in found.detail
+        assert "semel worker --complete" in (found.remedy or "")

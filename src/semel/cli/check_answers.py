@@ -288,6 +288,19 @@ def _retry(operation: Operation) -> Said:
     return "ok", said, ""
 
 
+def _ending(operation: Operation) -> Said:
+    if not operation.policy.resumable:
+        return "ok", "nobody: it never runs without its client, whose retry goes on", ""
+    if operation.completed:
+        by = "install(app)" if operation.way == "endpoint" else "manage_engine=True"
+        return "ok", f"the application's own completer ({by}), within the lease and a second", ""
+    return (
+        "open",
+        "nobody here: no completer runs in it, and what is abandoned waits for its client, also what was answered 202",
+        "run `semel worker --complete MODULE:APP` beside it",
+    )
+
+
 def _gateway(operation: Operation) -> Said:
     if operation.way == "function":
         return "open", "cannot be seen from here", "see that queues and schedulers retry with the same key"
@@ -341,6 +354,7 @@ QUESTIONS: Final[dict[str, Callable[[Operation], Said]]] = {
     "downstream idempotency": _downstream,
     "reconciliation": _reconciliation,
     "retry with the same key": _retry,
+    "who ends it without its client": _ending,
     "gateway retries": _gateway,
     "metrics and alerts": _metrics,
     "cleanup": _cleanup,

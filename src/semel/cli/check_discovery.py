@@ -31,7 +31,7 @@ Way = Literal["endpoint", "middleware", "function"]
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One protected operation. ``path`` is its template; ``managed`` whether the application runs a reaper (None: no
-    way to see that)."""
+    way to see that), ``completed`` whether it runs a completer."""
 
     name: str
     methods: tuple[str, ...]
@@ -42,6 +42,7 @@ class Operation:
     engine: AnyEngine
     managed: bool | None
     caller: Any = None
+    completed: bool = False
 
     @property
     def title(self) -> str:
@@ -248,7 +249,18 @@ def _of_layers(layers: list[_Layer]) -> Iterator[Operation]:
             methods = tuple(each.methods)
             name = each.name or f"{'|'.join(methods)} {each.template}"
             path = layer.prefix + each.template
-            yield Operation(name, methods, path, each.policy, "middleware", surface, layer.engine, layer.managed)
+            completed = layer.managed is True
+            yield Operation(
+                name,
+                methods,
+                path,
+                each.policy,
+                "middleware",
+                surface,
+                layer.engine,
+                layer.managed,
+                completed=completed,
+            )
         if surface.default is not None:
             policy = surface.routes.find("POST", "/")
             assert policy is not None
@@ -276,7 +288,10 @@ def _of_endpoints(routes: list[_Route], layers: list[_Layer]) -> Iterator[Operat
         surface = getattr(owner, "surface", None)
         engine = getattr(owner, "engine", None) or next(layer.engine for layer in layers if layer.surface is None)
         methods = tuple(method for method in route.methods if method in UNSAFE_METHODS) or route.methods
-        yield Operation(declared.name, methods, route.path, declared.policy, "endpoint", surface, engine, None)
+        completed = getattr(owner, "completes", False)
+        yield Operation(
+            declared.name, methods, route.path, declared.policy, "endpoint", surface, engine, None, completed=completed
+        )
 
 
 def _routed_to_by_reads(routes: list[_Route]) -> Iterator[Mistake]:

@@ -11,10 +11,15 @@ from semel.cli.finding import Finding
 from semel.cli.reconciled import look_at_reconciliations
 from semel.cli.terminal import span_text
 from semel.engine.sync import Engine
+from semel.flow import Flow
 from semel.model import Effects, Find, Record, State
+from semel.stores.base import Store
+from semel.stores.steps import Abandoned, StepRows
 
 PAGE: Final = 1000
 REAPED_WITHIN_US: Final = 5_000_000  # a reaper looks every half second: later means that none is running
+COMPLETED_WITHIN_US: Final = 5_000_000  # as a reaper: a completer looks every half second
+OPERATIONS_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,32 @@ def look_at_records(engine: Engine) -> Iterator[Finding]:
     yield look_at_reconciliations(engine)
     now, lapsed = _standing(engine, Find(states=(State.PROCESSING,), lapsed=True))
     yield _about_lapsed(lapsed, now)
+    yield from _look_at_abandoned(engine)
+
+
+def _look_at_abandoned(engine: Engine) -> Iterator[Finding]:
+    """The resumable executions that nobody holds and nobody goes on with. Those that failed rest, and are none."""
+    if getattr(engine.store, "dialect", None) is None:
+        return
+    [now, found] = engine.perform("abandoned", lambda: _abandoned(engine.store))
+    left = [each for each in found if 0 < each.lease_until < now - COMPLETED_WITHIN_US]
+    if not left:
+        yield Finding("abandoned", "ok", "none")
+        return
+    oldest = span_text(now - min(each.lease_until for each in left))
+    names = ", ".join(sorted({each.operation for each in left})[:OPERATIONS_SHOWN])
+    count = f"{'at least ' if len(found) == PAGE else ''}{len(left)}"
+    yield Finding(
+        "abandoned",
+        "warning",
+        f"{count} resumable, held by nobody, the oldest for {oldest}: {names}",
+        "no completer brings them to their end: semel worker --complete MODULE:APP",
+    )
+
+
+def _abandoned(store: Store) -> Flow[tuple[int, list[Abandoned]]]:
+    found = yield from StepRows(store).abandoned(PAGE)
+    return (yield from store.find(Find(limit=1))).now, found
 
 
 def _standing(engine: Engine, query: Find) -> tuple[int, _Standing]:
