@@ -37,6 +37,7 @@ from semel.protocol.commands import settlement
 from semel.rules.classify import Outcome, Released, classify_answer, classify_exception
 from semel.rules.decide import TABLE, Situation, decide, first_grant, lapsed_situation, situation
 from semel.rules.settle import abandoned_row, lapsed_row, renewed_row, resolved_row, settled_row
+from semel.rules.steps import Step
 from semel.stores.base import Capabilities
 from semel.stores.mariadb import MariadbStore
 from semel.stores.memory import MemoryStore, granted_row
@@ -534,6 +535,7 @@ def moves(row: Record, now: int) -> Iterator[tuple[str, str]]:
         ("claim given up", abandoned_row(row, row.nonce, now)),
         ("operator: it happened", resolved_row(row, _resolution(row, happened=True), now)[1]),
         ("operator: it did not", resolved_row(row, _resolution(row, happened=False), now)[1]),
+        ("operator: of a step", _of_a_step(row, now)),
     ):
         if found is not None and found.state != row.state:
             yield who, State(found.state).name
@@ -541,6 +543,15 @@ def moves(row: Record, now: int) -> Iterator[tuple[str, str]]:
 
 def _resolution(row: Record, *, happened: bool) -> Resolution:
     return Resolution(row.id, row.fence, happened, None, "operator", "asked the provider", True)
+
+
+def _of_a_step(row: Record, now: int) -> Record | None:
+    """What a word about a step in doubt makes of a record, behind another step that has finished."""
+    if row.effects != Effects.EXTERNAL or row.state == State.CLAIMED:
+        return None
+    charged = Step("charge", 0, NOW, repeatable=False, finished=True)
+    in_doubt = row._replace(doubt="step:ship")
+    return resolved_row(in_doubt, _resolution(in_doubt, happened=False), now, (charged,))[1]
 
 
 def edges() -> dict[tuple[str, str], list[str]]:
@@ -570,8 +581,8 @@ def states() -> str:
         "[guarantees](../guarantees.md).\n\n"
         "![The states of a record, with an arrow for every line of the table below](states.svg)\n\n"
         "- **EXPIRED** is read from the clock and never written.\n"
-        "- **CLAIMED** (grey) is reserved for declared steps and queued work, which this release does not have yet: no "
-        "policy\n  starts there.\n"
+        "- **CLAIMED** (grey) is where an operation with [steps](../steps.md) starts, and stands while each that has "
+        "begun is\n  finished or may be repeated. Who moves it stands in the table.\n"
         "- `[*]` is no record: the key was never seen, or is forgotten.\n\n"
         + table(("from", "to", "who moves it"), rows)
         + "\n"
@@ -606,6 +617,8 @@ BENDS: Final[Mapping[tuple[str, str], tuple[int, float]]] = {
     ("PROCESSING", "SUCCEEDED"): (0, 0.8),
     ("EXPIRED", "PROCESSING"): (60, 0.35),
     ("CLAIMED", "UNKNOWN"): (-150, 0.5),
+    ("UNKNOWN", "CLAIMED"): (105, 0.5),
+    ("PROCESSING", "CLAIMED"): (26, 0.5),
 }
 
 
@@ -615,7 +628,7 @@ def picture() -> str:
     for (here, there), who in edges().items():
         end = "[*] again" if there == "[*]" else there
         path, x, y = _self_arrow(here) if here == there else _arrow(here, end)
-        faint = ' class="faint"' if here == "CLAIMED" else ""
+        faint = ' class="faint"' if "CLAIMED" in (here, there) else ""
         arrows.append(f'<path d="{path}"{faint}/>')
         if not faint:
             lines = _lines(who)
