@@ -11,8 +11,9 @@ from semel.model import AnswerKind, Record, State
 from semel.rules.decide import first_grant
 from semel.rules.settle import lapsed_row, settled_row
 from semel.stores.memory import granted_row
+from semel.stores.redis import names_of
 from semel.stores.redis_keys import TAGS, below, newer_first
-from semel.stores.redis_layout import HEAD_BYTES, Damaged, decode, decode_any, encode, seen
+from semel.stores.redis_layout import HEAD_BYTES, Damaged, Names, decode, decode_any, encode, seen
 from semel.stores.redis_rows import LUA, due_at
 from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, word
 
@@ -31,6 +32,13 @@ def test_a_record_is_read_as_it_was_written() -> None:
     row = settled()
     assert decode(encode(row)) == row
     assert decode(encode(row), small=True) == row._replace(headers=None, body=None)
+    for other in (
+        {"request": b"kept"},
+        {"headers": b"", "body": b""},
+        {"headers": None},
+        {"request": b"1:", "body": None},
+    ):
+        assert decode(encode(row._replace(**other))) == row._replace(**other)
     assert encode(row).startswith(seen(row))
 
 
@@ -44,6 +52,22 @@ def test_a_string_that_was_cut_or_damaged_is_no_record() -> None:
         found = decode_any(data[:place] + b"\xff" + data[place + 1 :], b"i" * 16)
         assert found.id == b"i" * 16
         assert found.format == 0
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_a_claim_knows_already_changes_nothing_of_what_is_read(damaged: bool) -> None:
+    """Its own names or another one's, of records with and without an answer, whole and cut at every length."""
+    mine, other = attempt(), attempt(key="another", request=7)
+    open_row = granted_row(None, mine, first_grant(mine, NOW))
+    for row in (open_row, settled(), settled()._replace(headers=b"", body=b""), settled()._replace(request=b"kept")):
+        data = encode(row)
+        if damaged:
+            data = data[: HEAD_BYTES + 2] + b"\xff" + data[HEAD_BYTES + 3 :]
+        for claim in (mine, other):
+            names = names_of(claim)
+            for end in range(HEAD_BYTES, len(data) + 1):
+                assert decode_any(data[:end], b"i", names=names) == decode_any(data[:end], b"i")
+    assert decode(encode(open_row), names=Names(names_of(mine).framed, tuple("abcdefg"))).tenant == "b"
 
 
 @pytest.mark.parametrize("policy", [EXTERNAL, IDEMPOTENT, Policy(effects="idempotent", attempts_max=1)])

@@ -42,7 +42,7 @@ from semel.rules.stored import answer_digest, pack_headers
 from semel.stores.base import Capabilities, Identity, Observed
 from semel.stores.memory import granted_row
 from semel.stores.redis_keys import TAGS, Keys
-from semel.stores.redis_layout import decode_any, frames, number
+from semel.stores.redis_layout import Names, decode_any, frames, number
 from semel.stores.redis_pages import Pages, audit_line, operation_calls
 from semel.stores.redis_rows import LUA, Rows
 from semel.stores.redis_settings import memory, observe, setting
@@ -82,27 +82,26 @@ class RedisStore:
     # --- a command's life -------------------------------------------------------------------
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
-        after = self._newest
-        calls = tuple([self._claim_call(claim, after + nth) for nth, claim in enumerate(claims)])
-        replies = yield from ask(Calls(calls))
+        named = [names_of(claim) for claim in claims]
+        pairs = zip(claims, named, strict=True)
+        calls = [self._claim_call(*pair, place) for place, pair in enumerate(pairs, self._newest)]
+        replies = yield from ask(Calls(tuple(calls)))
         verdicts: list[Verdict] = []
-        for claim, reply in zip(claims, replies, strict=True):
+        for claim, names, reply in zip(claims, named, replies, strict=True):
             now = int(reply[0])
             if reply[1] is None:
                 self._newest = max(self._newest, int(reply[2]))
                 verdicts.append(Proceed(first_grant(claim, now)))
             else:
-                verdicts.append((yield from self._decide(claim, now, decode_any(reply[1], claim.id))))
+                row = decode_any(reply[1], claim.id, names=names)
+                verdicts.append((yield from self._decide(claim, now, row)))
         return verdicts
 
-    def _claim_call(self, claim: Claim, after: int) -> Call:
-        id, nonce, scope, key_hash, recipe, fingerprint, operation_id, holder, terms = claim[:9]
-        operation = operation_id.hex().encode()
-        granted, starts, spans, due = _terms(terms, holder)
-        claimed = b"%d:%b%b%d:%b%b%d:%b%b" % (
-            *(len(id), id, _scope(scope), len(key_hash), key_hash, _recipe(recipe)),
-            *(len(fingerprint), fingerprint, granted),
-        )
+    def _claim_call(self, claim: Claim, names: Names, after: int) -> Call:
+        id, nonce = claim.id, claim.nonce
+        operation = claim.operation_id.hex().encode()
+        granted, starts, spans, due = _terms(claim.terms, claim.holder)
+        claimed = names.framed + granted
         tag, lengths = self.keys.tag(id), b"%08d%08d" % (len(claimed), len(_NEVER_SETTLED))
         return Call(
             _CLAIM,
@@ -284,6 +283,16 @@ def _record(tag: bytes, id: bytes) -> bytes:
 _TEXTS_MAX: Final = 1024
 
 
+def names_of(claim: Claim) -> Names:
+    """What a claim is about, as its record has it; and as that is read again, where nothing is an enumeration's."""
+    id, _, scope, key_hash, recipe, fingerprint = claim[:6]
+    framed = b"%d:%b%b%d:%b%b%d:%b" % (
+        *(len(id), id, _scope(scope), len(key_hash), key_hash, _recipe(recipe)),
+        *(len(fingerprint), fingerprint),
+    )
+    return Names(framed, (id, *map(str, scope), key_hash, str(recipe), fingerprint))
+
+
 @lru_cache(maxsize=_TEXTS_MAX)
 def _scope(scope: Scope) -> bytes:
     return frames(scope)
@@ -321,4 +330,4 @@ def _abandoned(row: Record | None, now: int, nonce: bytes) -> Record | None:
     return abandoned_row(row, nonce, now)
 
 
-__all__ = ["LUA", "MIGRATIONS", "RedisStore"]
+__all__ = ["LUA", "MIGRATIONS", "RedisStore", "names_of"]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from semel.model import RECORD_FORMAT, Record
 from semel.rules.stored import DIGEST_BYTES
@@ -174,10 +175,18 @@ def small_bytes(data: bytes) -> int:
     return HEAD_BYTES + int(claimed) + int(small) if claimed.isdigit() and small.isdigit() else 0
 
 
-def decode(data: bytes, *, small: bool = False) -> Record:
+class Names(NamedTuple):
+    """What a claim is about, framed, and the values that these bytes stand for."""
+
+    framed: bytes
+    values: tuple[Any, ...]
+
+
+def decode(data: bytes, *, small: bool = False, names: Names | None = None) -> Record:
     """The record of a string. ``small``: its beginning is enough; headers, request and body are left out.
 
-    Every replay pays for it, so that each field is taken once and by its place.
+    Every replay pays for it, so that each field is taken once and by its place. ``names`` of the claim that has met
+    it: where the string has the same bytes, they are not taken apart once more.
 
     Raises Damaged.
     """
@@ -187,17 +196,20 @@ def decode(data: bytes, *, small: bool = False) -> Record:
             return _unreadable(data)
         claimed_end = HEAD_BYTES + int(head[17])
         small_end = claimed_end + int(head[18])
-        named, at = _unframed(data, HEAD_BYTES, _NAMED_KINDS)
+        if names is not None and data.startswith(names.framed, HEAD_BYTES):
+            id, *named = names.values
+            at = HEAD_BYTES + len(names.framed)
+        else:
+            (id, *named), at = _unframed(data, HEAD_BYTES, _NAMED_KINDS)
         effects, holder, attempt, lapses, generation, attempts_max, after_expiry = _granted(data[at:claimed_end])
         settled = _settled(data[claimed_end:small_end])
         if len(data) < small_end:
             raise ValueError("cut short")
-        large = (None,) * _LARGE if small else _whole(data, small_end, _LARGE_KINDS)
-        id, *names = named
+        large = (None,) * _LARGE if small else _answer(data, small_end)
         # In the order of Record's fields.
         return Record._make(
             (
-                *(id, RECORD_FORMAT, *names, int(head[1]), effects, int(head[3])),
+                *(id, RECORD_FORMAT, *named, int(head[1]), effects, int(head[3])),
                 *(bytes.fromhex(head[5].decode()), holder, attempt, lapses, generation),
                 *(bytes.fromhex(head[6].decode()), int(head[7]), int(head[8]), int(head[4]), int(head[9])),
                 *(int(head[10]), int(head[14]), attempts_max, int(head[15]), int(head[16]), after_expiry),
@@ -209,10 +221,10 @@ def decode(data: bytes, *, small: bool = False) -> Record:
         raise Damaged("a record's string does not have this layout") from error
 
 
-def decode_any(data: bytes, id: bytes, *, small: bool = False) -> Record:
+def decode_any(data: bytes, id: bytes, *, small: bool = False, names: Names | None = None) -> Record:
     """The record of a string, or one of that id that every rule takes for unreadable."""
     try:
-        return decode(data, small=small)
+        return decode(data, small=small, names=names)
     except Damaged:
         return _DAMAGED._replace(id=id)
 
@@ -251,6 +263,17 @@ def _unframed(data: bytes, at: int, kinds: tuple[type, ...]) -> tuple[list[Any],
 def _whole(data: bytes, at: int, kinds: tuple[type, ...]) -> list[Any]:
     """The fields up to the end."""
     return _unframed(data, at, kinds)[0]
+
+
+def _answer(data: bytes, at: int) -> Sequence[Any]:
+    """Headers, request and body, up to the end. Of what is replayed the request is mostly not there any more."""
+    colon = data.index(b":", at)
+    end = colon + 1 + int(data[at:colon])
+    if end > colon and data.startswith(b"-1:", end):
+        begin = data.index(b":", end + 3) + 1
+        if int(data[end + 3 : begin - 1]) == len(data) - begin:
+            return data[colon + 1 : end], None, data[begin:]
+    return _whole(data, at, _LARGE_KINDS)
 
 
 @lru_cache(maxsize=1024)
