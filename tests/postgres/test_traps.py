@@ -22,6 +22,7 @@ from semel.rules.classify import Succeeded
 from semel.rules.decide import first_grant
 from semel.stores import postgres_rows
 from semel.stores.postgres import SQL as UPKEEP
+from semel.stores.postgres import PostgresStore
 from semel.stores.statements import Query, composed
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import Fellow, Outside
@@ -101,6 +102,28 @@ def test_a_plan_that_is_kept_walks_no_index_though_the_table_was_empty_when_it_w
             for line, beneath in zip(lines, [*lines[1:], ""], strict=True):
                 assert "Seq Scan" not in line, statement.name
                 assert "Cond:" in beneath or "Scan" not in line or "semel_" not in line, (statement.name, line)
+
+
+def test_a_unit_is_planned_anew_until_no_plan_of_it_scans_the_table(conninfo: str, outside: Outside) -> None:
+    """A user's connection may scan, keeps the plan that it made among a few records, and asks for it by its text."""
+    store, texts = PostgresStore(), []
+    with closing(Engine(postgres_backend(conninfo, schema=schema()))) as engine:
+        claims = [engine.core.attempt(command(f"k{number}")) for number in range(1000)]
+        for one in claims:
+            asked = next(store.claim_here(one))
+            assert isinstance(asked, Query)
+            texts.append(asked.statement.numbered)
+        assert [texts.index(text) for text in dict.fromkeys(texts)] == [0, 9, 99, 999]
+        last = store.settle_within(settlement(first_grant(claims[0], 1), Succeeded(MADE)))
+        assert isinstance(last, Query)
+        outside.connection.execute("ALTER TABLE semel_record SET (autovacuum_enabled = off)")
+        outside.connection.execute("ANALYZE semel_record")
+        engine.backend.driver.run(lambda: engine.store.claim(claims))
+    for text in (texts[-1], last.statement.numbered):
+        explained = outside.connection.pgconn.exec_(f"EXPLAIN (GENERIC_PLAN) {text}".encode())
+        lines = [(explained.get_value(row, 0) or b"").decode() for row in range(explained.ntuples)]
+        assert any("Index Scan using semel_record_pkey" in line for line in lines)
+        assert not any("Seq Scan" in line for line in lines)
 
 
 def test_a_connection_keeps_the_plans_of_claims_and_settlements_and_of_nothing_else(make_fellow: MakeFellow) -> None:

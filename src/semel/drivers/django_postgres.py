@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import psycopg
 
@@ -12,7 +12,7 @@ from semel.drivers.psycopg_join import PsycopgLine
 from semel.errors import JoinRefused
 from semel.flow import Ask
 from semel.stores.postgres_rows import SQL
-from semel.stores.statements import Query
+from semel.stores.statements import Params, Query, Value
 
 _PSYCOPG_2: Final = "Django's connection {alias!r} is psycopg2's; install psycopg 3 (pip install 'psycopg[binary]')"
 
@@ -41,7 +41,7 @@ class JoinedInTest(JoinedPostgres):
     def _values(self, needed: Ask[Any]) -> tuple[str, list[Any]]:
         assert isinstance(needed, Query)
         if needed.statement.name == "claim_here":
-            needed = Query(SQL["claim"], needed.params)
+            needed = Query(SQL["claim"], _batch_of_one(needed))
         return super()._values(needed)
 
     def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
@@ -50,9 +50,15 @@ class JoinedInTest(JoinedPostgres):
         if not self._line.is_open():
             return False
         try:
-            rows = self._line.execute(*self._values(Query(SQL["settle"], needed.params)))
+            rows = self._line.execute(*self._values(Query(SQL["settle"], _batch_of_one(needed))))
         except LineFailed as failed:
             return self._refused(failed)
         if not rows:
             self._line.fail()
         return bool(rows)
+
+
+def _batch_of_one(needed: Query) -> Params:
+    """The values of a unit's statement, as the ordinary one takes them."""
+    assert not isinstance(needed.params, tuple)
+    return {name: [cast(Value, value)] for name, value in needed.params.items()}

@@ -142,7 +142,7 @@ _COMPOSED: Final[dict[str, Statement]] = {}
 
 
 def _settling_and_writing(settle: Statement) -> Statement:
-    statement = _COMPOSED.get(settle.name)
+    statement = _COMPOSED.get(settle.text)
     if statement is None:
         write = POSTGRES.statements(NOUN)["write"].text
         _, _, emitting = write.partition("),\n")  # behind the clock, which both begin with
@@ -150,7 +150,7 @@ def _settling_and_writing(settle: Statement) -> Statement:
         settling, found, _ = settle.text.rpartition(f"\n{_SETTLED}")
         assert found, "postgres.sql and stores/events.py disagree on how a unit's settlement ends"
         ends = "SELECT 1 / (SELECT count(*) FROM settled), (SELECT count(*) FROM rung)"
-        statement = _COMPOSED[settle.name] = composed(f"{settle.name}_and_emit", f"{settling},\n{emitting}\n{ends}")
+        statement = _COMPOSED[settle.text] = composed(f"{settle.name}_and_emit", f"{settling},\n{emitting}\n{ends}")
     return statement
 
 

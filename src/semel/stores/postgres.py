@@ -39,7 +39,7 @@ from semel.stores.base import Capabilities, Identity, Observed
 from semel.stores.dialect import POSTGRES, Dialect
 from semel.stores.events import settled_with_events, settling
 from semel.stores.postgres_rows import SQL as COMMANDS
-from semel.stores.postgres_rows import VERSIONS, claim_all, look, replace, settle_all, words
+from semel.stores.postgres_rows import VERSIONS, claim_all, first_of, grown, look, replace, settle_all, words
 from semel.stores.postgres_settings import observe
 from semel.stores.postgres_text import escaped, record, unescaped
 from semel.stores.statements import TOGETHER, Argument, Query, Row, Script, script, statements
@@ -75,6 +75,7 @@ class PostgresStore:
 
     def __init__(self) -> None:
         self._horizon = Horizon()
+        self._units = 0  # that this process has claimed for
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
         first: dict[bytes, Claim] = {}
@@ -107,14 +108,16 @@ class PostgresStore:
 
     def claim_here(self, claim: Claim) -> Flow[Verdict]:
         verdicts: Verdicts = {}
-        yield from claim_all([claim], verdicts, "claim_here")
+        self._units += 1
+        yield from claim_all([claim], verdicts, grown("claim_here", len(str(self._units))))
         return verdicts[claim[:2]]
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         return (yield from settled_with_events(POSTGRES, settle_all, settlements))
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
-        return settling(Query(COMMANDS["settle_here"], words([settlement])), settlement)
+        statement = grown("settle_here", len(str(self._units)))
+        return settling(Query(statement, first_of(words([settlement]))), settlement)
 
     def together(self) -> Flow[None]:
         yield from ask(TOGETHER)

@@ -69,8 +69,9 @@ SELECT
 FROM known, clock;
 
 -- name: claim_here
--- The same inside an ATOMIC unit, which holds the lock alone until its end. In a savepoint it divides by zero: rolled
--- back to, it would take the record along, and leave what was written before it.
+-- The same of one key inside an ATOMIC unit, which holds the lock alone until its end. In a savepoint it divides by
+-- zero: rolled back to, it would take the record along, and leave what was written before it. Plain values, of which the
+-- server keeps the plan on connections that are not set up for batches, as a user's are not.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
@@ -82,7 +83,7 @@ known AS MATERIALIZED (
         forget_after, doubt, business_ref, resource_type, resource_id, error_code, answer_kind, answer_digest,
         sealing_key_id, status, headers, request, body
     FROM semel_record
-    WHERE id = ANY(:id::bytea[])
+    WHERE id = :id::bytea
 ),
 won AS (
     INSERT INTO semel_record (
@@ -91,22 +92,14 @@ won AS (
         dedup_until, lease_us, attempts_max, answer_us, tombstone_us, after_expiry, answer_kind
     )
     SELECT
-        w.id, 1, w.tenant, w.caller, w.operation, w.key_hash, w.recipe, w.fingerprint, w.state, w.effects, clock.now,
-        w.nonce, w.holder, 1, 0, 0, w.operation_id, clock.now, clock.now, clock.now + least(w.lease_us,
-        w.deadline_us), clock.now + w.deadline_us, clock.now + w.dedup_us, w.lease_us, w.attempts_max, w.answer_us,
-        w.tombstone_us, w.after_expiry, 0
-    FROM clock, unnest(
-        :id::bytea[], :tenant::text[], :caller::text[], :operation::text[], :key_hash::bytea[], :recipe::text[],
-        :fingerprint::bytea[], :state::smallint[], :effects::smallint[], :nonce::bytea[], :holder::text[],
-        :operation_id::bytea[], :lease_us::bigint[], :deadline_us::bigint[], :dedup_us::bigint[],
-        :attempts_max::integer[], :answer_us::bigint[], :tombstone_us::bigint[], :after_expiry::smallint[],
-        :lock::bigint[]
-    ) AS w (
-        id, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, nonce, holder, operation_id,
-        lease_us, deadline_us, dedup_us, attempts_max, answer_us, tombstone_us, after_expiry, lock
-    )
-    WHERE NOT EXISTS (SELECT FROM known WHERE known.id = w.id)
-        AND pg_try_advisory_xact_lock(w.lock # ('semel_record'::regclass::oid::bigint << 32))
+        :id::bytea, 1, :tenant::text, :caller::text, :operation::text, :key_hash::bytea, :recipe::text,
+        :fingerprint::bytea, :state::smallint, :effects::smallint, clock.now, :nonce::bytea, :holder::text, 1, 0, 0,
+        :operation_id::bytea, clock.now, clock.now, clock.now + least(:lease_us::bigint, :deadline_us::bigint),
+        clock.now + :deadline_us::bigint, clock.now + :dedup_us::bigint, :lease_us::bigint, :attempts_max::integer,
+        :answer_us::bigint, :tombstone_us::bigint, :after_expiry::smallint, 0
+    FROM clock
+    WHERE NOT EXISTS (SELECT FROM known)
+        AND pg_try_advisory_xact_lock(:lock::bigint # ('semel_record'::regclass::oid::bigint << 32))
     ON CONFLICT (id) DO NOTHING
     RETURNING id, xmin::text = (pg_current_xact_id()::text::numeric % 4294967296)::text AS outermost
 )
@@ -194,38 +187,31 @@ WHERE r.id = ANY (ARRAY[u.id]) AND r.fence = u.fence AND r.nonce = u.nonce AND r
 RETURNING r.id;
 
 -- name: settle_here
--- The same inside an ATOMIC unit, which demands that the claim is this transaction's own: what another one committed,
+-- The same of one record inside an ATOMIC unit, which demands that the claim is this transaction's own: what another one committed,
 -- was committed early. Where nothing is settled it divides by zero, so that the server lets nobody commit the rest.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
 settled AS (
     UPDATE semel_record AS r SET
-        state = u.state,
+        state = :state::smallint,
         settled_at = clock.now,
         answer_until = clock.now + r.answer_us,
         forget_after = clock.now + greatest(r.answer_us, r.tombstone_us),
-        doubt = u.doubt,
-        error_code = u.error_code,
-        business_ref = u.business_ref,
-        resource_type = u.resource_type,
-        resource_id = u.resource_id,
-        answer_kind = u.answer_kind,
-        answer_digest = u.answer_digest,
-        status = u.status,
-        headers = u.headers,
+        doubt = :doubt::text,
+        error_code = :error_code::text,
+        business_ref = :business_ref::text,
+        resource_type = :resource_type::text,
+        resource_id = :resource_id::text,
+        answer_kind = :answer_kind::smallint,
+        answer_digest = :answer_digest::bytea,
+        status = :status::integer,
+        headers = :headers::bytea,
         request = NULL,
-        body = u.body
-    FROM clock, unnest(
-        :id::bytea[], :fence::bigint[], :nonce::bytea[], :state::smallint[], :doubt::text[], :error_code::text[],
-        :business_ref::text[], :resource_type::text[], :resource_id::text[], :answer_kind::smallint[],
-        :answer_digest::bytea[], :status::integer[], :headers::bytea[], :body::bytea[]
-    ) AS u (
-        id, fence, nonce, state, doubt, error_code, business_ref, resource_type, resource_id, answer_kind, answer_digest,
-        status, headers, body
-    )
-    WHERE r.id = u.id AND r.fence = u.fence AND r.nonce = u.nonce AND r.state IN (1, 2) AND r.lease_until > 0
-        AND r.xmin::text = (pg_current_xact_id()::text::numeric % 4294967296)::text
+        body = :body::bytea
+    FROM clock
+    WHERE r.id = :id::bytea AND r.fence = :fence::bigint AND r.nonce = :nonce::bytea AND r.state IN (1, 2)
+        AND r.lease_until > 0 AND r.xmin::text = (pg_current_xact_id()::text::numeric % 4294967296)::text
     RETURNING r.id
 )
 SELECT 1 / count(*) FROM settled;

@@ -7,6 +7,7 @@ is written by compare-and-set on the version that was read; where somebody was q
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Final, cast
 
 from semel.flow import Flow, ask
@@ -25,7 +26,7 @@ from semel.rules.decide import decide, first_grant, is_grant_new
 from semel.rules.stored import answer_digest, pack_headers
 from semel.stores.postgres_text import escaped, record
 from semel.stores.postgres_text import written as texts_written
-from semel.stores.statements import Argument, Query, Row, statements
+from semel.stores.statements import Argument, Query, Row, Statement, Value, composed, statements
 from semel.stores.versions import Seen, Verdicts, Versions
 
 SQL: Final = statements("semel.stores", "postgres.sql")
@@ -37,11 +38,22 @@ def lock_of(id: bytes) -> int:
     return int.from_bytes(id[:8], "big", signed=True)
 
 
-def claim_all(claims: list[Claim], verdicts: Verdicts, statement: str = "claim") -> Flow[None]:
-    """Claims of different ids. Adds their verdicts."""
+@cache
+def grown(name: str, digits: int) -> Statement:
+    """A unit's statement as it is written while the number of units has so many digits.
+
+    A user's connection may scan the table by a plan that it made while there were a few records, and keep it. A new
+    text is planned anew, so that by the time of a thousand records none of these plans is used any more.
+    """
+    return composed(name, f"/* {'0' * digits} */ {SQL[name].text}")
+
+
+def claim_all(claims: list[Claim], verdicts: Verdicts, unit: Statement | None = None) -> Flow[None]:
+    """Claims of different ids, or one of an ATOMIC ``unit`` by its own statement. Adds their verdicts."""
     left = sorted(claims, key=_by_id)
     for _ in range(ASKED_AGAIN_MAX):
-        rows = yield from ask(Query(SQL[statement], _wanted(left)))
+        wanted = _wanted(left)
+        rows = yield from ask(Query(SQL["claim"], wanted) if unit is None else Query(unit, first_of(wanted)))
         found = {cast(bytes, row[1]): row for row in rows}
         for claim in left:
             row = found.get(claim.id)
@@ -52,7 +64,7 @@ def claim_all(claims: list[Claim], verdicts: Verdicts, statement: str = "claim")
                 verdicts[claim[:2]] = Proceed(first_grant(claim, now))
                 continue
             seen = record(row[1:])
-            if statement == "claim" or (yield from _is_free(claim, now, seen)):
+            if unit is None or (yield from _is_free(claim, now, seen)):
                 yield from VERSIONS.decide(claim, now, seen, verdicts)
         left = [claim for claim in left if claim[:2] not in verdicts]
         if not left:
@@ -74,7 +86,7 @@ def _by_id(word: Claim | Settlement) -> bytes:
     return word.id
 
 
-def _wanted(claims: list[Claim]) -> Mapping[str, Argument]:
+def _wanted(claims: list[Claim]) -> Mapping[str, Sequence[Value]]:
     """The columns of a batch of claims."""
     terms = [claim.terms for claim in claims]
     ids = [claim.id for claim in claims]
@@ -100,6 +112,11 @@ def _wanted(claims: list[Claim]) -> Mapping[str, Argument]:
         "after_expiry": [int(term.after_expiry) for term in terms],
         "lock": [lock_of(id) for id in ids],
     }
+
+
+def first_of(columns: Mapping[str, Sequence[Value]]) -> Mapping[str, Value]:
+    """The only row of a batch, as the statements of ATOMIC units take it."""
+    return {name: values[0] for name, values in columns.items()}
 
 
 def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:
@@ -145,7 +162,7 @@ def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
     return replies
 
 
-def words(settlements: list[Settlement]) -> Mapping[str, Argument]:
+def words(settlements: list[Settlement]) -> Mapping[str, Sequence[Value]]:
     """The columns of a batch of settlements."""
     blocks = [None if word.answer is None else pack_headers(word.answer.headers) for word in settlements]
     kept = [word.answer_kind == AnswerKind.KEPT for word in settlements]
