@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,15 @@ from typing import Any
 import pytest
 
 from semel import Answer, Command, Engine, NothingHappened, Permit, Policy
-from semel.errors import OutcomeUnknownError, ResolveRefused, StoreError, SupersededError
-from semel.model import MovedOn, Resolution, Resolved, Resolving, State
+from semel.errors import (
+    OutcomeUnknownError,
+    ResolveRefused,
+    StoreError,
+    StoreUnavailable,
+    SupersededError,
+)
+from semel.flow import Flow
+from semel.model import InProgress, MovedOn, Resolution, Resolved, Resolving, State
 from semel.protocol.operations import resolve
 from semel.testing.clock import SettableClock
 from semel.testing.faults import KINDS, Crash, Faults, Kind, When, every_fault, faulty_sqlite
@@ -317,6 +326,61 @@ def test_what_a_local_step_has_committed_stays_and_is_not_written_again(database
     assert settle(process) == Resolved(State.CLAIMED)
     assert process.run(stepped(), order).answer == OK
     assert (database.effects, shop.made("charge")) == (1, 2)
+
+
+def test_record_and_list_are_one_commit(database: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    process, shop = database.process(), Shop("ship")
+    doubted(process, shop)
+    before = process.row(stepped())
+
+    def fails(*_: object) -> Flow[None]:
+        yield from ()
+        raise StoreUnavailable("between the two")
+
+    store = sys.modules[type(process.engine.store).__module__]
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "rewrite_steps", fails)
+        with pytest.raises(StoreUnavailable, match="between the two"):
+            settle(process)
+    assert process.row(stepped()) == before
+    assert settle(process) == Resolved(State.CLAIMED)
+
+
+@pytest.mark.parametrize("database", ["psycopg", "pymysql"], indirect=True)  # SQLite has one writer, which this is
+def test_the_list_is_not_written_by_its_holder_while_it_is_read(
+    database: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, shop = database.process(), Shop("ship")
+    doubted(process, shop)
+    store: Any = sys.modules[type(process.engine.store).__module__]
+    look, refused = store.look, []
+
+    def looked(ids: Sequence[bytes]) -> Flow[Any]:
+        with database.outside() as outside, closing(outside.cursor()) as cursor:
+            try:
+                cursor.execute("SELECT steps FROM semel_record FOR UPDATE NOWAIT")
+            except Exception as error:  # noqa: BLE001 - the library's own, of two libraries
+                refused.append(type(error).__name__)
+            outside.rollback()
+        return (yield from look(ids))
+
+    monkeypatch.setattr(store, "look", looked)
+    assert settle(process) == Resolved(State.CLAIMED)
+    assert refused in (["LockNotAvailable"], ["OperationalError"])
+
+
+def test_the_reference_is_held_for_as_long_as_something_has_finished(process: Process) -> None:
+    first, second = (replace(stepped(key), business_ref="order-7") for key in ("k", "other"))
+    shop = Shop("charge", "ship")
+    with pytest.raises(TimeoutError):
+        process.run(first, shop.buy)
+    assert settle(process) == Resolved(State.FAILED_NOT_REPLAYABLE)
+    with pytest.raises(TimeoutError):
+        process.run(second, shop.buy)  # nothing had happened, so that another key may have it; now it has charged
+    assert settle(process, "other") == Resolved(State.CLAIMED)
+    assert isinstance(process.engine.claim(first, wait_seconds=0), InProgress)
+    assert process.run(second, shop.buy).answer == OK
+    assert [shop.made(name) for name in ("charge", "ship", "mail")] == [2, 2, 1]
 
 
 @pytest.mark.parametrize(("kind", "when", "once"), KINDS, ids=lambda value: str(getattr(value, "value", value)))
