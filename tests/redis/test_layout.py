@@ -11,7 +11,7 @@ from semel.model import AnswerKind, Record, State
 from semel.rules.decide import first_grant
 from semel.rules.settle import lapsed_row, settled_row
 from semel.stores.memory import granted_row
-from semel.stores.redis import names_of
+from semel.stores.redis import framed_names, names_of
 from semel.stores.redis_keys import TAGS, below, newer_first
 from semel.stores.redis_layout import HEAD_BYTES, Damaged, Names, decode, decode_any, encode, seen
 from semel.stores.redis_rows import LUA, due_at
@@ -64,10 +64,10 @@ def test_what_a_claim_knows_already_changes_nothing_of_what_is_read(damaged: boo
         if damaged:
             data = data[: HEAD_BYTES + 2] + b"\xff" + data[HEAD_BYTES + 3 :]
         for claim in (mine, other):
-            names = names_of(claim)
+            names = names_of(claim, framed_names(claim))
             for end in range(HEAD_BYTES, len(data) + 1):
                 assert decode_any(data[:end], b"i", names=names) == decode_any(data[:end], b"i")
-    assert decode(encode(open_row), names=Names(names_of(mine).framed, tuple("abcdefg"))).tenant == "b"
+    assert decode(encode(open_row), names=Names(framed_names(mine), tuple("abcdefg"))).tenant == "b"
 
 
 @pytest.mark.parametrize("policy", [EXTERNAL, IDEMPOTENT, Policy(effects="idempotent", attempts_max=1)])

@@ -42,7 +42,7 @@ from semel.rules.stored import answer_digest, pack_headers
 from semel.stores.base import Capabilities, Identity, Observed
 from semel.stores.memory import granted_row
 from semel.stores.redis_keys import TAGS, Keys
-from semel.stores.redis_layout import Names, decode_any, frames, number
+from semel.stores.redis_layout import Names, decode_any, frame, frames, number
 from semel.stores.redis_pages import Pages, audit_line, operation_calls
 from semel.stores.redis_rows import LUA, Rows
 from semel.stores.redis_settings import memory, observe, setting
@@ -82,7 +82,7 @@ class RedisStore:
     # --- a command's life -------------------------------------------------------------------
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
-        named = [names_of(claim) for claim in claims]
+        named = [framed_names(claim) for claim in claims]
         pairs = zip(claims, named, strict=True)
         calls = [self._claim_call(*pair, place) for place, pair in enumerate(pairs, self._newest)]
         replies = yield from ask(Calls(tuple(calls)))
@@ -93,15 +93,15 @@ class RedisStore:
                 self._newest = max(self._newest, int(reply[2]))
                 verdicts.append(Proceed(first_grant(claim, now)))
             else:
-                row = decode_any(reply[1], claim.id, names=names)
+                row = decode_any(reply[1], claim.id, names=names_of(claim, names))
                 verdicts.append((yield from self._decide(claim, now, row)))
         return verdicts
 
-    def _claim_call(self, claim: Claim, names: Names, after: int) -> Call:
+    def _claim_call(self, claim: Claim, names: bytes, after: int) -> Call:
         id, nonce = claim.id, claim.nonce
         operation = claim.operation_id.hex().encode()
         granted, starts, spans, due = _terms(claim.terms, claim.holder)
-        claimed = names.framed + granted
+        claimed = names + granted
         tag, lengths = self.keys.tag(id), b"%08d%08d" % (len(claimed), len(_NEVER_SETTLED))
         return Call(
             _CLAIM,
@@ -157,12 +157,12 @@ class RedisStore:
         answer, keys = word.answer, self.keys
         block = None if answer is None else pack_headers(answer.headers)
         digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
-        keep = word.answer_kind == AnswerKind.KEPT and answer is not None
+        status = None if answer is None or answer.status is None else b"%d" % answer.status
         said = (word.doubt, word.business_ref, word.resource_type, word.resource_id, word.error_code)
-        small = (_UNSAID if said == _SAYS_NOTHING else frames(said)) + frames(
-            (digest, None, None if answer is None else answer.status)
-        )
-        large = frames((block if keep else None, None, answer.body if keep and answer is not None else None))
+        small = (_UNSAID if said == _SAYS_NOTHING else frames(said)) + frame(digest) + frame(None) + frame(status)
+        large = frame(None) * 3
+        if answer is not None and word.answer_kind == AnswerKind.KEPT:
+            large = frame(block) + frame(None) + frame(answer.body)
         id, tag = word.id, keys.tag(word.id)
         return Call(
             _SETTLE,
@@ -283,13 +283,18 @@ def _record(tag: bytes, id: bytes) -> bytes:
 _TEXTS_MAX: Final = 1024
 
 
-def names_of(claim: Claim) -> Names:
-    """What a claim is about, as its record has it; and as that is read again, where nothing is an enumeration's."""
+def framed_names(claim: Claim) -> bytes:
+    """What a claim is about, as its record has it."""
     id, _, scope, key_hash, recipe, fingerprint = claim[:6]
-    framed = b"%d:%b%b%d:%b%b%d:%b" % (
+    return b"%d:%b%b%d:%b%b%d:%b" % (
         *(len(id), id, _scope(scope), len(key_hash), key_hash, _recipe(recipe)),
         *(len(fingerprint), fingerprint),
     )
+
+
+def names_of(claim: Claim, framed: bytes) -> Names:
+    """The same, with what is read of it: a text, also where the claim's was an enumeration's."""
+    id, _, scope, key_hash, recipe, fingerprint = claim[:6]
     return Names(framed, (id, *map(str, scope), key_hash, str(recipe), fingerprint))
 
 
@@ -330,4 +335,4 @@ def _abandoned(row: Record | None, now: int, nonce: bytes) -> Record | None:
     return abandoned_row(row, nonce, now)
 
 
-__all__ = ["LUA", "MIGRATIONS", "RedisStore", "names_of"]
+__all__ = ["LUA", "MIGRATIONS", "RedisStore", "framed_names", "names_of"]

@@ -20,6 +20,7 @@ from semel.stores.statements import Value
 MAGIC: Final = b"S1"
 DIGITS: Final = 16
 BLANK: Final = b" " * DIGITS
+_NONE: Final = b"-1:"
 
 # The head's fields after the magic, with their widths. ``seen`` is the part that a compare-and-set compares.
 HEAD: Final = (
@@ -71,7 +72,7 @@ _LARGE_KINDS: Final = tuple(_KINDS[name] for name in SETTLED[-_LARGE:])
 _DIGEST_PLACE: Final = SETTLED.index("answer_digest")
 _STATUS_KINDS: Final = tuple(_KINDS[name] for name in SETTLED[_DIGEST_PLACE + 1 : -_LARGE])
 _PLAIN_FIELDS: Final = (None,) * _DIGEST_PLACE
-_PLAIN: Final = b"-1:" * _DIGEST_PLACE + b"%d:" % DIGEST_BYTES
+_PLAIN: Final = _NONE * _DIGEST_PLACE + b"%d:" % DIGEST_BYTES
 _PLAIN_BYTES: Final = len(_PLAIN) + DIGEST_BYTES
 _HEAD: Final = struct.Struct(f"{len(MAGIC)}s" + "".join(f"{width}s" for _, width in HEAD))
 _CLAIMED_PLACES: Final = tuple(Record._fields.index(name) for name in CLAIMED)
@@ -122,12 +123,17 @@ def frames(values: tuple[Value, ...]) -> bytes:
     parts: list[bytes] = []
     for value in values:
         if value is None:
-            parts.append(b"-1:")
+            parts.append(_NONE)
             continue
         data = value if type(value) is bytes else str(value).encode()
         parts.append(b"%d:" % len(data))
         parts.append(data)
     return b"".join(parts)
+
+
+def frame(data: bytes | None) -> bytes:
+    """One field of bytes, as ``frames`` writes it."""
+    return _NONE if data is None else b"%d:%b" % (len(data), data)
 
 
 def encode(row: Record) -> bytes:
@@ -269,9 +275,10 @@ def _answer(data: bytes, at: int) -> Sequence[Any]:
     """Headers, request and body, up to the end. Of what is replayed the request is mostly not there any more."""
     colon = data.index(b":", at)
     end = colon + 1 + int(data[at:colon])
-    if end > colon and data.startswith(b"-1:", end):
-        begin = data.index(b":", end + 3) + 1
-        if int(data[end + 3 : begin - 1]) == len(data) - begin:
+    if end > colon and data.startswith(_NONE, end):
+        after = end + len(_NONE)
+        begin = data.index(b":", after) + 1
+        if int(data[after : begin - 1]) == len(data) - begin:
             return data[colon + 1 : end], None, data[begin:]
     return _whole(data, at, _LARGE_KINDS)
 
