@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -194,6 +196,13 @@ def test_flask_answers_what_was_kept_without_the_clients_credentials(engine: Eng
     assert (ended.status_code, ended.data) == (201, "shipped ä7".encode())
     rest = ("ä7", "high", "text/plain")
     assert seen == [(b"parcel", "Bearer secret", *rest), (b"parcel", None, *rest)]
+
+
+def test_django_answers_what_was_kept(engine: Engine) -> None:
+    """In a process of its own: Django is configured once for each process."""
+    told = [sys.executable, "-m", "tests.steps.django_shop", engine.backend.url]
+    done = subprocess.run(told, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == [202, 1, 201, "shipped 7: parcel", True]
 
 
 @pytest.mark.parametrize("how", ["write", "again", "nothing", "early"])

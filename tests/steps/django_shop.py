@@ -1,0 +1,59 @@
+"""A Django project in one file: a client is told 202, its command fails, a completer ends it; prints what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import django
+from django.conf import settings
+from django.core.wsgi import get_wsgi_application
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+
+from semel import Engine, Policy
+from semel.web.caller import single_caller
+from semel.web.routing import Operation
+from semel.web.wsgi import SemelMiddleware
+from semel.web.wsgi_resumed import completer_of
+from tests.web.driving import wsgi_call, wsgi_environ
+
+SHIP = Policy(steps=True, resumable=True, wait_seconds=0)
+HEADERS = [("Idempotency-Key", "order-number-1"), ("Content-Type", "text/plain"), ("Content-Length", "6")]
+
+
+def ship(request: HttpRequest, number: int) -> HttpResponse:
+    permit = request.environ["semel.permit"]
+    permit.step("note", lambda: None, repeat=True)
+    if permit.attempt == 1:
+        raise ConnectionError("away")
+    return HttpResponse(b"shipped %d: %s" % (number, request.body), status=201, content_type="text/plain")
+
+
+urlpatterns = [path("ship/<int:number>", ship)]
+
+
+def main(url: str) -> None:
+    settings.configure(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"], LOGGING_CONFIG=None, USE_TZ=True)
+    django.setup()
+    engine = Engine.connect(url)
+    declared = [Operation("/ship/{number}", SHIP, name="ship")]
+    app = SemelMiddleware(get_wsgi_application(), engine, caller=single_caller, operations=declared)
+
+    def ask(*more: tuple[str, str]) -> Any:
+        return wsgi_call(app, wsgi_environ("POST", "/ship/7", "", [*HEADERS, *more], b"parcel", None))
+
+    accepted = ask(("Prefer", "respond-async"))
+    app.close()
+    completer = completer_of(app.surface, engine, app.app)
+    assert completer is not None
+    completed = asyncio.run(completer.run_once())
+    ended = ask()
+    engine.close()
+    print(json.dumps([accepted.status, completed, ended.status, ended.body.decode(), ended.replayed]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
