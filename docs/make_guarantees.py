@@ -92,8 +92,8 @@ INVARIANTS: Final = (
     ),
     Invariant(
         "I4 no blind rerun",
-        "An EXTERNAL handler runs again for its key only after somebody has settled that nothing had happened. One with "
-        "steps goes on, and never makes a step again that had finished, whatever is settled about the others.",
+        "An EXTERNAL handler runs again for its key only after somebody has settled that nothing had happened. One "
+        "with steps goes on, and never makes a step again that had finished, whatever is settled about the others.",
         (
             "tests/steps/test_did_not_happen.py::test_a_finished_charge_is_never_made_again",
             "tests/crash/test_pause.py::test_an_external_holder_keeps_its_truth_until_somebody_else_settles",
