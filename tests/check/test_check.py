@@ -182,7 +182,7 @@ def test_nothing_of_an_application_is_started(capsys: pytest.CaptureFixture[str]
 def test_the_required_tests_are_run_without_pytest(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = check(capsys, "--run", f"{SHOP}:safe")
     assert code == 0
-    assert "12 required test(s): 0 failed, 12 passed" in out
+    assert "14 required test(s): 0 failed, 14 passed" in out
     code, out, _ = check(capsys, f"{SHOP}:app", "--run", f"{SHOP}:unsafe")
     assert code == 1
     assert "1 operation(s): 0 unsafe" in out
@@ -197,7 +197,7 @@ def test_the_required_tests_are_run_without_pytest(capsys: pytest.CaptureFixture
 def test_an_application_that_breaks_is_a_failed_test(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = check(capsys, "--run", f"{SHOP}:broken")
     assert code == 1
-    assert out.count("RuntimeError: no configuration") == 12
+    assert out.count("RuntimeError: no configuration") == 14
 
 
 # --- mistakes on the command line ---

@@ -68,6 +68,8 @@ def test_the_names_are_those_of_the_requirement() -> None:
         "expired_key",
         "no_replay_across_callers",
         "stored_answer_never_reaches_the_wrong_caller",
+        "event_identity_stable_over_replay",
+        "bulk_retry_does_not_rerun_finished_items",
     )
 
 

@@ -48,7 +48,7 @@ def test_payments(semel_async_engine, assert_idempotent):
     provider = Provider()
     app = good.fastapi_app(semel_async_engine, provider)
     report = assert_idempotent(app, "POST /payments", **PAY, effects=provider.charges)
-    assert len(report.held) == 12
+    assert len(report.held) == 14
 """,
     )
     result.assert_outcomes(passed=1)

@@ -57,7 +57,8 @@ def test_every_check_is_failed_by_somebody() -> None:
     from semel.testing.required import REQUIRED
 
     seen = {finding.check for name in BROKEN for finding in report_of(name).findings}
-    assert seen == set(REQUIRED)
+    needing_a_database = {"event_identity_stable_over_replay", "bulk_retry_does_not_rerun_finished_items"}
+    assert seen == set(REQUIRED) - needing_a_database  # those in tests/required/test_events.py and test_bulk.py
 
 
 def test_all_findings_are_raised_at_once() -> None:

@@ -145,7 +145,7 @@ def test_an_async_function_within_its_own_loop(provider: Provider) -> None:
 
 
 def test_a_function_whose_engine_is_not_given(engine: Engine, provider: Provider) -> None:
-    with pytest.warns(NotTriedWarning, match=r"before_the_effect, failure_after_the_effect, expired_key: the store"):
+    with pytest.warns(NotTriedWarning, match=r"failure_after_the_effect, expired_key, bulk_retry_\w+: the store"):
         report = assert_idempotent(
             good.function(engine, provider, Policy()),
             arguments={"amount": 5},
@@ -156,6 +156,8 @@ def test_a_function_whose_engine_is_not_given(engine: Engine, provider: Provider
         "failure_before_the_effect",
         "failure_after_the_effect",
         "expired_key",
+        "event_identity_stable_over_replay",
+        "bulk_retry_does_not_rerun_finished_items",
     ]
     assert "FunctionTarget(function, engine=..., policy=...)" in report.not_tried[0].reason
 
@@ -209,6 +211,8 @@ def test_a_running_server(engine: Engine, provider: Provider) -> None:
         "failure_before_the_effect",
         "failure_after_the_effect",
         "expired_key",
+        "event_identity_stable_over_replay",
+        "bulk_retry_does_not_rerun_finished_items",
     ]
     assert "out of reach" in report.not_tried[0].reason
 

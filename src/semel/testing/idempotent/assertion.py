@@ -55,7 +55,7 @@ def assert_idempotent(
     ...     return len(charged)
     >>> report = assert_idempotent(charge, arguments={"amount": 5}, effects=charged, single_caller=True)
     >>> len(report.held), report.not_tried
-    (12, ())
+    (14, ())
     >>> engine.close()
     """
     __tracebackhide__ = True

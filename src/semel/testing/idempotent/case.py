@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json as json_module
-from collections.abc import Awaitable, Callable, Mapping, Sized
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from semel.errors import ConfigurationError
 from semel.policy import Policy
 
 Effects = Callable[[], int | Awaitable[int]] | Sized
+Events = Callable[[], Iterable[Any] | Awaitable[Iterable[Any]]] | Iterable[Any]
 METHODS: Final = ("POST", "PATCH", "PUT", "DELETE")
 
 
@@ -51,6 +52,9 @@ class Case:
             payload is changed.
         headers: of the request, such as those that authenticate the caller.
         other_caller: the headers with which *another* caller sends the same request (for a function: its arguments).
+        events: the events that the handler publishes itself, where they do not go through Semel's outbox, which is read
+            by itself: a list, or a function that returns it (it may be async), of all so far: each an
+            :class:`~semel.Event`, a mapping with ``id``, or an id. ``()`` where there are none.
         single_caller: say so where the operation has one caller only, instead of ``other_caller``.
         name: what reports call it (by default the request).
         policy: what was declared, where it cannot be seen from here (a running server).
@@ -68,6 +72,7 @@ class Case:
     headers: Mapping[str, str] = field(default_factory=dict)
     other_caller: Mapping[str, Any] | None = None
     single_caller: bool = False
+    events: Events | None = None
     name: str = ""
     policy: Policy | None = None
     new_key: Callable[[str], str] | None = None
@@ -77,6 +82,11 @@ class Case:
             raise ConfigurationError(
                 "effects= must be a function that returns how often the effect has happened, such as "
                 f"effects=lambda: provider.count(), or a list that grows; it is {self.effects!r}"
+            )
+        if self.events is not None and not callable(self.events) and not _is_list(self.events):
+            raise ConfigurationError(
+                "events= must be a list of what was published, or a function that returns it; it is "
+                f"{self.events!r:.80}"
             )
         if self.request:
             method, _, path = self.request.partition(" ")
@@ -139,6 +149,10 @@ class Case:
         method, _, path = self.request.partition(" ")
         encoded = body if body is not None else b"" if value is None else json_module.dumps(value).encode()
         return Request(method, path, {**_type(value), **self.headers}, encoded, arguments)
+
+
+def _is_list(events: Any) -> bool:
+    return isinstance(events, Iterable) and not isinstance(events, (str, bytes, Mapping))
 
 
 _AUTHENTICATING: Final = frozenset({"authorization", "cookie", "x-api-key", "api-key", "x-auth-token"})

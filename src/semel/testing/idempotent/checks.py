@@ -9,10 +9,12 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 from semel.testing.idempotent.case import Case
+from semel.testing.idempotent.checks_bulk import bulk_retry_does_not_rerun_finished_items
 from semel.testing.idempotent.checks_callers import (
     no_replay_across_callers,
     stored_answer_never_reaches_the_wrong_caller,
 )
+from semel.testing.idempotent.checks_events import event_identity_stable_over_replay
 from semel.testing.idempotent.checks_failures import expired_key, failure_after_the_effect, failure_before_the_effect
 from semel.testing.idempotent.checks_requests import (
     concurrent_same_key_runs_once,
@@ -45,6 +47,8 @@ CHECKS: Final[Mapping[str, Check]] = {
         expired_key,
         no_replay_across_callers,
         stored_answer_never_reaches_the_wrong_caller,
+        event_identity_stable_over_replay,
+        bulk_retry_does_not_rerun_finished_items,
     )
 }
 """The required tests by name. Each one's docstring says why it is required."""

@@ -6,10 +6,11 @@ back, and what it would have told its caller is lost. Nothing is killed, so that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from semel.drivers.clock import system_clock
 from semel.engine.aio import AsyncEngine
@@ -19,19 +20,27 @@ from semel.testing.clock import SettableClock
 from semel.testing.faults import Crash
 from semel.web.surface import AnyEngine
 
+_SETTLE: Final = "settle"  # an engine's method
+
 
 class Place(Enum):
     """Where the process dies."""
 
     BEFORE_THE_HANDLER = "after the claim, before the handler"
     BEFORE_THE_SETTLE = "after the handler, before its answer is stored"
+    AFTER_THE_SETTLE = "when its answer is stored, before it is sent"
 
 
 class Struck:
-    """Whether the crash came true, and what of."""
+    """Whether the crash came true, and whose permits it struck."""
 
     def __init__(self) -> None:
-        self.times = 0
+        self.permits: list[Permit] = []
+
+    @property
+    def times(self) -> int:
+        """How often."""
+        return len(self.permits)
 
 
 @contextmanager
@@ -58,44 +67,96 @@ def impatient(engines: tuple[AnyEngine, ...]) -> Iterator[None]:
 
 
 @contextmanager
+def overtaken(engines: tuple[AnyEngine, ...], meanwhile: Callable[[], Awaitable[None]]) -> Iterator[Struck]:
+    """The first holder that is about to store its answer stands still, until ``meanwhile`` has happened; then it goes
+    on."""
+    struck = Struck()
+    with ExitStack() as stack:
+        for engine in engines:
+            make = _async_delay if isinstance(engine, AsyncEngine) else _sync_delay
+            settle = getattr(engine, _SETTLE)
+            stack.enter_context(_instead_of(engine, _SETTLE, make(settle, meanwhile, struck)))
+        yield struck
+
+
+@contextmanager
 def _dying_one(engine: AnyEngine, place: Place, struck: Struck) -> Iterator[None]:
-    name = "claim" if place is Place.BEFORE_THE_HANDLER else "settle"
+    name = "claim" if place is Place.BEFORE_THE_HANDLER else _SETTLE
     make = _async_death if isinstance(engine, AsyncEngine) else _sync_death
-    setattr(engine, name, make(engine, getattr(engine, name), struck))
+    with _instead_of(engine, name, make(engine, getattr(engine, name), place, struck)):
+        yield
+
+
+@contextmanager
+def _instead_of(engine: AnyEngine, name: str, method: Any) -> Iterator[None]:
+    setattr(engine, name, method)
     try:
         yield
     finally:
         delattr(engine, name)  # the method of its class is seen again
 
 
-def _async_death(engine: AnyEngine, method: Any, struck: Struck) -> Any:
+def _async_death(engine: AnyEngine, method: Any, place: Place, struck: Struck) -> Any:
     async def dies(*args: Any, **kwargs: Any) -> Any:
-        permit = args[0] if isinstance(args[0], Permit) else await method(*args, **kwargs)
-        if not isinstance(permit, Permit):
-            return permit
+        if place is Place.BEFORE_THE_SETTLE:
+            permit = args[0]
+        else:
+            given = await method(*args, **kwargs)
+            permit = given if place is Place.BEFORE_THE_HANDLER else args[0]
+            if not isinstance(permit, Permit):
+                return given
         _forget(engine.core, permit, struck)
-        if permit.unit is not None:
+        if permit.unit is not None and place is not Place.AFTER_THE_SETTLE:
             await permit.unit.rollback_async()
         raise Crash("the process died")
 
     return dies
 
 
-def _sync_death(engine: AnyEngine, method: Any, struck: Struck) -> Any:
+def _sync_death(engine: AnyEngine, method: Any, place: Place, struck: Struck) -> Any:
     def dies(*args: Any, **kwargs: Any) -> Any:
-        permit = args[0] if isinstance(args[0], Permit) else method(*args, **kwargs)
-        if not isinstance(permit, Permit):
-            return permit
+        if place is Place.BEFORE_THE_SETTLE:
+            permit = args[0]
+        else:
+            given = method(*args, **kwargs)
+            permit = given if place is Place.BEFORE_THE_HANDLER else args[0]
+            if not isinstance(permit, Permit):
+                return given
         _forget(engine.core, permit, struck)
-        if permit.unit is not None:
+        if permit.unit is not None and place is not Place.AFTER_THE_SETTLE:
             permit.unit.rollback()
         raise Crash("the process died")
 
     return dies
 
 
+def _async_delay(method: Any, meanwhile: Callable[[], Awaitable[None]], struck: Struck) -> Any:
+    async def late(permit: Permit, *args: Any, **kwargs: Any) -> Any:
+        if not struck.times:
+            struck.permits.append(permit)
+            await meanwhile()
+        return await method(permit, *args, **kwargs)
+
+    return late
+
+
+def _sync_delay(method: Any, meanwhile: Callable[[], Awaitable[None]], struck: Struck) -> Any:
+    loop = asyncio.get_running_loop()
+
+    async def away() -> None:
+        await meanwhile()
+
+    def late(permit: Permit, *args: Any, **kwargs: Any) -> Any:
+        if not struck.times:
+            struck.permits.append(permit)
+            asyncio.run_coroutine_threadsafe(away(), loop).result()
+        return method(permit, *args, **kwargs)
+
+    return late
+
+
 def _forget(core: Core, permit: Permit, struck: Struck) -> None:
-    struck.times += 1
+    struck.permits.append(permit)
     core.conclude(permit)  # a dead process renews nothing
 
 

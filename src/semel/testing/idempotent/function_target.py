@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from semel.cli.check_discovery import Discovered, Operation, function_operation
+from semel.engine.bulk import BulkResult
+from semel.engine.bulk_aio import AsyncBulk
+from semel.engine.bulk_sync import Bulk
 from semel.engine.result import Result
 from semel.errors import ConfigurationError, MissingKey
 from semel.policy import Policy
@@ -31,7 +34,7 @@ class FunctionTarget:
 
     Parameters: ``function``; ``key`` the parameter that takes the key (by default ``idempotency_key`` or ``key``; of a
     command without a declared key, none), or a path into it, such as ``"order.id"``; ``engine`` on which a plain
-    function runs and its ``policy``, so that crashes and clocks can be tried as well.
+    function runs and its ``policy``, or the ``bulk`` that it runs, so that crashes and clocks can be tried as well.
 
     Raises ConfigurationError where there is no such parameter.
     """
@@ -43,6 +46,7 @@ class FunctionTarget:
         key: str = "",
         engine: AnyEngine | None = None,
         policy: Policy | None = None,
+        bulk: Bulk | AsyncBulk | None = None,
         name: str = "",
     ) -> None:
         self.function = function
@@ -54,6 +58,8 @@ class FunctionTarget:
             self._path, self._required = _key_path(function, key, self.name)
         self._threads = Threads()
         operation = None if declared is None else declared.operation
+        if bulk is not None:
+            engine, policy = bulk._engine, bulk.policy.policy
         if engine is not None:
             operation = Operation(self.name, (), "", policy or Policy(), "function", None, engine, None)
         self.found: Discovered | None = None if operation is None else Discovered("functions", (operation,), (), ())
@@ -108,6 +114,8 @@ def reply_of(returned: Any) -> Reply:
     """What a call returned, as a reply."""
     if isinstance(returned, Result):
         return Reply(returned.answer.status, body=returned.answer.body, replay=returned.replayed)
+    if isinstance(returned, BulkResult):
+        return Reply(body=returned.tally.packed(), replay=returned.replayed)
     return Reply(body=returned if isinstance(returned, bytes) else repr(returned).encode("utf-8", "backslashreplace"))
 
 

@@ -14,6 +14,7 @@ from semel.rules.recipe import Members
 from semel.testing.idempotent.case import Case, Request
 from semel.testing.idempotent.counting import counted
 from semel.testing.idempotent.failing import Clocks
+from semel.testing.idempotent.interrupting import Witness, watched
 from semel.testing.idempotent.reply import Came, Reply
 from semel.testing.idempotent.report import CannotRun, Finding, NotGiven, title
 from semel.testing.idempotent.target import Fate, Target
@@ -31,6 +32,8 @@ _CONSEQUENCES: Final = frozenset(
         "failure_before_the_effect",
         "failure_after_the_effect",
         "expired_key",
+        "event_identity_stable_over_replay",
+        "bulk_retry_does_not_rerun_finished_items",
     }
 )
 _AUTHENTICATE: Final = "give the headers of a caller that may do this: headers={'Authorization': ...}"
@@ -83,6 +86,7 @@ class Probe:
         self.policy: Policy = case.policy or (self.operation.policy if self.operation else Policy())
         self.unit = 0
         self.first: Reply | None = None
+        self.bulk: Witness | None = None  # what the first request has shown, where it was a bulk
         self.cause = ""  # why a plain retry is not safe, where that is so
         self.makes_keys = False
         self.findings: list[Finding] = []
@@ -173,7 +177,9 @@ class Probe:
         if self.first is not None:
             return self.first
         command = await self.command("baseline")
-        reply = await command.send()
+        with watched(self.engines) as witness:
+            reply = await command.send()
+        self.bulk = None if witness.policy is None else witness
         if not reply.done:
             raise self._why_not(reply)
         if command.grown < 1:
@@ -183,7 +189,7 @@ class Probe:
                 "under test uses (not a second instance, and not a transaction that is not committed yet)",
             )
         self.unit = command.grown
-        if self.unit > 1:
+        if self.unit > 1 and self.bulk is None:
             self.remark(
                 f"the first request grew the effect counter by {self.unit}; that is taken for once. If one request has "
                 "one effect, then something does it, or counts it, more than once: look outside of what is protected"

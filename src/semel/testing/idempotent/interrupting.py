@@ -1,0 +1,117 @@
+"""A bulk that is watched, and one that dies in the middle of its list.
+
+As in ``failing.py`` nothing is killed: the run says nothing more. Its lease is not given back, its open transaction is
+rolled back, and what its handlers returned is lost. Its chunks are made small, so that a short list has a middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+from unittest.mock import patch
+
+from semel.engine.bulk import BulkPolicy
+from semel.flow import Flow
+from semel.model import Grant
+from semel.protocol.bulk import BulkRun, HandleInside, HandleOutside
+from semel.rules.items import ListedItem, Tally
+from semel.stores.base import Store
+from semel.stores.items import Items
+from semel.testing.faults import Crash
+from semel.web.surface import AnyEngine
+
+
+class Moment(Enum):
+    """When the run dies."""
+
+    BETWEEN_CHUNKS = "when some items were finished, before the next ones"
+    AFTER_HANDLERS = "after the handlers of some items, before their outcomes were stored"
+
+
+@dataclass
+class Witness:
+    """What was seen of the bulks that ran meanwhile: how they are declared, how long the last list was, which places
+    of it were given to handlers, and which of these had a stored outcome when the run died."""
+
+    policy: BulkPolicy | None = None
+    total: int = 0
+    handed: set[int] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)
+    died: bool = False
+
+
+@contextmanager
+def watched(engines: tuple[AnyEngine, ...], dies: Moment | None = None) -> Iterator[Witness]:
+    """Bulks on these engines are watched meanwhile, and the first one dies, where a moment is given."""
+    witness = Witness()
+    stores = [engine.backend.store for engine in engines]
+    original = BulkPolicy.begin
+
+    def begin(policy: BulkPolicy, store: Store, grant: Grant, total: int) -> BulkRun:
+        run = original(policy, store, grant, total)
+        if not any(store is each for each in stores):
+            return run
+        witness.policy, witness.total = policy, total
+        return _WatchedRun(run, witness, None if witness.died else dies)
+
+    with patch.object(BulkPolicy, "begin", begin):
+        yield witness
+
+
+class _WatchedRun(BulkRun):
+    """A run whose asks are looked at."""
+
+    def __init__(self, run: BulkRun, witness: Witness, dies: Moment | None) -> None:
+        size = run.size if dies is None else min(run.size, max(1, run.total // 3))
+        super().__init__(run.store, run.grant, run.total, size, run.inside, run.repeatable_us)
+        self._witness = witness
+        self._dies = dies
+        self._handed: set[int] = set()
+
+    def flow(self) -> Flow[Tally]:
+        inner = super().flow()
+        try:
+            needed: Any = next(inner)
+            while True:
+                handles = isinstance(needed, (HandleInside, HandleOutside)) and bool(needed.items)
+                if handles:
+                    self._before(needed.items)
+                try:
+                    reply = yield needed
+                except Exception as error:  # noqa: BLE001 -- the flow's own to judge
+                    needed = inner.throw(error)
+                else:
+                    if handles and self._dies is Moment.AFTER_HANDLERS:
+                        self._die()
+                    needed = inner.send(reply)
+        except StopIteration as stop:
+            tally: Tally = stop.value
+            return tally
+
+    def _before(self, items: Sequence[ListedItem]) -> None:
+        if self._dies is Moment.BETWEEN_CHUNKS and self._finished():
+            self._die()
+        places = {item.place for item in items}
+        self._handed |= places
+        self._witness.handed |= places
+
+    def _finished(self) -> set[int]:
+        """Inside, what its last commit has counted; outside, what was handed out by an earlier ask."""
+        return {place for place in self._handed if not self.inside or place < self.tally.done}
+
+    def _die(self) -> None:
+        self._witness.died = True
+        self._witness.finished |= self._finished() if self._dies is Moment.BETWEEN_CHUNKS else set()
+        self.items = _Dead(self.store)
+        raise Crash("the process died")
+
+
+class _Dead(Items):
+    """Of a dead run: it gives nothing back."""
+
+    def relinquish(self, grant: Grant) -> Flow[int]:
+        yield from ()
+        return 0

@@ -1,0 +1,278 @@
+"""The events of one command are one set under the same ids, and each way to get that wrong is found and told."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import Depends, FastAPI
+
+from semel import AsyncEngine, Engine, Outbox, Permit
+from semel.errors import ConfigurationError
+from semel.events import Event
+from semel.functions import command
+from semel.integrations.fastapi import Semel
+from semel.rules.events import make_event
+from semel.testing.idempotent import CannotRun, Case, NotIdempotent, Report, check_idempotent, rows
+from semel.testing.required import FunctionTarget, suite
+from semel.web.caller import single_caller
+from tests.testing_plugin.broken import Around
+
+Tell = Callable[[Permit], object]
+CHECK = "event_identity_stable_over_replay"
+TOLD_NOTHING = "it told no events: there were no ids to compare"
+sqlite = pytest.mark.semel_store("sqlite")
+
+
+class Shop:
+    """A handler with one effect, told to the world in some way. ``told`` is its own broker."""
+
+    def __init__(self, database: Path, effects: str) -> None:
+        self.effects = effects
+        self.charged: dict[str, int] = {}
+        self.told: list[Any] = []
+        self.count: Any = self.charged
+        if effects == "atomic":
+            connection = sqlite3.connect(database)
+            connection.execute("CREATE TABLE orders (number INTEGER)")
+            connection.close()
+            self.count = rows(database, "orders")
+
+    def order(self, permit: Permit) -> None:
+        if self.effects == "atomic":
+            permit.connection.execute("INSERT INTO orders VALUES (1)")
+        else:
+            self.charged[permit.key_for("charge")] = 1
+
+    def app(self, engine: AsyncEngine, tell: Tell, *dependencies: Any) -> FastAPI:
+        app = FastAPI(title="shop")
+        semel = Semel(engine, caller=single_caller)
+
+        @app.post("/orders", dependencies=list(dependencies))
+        @semel.command("orders.place", effects=self.effects)
+        async def place(body: dict[str, int], permit: Permit = semel.permit) -> dict[str, int]:
+            self.order(permit)
+            tell(permit)
+            return body
+
+        semel.install(app)
+        return app
+
+    def tried(self, app: Any, *, listed: bool = False) -> Report:
+        events = {"events": lambda: self.told} if listed else {}
+        return check_idempotent(app, "POST /orders", json={"n": 1}, effects=self.count, **events)
+
+
+def placed(permit: Permit) -> None:
+    permit.emit("orders.placed", {"n": 1}, aggregate=("order", "1"))
+    permit.emit("mails.sent", {"n": 1})
+
+
+def only(report: Report) -> str:
+    """The one finding's text."""
+    [finding] = report.findings
+    assert finding.check == CHECK
+    return finding.text()
+
+
+@sqlite
+@pytest.mark.parametrize("effects", ["external", "idempotent", "atomic"])
+def test_what_a_permit_emits_is_one_set(effects: str, semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+    shop = Shop(semel_database, effects)
+    report = shop.tried(shop.app(semel_async_engine, placed))
+    assert CHECK in report.held, report.text()
+    assert (report.findings, report.not_tried) == ((), ())
+    assert TOLD_NOTHING not in report.remarks
+
+
+@sqlite
+def test_of_a_sync_function_whose_engine_runs_in_threads(semel_engine: Engine, semel_database: Path) -> None:
+    shop = Shop(semel_database, "idempotent")
+
+    @command(semel_engine, "orders.place", caller=single_caller, effects="idempotent")
+    def place(n: int, permit: Permit) -> int:
+        shop.order(permit)
+        placed(permit)
+        return n
+
+    report = check_idempotent(place, arguments={"n": 1}, effects=shop.count, single_caller=True)
+    assert (len(report.held), report.findings, report.not_tried) == (14, (), ())
+    assert TOLD_NOTHING not in report.remarks
+
+
+@sqlite
+def test_nothing_told_is_nothing_to_compare_and_said(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+    shop = Shop(semel_database, "idempotent")
+    report = shop.tried(shop.app(semel_async_engine, lambda permit: None))
+    assert CHECK in report.held
+    assert TOLD_NOTHING in report.remarks
+
+
+# --- what is wrong on purpose ---
+
+
+@sqlite
+def test_an_id_made_anew_at_each_run(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+    """Published by the handler itself, under a random id: two runs are two orders to whoever ships."""
+    shop = Shop(semel_database, "idempotent")
+    app = shop.app(semel_async_engine, lambda permit: shop.told.append({"id": uuid.uuid4(), "type": "orders.placed"}))
+    assert only(shop.tried(app, listed=True)) == (
+        "   sent:   the request; the process died after the handler, before its answer was stored; a retry after the "
+        "lease\n"
+        "   came:   2 events, where one command tells one event: orders.placed under another id\n"
+        "   means:  to its consumers that is another command: whoever ships on this event ships twice, and no inbox "
+        "helps\n"
+        "   change: emit it with permit.emit(...): its id comes from the key, and it is written once, in the commit "
+        "that\n"
+        "           stores the answer; where you publish yourself, take the event's id from permit.key_for('event')"
+    )
+    good = shop.app(semel_async_engine, lambda permit: shop.told.append(permit.key_for("event")))
+    assert CHECK in shop.tried(good, listed=True).held
+
+
+@sqlite
+def test_the_outbox_with_an_id_of_its_own_at_each_run(semel_engine: Engine, semel_database: Path) -> None:
+    """Written on a connection of the handler's, in a commit of its own: seen in the database, without any events=."""
+    shop = Shop(semel_database, "idempotent")
+    outbox = Outbox(semel_engine)
+
+    @command(semel_engine, "orders.place", caller=single_caller, effects="idempotent")
+    def place(n: int, permit: Permit) -> int:
+        shop.order(permit)
+        connection = sqlite3.connect(semel_database)
+        outbox.emit(connection, "orders.placed", {"n": n}, id=permit.key_for("event") if n == 2 else None)
+        connection.commit()
+        connection.close()
+        return n
+
+    report = check_idempotent(place, arguments={"n": 1}, effects=shop.count, single_caller=True)
+    assert "2 events, where one command tells one event: orders.placed under another id" in only(report)
+    assert CHECK in check_idempotent(place, arguments={"n": 2}, effects=shop.count).held
+
+
+@sqlite
+@pytest.mark.parametrize("effects", ["idempotent", "atomic"])
+def test_a_name_made_anew_at_each_run(effects: str, semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+    """One of them leaves, and not the one whose id the first run was given."""
+    shop, numbers = Shop(semel_database, effects), itertools.count()
+    app = shop.app(semel_async_engine, lambda permit: permit.emit("orders.placed", b"1", ordinal=next(numbers)))
+    assert only(shop.tried(app)) == (
+        "   sent:   the request; the process died after the handler, before its answer was stored; a retry after the "
+        "lease\n"
+        "   came:   orders.placed, whose id at the first run was another one than that which was told in the end\n"
+        "   means:  permit.emit has given the first run an id that nobody will ever get: whoever was told it, such as "
+        "the\n"
+        "           provider, waits for an event that does not come\n"
+        "   change: what an event's id is made of (the name and the ordinal of permit.emit, an id of your own) must "
+        "be the\n"
+        "           same at every run of one command: no random number, no clock, no counter of the process"
+    )
+
+
+@sqlite
+def test_a_payload_that_changes(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+    """Of permit.emit one alone leaves, which is worth a remark; of one's own publishing both do."""
+    shop, numbers = Shop(semel_database, "idempotent"), itertools.count()
+    app = shop.app(semel_async_engine, lambda permit: permit.emit("orders.placed", {"at": next(numbers)}))
+    report = shop.tried(app)
+    assert CHECK in report.held
+    assert [each for each in report.remarks if "payload differs between two runs" in each]
+    published = shop.app(
+        semel_async_engine, lambda permit: shop.told.append({"id": permit.key_for("event"), "data": next(numbers)})
+    )
+    assert "the same id with two payloads" in only(shop.tried(published, listed=True))
+
+
+@sqlite
+def test_told_outside_of_what_is_protected(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+    """A dependency tells it at every request, under one id: consumers without an inbox act each time."""
+    shop = Shop(semel_database, "idempotent")
+    app = shop.app(
+        semel_async_engine,
+        lambda permit: None,
+        Depends(lambda: shop.told.append({"id": "order-1", "topic": "orders.placed"})),
+    )
+    text = only(shop.tried(app, listed=True))
+    assert "sent:   the same request three times, with the same key" in text
+    assert "orders.placed again, under the same id" in text
+
+
+@sqlite
+def test_told_of_what_was_undone(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+    shop = Shop(semel_database, "atomic")
+    app = shop.app(semel_async_engine, lambda permit: shop.told.append({"id": permit.key_for("event")}))
+    text = only(shop.tried(app, listed=True))
+    assert "the process died before the transaction was committed" in text
+    assert "the world is told of something that was undone" in text
+
+
+@sqlite
+def test_told_behind_the_settlement_is_lost(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+    """A layer tells it when the answer has come: where the process dies before that, nobody ever hears of it."""
+    shop = Shop(semel_database, "idempotent")
+    inner = shop.app(semel_async_engine, lambda permit: None)
+
+    async def telling(scope: Any, receive: Any, send: Any) -> None:
+        answers: list[Any] = []
+
+        async def looked_at(message: Any) -> None:
+            answers.append(message)
+            await send(message)
+
+        await inner(scope, receive, looked_at)
+        first = answers[0].get("status") == 200 and (b"idempotency-replayed", b"true") not in answers[0]["headers"]
+        if first:
+            shop.told.append({"id": str(len(shop.told)), "topic": "orders.placed"})
+
+    text = only(shop.tried(Around(inner, telling), listed=True))
+    assert "no event, where one command tells one event" in text
+    assert "the world never hears of it" in text
+
+
+@sqlite
+def test_the_suite_fails_by_name(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+    shop = Shop(semel_database, "idempotent")
+    app = shop.app(semel_async_engine, lambda permit: shop.told.append(str(uuid.uuid4())))
+    case = Case(request="POST /orders", json={"n": 1}, effects=shop.count, events=lambda: shop.told)
+    with pytest.raises(NotIdempotent, match="event identity stable over replay"):
+        suite(app=app, operations=[case]).required(CHECK, case).run()
+
+
+# --- what a test may give ---
+
+
+def test_a_function_that_nobody_sees_into_is_tried_as_far_as_it_can_be() -> None:
+    told: list[Event] = []
+    done: list[str] = []
+
+    def place(key: str, n: int) -> int:
+        done.append(key)
+        told.append(make_event(str(uuid.uuid4()), "orders.placed", {"n": n}, aggregate=("order", key)))
+        return n
+
+    report = check_idempotent(FunctionTarget(place), arguments={"n": 1}, effects=done, events=told, single_caller=True)
+    [finding] = [each for each in report.findings if each.check == CHECK]
+    assert "3 events, where one command tells one event" in finding.came
+    assert CHECK in check_idempotent(place, arguments={"n": 1}, effects=done, events=(), single_caller=True).held
+
+
+@pytest.mark.parametrize(
+    ("events", "error", "message"),
+    [
+        ("told", ConfigurationError, "events= must be a list of what was published"),
+        (5, ConfigurationError, "events= must be a list of what was published"),
+        ([], CannotRun, "events= lists nothing after a command was done"),
+        ([{"topic": "x"}], CannotRun, "an event that has no id: {'topic': 'x'}"),
+        (lambda: 1 // 0, CannotRun, "the list of events failed: ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_list_of_events(events: Any, error: type[Exception], message: str) -> None:
+    done: list[int] = []
+    options: dict[str, Any] = {"arguments": {"n": 1}, "effects": done, "events": events}
+    with pytest.raises(error, match=message):
+        suite(app=lambda key, n: done.append(n), operations=[Case(**options)]).required(CHECK, Case(**options)).run()
