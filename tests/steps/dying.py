@@ -8,12 +8,13 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from semel import Answer, Engine, Permit
+from semel import Answer, Engine, Permit, Policy
 from semel.drivers.clock import Clock, system_clock
 from semel.drivers.sqlite import SqliteDriver
 from semel.engine.backend import Backend
 from semel.engine.connect import sqlite_backend
 from semel.engine.connect_postgres import postgres_backend
+from tests.engine.shells import command
 from tests.steps.conftest import stepped
 
 POINTS = (
@@ -89,5 +90,26 @@ def main(url: str, schema: str, log: str, point: str) -> None:
     engine.close()
 
 
+def abandoned_policy() -> Policy:
+    """Of an operation that is left in the middle of a step, with a lease that a test can wait for."""
+    return Policy(steps=True, lease_seconds=1.0, deadline_seconds=3.0)
+
+
+def abandon(url: str) -> None:
+    """Die in the middle of a step."""
+
+    def charge() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def handler(permit: Permit) -> Answer:
+        permit.step("charge", charge)
+        return Answer(201, (), b"done")
+
+    Engine(backend(url, "")).run(command("k", policy=abandoned_policy()), handler)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "abandon":
+        abandon(sys.argv[2])
+    else:
+        main(*sys.argv[1:])

@@ -16,7 +16,8 @@ threads are not in it: the other parts of ``semel.testing`` have those.
 
 from semel.testing.explore.modes import MODES
 from semel.testing.explore.search import Explored, Violation, explore
-from semel.testing.explore.variants import VARIANTS, Variant
+from semel.testing.explore.variant import Variant
+from semel.testing.explore.variants import VARIANTS
 from semel.testing.explore.world import Habits, Left, Mode
 
 __all__ = ["MODES", "VARIANTS", "Explored", "Habits", "Left", "Mode", "Variant", "Violation", "explore"]

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from semel.model import OPEN_STATES, Answer, AnswerKind, Effects, Record, State
 from semel.rules.lease import PURGE_GRACE_US
+from semel.testing.explore.step_forms import book_form, steps_form
 from semel.testing.explore.world import ANSWER, TOMBSTONE, Flight, Pc, Worker, World
 
 Form = tuple[Any, ...]
@@ -49,21 +50,23 @@ def canonical(world: World) -> Form:
     workers = sorted(world.workers, key=lambda worker: _local(worker, world, names))
     living = {worker.nonce for worker in workers} | {letter.nonce for letter in world.letters}
     spec = world.spec
+    scripted = world.accounts
     return (
         _row(row, now, names),
         held,
         tuple([(*_local(worker, world, names), names.nonce(worker.nonce)) for worker in workers]),
+        () if not scripted else (scripted, steps_form(world.steps, row, now)),
         names.nonce(spec.holder) if spec.holder in living else -1,
         spec.superseded,
         None if spec.settled_at is None else _lefts(spec.settled_at - true, (ANSWER, TOMBSTONE)),
         _answer(spec.acked, names),
         spec.effects,
-        tuple(sorted([(f.ends - true, f.epoch == spec.epoch, names.key(f.key)) for f in world.flights])),
+        tuple(sorted([(f.ends - true, f.epoch == spec.epoch, f.part, names.key(f.key)) for f in world.flights])),
         tuple(sorted([(until - true, names.key(key)) for key, until in world.remembered])),
         tuple(
             [
-                (names.nonce(nonce), None if word is None else (names.fences[word.fence], word.state))
-                for nonce, word in world.letters
+                (names.nonce(nonce), None if word is None else (names.fences[word.fence], word.state), steps)
+                for nonce, word, steps in world.letters
             ]
         ),
         None if world.unit is None else (names.nonce(world.unit.nonce), world.unit.wrote),
@@ -109,6 +112,7 @@ def _local(worker: Worker, world: World, names: _Names) -> Form:
         *(worker.pc, mine, names.fences[grant.fence], names.generations[grant.generation]),
         *(max(0, worker.ends - world.true), worker.epoch == world.spec.epoch, worker.nonce == world.spec.holder),
         grant.fence > grant.first_started_at,
+        () if worker.book is None else book_form(world, worker),
     )
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 from semel.policy import Policy
-from semel.testing.explore.world import SPANS, Left, Mode
+from semel.testing.explore.world import SPANS, Left, Mode, Part
 
 _EXTERNAL: Final = Policy.of(effects="external", **SPANS)
 _MARKS: Final = Policy.of(effects="external", marks_effects=True, **SPANS)
 _NEW: Final = Policy.of(effects="external", after_expiry="new", **SPANS)
 _IDEMPOTENT: Final = Policy.of(effects="idempotent", attempts_max=2, **SPANS)
 _ATOMIC: Final = Policy.of(effects="atomic", **SPANS)
+_STEPS: Final = Policy.of(effects="external", steps=True, **SPANS)
+_CHARGE_MAIL: Final = (Part("charge", repeats=False), Part("mail", repeats=True))
+_CHARGE_SHIP: Final = (Part("charge", repeats=False), Part("ship", repeats=False))
 
 MODES: Final = (
     Mode(name="external", policy=_EXTERNAL, left=Left(crashes=2, losses=1, resolutions=1)),
@@ -24,6 +27,11 @@ MODES: Final = (
     Mode(name="idempotent-3", policy=_IDEMPOTENT, workers=3, left=Left(crashes=0, losses=0, resolutions=0)),
     Mode(name="atomic", policy=_ATOMIC, left=Left(crashes=2, losses=2, resolutions=1, early_commits=1)),
     Mode(name="atomic-3", policy=_ATOMIC, workers=3, left=Left(crashes=1, losses=1, resolutions=1, early_commits=1)),
+    Mode(name="steps", policy=_STEPS, script=_CHARGE_SHIP, renews=False, left=Left(1, 0, 1)),
+    Mode(name="steps-renewed", policy=_STEPS, script=_CHARGE_MAIL, left=Left(0, 0, 1)),
+    Mode(name="steps-repeated", policy=_STEPS, script=_CHARGE_MAIL, renews=False, left=Left(1, 0, 0)),
+    Mode(name="steps-raising", policy=_STEPS, script=_CHARGE_SHIP, renews=False, left=Left(0, 0, 1, failures=1)),
+    Mode(name="steps-late", policy=_STEPS, script=_CHARGE_SHIP, renews=False, left=Left(0, 1, 0)),
 )
 
 

@@ -12,6 +12,7 @@ from semel.testing.explore.atomic import atomic_steps
 from semel.testing.explore.calm import check_record
 from semel.testing.explore.canonical import canonical, row_form, without_idle_flights
 from semel.testing.explore.notebook import check
+from semel.testing.explore.stepped import stepped_steps
 from semel.testing.explore.steps import steps
 from semel.testing.explore.world import Broken, Mode, World
 
@@ -68,7 +69,7 @@ def explore(mode: Mode, *, states_max: int = STATES_MAX, same: Callable[[World],
 
     Parameters: ``states_max`` ends it early (then ``whole`` is False); ``same`` is what makes two worlds one state.
     """
-    took = steps if mode.policy.effects != Effects.ATOMIC else atomic_steps
+    took = stepped_steps if mode.script else steps if mode.policy.effects != Effects.ATOMIC else atomic_steps
     found, seen, began = Explored(mode.name), _Seen(), time.perf_counter()
     records: set[Hashable] = set()
     first = mode.first()

@@ -6,7 +6,7 @@ classification and the engine's own ``settlement`` make of an answer or an excep
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from semel.model import (
@@ -50,7 +50,7 @@ def steps(world: World, mode: Mode) -> Iterator[Step]:
     for flight in world.flights:
         yield f"the call of {flight.nonce} reaches the downstream", _arrive(world, mode, flight)
     for letter in world.letters:
-        yield _deliver(world, mode, letter)
+        yield deliver(world, mode, letter)
     yield from upkeep(world)
     yield from operator(world, mode)
     yield from time_passes(world)
@@ -59,9 +59,9 @@ def steps(world: World, mode: Mode) -> Iterator[Step]:
 def _worker(world: World, mode: Mode, place: int, worker: Worker) -> Iterator[Step]:
     match worker.pc:
         case Pc.IDLE:
-            yield from _claims(world, mode, place)
+            yield from claims(world, mode, place)
         case Pc.LIMBO:
-            yield from _limbo(world, mode, place, worker)
+            yield from limbo(world, mode, place, worker)
         case _:
             yield from _holder(world, mode, place, worker)
     if worker.pc is not Pc.IDLE and world.left.crashes:
@@ -89,7 +89,7 @@ def lost(world: World) -> World:
 # --- claims -----------------------------------------------------------------------------------
 
 
-def _claims(world: World, mode: Mode, place: int) -> Iterator[Step]:
+def claims(world: World, mode: Mode, place: int) -> Iterator[Step]:
     nonce = world.serial + 1
     world = world._replace(serial=nonce)
     yield _claim(world, mode, place, nonce, f"a client asks worker {nonce}")
@@ -122,7 +122,7 @@ def _hear(world: World, verdict: Verdict) -> World:
     return world
 
 
-def _limbo(world: World, mode: Mode, place: int, worker: Worker) -> Iterator[Step]:
+def limbo(world: World, mode: Mode, place: int, worker: Worker) -> Iterator[Step]:
     """Read back by claiming again with the same nonce, or given up by it: repeated until it is seen."""
     yield _claim(world, mode, place, worker.nonce, f"worker {worker.nonce} claims again with its nonce")
     gone, row = store.abandon(world.row, world.now, worker.nonce)
@@ -131,11 +131,11 @@ def _limbo(world: World, mode: Mode, place: int, worker: Worker) -> Iterator[Ste
         yield f"worker {worker.nonce} gives its claim up", put(after, place, Worker())
 
 
-def _deliver(world: World, mode: Mode, letter: Letter) -> Step:
+def deliver(world: World, mode: Mode, letter: Letter) -> Step:
     rest = world._replace(letters=tuple([other for other in world.letters if other != letter]))
     if letter.settlement is not None:
         reply, row = store.settle(world.row, world.now, letter.settlement)
-        return f"a late settlement of {letter.nonce} arrives: {type(reply).__name__}", _after_settling(
+        return f"a late settlement of {letter.nonce} arrives: {type(reply).__name__}", after_settling(
             rest, letter.nonce, reply, row
         )
     _, row = store.claim(world.row, world.now, store.claim_of(letter.nonce, mode.policy))
@@ -149,7 +149,7 @@ def _holder(world: World, mode: Mode, place: int, worker: Worker) -> Iterator[St
     grant, who = worker.grant, f"worker {worker.nonce}"
     assert grant is not None
     in_time = world.true < worker.ends
-    if in_time and (renewed := _renew(world, mode, place, worker, grant)) is not None:
+    if in_time and (renewed := renew(world, mode, place, worker, grant)) is not None:
         yield f"{who} renews its lease", renewed
     if worker.pc is Pc.HOLDS and in_time:
         flight = Flight(worker.nonce, store.key_for(grant.id, grant.generation), worker.ends, worker.epoch)
@@ -181,10 +181,10 @@ def _done(world: World, mode: Mode, place: int, worker: Worker, grant: Grant) ->
     yield _settle(world, place, worker, word, "settles and answers")
     reply, row = store.settle(world.row, world.now, word)
     if world.left.losses:
-        after = _after_settling(lost(world), worker.nonce, reply, row)
+        after = after_settling(lost(world), worker.nonce, reply, row)
         yield f"{who} settles; the reply is lost", after
     if world.left.crashes:
-        after = _after_settling(world, worker.nonce, reply, row)
+        after = after_settling(world, worker.nonce, reply, row)
         yield f"{who} settles and crashes before it answers", crashed(after, place)
         late = world._replace(letters=(*world.letters, Letter(worker.nonce, word)))
         yield f"{who} crashes with its settlement on the way", crashed(late, place)
@@ -195,20 +195,20 @@ def _done(world: World, mode: Mode, place: int, worker: Worker, grant: Grant) ->
 def _settle(world: World, place: int, worker: Worker, word: Settlement, how: str = "settles") -> Step:
     """A last word and its reply; what the client is told then."""
     reply, row = store.settle(world.row, world.now, word)
-    after = put(_after_settling(world, worker.nonce, reply, row), place, Worker())
+    after = put(after_settling(world, worker.nonce, reply, row), place, Worker())
     label = f"worker {worker.nonce} {how}: {type(reply).__name__}"
     if word.answer is not None and not isinstance(reply, Superseded):
         return label, told(after, word.answer)
     return label, after
 
 
-def _after_settling(world: World, nonce: int, reply: object, row: object) -> World:
+def after_settling(world: World, nonce: int, reply: object, row: object) -> World:
     if isinstance(reply, (Settled, AlreadyMine)) and not stands(world, nonce):
         raise Broken("I3", f"a superseded holder was told {type(reply).__name__}")
     return written(world, row, by=nonce)  # type: ignore[arg-type]  # the row is what the verb left
 
 
-def _renew(world: World, mode: Mode, place: int, worker: Worker, grant: Grant) -> World | None:
+def renew(world: World, mode: Mode, place: int, worker: Worker, grant: Grant) -> World | None:
     held, row = store.renew(world.row, world.now, Renewal(grant.id, grant.fence, grant.nonce))
     if held:
         if not stands(world, worker.nonce):
@@ -257,9 +257,13 @@ def operator(world: World, mode: Mode) -> Iterator[Step]:
         yield label, written(world._replace(left=left), after, operator=True)
 
 
-def time_passes(world: World) -> Iterator[Step]:
-    """The clock moves to the next moment at which anything compares differently, and not beyond it."""
-    times = [worker.ends - world.ahead for worker in world.workers if worker.grant is not None]
+def time_passes(world: World, more: Sequence[int] = ()) -> Iterator[Step]:
+    """The clock moves to the next moment at which anything compares differently, and not beyond it.
+
+    Parameters: ``more`` such moments by the store's clock.
+    """
+    times = list(more)
+    times += [worker.ends - world.ahead for worker in world.workers if worker.grant is not None]
     times += [flight.ends - world.ahead for flight in world.flights]
     times += [until - world.ahead for _, until in world.remembered]
     if world.row is not None:

@@ -6,35 +6,19 @@ moment before it is stored. A model that does not refuse them would prove nothin
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 
 from semel.model import AnswerKind, Claim, Grant, Proceed, Record, Renewal, Replay, Settlement, State, Verdict
 from semel.rules.decide import TABLE, Rule, Situation
 from semel.rules.lease import lease_end, retention
 from semel.rules.stored import answer_of
-from semel.testing.explore.modes import mode_named
 from semel.testing.explore.replacing import Patch, lines_replaced, replaced
-from semel.testing.explore.world import SAFE, Habits, Mode
+from semel.testing.explore.step_variants import STEP_VARIANTS
+from semel.testing.explore.variant import Variant
+from semel.testing.explore.world import Habits
 
 _NOW_PROCEED: Final = "semel.rules.decide:TABLE"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """An unsafe variant: what it does, in which mode it is explored, and which invariant it must break."""
-
-    name: str
-    does: str
-    mode: str
-    breaks: str
-    patch: Patch = nullcontext
-    habits: Habits = SAFE
-
-    def explored_in(self) -> Mode:
-        """The mode with this variant's habits."""
-        return replace(mode_named(self.mode), habits=self.habits)
 
 
 def proceeds(situation: Situation) -> Patch:
@@ -384,4 +368,5 @@ VARIANTS: Final = (
         breaks="I1",
         habits=Habits(downstream_forgets=True),
     ),
+    *STEP_VARIANTS,
 )

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from semel.model import Answer, Grant, Record, Settlement
+from semel.model import Answer, Grant, Record, Renewal, Settlement, State
 from semel.policy import Policy
 
 SECOND: Final = 1_000_000
@@ -24,6 +24,7 @@ TOMBSTONE: Final = 240 * SECOND
 MEMORY: Final = (
     DEDUP + DEADLINE
 )  # how long the downstream really remembers: dedup_for leaves a handler's time of margin
+RESULT: Final = b"1"  # of every step: that it is recorded is what matters
 SPANS: Final = {
     "lease_seconds": LEASE // SECOND,
     "deadline_seconds": DEADLINE // SECOND,
@@ -43,6 +44,24 @@ class Pc(IntEnum):
     DONE = 4  # the downstream has answered
 
 
+class Phase(IntEnum):
+    """Where a run stands with the step that is next in its script."""
+
+    READY = 0  # nothing of it was asked for
+    STARTED = 1  # its start is recorded
+    FLYING = 2  # its call is on its way
+    ENDED = 3  # the run is over, and its holder has not said its last word
+
+
+class Book(NamedTuple):
+    """What the holder of a run with steps knows: its place in the script, and the state of its real ``Ledger``."""
+
+    place: int = 0
+    phase: Phase = Phase.READY
+    ledger: tuple[tuple[str, Any], ...] | None = None
+    outcome: Any = None  # of a run that has ENDED
+
+
 class Worker(NamedTuple):
     """One process. A crash makes it IDLE: what it knew is gone, what it had sent is not."""
 
@@ -51,6 +70,7 @@ class Worker(NamedTuple):
     grant: Grant | None = None
     ends: int = 0  # when its handler's deadline is over, in true time
     epoch: int = 0
+    book: Book | None = None
 
 
 class Flight(NamedTuple):
@@ -60,13 +80,30 @@ class Flight(NamedTuple):
     key: str
     ends: int
     epoch: int
+    part: int = 0  # of the script
 
 
 class Letter(NamedTuple):
     """A message to the store that its sender no longer waits for."""
 
     nonce: int
-    settlement: Settlement | None  # None: a claim
+    settlement: Settlement | None  # None: a claim, or steps
+    steps: tuple[Renewal, bytes, tuple[State, str | None]] | None = None  # a list, as its holder has written it
+
+
+class Part(NamedTuple):
+    """One step of a script."""
+
+    name: str
+    repeats: bool
+
+
+class Account(NamedTuple):
+    """What is true of one step, whatever is recorded. ``open``: an attempt that nobody has disproved."""
+
+    effects: int = 0
+    open: int = 0
+    finished: bool = False  # its result was recorded
 
 
 class Unit(NamedTuple):
@@ -96,6 +133,7 @@ class Left(NamedTuple):
     resolutions: int = 1
     early_commits: int = 0
     clock_faults: int = 0
+    failures: int = 0  # of runs with steps
 
 
 class World(NamedTuple):
@@ -112,6 +150,8 @@ class World(NamedTuple):
     letters: tuple[Letter, ...] = ()
     unit: Unit | None = None
     serial: int = 0
+    steps: bytes | None = None  # the record's list
+    accounts: tuple[Account, ...] = ()
 
     @property
     def true(self) -> int:
@@ -128,6 +168,7 @@ class Habits:
     operator_guesses: bool = False  # it says the contrary of what happened
     operator_forces: bool = False  # it does not wait for the handler's deadline
     downstream_forgets: bool = False  # its memory is shorter than dedup_for says
+    calls_before_the_start: bool = False  # of a step, which is recorded afterwards
 
 
 SAFE: Final = Habits()
@@ -143,10 +184,14 @@ class Mode:
     workers: int = 2
     left: Left = NO_FAULTS_LEFT
     habits: Habits = SAFE
+    script: tuple[Part, ...] = ()  # of a handler with steps
+    deduplicates: bool = True  # whether the downstream of steps does
+    renews: bool = True  # whether holders with steps renew their leases
 
     def first(self) -> World:
         """Where every exploration begins: nothing was ever asked."""
-        return World(None, START, 0, (Worker(),) * self.workers, self.left)
+        accounts = (Account(),) * len(self.script)
+        return World(None, START, 0, (Worker(),) * self.workers, self.left, accounts=accounts)
 
 
 class Broken(Exception):

@@ -7,11 +7,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
-from semel.testing.mutants import in_protocol, in_rules, in_stores
+from semel.testing.mutants import in_protocol, in_rules, in_steps, in_stores
 from semel.testing.mutants.kit import PARTS
 from semel.testing.mutants.mutant import Finding, Mutant
 
-MUTANTS: Final = (*in_rules.MUTANTS, *in_stores.MUTANTS, *in_protocol.MUTANTS)
+MUTANTS: Final = (*in_rules.MUTANTS, *in_stores.MUTANTS, *in_protocol.MUTANTS, *in_steps.MUTANTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,12 @@ from semel.testing.explore import MODES, explore
 from semel.testing.interleave import MemoryWorld, SqliteWorld
 from semel.testing.mutants import stories, wire
 from semel.testing.mutants.mutant import Finding
-from semel.testing.simulate import search
+from semel.testing.simulate import Shape, search
 from semel.testing.verbs import NotAtomic, check, pairs
 
 SEEDS: Final = range(600)
+STEP_SEEDS: Final = range(200)
+STEPS: Final = Shape(steps=1.0, trouble=0.6)
 STATES_MAX: Final = 1500
 _RACES: Final = {case.__name__ for case in races.ALL}
 _MEETING: Final = frozenset(
@@ -94,13 +96,22 @@ def http() -> Finding | None:
 
 def simulator() -> Finding | None:
     """The simulator's first seeds."""
+    return _searched("simulator", SEEDS, Shape())
+
+
+def steps() -> Finding | None:
+    """The simulator's first seeds, with handlers that have steps."""
+    return _searched("steps", STEP_SEEDS, STEPS)
+
+
+def _searched(part: str, seeds: range, shape: Shape) -> Finding | None:
     try:
-        violation = search(SEEDS)
+        violation = search(seeds, shape=shape)
     except Exception as error:  # noqa: BLE001 - as above
-        return Finding("simulator", 0, "seeds", _line(error))
+        return Finding(part, 0, "seeds", _line(error))
     if violation is None:
         return None
-    return Finding("simulator", violation.seed + 1, "seeds", f"{violation.invariant}: {violation.seen}")
+    return Finding(part, violation.seed + 1, "seeds", f"{violation.invariant}: {violation.seen}")
 
 
 def _first(part: str, unit: str, told: Iterator[object]) -> Finding | None:
@@ -132,5 +143,6 @@ PARTS: Final[Mapping[str, Callable[[], Finding | None]]] = {
     "faults": faults,
     "orders": orders,
     "simulator": simulator,
+    "steps": steps,
 }
 """Every part by its name, the quickest first."""

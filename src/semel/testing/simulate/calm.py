@@ -6,7 +6,7 @@ nothing may be left that blocks a key without being UNKNOWN and visible; then ea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from semel.errors import (
     InProgressError,
@@ -24,6 +24,8 @@ from semel.testing.simulate.world import SECOND
 
 if TYPE_CHECKING:
     from semel.testing.simulate.schedule import Schedule
+
+OPERATORS_US: Final = 21 * SECOND
 
 
 def calm(schedule: Schedule) -> None:
@@ -50,6 +52,27 @@ def _settle_down(schedule: Schedule) -> None:
     for worker in schedule.workers:
         schedule.background(worker, worker.reaper.run_once)
     schedule.run(1)
+    if schedule.plan.script:
+        _doubts_are_settled(schedule)
+    if schedule.plan.policy.resumable:
+        _abandoned_are_completed(schedule)
+
+
+def _doubts_are_settled(schedule: Schedule) -> None:
+    """More often than not somebody finds out what became of the steps that are in doubt."""
+    schedule.run(max(0, OPERATORS_US - schedule.world.now) / SECOND)  # whoever comes by chance has come by then
+    if schedule.world.happens(0.7):
+        schedule.operate()
+        schedule.run(1)
+
+
+def _abandoned_are_completed(schedule: Schedule) -> None:
+    """One look of a completer that has nothing to rest from brings every resumable execution to its end."""
+    schedule.complete(schedule.workers[0], rested=True)
+    schedule.run(schedule.plan.policy.deadline_seconds + 5)
+    for row in schedule.server.data.rows().values():
+        if row.state == State.CLAIMED and row.request is not None:  # without one, it had not begun
+            raise Violated("I6 progress", f"a resumable execution was left where it was: {describe(row)}")
 
 
 def _nothing_is_stuck(schedule: Schedule) -> None:
@@ -58,7 +81,8 @@ def _nothing_is_stuck(schedule: Schedule) -> None:
     alive = {worker.who for worker in schedule.workers}
     began = {run.nonce for run in schedule.runs}
     for row in schedule.server.data.rows().values():
-        if row.state in OPEN and (row.effects != Effects.IDEMPOTENT or row.lease_until > now):
+        may_go_on = row.effects == Effects.IDEMPOTENT or (bool(schedule.plan.script) and row.state == State.CLAIMED)
+        if row.state in OPEN and (not may_go_on or row.lease_until > now):
             raise Violated("I6 progress", f"still {describe(row)}, after its lease and the reaper's look")
         forgotten = row.nonce not in began | watch.given_up | watch.repeated
         if row.state == State.UNKNOWN and row.doubt == "lapsed" and row.holder in alive and forgotten:

@@ -19,6 +19,7 @@ from semel.errors import (
     NotReplayableError,
     OutcomeUnknownError,
     RecordUnreadableError,
+    StepInDoubt,
     StoreTimeout,
     StoreUnavailable,
     SupersededError,
@@ -26,6 +27,7 @@ from semel.errors import (
 from semel.rules.identity import record_id, uuid_bytes
 from semel.testing.simulate.handler import Broken, run_handler
 from semel.testing.simulate.shape import command
+from semel.testing.simulate.stepped import StepFailed
 from semel.testing.simulate.violation import Violated
 
 if TYPE_CHECKING:
@@ -150,7 +152,7 @@ class Call:
             run = self.run  # of an ATOMIC one nothing remains, unless its handler commits by itself
             if run is not None and run.done and not run.committed_early:
                 raise Violated("I2 one answer", f"{seen}: 'nothing ran', but its handler ran: {run}")
-        elif isinstance(error, Broken | NothingHappened | TimeoutError):
+        elif isinstance(error, Broken | NothingHappened | TimeoutError | StepFailed | StepInDoubt):
             if self.run is None:
                 raise Violated("I2 one answer", f"{seen}, but its handler never ran")
         elif not isinstance(error, StoreTimeout | SupersededError | EarlyCommit):

@@ -75,6 +75,9 @@ class Database(Protocol):
     def adopt(self, copy: Any) -> None:
         """Make a transaction's data everybody's."""
 
+    def steps(self) -> dict[bytes, bytes]:
+        """The recorded steps of every record that has any, packed, by id."""
+
     def close(self) -> None:
         """Nobody needs it any more."""
 
@@ -105,11 +108,15 @@ class MemoryDatabase:
     def adopt(self, copy: MemoryDatabase) -> None:
         self._table = copy._table
 
+    def steps(self) -> dict[bytes, bytes]:
+        return {}
+
     def close(self) -> None:
         return None
 
 
 _SELECT: Final = f"SELECT {', '.join(Record._fields)} FROM semel_record ORDER BY seq"  # noqa: S608 - our own names
+_STEPS: Final = "SELECT id, steps FROM semel_record WHERE steps IS NOT NULL ORDER BY seq"
 
 
 class SqliteDatabase:
@@ -119,6 +126,9 @@ class SqliteDatabase:
         self.store: Any = sqlite.SqliteStore()
         self._connection = sqlite3.connect(":memory:", isolation_level=None)
         self._connection.deserialize(_migrated() if content is None else content)
+        self._seen = -1  # how many rows were changed when it was read last
+        self._rows: Rows = {}
+        self._steps: dict[bytes, bytes] = {}
 
     def step(self, session: Session, needed: Ask[Any]) -> Ask[Any]:
         answer = answering(self._connection, session.tell_time)
@@ -136,13 +146,27 @@ class SqliteDatabase:
         raise end
 
     def rows(self) -> Rows:
-        return {row[0]: Record._make(row) for row in self._connection.execute(_SELECT)}
+        self._read()
+        return self._rows
 
     def copy(self) -> SqliteDatabase:
         return SqliteDatabase(self._connection.serialize())
 
     def adopt(self, copy: SqliteDatabase) -> None:
         self._connection.deserialize(copy._connection.serialize())
+        self._seen = -1
+
+    def steps(self) -> dict[bytes, bytes]:
+        self._read()
+        return self._steps
+
+    def _read(self) -> None:
+        """Read what was written since the last time; what was given out then is left alone."""
+        changes = self._connection.total_changes
+        if changes != self._seen:
+            self._seen = changes
+            self._rows = {row[0]: Record._make(row) for row in self._connection.execute(_SELECT)}
+            self._steps = dict(self._connection.execute(_STEPS).fetchall())
 
     def close(self) -> None:
         self._connection.close()

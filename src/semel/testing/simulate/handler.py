@@ -10,6 +10,7 @@ from semel.engine.permit import Permit
 from semel.errors import NothingHappened, StoreError
 from semel.model import Answer, Effects
 from semel.testing.simulate.ledger import Effect, Execution
+from semel.testing.simulate.stepped import Resumption, run_steps
 from semel.testing.simulate.violation import Violated
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Broken(Exception):
     """What a handler raises that proves nothing."""
 
 
-async def run_handler(schedule: Schedule, call: Call, permit: Permit) -> Answer:
+async def run_handler(schedule: Schedule, call: Call | Resumption, permit: Permit) -> Answer:
     """One run of a handler, as an application would write it."""
     world = schedule.world
     try:
@@ -45,6 +46,8 @@ async def run_handler(schedule: Schedule, call: Call, permit: Permit) -> Answer:
     except Violated as violated:
         schedule.fail(violated)  # the engine would take it for a mistake of the handler's
         raise
+    if schedule.plan.script:
+        return await _run_script(schedule, call, permit, run)
     end = world.pick(ENDS) if world.happens(schedule.plan.handler_trouble) else "succeed"
     if run.effects is Effects.ATOMIC and end == "lost charge":
         end = "commit early"
@@ -61,7 +64,20 @@ async def run_handler(schedule: Schedule, call: Call, permit: Permit) -> Answer:
         run.running = False
 
 
-def _begin(schedule: Schedule, call: Call, permit: Permit) -> Execution:
+async def _run_script(schedule: Schedule, call: Call | Resumption, permit: Permit, run: Execution) -> Answer:
+    try:
+        if run.attempt == 1 and schedule.world.happens(schedule.plan.handler_trouble * 0.1):
+            return _answer(run, 409)
+        ended = await run_steps(schedule, call.worker, permit, run)
+        return _answer(run, 201) if ended is None else ended
+    except Violated as violated:
+        schedule.fail(violated)
+        raise
+    finally:
+        run.running = False
+
+
+def _begin(schedule: Schedule, call: Call | Resumption, permit: Permit) -> Execution:
     grant = permit.grant
     watch = schedule.server.watch
     life = watch.grants.get((grant.id, grant.fence))
@@ -83,7 +99,7 @@ def _begin(schedule: Schedule, call: Call, permit: Permit) -> Execution:
     call.run = run
     schedule.runs.append(run)
     others = watch.begun.setdefault(grant.id, [])
-    if run.effects is Effects.EXTERNAL:
+    if run.effects is Effects.EXTERNAL and not schedule.plan.script:  # steps have accounts of their own
         for other in others:
             if other.life == run.life and other.begun:
                 raise Violated("I4 no blind rerun", f"an EXTERNAL handler runs again: first {other}, now {run}")
@@ -92,7 +108,7 @@ def _begin(schedule: Schedule, call: Call, permit: Permit) -> Execution:
     return run
 
 
-async def _act(schedule: Schedule, call: Call, permit: Permit, run: Execution, end: str) -> Answer:
+async def _act(schedule: Schedule, call: Call | Resumption, permit: Permit, run: Execution, end: str) -> Answer:
     world = schedule.world
     lease = permit.command.policy.lease_seconds
     if world.happens(0.7):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final
 
+from semel.engine.permit import Permit
 from semel.errors import SemelError
 from semel.model import Answer, Effects, Find, Record, Resolution, State
 from semel.testing.simulate import shape as shapes
@@ -14,14 +16,20 @@ from semel.testing.simulate.calm import calm
 from semel.testing.simulate.client import Call, Client
 from semel.testing.simulate.coverage import Counts
 from semel.testing.simulate.database import Database, MemoryDatabase, SqliteDatabase
+from semel.testing.simulate.handler import run_handler
 from semel.testing.simulate.ledger import Execution, Ledger
 from semel.testing.simulate.server import Server
 from semel.testing.simulate.shape import Plan, Shape
+from semel.testing.simulate.step_ledger import StepLedger
+from semel.testing.simulate.step_watch import StepWatch, steps_are_noted
+from semel.testing.simulate.stepped import Resumption
 from semel.testing.simulate.surroundings import surroundings
 from semel.testing.simulate.violation import Violated
-from semel.testing.simulate.watch import describe
+from semel.testing.simulate.watch import Watch, describe
+from semel.testing.simulate.wire import FAULTS, ONCE
 from semel.testing.simulate.worker import Worker
 from semel.testing.simulate.world import SECOND, World
+from semel.worker.completer import Completer
 
 # The downstream remembers for as long as it promised and a while longer: clocks that are set back, a handler that
 # was granted at the last moment and runs to its deadline, a pause. That is what a margin is for (DESIGN §5).
@@ -36,8 +44,8 @@ class Schedule:
         self.plan: Plan = shapes.draw_plan(world, shape)
         atomic = self.plan.policy.effects is Effects.ATOMIC
         data: Database = SqliteDatabase() if self.plan.on_sqlite else MemoryDatabase()
-        self.ledger = Ledger(world, MEMORY_US)
-        self.server = Server(world, data, self.ledger, transactional=atomic)
+        self.ledger, watch = self._watched(world)
+        self.server = Server(world, data, self.ledger, watch, transactional=atomic or bool(self.plan.script))
         self.server.drift = self.plan.drift
         self.server.watch.on_lapse = self._lapsed
         self.workers: list[Worker] = []
@@ -49,6 +57,13 @@ class Schedule:
         self._finals: dict[tuple[bytes, int], bytes] = {}
         self._sent = 0
         self._tasks: list[asyncio.Task[Any]] = []
+        self._completers: dict[str, Completer] = {}  # by the life of the process that they run in
+
+    def _watched(self, world: World) -> tuple[Ledger, type[Watch]]:
+        plan = self.plan
+        if not plan.script:
+            return Ledger(world, MEMORY_US), Watch
+        return StepLedger(world, MEMORY_US, plan.script, deduplicates=plan.deduplicates), StepWatch
 
     @property
     def coverage(self) -> Counts:
@@ -59,7 +74,7 @@ class Schedule:
         """Run it to its end. Raises Violated at the first thing that must not happen."""
         before = asyncio._get_running_loop()
         try:
-            with surroundings(self.world):
+            with surroundings(self.world), self._noting():
                 self._start_workers()
                 self._storm()
                 calm(self)
@@ -69,11 +84,15 @@ class Schedule:
             self.server.data.close()
             asyncio._set_running_loop(before)
 
+    def _noting(self) -> AbstractContextManager[None]:
+        return steps_are_noted(self.server, faultless=not self.plan.trouble) if self.plan.script else nullcontext()
+
     def _start_workers(self) -> None:
         plan = self.plan
+        faults = ONCE if plan.script else FAULTS
         for n in range(plan.workers):
             name = f"worker-{n + 1}"
-            self.workers.append(Worker(self.world, self.server, name, plan.trouble, coalesces=plan.coalesces))
+            self.workers.append(Worker(self.world, self.server, name, plan.trouble, faults, coalesces=plan.coalesces))
 
     # --- trouble ------------------------------------------------------------------------------
 
@@ -87,11 +106,13 @@ class Schedule:
             Client(self, f"client-{n + 1}", n % plan.keys)
         for _ in range(plan.reaps):
             world.after(world.between(0, 8 * SECOND), self._reap)
+        for _ in range(plan.completes):
+            world.after(world.between(1 * SECOND, 12 * SECOND), self._complete)
         for us in plan.jumps:
             world.after(world.between(0, 6 * SECOND), self._jump, us)
         if plan.resolves:
             for _ in range(2):
-                world.after(world.between(3 * SECOND, 20 * SECOND), self._operate)
+                world.after(world.between(3 * SECOND, 20 * SECOND), self.operate)
         if world.happens(0.3):
             world.after(world.between(0, 30 * SECOND), self.purge)
         self.run(4000)
@@ -167,13 +188,31 @@ class Schedule:
         if worker is not None:
             self.background(worker, worker.reaper.run_once)
 
+    def _complete(self) -> None:
+        worker = self._alive()
+        if worker is not None:
+            self.complete(worker)
+
+    def complete(self, worker: Worker, *, rested: bool = False) -> None:
+        """A completer looks. ``rested``: one that has nothing to wait for."""
+        if rested or worker.who not in self._completers:
+            completer = Completer(worker.engine)
+
+            async def resumed(permit: Permit, request: bytes) -> Answer:
+                return await run_handler(self, Resumption(worker, request[0]), permit)
+
+            completer.register("pay", self.plan.policy, resumed)
+            self._completers[worker.who] = completer
+        self.background(worker, self._completers[worker.who].run_once)
+
     def purge(self) -> None:
         """The hourly purge comes by."""
         worker = self._alive()
         if worker is not None:
             self.background(worker, worker.reaper.purge)
 
-    def _operate(self) -> None:
+    def operate(self) -> None:
+        """An operator comes by."""
         worker = self._alive()
         if worker is not None:
             self.background(worker, lambda: self._resolve(worker))
@@ -193,6 +232,8 @@ class Schedule:
     def _truth(self, row: Record) -> Resolution | None:
         """What happened, as the provider says; None while somebody may still make it happen."""
         happened = self.ledger.happened(row.id)
+        if self.plan.script:
+            return self._truth_of_step(row)
         if not happened and (self.ledger.on_their_way.get(row.id) or self._may_happen(row.id)):
             return None
         answer = None
@@ -200,6 +241,22 @@ class Schedule:
             life = self.ledger.life(row.id)
             answer = Answer(201, (), b"%s:%d:%d:0" % (row.id.hex().encode(), life, row.fingerprint[0]))
         return Resolution(row.id, row.fence, happened, answer, "olga", "asked the provider")
+
+    def _truth_of_step(self, row: Record) -> Resolution | None:
+        """The same for the step that is in doubt: where it happened, the operator does the rest by hand."""
+        ledger, name = self.ledger, (row.doubt or "").removeprefix("step:")
+        assert isinstance(ledger, StepLedger)
+        if ledger.on_their_way.get(row.id) or self._may_happen(row.id):
+            return None
+        life = ledger.life(row.id)
+        effects = ledger.account(row.id, life, name).effects
+        word = Resolution(row.id, row.fence, bool(effects), None, "olga", "asked the provider", step=name)
+        if not effects:
+            return word
+        if self.world.happens(0.7):
+            return word._replace(result=b"%d" % effects[0])  # of the step: the execution goes on
+        ledger.completed_by_hand(row.id)
+        return word._replace(answer=Answer(201, (), b"%s:%d:%d:0" % (row.id.hex().encode(), life, row.fingerprint[0])))
 
     def _may_happen(self, id: bytes) -> bool:
         """Whether some process, paused or not, still holds a permit for it, or is on its way to one."""

@@ -15,7 +15,7 @@ from semel.testing.simulate.watch import Watch
 from semel.testing.simulate.world import World
 
 Reply = Callable[[Any, BaseException | None], None]
-READS: Final = frozenset({"look", "read", "read_operations", "find", "counts", "audit", "identity"})
+READS: Final = frozenset({"look", "read", "read_steps", "read_operations", "find", "counts", "audit", "identity"})
 
 
 class Request:
@@ -63,17 +63,20 @@ class Transaction:
 class Server:
     """One database server. ``transactional``: it holds ATOMIC units, so that every flow is a transaction."""
 
-    def __init__(self, world: World, data: Database, ledger: Ledger, *, transactional: bool) -> None:
+    def __init__(
+        self, world: World, data: Database, ledger: Ledger, watch: type[Watch], *, transactional: bool
+    ) -> None:
         self._world = world
         self.data = data
         self.store = AskedStore(data.store)
-        self.watch = Watch(world, ledger, self.clock)
+        self.watch = watch(world, ledger, self.clock)
         self._ledger = ledger
         self._transactional = transactional
         self._holder: Transaction | None = None  # of the writer's gate
         self._queue: deque[Request | Transaction] = deque()
         self.offset_us = 0
         self.drift = 0.0
+        self.on_steps: Callable[[], None] | None = None  # the recorded steps may be others now
 
     def clock(self) -> int:
         """The store's time: its own pace, and whatever somebody did to it."""
@@ -113,6 +116,8 @@ class Server:
             self._world.after(self._world.between(0, 2000), self._go_on, request)
             return
         self.watch.answered(request.who, request.asked, before, session.reply, request.fault)
+        if self.on_steps is not None:
+            self.on_steps()
         request.reply(session.reply, None)
 
     # --- units --------------------------------------------------------------------------------
@@ -155,6 +160,8 @@ class Server:
         for effect in unit.connection.effects:
             self._ledger.execute(effect)
         unit.connection.effects.clear()
+        if self.on_steps is not None:
+            self.on_steps()
         if early:
             unit.data = self.data.copy()
         else:

@@ -9,6 +9,7 @@ from typing import Final
 from semel.errors import PolicyError
 from semel.model import Effects, Scope
 from semel.policy import Command, Policy
+from semel.testing.simulate.script import Script, draw_script, stepped_policies
 from semel.testing.simulate.world import World
 
 ANSWER_SECONDS: Final = 30.0
@@ -24,7 +25,8 @@ class Shape:
 
     Parameters: ``effects`` the declarations to choose from; ``trouble`` how likely a store call meets a fault
     of the network, at most, 0 to 1; ``sqlite`` the share of schedules on the real SQLite store, 0 to 1;
-    ``large`` the share of schedules with more clients and workers.
+    ``large`` the share of schedules with more clients and workers; ``steps`` the share of schedules whose handlers have
+    steps, which run on the real SQLite store.
 
     Raises PolicyError: a share that is none, or no effects at all.
     """
@@ -33,9 +35,10 @@ class Shape:
     trouble: float = 0.35
     sqlite: float = 0.02
     large: float = 0.04
+    steps: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("trouble", "sqlite", "large"):
+        for name in ("trouble", "sqlite", "large", "steps"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 raise PolicyError(f"{name} is a share from 0 to 1; it is {value!r}")
@@ -62,21 +65,25 @@ class Plan:
     drift: float = 0.0
     coalesces: bool = False
     resolves: bool = False
+    script: Script = ()  # the steps of every handler, where they have any
+    deduplicates: bool = True  # whether the downstream of steps does, by their derived keys
+    completes: int = 0
 
 
 def draw_plan(world: World, shape: Shape) -> Plan:
     """Draw the sizes of one schedule."""
-    effects = world.pick(shape.effects)
+    stepped = shape.steps > 0 and world.happens(shape.steps)  # no draw where there are none: seeds stay what they are
+    effects = Effects.EXTERNAL if stepped else world.pick(shape.effects)
     large = world.happens(shape.large)
     calm = world.happens(0.2)
     plan = Plan(
-        policy=world.pick(policies(effects)),
+        policy=world.pick(_stepped() if stepped else policies(effects)),
         workers=world.between(2, 4 if large else 3),
         clients=world.between(4, 7) if large else world.between(1, 4),
         keys=world.between(1, 4) if large else 1 + world.happens(0.25),
         attempts=world.between(2, 5) if large else world.between(1, 4),
         trouble=0.0 if calm else world.pick((0.05, 0.15, 1.0)) * shape.trouble,
-        on_sqlite=world.happens(shape.sqlite),
+        on_sqlite=world.happens(shape.sqlite) or stepped,
         idle_us=tuple(world.between(21, 45) * 1_000_000 for _ in range(world.happens(0.15))),
         handler_trouble=world.pick((0.1, 0.5)),
     )
@@ -93,7 +100,16 @@ def draw_plan(world: World, shape: Shape) -> Plan:
         plan.drift = world.pick((-0.1, 0.1))
     plan.coalesces = world.happens(0.25)
     world.shuffles = world.happens(0.25)
+    if stepped:
+        plan.script = draw_script(world)
+        plan.handler_trouble = world.pick((0.3, 0.9))
+        plan.deduplicates = world.happens(0.5)
+        plan.completes = world.between(0, 4) if plan.policy.resumable else 0
     return plan
+
+
+def _stepped() -> tuple[Policy, ...]:
+    return stepped_policies(LEASES, ANSWER_SECONDS, TOMBSTONE_SECONDS, DEDUP_SECONDS)
 
 
 @cache
@@ -124,4 +140,5 @@ def policies(effects: Effects) -> tuple[Policy, ...]:
 def command(key: int, payload: int, policy: Policy) -> Command:
     """A command. Keys 0 and 1 are one key in the scopes of two callers; key 2 is another key of the first."""
     scope = Scope("acme", "bob" if key == 1 else "alice", "pay")
-    return Command(scope, f"key-{key // 2}", bytes([payload]) * 32, "1.simulated", policy)
+    request = bytes([payload]) if policy.resumable else None
+    return Command(scope, f"key-{key // 2}", bytes([payload]) * 32, "1.simulated", policy, request=request)

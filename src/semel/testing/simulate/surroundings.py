@@ -11,16 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from semel.engine import core, performing, upkeep
+from semel.engine import core, performing, steps, upkeep
 from semel.testing.clock import START_US
 from semel.testing.simulate.world import World
-from semel.worker import loop, reaper
+from semel.worker import completer, loop, reaper
 
 _MODULES: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
     (core, ("time", "os", "random")),
     (upkeep, ("time",)),
     (performing, ("time",)),
     (reaper, ("time",)),
+    (steps, ("time",)),
+    (completer, ("time",)),
     (loop, ("random",)),
 )
 

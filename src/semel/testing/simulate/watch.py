@@ -39,6 +39,7 @@ _GIVEN: Final = {
     State.FAILED_REPLAYABLE: "settle: refused",
     State.FAILED_NOT_REPLAYABLE: "settle: nothing happened",
     State.PROCESSING: "settle: give back",
+    State.CLAIMED: "settle: give back",
     State.UNKNOWN: "settle: unknown",
 }
 

@@ -17,6 +17,9 @@ from semel.testing.simulate.world import World
 
 T = TypeVar("T")
 FAULTS: Final = ("refused", "lost request", "late request", "lost reply", "twice", "slow")
+# A list of steps is written as a whole: one that came twice would undo what came between. No connection to a database
+# delivers a statement twice, and no driver sends one again that it has sent.
+ONCE: Final = tuple(fault for fault in FAULTS if fault != "twice")
 
 
 class Wire:
@@ -31,11 +34,12 @@ class Wire:
         self.coalesces = False  # what queues up while a batch is out is the next batch, as with a server's driver
         self.sent = 0
         self.units: list[Transaction] = []
+        self.faults: tuple[str, ...] = FAULTS
         self.on_send: Callable[[int], None] | None = None
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Send a flow to the server and wait for its reply, or for as long as the driver's patience lasts."""
-        fault = self._fault(FAULTS)
+        fault = self._fault(self.faults)
         reply: T = await self._send(Request(self.who, make, _nobody, fault), self._server.arrive, fault)
         return reply
 

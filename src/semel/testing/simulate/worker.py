@@ -22,12 +22,15 @@ def _no_threads() -> Any:
 class Worker:
     """One process of the application. ``life`` counts its starts."""
 
-    def __init__(self, world: World, server: Server, name: str, trouble: float, *, coalesces: bool) -> None:
+    def __init__(
+        self, world: World, server: Server, name: str, trouble: float, faults: tuple[str, ...], *, coalesces: bool
+    ) -> None:
         self._world = world
         self._server = server
         self.name = name
         self.life = 0
         self.trouble = trouble
+        self.faults = faults
         self.coalesces = coalesces
         self.start()
 
@@ -40,6 +43,7 @@ class Worker:
         self.loop = WorkerLoop(world, world.between(0, 1_000_000_000))
         self.wire = Wire(world, self._server, self.loop, self.who)
         self.wire.trouble = self.trouble
+        self.wire.faults = self.faults
         self.wire.coalesces = self.coalesces
         backend = Backend(
             "simulated", cast("Any", self._server.store), self.wire, unit=_no_threads, unit_async=self.wire.begin_async
