@@ -1,8 +1,7 @@
 """The register of cases: a table of the business, in the database that has Semel's tables too.
 
-``python -m examples.cases.register fill 300`` makes cases, ``list`` prints them as the list of a bulk, ``unlock`` ends
-every edit, ``show`` says where they stand.
-``SEMEL_URL`` names the database.
+``python -m examples.cases.register fill 300`` makes so many cases more, ``list`` prints them as the list of a bulk,
+``unlock`` ends every edit, ``show`` says where they stand. ``SEMEL_URL`` names the database.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ FILE = URL.removeprefix("sqlite:///")
 def fill(count: int) -> None:
     """Open cases, of which every 50th is being edited by somebody, and every 75th was rejected."""
     with closing(sqlite3.connect(FILE)) as db, db:
-        db.execute("CREATE TABLE cases (id TEXT PRIMARY KEY, state TEXT, locked_by TEXT)")
-        db.execute("CREATE TABLE approvals (id INTEGER PRIMARY KEY, case_id TEXT, approved_by TEXT)")
-        for number in range(1, count + 1):
+        db.execute("CREATE TABLE IF NOT EXISTS cases (id TEXT PRIMARY KEY, state TEXT, locked_by TEXT)")
+        db.execute("CREATE TABLE IF NOT EXISTS approvals (id INTEGER PRIMARY KEY, case_id TEXT, approved_by TEXT)")
+        [(known,)] = db.execute("SELECT count(*) FROM cases")
+        for number in range(known + 1, known + count + 1):
             state, locked_by = "rejected" if number % 75 == 0 else "open", "bob" if number % 50 == 0 else None
             db.execute("INSERT INTO cases VALUES (?, ?, ?)", (f"case-{number:04}", state, locked_by))
 

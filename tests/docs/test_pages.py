@@ -18,6 +18,7 @@ from semel.policy import REPLAY_HEADERS, Policy
 from semel.rules.recipe import Recipe
 from semel.service.settings import Settings
 from semel.telemetry import EVENTS
+from semel.web.bulk import KINDS as BULK_KINDS
 from semel.web.operations import BAD_QUERY, NOT_FOUND
 from semel.web.problem import KINDS, Kind
 from semel.web.surface import Surface
@@ -141,7 +142,7 @@ def _as_shown(value: float) -> str:
 
 def test_problem_codes_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| `([A-Z_]+)` \| (\d{3}) \| (\w+) \| (yes|no) \|", page("http.md"), flags=re.MULTILINE)
-    assert sorted(rows) == sorted(_row(kind) for kind in (*KINDS, NOT_FOUND, BAD_QUERY))
+    assert sorted(rows) == sorted(_row(kind) for kind in (*KINDS, *BULK_KINDS, NOT_FOUND, BAD_QUERY))
 
 
 def _row(kind: Kind) -> tuple[str, str, str, str]:

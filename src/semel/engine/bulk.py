@@ -156,13 +156,14 @@ class BulkItem:
     """What a bulk's handler gets: one item.
 
     ``place`` counts from 0; ``id`` is its name in the list; ``raw`` its canonical JSON; ``connection`` what an atomic
-    item's handler writes on (None for others).
+    item's handler writes on (None for others); ``scope`` the list's: whose it is, and which operation's.
     """
 
     place: int
     id: str
     raw: bytes
     connection: Any
+    scope: Scope
     record: bytes = field(repr=False)
     generation: int = field(repr=False)
 
@@ -181,9 +182,9 @@ class BulkItem:
         return derived_key(self.record, self.generation, frame("item", self.id, name).decode(), ordinal)
 
 
-def given(listed: ListedItem, grant: Grant, connection: Any) -> BulkItem:
+def given(listed: ListedItem, scope: Scope, grant: Grant, connection: Any) -> BulkItem:
     """An item as its handler gets it."""
-    return BulkItem(listed.place, listed.item_id, listed.raw, connection, grant.id, grant.generation)
+    return BulkItem(listed.place, listed.item_id, listed.raw, connection, scope, grant.id, grant.generation)
 
 
 def answer_of(tally: Tally) -> Succeeded:

@@ -13,7 +13,7 @@ from typing import Any
 from semel.engine.backend import Backend
 from semel.engine.bulk import BulkItem, BulkPolicy, failed_outside, given, left_by, may_repeat, succeeded
 from semel.flow import Ask, Flow, ask
-from semel.model import Grant
+from semel.model import Grant, Scope
 from semel.protocol.bulk import Handled, HandleInside
 from semel.rules.blame import is_wrong_for_all
 from semel.rules.items import ItemOutcome, ListedItem
@@ -44,6 +44,7 @@ class Handling:
 
     policy: BulkPolicy
     backend: Backend
+    scope: Scope
     grant: Grant
     clock: Callable[[], float] = time.monotonic
 
@@ -69,7 +70,7 @@ class Handling:
                 outcomes.append(listed.as_begun())
                 continue
             try:
-                outcomes.append(succeeded(listed, (yield Call(given(listed, self.grant, connection)))))
+                outcomes.append(succeeded(listed, (yield Call(given(listed, self.scope, self.grant, connection)))))
             except Exception as error:  # noqa: BLE001 - an item's failure is its outcome; what is wrong for all is raised
                 ended = left_by(self.backend, outcomes, listed, error)
                 if ended is not None:
@@ -80,7 +81,7 @@ class Handling:
 
     def outside(self, listed: ListedItem) -> Flow[ItemOutcome]:
         """One item that calls out, as often as it may. Raises what is wrong for all."""
-        item, tried = given(listed, self.grant, None), 0
+        item, tried = given(listed, self.scope, self.grant, None), 0
         while True:
             tried += 1
             try:

@@ -165,7 +165,7 @@ class _Work:
         self._spool = spool
         self._handler = handler
         self._permit = permit
-        self._handling = Handling(policy, engine.backend, permit.grant)
+        self._handling = Handling(policy, engine.backend, permit.command.scope, permit.grant)
         self._unit: Unit | None = None
 
     def whole(self, begun: Callable[[str], object] | None) -> Tally:

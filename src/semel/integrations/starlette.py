@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -36,6 +36,10 @@ from semel.web.routing import UNSAFE_METHODS, Route
 from semel.web.surface import Surface
 from semel.worker.completer import running
 from semel.worker.reaper import Reaper
+
+if TYPE_CHECKING:
+    from semel.engine.bulk_aio import AsyncBulk, AsyncHandler
+    from semel.integrations.bulk import BulkEndpoint
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,7 +79,8 @@ class Semel:
         self.engine = engine
         self.surface = Surface.of(engine, {"caller": caller, **settings})
         self.declared: dict[str, Declared] = {}
-        self.operations = Operations(self.surface, engine, lambda: self.declared, Request)
+        self._bulks: list[str] = []
+        self.operations = Operations(self.surface, engine, lambda: (*self.declared, *self._bulks), Request)
         self.completes = False  # whether the application that this is installed in runs a completer
         self._kept_alive = KeptAlive()
         self._plain: dict[int, tuple[Any, str]] = {}  # endpoints as they were before they were declared
@@ -97,7 +102,7 @@ class Semel:
         if policy is not None and options:
             raise PolicyError("give either a policy or its options, not both")
         chosen = policy if policy is not None else Policy(**options)
-        if name in self.declared:
+        if name in self.declared or name in self._bulks:
             raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
         if chosen.terms.effects is Effects.ATOMIC:
             self.engine.backend.check_atomic()
@@ -115,6 +120,22 @@ class Semel:
             return cast(F, self._wrap(endpoint, declared))
 
         return declare
+
+    def bulk(self, bulk: AsyncBulk, handler: AsyncHandler, *, body_bytes_max: int = 64 * 1024 * 1024) -> BulkEndpoint:
+        """A list of items as one command: ``semel.bulk(approvals, approve).answer`` is an endpoint.
+
+        Parameters: ``bulk`` on this engine; ``handler`` a coroutine function of an item; ``body_bytes_max`` of a list.
+
+        Raises ConfigurationError, when the application is built.
+        """
+        from semel.integrations.bulk import bulk_endpoint  # which answers in Starlette's terms
+
+        made = bulk_endpoint(self.engine, self.surface, self._kept_alive, bulk, handler, body_bytes_max)
+        name = bulk.policy.operation
+        if name in self.declared or name in self._bulks:
+            raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
+        self._bulks.append(name)
+        return made
 
     def _wrap(self, endpoint: Callable[..., Any], declared: Declared) -> Callable[..., Any]:
         permits = permit_parameters(endpoint)

@@ -1,0 +1,280 @@
+"""A bulk over HTTP, without IO: from a request's head how its body is read, and from how it ended the answer.
+
+One key in the header names the whole list; each item is named by its own member. What leaves is made of what the store
+holds of each item, a page at a time, so that a replay is the same answer and memory does not grow with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
+from typing import Any, Final, NamedTuple
+
+from semel.engine.bulk import BulkResult
+from semel.errors import (
+    BulkRefused,
+    CommandError,
+    InProgressError,
+    KeyExpiredError,
+    KeyReusedError,
+    NotReplayableError,
+    OutcomeUnknownError,
+    RecordUnreadableError,
+    RequestError,
+    RequestTooLarge,
+    StoreError,
+    SupersededError,
+)
+from semel.model import Answer
+from semel.rules.identity import uuid_bytes
+from semel.rules.items import ItemOutcome
+from semel.rules.keys import parse_key
+from semel.web.caller import Caller
+from semel.web.items import Form, ItemReader
+from semel.web.prefer import preferred_wait, prefers_async
+from semel.web.problem import (
+    IN_PROGRESS,
+    KEY_REUSED,
+    NOT_REPLAYABLE,
+    OUTCOME_UNKNOWN,
+    RECORD_EXPIRED,
+    RECORD_UNREADABLE,
+    Kind,
+)
+from semel.web.surface import Surface
+
+ARRAY_TYPE: Final = "application/json"
+LINES_TYPES: Final = ("application/jsonl", "application/x-ndjson", "application/x-jsonlines", "application/ndjson")
+MALFORMED: Final = Kind("ITEM_MALFORMED", 400, "An item of the list is malformed", "keep")
+DUPLICATE: Final = Kind("DUPLICATE_ITEM_ID", 400, "Two items of the list have one name", "keep")
+NO_ITEMS: Final = Kind("NO_ITEMS", 400, "The list has no items", "keep")
+ITEM_TOO_LARGE: Final = Kind("ITEM_TOO_LARGE", 413, "An item of the list is too large", "keep")
+TOO_MANY: Final = Kind("TOO_MANY_ITEMS", 413, "The list has too many items", "keep")
+NO_LIST: Final = Kind("LIST_MEDIA_TYPE", 415, "The body is no list of items", "keep")
+KINDS: Final = (MALFORMED, DUPLICATE, NO_ITEMS, ITEM_TOO_LARGE, TOO_MANY, NO_LIST)
+_BY_CODE: Final = {kind.code: kind for kind in KINDS}
+_NO_STORE: Final = (b"cache-control", b"no-store")
+_READ: Final = frozenset({b"content-type", b"content-length", b"content-encoding", b"accept", b"prefer", b"early-data"})
+_GOES_ON: Final = "Send the same list with the same key again: what was done is not done again."
+
+
+class Asked(NamedTuple):
+    """A request that may become a bulk: whose it is, and how it is read and answered.
+
+    ``in_lines`` says that the answer's items are one a line; ``wait_seconds`` what the client would wait for a run that
+    is under way.
+    """
+
+    key: str
+    caller: Caller
+    reader: ItemReader
+    in_lines: bool
+    wants_async: bool
+    wait_seconds: float | None
+
+
+def asked(
+    surface: Surface,
+    headers: Iterable[tuple[bytes, bytes]],
+    request: Mapping[str, Any],
+    *,
+    body_bytes_max: int,
+    item_bytes_max: int,
+) -> Asked | Answer:
+    """What becomes of a request by its head alone, or the answer that refuses it.
+
+    Parameters: ``headers`` with lower-case names; ``request`` what the surface's ``caller`` function reads.
+    """
+    problems = surface.problems
+    keys, read = _head(surface.key_name, headers)
+    if b"1" in read.get(b"early-data", b""):
+        return problems.too_early()
+    assert surface.caller is not None
+    caller = surface.caller(request)
+    if caller is None:
+        return problems.caller_unknown()
+    try:
+        key = parse_key(keys)
+        check_size(_length(read), body_bytes_max)
+    except RequestError as error:
+        return problems.of_error(error)
+    form = _form(read.get(b"content-type", b""))
+    if form is None or read.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        text = "Send a JSON array as application/json, or JSON lines as application/jsonl, uncompressed."
+        return problems.answer(NO_LIST, text)
+    prefer = (read[b"prefer"],) if b"prefer" in read else ()
+    wait = preferred_wait(prefer)
+    return Asked(
+        key,
+        caller,
+        ItemReader(form, item_bytes_max),
+        any(name.encode() in read.get(b"accept", b"").lower() for name in LINES_TYPES),
+        prefers_async(prefer),
+        None if wait is None else min(wait, surface.wait_seconds_max),
+    )
+
+
+def check_size(size: int, body_bytes_max: int) -> None:
+    """Raise RequestTooLarge where a body is larger than is taken."""
+    if size > body_bytes_max:
+        raise RequestTooLarge(f"The body is larger than {body_bytes_max} bytes; send the list in parts.")
+
+
+def _head(key_name: bytes, headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[bytes], dict[bytes, bytes]]:
+    keys: list[bytes] = []
+    read: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name == key_name:
+            keys.append(value)
+        elif name in _READ:
+            read[name] = value if name not in read else read[name] + b", " + value
+    return keys, read
+
+
+def _length(read: Mapping[bytes, bytes]) -> int:
+    length = read.get(b"content-length", b"")
+    return int(length[:20]) if length.isdigit() else 0
+
+
+def _form(content_type: bytes) -> Form | None:
+    kind = content_type.decode("latin-1").partition(";")[0].strip().lower()
+    return "array" if kind == ARRAY_TYPE else "lines" if kind in LINES_TYPES else None
+
+
+def refused(surface: Surface, error: Exception, how: Asked) -> Answer | None:
+    """The answer to a list that was refused, or to a bulk that could not come to its end; None: not for the client.
+
+    A list that is wrong is refused as a whole: nothing of it was done, and the key is free.
+    """
+    problems = surface.problems
+    match error:
+        case BulkRefused():
+            members = {"place": error.place, "line": None, "member": error.member}
+            if error.place is not None:
+                members["line"] = how.reader.line_of(error.place)
+            return _with(problems.answer(_BY_CODE.get(error.code, MALFORMED), _sentence(str(error))), members)
+        case RequestError():
+            return problems.of_error(error)
+        case StoreError():
+            return _with(problems.of_error(error), {"detail": f"The store failed. {_GOES_ON}"})
+        case SupersededError():
+            text = "Another run of this list has taken over. Ask again with the same key."
+            return problems.answer(IN_PROGRESS, text, retry_after=1)
+        case CommandError() if type(error) in _VERDICTS:
+            kind, text = _VERDICTS[type(error)]
+            id = None if error.operation_id is None else uuid_bytes(error.operation_id)
+            after = None if error.retry_after_seconds is None else max(1, ceil(error.retry_after_seconds))
+            return problems.answer(kind, text, operation_id=id, retry_after=after)
+        case _:
+            return None
+
+
+_VERDICTS: Final[Mapping[type[CommandError], tuple[Kind, str]]] = {
+    KeyReusedError: (
+        KEY_REUSED,
+        "Another list has this key. Use a new key for a new list; nothing was done.",
+    ),
+    InProgressError: (IN_PROGRESS, "The list is being done. Keep the key and ask again, or query the operation."),
+    OutcomeUnknownError: (OUTCOME_UNKNOWN, "Nobody can prove how this command ended. Query the operation."),
+    KeyExpiredError: (
+        RECORD_EXPIRED,
+        "This key was used, and its answer is forgotten. Query before you send it again.",
+    ),
+    NotReplayableError: (NOT_REPLAYABLE, "The list was done. Query the operation; do not send it again."),
+    RecordUnreadableError: (RECORD_UNREADABLE, "The stored record cannot be read by this server. Keep the key."),
+}
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}. Nothing of the list was done."
+
+
+def _with(answer: Answer, members: Mapping[str, str | int | None]) -> Answer:
+    """A problem document with more members, and with others in their place."""
+    document = json.loads(answer.body)
+    document.update((name, value) for name, value in members.items() if value is not None)
+    body = json.dumps(document, separators=(",", ":")).encode()
+    kept = [field for field in answer.headers if field[0] != b"content-length"]
+    return Answer(answer.status, (*kept, (b"content-length", b"%d" % len(body))), body)
+
+
+def accepted(surface: Surface, operation_id: str, how: Asked) -> Answer:
+    """202: the list is being done; where to look how far it is."""
+    problems = surface.problems
+    document = {"operationId": operation_id, "state": "PROCESSING"}
+    headers = [(b"content-type", b"application/json"), _NO_STORE, (b"retry-after", b"1")]
+    if problems.operations_path is not None:
+        document["operation"] = problems.operations_path.replace("{id}", operation_id)
+        headers.append((b"location", document["operation"].encode()))
+    headers += _links(surface, operation_id)
+    if how.wants_async:
+        headers.append((b"preference-applied", b"respond-async"))
+    return Answer(202, tuple(headers), json.dumps(document).encode())
+
+
+def status_of(result: BulkResult) -> int:
+    """200 where every item succeeded; 207 where they ended differently, each with its own outcome."""
+    return 200 if result.tally.succeeded == result.tally.total else 207
+
+
+def headers_of(surface: Surface, result: BulkResult, how: Asked) -> list[tuple[bytes, bytes]]:
+    """The headers of a whole answer. It has no length: its items are read while it is sent."""
+    headers = [(b"content-type", (LINES_TYPES[0] if how.in_lines else ARRAY_TYPE).encode()), _NO_STORE]
+    if result.replayed:
+        headers.append(surface.replayed)
+    return headers + _links(surface, result.operation_id)
+
+
+def _links(surface: Surface, operation_id: str) -> list[tuple[bytes, bytes]]:
+    id = uuid_bytes(operation_id)
+    link = None if id is None else surface.problems.operation_link(id)
+    return [] if link is None else [link]
+
+
+class Telling:
+    """The body of a whole answer, page by page.
+
+    As JSON one document with the sums and the ``items``; as JSON lines the sums on the first line, then the items.
+    """
+
+    def __init__(self, result: BulkResult, how: Asked) -> None:
+        self._in_lines = how.in_lines
+        self._head: dict[str, Any] = {"operationId": result.operation_id, **result.tally._asdict()}
+        self._told = 0
+
+    def begin(self) -> bytes:
+        """What comes before the items."""
+        head = json.dumps(self._head)
+        return f"{head}\n".encode() if self._in_lines else f'{head[:-1]}, "items": ['.encode()
+
+    def page(self, outcomes: Sequence[ItemOutcome]) -> bytes:
+        """Some items more."""
+        written = [json.dumps(item_document(outcome)) for outcome in outcomes]
+        if self._in_lines:
+            return "".join(f"{each}\n" for each in written).encode()
+        before = ", " if self._told and written else ""
+        self._told += len(written)
+        return (before + ", ".join(written)).encode()
+
+    def end(self) -> bytes:
+        """What comes behind them."""
+        return b"" if self._in_lines else b"]}"
+
+
+def item_document(outcome: ItemOutcome) -> dict[str, Any]:
+    """What a client is told of one item.
+
+    >>> from semel.rules.items import ItemState
+    >>> item_document(ItemOutcome(0, "a", ItemState.SUCCEEDED, None, "r-1"))["resultId"]
+    'r-1'
+    """
+    return {
+        "place": outcome.place,
+        "id": outcome.item_id,
+        "state": outcome.state.name,
+        "targetId": outcome.target_id,
+        "resultId": outcome.result_id,
+        "errorCode": outcome.error_code,
+        "retryable": outcome.retryable,
+    }
