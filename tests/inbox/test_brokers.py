@@ -26,11 +26,12 @@ from semel.errors import ConfigurationError, StoreUnavailable
 from semel.integrations.consumers.kafka import KafkaConsumer
 from semel.integrations.consumers.rabbitmq import RabbitConsumer
 from semel.stores.inbox import Receipt
-from tests.bulk.fellows import Home, sqlite_home
+from tests.bulk.fellows import Home, postgres_home, sqlite_home
 from tests.inbox.worker import DURABLE, STREAM
 from tests.servers import kafka as kafka_cluster
 from tests.servers import nats as nats_server
 from tests.servers import redis as redis_server
+from tests.servers.postgres import postgres, schema
 from tests.servers.running import stop
 
 MESSAGES = 12
@@ -94,11 +95,21 @@ def _server(begin: Callable[[Path], tuple[str, Any]], folder: Path) -> Iterator[
 
 
 @pytest.mark.parametrize(
-    ("broker", "run"), [("nats", partial(_server, _on_nats)), ("redis", partial(_server, _on_redis)), ("kafka", _kafka)]
+    ("broker", "run", "store"),
+    [
+        ("nats", partial(_server, _on_nats), "sqlite"),
+        ("redis", partial(_server, _on_redis), "sqlite"),
+        ("kafka", _kafka, "sqlite"),
+        ("redis", partial(_server, _on_redis), "postgresql"),
+    ],
 )
 def test_a_consumer_is_killed_between_effect_and_acknowledgement(
-    broker: str, run: Callable[[Path], AbstractContextManager[str]], home: Home, tmp_path: Path
+    broker: str, run: Callable[[Path], AbstractContextManager[str]], store: str, tmp_path: Path
 ) -> None:
+    file = str(tmp_path / "inbox.db")
+    home, place = sqlite_home(file) if store == "sqlite" else postgres_home(), f"sqlite:///{file}"
+    if store != "sqlite":
+        place = f"{postgres()}?schema={schema()}"
     receipts: list[str] = []
     with run(tmp_path / broker) as url:
         for dies_at in (4, 3, 0):
@@ -108,7 +119,7 @@ def test_a_consumer_is_killed_between_effect_and_acknowledgement(
                 "tests.inbox.worker",
                 broker,
                 url,
-                str(tmp_path / "inbox.db"),
+                place,
                 str(dies_at),
             ]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)

@@ -1,4 +1,4 @@
-"""A consumer in a process of its own: `python -m tests.inbox.worker nats|redis|kafka URL DATABASE DIES_AT`.
+"""A consumer in a process of its own: `python -m tests.inbox.worker nats|redis|kafka URL STORE DIES_AT`.
 
 It handles what is there and ends. At its DIES_AT-th acknowledgement (0: never) it kills itself, after the effect is
 committed and before the broker hears of it. It prints each receipt.
@@ -7,6 +7,7 @@ committed and before the broker hears of it. It prints each receipt.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import sys
@@ -46,7 +47,9 @@ def dying(acknowledge: Any, dies_at: int) -> Any:
 
 
 async def writes(message: Message, delivery: Any) -> None:
-    message.connection.execute("INSERT INTO effect VALUES (?)", (int(message.id),))
+    made = message.connection.execute(f"INSERT INTO effect VALUES ({int(message.id)})")
+    if inspect.isawaitable(made):  # on PostgreSQL
+        await made
 
 
 async def nats(url: str, inbox: AsyncInbox, dies_at: int) -> None:
@@ -107,8 +110,8 @@ async def kafka(servers: str, inbox: AsyncInbox, dies_at: int) -> None:
     await client.stop()
 
 
-async def main(broker: str, url: str, database: str, dies_at: str) -> None:
-    async with AsyncEngine.connect(f"sqlite:///{database}") as engine:
+async def main(broker: str, url: str, store: str, dies_at: str) -> None:
+    async with AsyncEngine.connect(store) as engine:
         await {"nats": nats, "redis": redis, "kafka": kafka}[broker](url, Told(engine, consumer=DURABLE), int(dies_at))
 
 
