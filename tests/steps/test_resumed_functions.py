@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
@@ -169,6 +171,27 @@ def test_a_declared_exception_and_a_result_without_a_form_are_ends(engine: Engin
     with pytest.raises(CommandError) as met:
         lose(7)
     assert not isinstance(met.value, ResultNotKept)
+
+
+def test_calls_that_take_long_leave_the_loop_its_threads(engine: Engine) -> None:
+    """Three wait for each other, on a loop that has a single thread for all that is asked of the store."""
+    together = threading.Barrier(3)
+
+    @command(engine, "ship", key="number", **ENDS)
+    def ship(number: int, permit: Permit = this_permit) -> int:
+        away(permit)
+        together.wait(20)
+        return number
+
+    for number in range(3):
+        with pytest.raises(ConnectionError):
+            ship(number)
+
+    async def story() -> int:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        return await completer(ship).run_once()
+
+    assert asyncio.run(story()) == 3
 
 
 # --- what is refused -------------------------------------------------------------------------------

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from semel.engine.aio import AsyncEngine
@@ -80,8 +82,13 @@ class Completer(Loop):
         self._operations: dict[str, _Resumable] = {}
         self._running: dict[bytes, asyncio.Task[bool]] = {}  # by record id
         self._rests: dict[bytes, float] = {}  # until when, in monotonic seconds
+        self._threads = self._new_threads()
         self.completed = 0  # executions that came to their end here
         self.failed = 0  # runs here that raised; they are tried again
+
+    def _new_threads(self) -> ThreadPoolExecutor:
+        # Of its own: handlers that take long would leave the loop's few threads to nobody, and nothing would be found.
+        return ThreadPoolExecutor(self._at_once, thread_name_prefix="semel-complete")
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -120,6 +127,8 @@ class Completer(Loop):
     async def _leave(self) -> None:
         if self._running:  # handlers are not cancelled: they come to their end
             await asyncio.wait(set(self._running.values()))
+        self._threads.shutdown()
+        self._threads = self._new_threads()
 
     async def _begin(self) -> list[asyncio.Task[bool]]:
         if not self._operations:
@@ -211,7 +220,8 @@ class Completer(Loop):
                     raised.append(error)
                     raise
 
-            return await asyncio.to_thread(self.engine.run, command, in_thread, wait_seconds=0)
+            runs = partial(copy_context().run, self.engine.run, command, in_thread, wait_seconds=0)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, runs)
         except Exception:
             if raised:  # whatever its type: an error of the handler is none of its command's own
                 raise _HandlerFailed(raised[0]) from raised[0]
