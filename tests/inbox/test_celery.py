@@ -49,7 +49,7 @@ def test_a_workers_process_is_killed_between_effect_and_acknowledgement(home: Ho
         assert " ".join(sorted(line.split()[1] for line in told if line.startswith(f"{n} "))) == end, told
     # Whose delivery Celery marks as another one is counted before it begins: 4 might have killed every worker.
     tries = dict(home.fetch("SELECT message_id, tries FROM semel_inbox"))
-    assert (tries["t-3"], tries["t-4"], tries["t-5"]) == (0, 1, 1)
+    assert tries["t-4"] == 1
     with closing(Engine(home.backend("sqlite"))) as engine:
         [parked] = Inbox(engine, consumer="billing").parked()
     assert (parked.message_id, parked.tries, parked.reason) == ("t-6", 3, "ValueError: no luck with 6")

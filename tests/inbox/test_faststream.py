@@ -1,4 +1,4 @@
-"""FastStream's subscribers on JetStream, and on librdkafka's mock cluster: repetitions, failures, lost words. 3 s."""
+"""FastStream's subscribers on JetStream and other brokers: repetitions, failures, lost words. 3 s."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from faststream import AckPolicy, Context
 from faststream.exceptions import AckMessage, NackMessage, RejectMessage
 from faststream.kafka import KafkaBroker
 from faststream.nats import JStream, NatsBroker
+from faststream.rabbit import RabbitBroker, RabbitQueue
+from faststream.redis import RedisBroker, StreamSub
 from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig
 
@@ -23,7 +25,7 @@ from semel.errors import ConfigurationError
 from semel.integrations.consumers.faststream import InboxMiddleware, message_id
 from tests.bulk.fellows import Home, sqlite_home
 from tests.outbox.conftest import unique
-from tests.servers import kafka
+from tests.servers import kafka, rabbitmq, redis
 from tests.servers import nats as nats_server
 
 Handled = Annotated[Message, Context("inbox")]
@@ -57,6 +59,14 @@ class Lines:
         while len(self.said) < count:
             self._grew.clear()
             await self._grew.wait()
+
+
+async def _told(stream: Any, name: str, holds: Callable[[Any], bool]) -> Any:
+    """What JetStream says of the consumer, once it holds."""
+    for _ in range(5000):  # not for ever
+        if holds(info := await stream.consumer_info(name, "billing")):
+            return info
+    pytest.fail(f"it never did: {info}")
 
 
 @pytest.mark.parametrize("policy", [None, AckPolicy.NACK_ON_ERROR])
@@ -96,10 +106,9 @@ def test_a_subscriber_handles_each_message_once(policy: AckPolicy | None, home: 
                 for id, body in (("0", 0), ("0", 0), ("1", 1), ("2", 2), ("bad", "x"), ("3", 3), ("last", 9)):
                     await broker.publish(body, f"{name}.in", stream=name, headers={"semel-id": id})
                 await lines.has(6)
+                info = await _told(stream, name, lambda info: not info.num_ack_pending and not info.num_pending)
+            assert info.delivered.consumer_seq == 9  # 1 and "bad" came twice, and each was acknowledged
             assert sorted(lines.said) == ["0 ran", "1 failed", "1 ran", "3 ran", "bad failed", "last ran"]
-            while (info := await stream.consumer_info(name, "billing")).num_ack_pending:
-                pass
-            assert info.num_pending == 0  # each was acknowledged
             parked = {each.message_id: each.reason for each in await inbox.parked()}
             assert parked["2"] == "Message was rejected"
             assert sorted(parked) == ["2", "bad"]
@@ -138,9 +147,7 @@ def test_a_lost_acknowledgement_is_no_second_effect(home: Home, monkeypatch: pyt
             async with broker:
                 await broker.start()
                 await stream.publish(f"{name}.in", b"7")  # it has a place, and no name
-                while (info := await stream.consumer_info(name, "billing")).ack_floor.stream_seq != 1:
-                    pass
-            assert info.delivered is not None
+                info = await _told(stream, name, lambda info: info.ack_floor.stream_seq == 1)
             assert info.delivered.consumer_seq == 2  # it came twice
         await client.close()
 
@@ -174,6 +181,47 @@ def test_kafka_s_records_are_tried_again_in_their_place(home: Home) -> None:
     with kafka.cluster("orders") as cluster:
         told(lambda: story(cluster.servers))
     assert home.effects() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", [pytest.param("rabbitmq", marks=rabbitmq.MARK), "redis"])
+def test_what_fails_comes_again_on_other_brokers(kind: str, home: Home) -> None:
+    """On Redis Streams from a second subscriber, which takes over what is pending."""
+    name = unique("faststream-other")
+
+    async def story() -> None:
+        lines, failed = Lines(), [True]
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            middleware = InboxMiddleware(AsyncInbox(engine, consumer="billing"), failed=lambda id, error: lines.say(id))
+            named: dict[str, Any] = {"middlewares": [middleware], "logger": None}
+
+            async def bill(n: int, message: Handled) -> None:
+                message.connection.execute("INSERT INTO effect VALUES (?)", (n,))
+                if n == 1 and failed and failed.pop():
+                    raise ValueError("no luck")
+                lines.say(f"{message.id} ran {n}")
+
+            broker: Any
+            if kind == "rabbitmq":
+                broker = RabbitBroker(rabbitmq.rabbitmq(), **named)
+                broker.subscriber(RabbitQueue(name, auto_delete=True))(bill)
+            else:
+                broker = RedisBroker(f"redis://127.0.0.1:{redis.valkey()}/0", **named)
+                group: dict[str, Any] = {"group": "billing", "polling_interval": 20}
+                fresh = broker.subscriber(stream=StreamSub(name, consumer="one", **group))
+                left = broker.subscriber(stream=StreamSub(name, consumer="two", min_idle_time=50, **group))
+                fresh(left(bill))
+            async with broker:
+                await broker.start()
+                for n in (0, 1, 0):
+                    if kind == "rabbitmq":
+                        await broker.publish(n, name, message_id=f"m-{n}")
+                    else:
+                        await broker.publish(n, stream=name, headers={"semel-id": f"m-{n}"})
+                await lines.has(3)
+            assert sorted(lines.said) == ["m-0 ran 0", "m-1", "m-1 ran 1"]
+
+    told(story)
+    assert home.effects() == [0, 1]
 
 
 def test_a_policy_that_acknowledges_first_is_told(home: Home, caplog: pytest.LogCaptureFixture) -> None:
