@@ -3,7 +3,8 @@
 ``python -m bench.hotpath`` sends batches of requests through uvicorn's HTTP parser, the application and uvicorn's
 writer, from 32 connections on one loop in this process; the network, and whoever sends, is left out. It counts the
 CPU time of the process and alternates: bare, fresh, replay. Other work on the machine makes that time longer, for it
-shares caches and cores, so the fastest round of each says more than the median.
+shares caches and cores, so the fastest round of each says more than the median. ``--count`` counts the bytecodes of a
+request instead, by package: nothing that else runs on the machine changes them.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import pstats
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, TypeVar
 
 import uvloop
 from uvicorn.config import Config
@@ -32,8 +36,9 @@ from bench.payments import payment_handlers
 from bench.setup import App, Setup
 from bench.subjects import KEY_TEMPLATE, PATH, REQUEST_BODY
 
+T = TypeVar("T")
 CONNECTIONS: Final = 32
-BATCH: Final = 3200
+BATCH = 3200  # tests make it smaller
 ROUNDS: Final = 15
 WARMUP_ROUNDS: Final = 2
 _REPLAYED: Final = b"\r\nidempotency-replayed: true"
@@ -165,21 +170,38 @@ def keys(seed: int, numbers: Iterator[int]) -> list[bytes]:
     return [_REQUEST % (KEY_TEMPLATE % (seed, number)) for number in itertools.islice(numbers, BATCH)]
 
 
-async def measure(url: str, rounds: int, profile: dict[str, cProfile.Profile]) -> dict[str, list[float]]:
-    """Microseconds per request of each round, for bare, fresh and replay."""
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """The bare application and the protected one, and what they are asked: by name, as in the table."""
+
+    bare: Served
+    semel: Served
+    seed: int
+    fresh: Iterator[int]
+    again: Iterator[int]
+
+    def turns(self) -> Iterator[tuple[str, Served, list[bytes], int]]:
+        """One batch of each: its name, who serves it, its requests, and how many of them are replays."""
+        yield "bare", self.bare, keys(self.seed, self.again), 0
+        yield "fresh", self.semel, keys(self.seed, self.fresh), 0
+        yield "replay", self.semel, keys(self.seed, self.again), BATCH
+
+
+async def prepared(url: str) -> Subjects:
+    """The subjects, with the answers of what will be replayed."""
     plain = served(bare.build(Setup(module="bench.bare"), payment_handlers()))
     semel = served(protected.build(Setup(module="bench.protected", store=url), payment_handlers()))
     seed = time.time_ns() & 0xFFFFFFFF
-    fresh = itertools.count(REPLAYED_KEYS)
-    again = itertools.cycle(range(REPLAYED_KEYS))
     await semel.cpu_us([_REQUEST % (KEY_TEMPLATE % (seed, number)) for number in range(REPLAYED_KEYS)], 0)
+    return Subjects(plain, semel, seed, itertools.count(REPLAYED_KEYS), itertools.cycle(range(REPLAYED_KEYS)))
+
+
+async def measure(url: str, rounds: int, profile: dict[str, cProfile.Profile]) -> dict[str, list[float]]:
+    """Microseconds per request of each round, for bare, fresh and replay."""
+    subjects = await prepared(url)
     found: dict[str, list[float]] = {"bare": [], "fresh": [], "replay": []}
     for number in range(rounds + WARMUP_ROUNDS):
-        for name, subject, requests, replays in (
-            ("bare", plain, keys(seed, again), 0),
-            ("fresh", semel, keys(seed, fresh), 0),
-            ("replay", semel, keys(seed, again), BATCH),
-        ):
+        for name, subject, requests, replays in subjects.turns():
             warm = number >= WARMUP_ROUNDS
             spent = await subject.cpu_us(requests, replays, profile.get(name) if warm else None)
             if warm:
@@ -187,16 +209,75 @@ async def measure(url: str, rounds: int, profile: dict[str, cProfile.Profile]) -
     return found
 
 
-def main() -> None:
+async def count(url: str) -> dict[str, Counter[str]]:
+    """Bytecodes per request by package, for bare, fresh and replay. What is written in C is not among them."""
+    subjects = await prepared(url)
+    found: dict[str, Counter[str]] = {}
+    for name, subject, requests, replays in subjects.turns():
+        seen: Counter[str] = Counter()
+
+        def traced(frame: FrameType, event: str, _: Any, seen: Counter[str] = seen) -> Any:
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            if event == "opcode":
+                seen[frame.f_code.co_filename] += 1
+            return traced
+
+        before = sys.gettrace()
+        sys.settrace(traced)
+        try:
+            await subject.cpu_us(requests, replays)
+        finally:
+            sys.settrace(before)
+        found[name] = Counter()
+        for file, number in seen.items():
+            found[name][package(file)] += number
+        for part in found[name]:
+            found[name][part] = round(found[name][part] / len(requests))
+    return found
+
+
+def package(file: str) -> str:
+    """Whose code it is, of Semel by the layer.
+
+    >>> package("/x/site-packages/uvicorn/config.py"), package("/x/src/semel/web/asgi.py"), package("<string>")
+    ('uvicorn', 'semel.web', 'python')
+    """
+    parts = Path(file).parts
+    for place, part in enumerate(parts[:-1]):
+        if part == "site-packages":
+            return parts[place + 1].removesuffix(".py")
+        if part == "semel":
+            return ".".join(["semel", *parts[place + 1 : -1][:1]])
+    return "bench" if "bench" in parts else "python"
+
+
+def as_table(found: dict[str, Counter[str]]) -> str:
+    """The counts, the largest first."""
+    parts = sorted(set().union(*found.values()), key=lambda part: -sum(seen[part] for seen in found.values()))
+    lines = [f"| {part} | " + " | ".join(f"{seen[part]:,}" for seen in found.values()) + " |" for part in parts]
+    total = "| all | " + " | ".join(f"{sum(seen.values()):,}" for seen in found.values()) + " |"
+    head = f"| bytecodes per request | {' | '.join(found)} |\n| --- |{' --- |' * len(found)}"
+    return "\n".join([head, *lines, total])
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print a table; with ``--profile`` the functions that took most of it."""
     parser = argparse.ArgumentParser(prog="python -m bench.hotpath", description=__doc__)
     parser.add_argument("--url", default="memory://", help="the store (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of each (default: %(default)s)")
     parser.add_argument("--profile", choices=("bare", "fresh", "replay"), help="show where this one's time goes")
-    options = parser.parse_args()
+    parser.add_argument("--count", action="store_true", help="count bytecodes per request instead, by package")
+    options = parser.parse_args(arguments)
+    if options.count:
+        print(as_table(_run(count(options.url))))
+        return
     profile = {options.profile: cProfile.Profile()} if options.profile else {}
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(measure(options.url, options.rounds, profile))
+    found = _run(measure(options.url, options.rounds, profile))
     base = min(found["bare"])
     print("| | CPU µs per request: fastest round | median | beyond bare | of bare |\n| --- | --- | --- | --- | --- |")
     for name, spent in found.items():

@@ -1,0 +1,49 @@
+"""The in-process measurement of a request: its table, its counts, and that it notices a wrong answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bench import bare, hotpath
+from bench.payments import payment_handlers
+from bench.setup import Setup
+from bench.subjects import Mode
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hotpath, "BATCH", hotpath.CONNECTIONS)
+
+
+def test_the_table_names_what_each_costs_beyond_the_bare_application(capsys: Capture) -> None:
+    hotpath.main(["--rounds", "1", "--profile", Mode.REPLAY.value])
+    said = capsys.readouterr().out
+    rows = [line.split(" | ") for line in said.splitlines() if line.startswith("| ")][2:]
+    assert [row[0] for row in rows] == ["| bare", "| fresh", "| replay"]
+    assert rows[0][3:] == ["0.0", "1.00 |"]
+    assert "asgi_declared.py" in said
+
+
+def test_the_counts_are_the_same_each_time_and_a_replay_skips_the_application(capsys: Capture) -> None:
+    tables = []
+    for _ in range(2):
+        hotpath.main(["--count"])
+        lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+        tables.append({part: [int(number.replace(",", "")) for number in numbers] for part, *numbers in lines})
+    one, again = tables
+    assert one["semel.web"] == again["semel.web"]
+    assert one["semel.web"][0] == one["starlette"][2] == 0
+    assert one["all"][0] < one["all"][2] < one["all"][1]
+
+
+def test_a_wrong_number_of_replays_is_no_measurement() -> None:
+    async def measured() -> None:
+        plain = hotpath.served(bare.build(Setup(module="bench.bare"), payment_handlers()))
+        await plain.cpu_us(hotpath.keys(1, iter(range(3))), replays=3)
+
+    with pytest.raises(RuntimeError, match="3 answers, 0 replays; not 3, 3"):
+        asyncio.run(measured())
