@@ -130,7 +130,7 @@ def test_a_file_is_private_and_replaced_only_by_force(semel: Run, shelf: Shelf, 
     assert "--force" in again.err
     assert len(lines(target.read_text("utf-8"))) == 1
     forced = semel("export", "--output", str(target), "--force", "--json")
-    assert forced.document == {"exported": 2, "file": str(target), "format": "jsonl"}
+    assert forced.document == {"exported": 2, "of": "records", "file": str(target), "format": "jsonl"}
     assert len(lines(target.read_text("utf-8"))) == 2
     assert sorted(path.name for path in tmp_path.glob("*records*")) == ["records.jsonl"]
 

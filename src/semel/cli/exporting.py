@@ -1,4 +1,4 @@
-"""`semel export`: records as JSON lines or CSV, a page at a time in memory, to stdout or to a file, whole or absent.
+"""`semel export`: records and what hangs on them as JSON lines or CSV, a page at a time, to stdout or a whole file.
 
 A key is not in the store and so never leaves it; neither do requests, nonces and fingerprints. The stored answers
 leave only where they are asked for.
@@ -16,7 +16,8 @@ from typing import Final
 
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.describe import record_document
-from semel.cli.exits import Exit
+from semel.cli.exits import Exit, UsageFailed
+from semel.cli.exported_rows import KINDS, columns, documents
 from semel.cli.filters import add_filters, pages, query_of
 from semel.cli.progress import Progress, add_progress
 from semel.cli.store import opened
@@ -42,16 +43,24 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "export",
-        "write records as JSON lines or CSV, newest first",
+        "write records, or operations, items, events and messages, as JSON lines or CSV",
         "semel export > records.jsonl\n"
         "semel export --format csv --output records.csv --state unknown\n"
-        "semel export --operation payments.create --answers --output answers.jsonl --force",
+        "semel export --operation payments.create --answers --output answers.jsonl --force\n"
+        "semel export --of events > events.jsonl",
         "Streams, so that any number of records fits in memory. A file appears whole or not at all, readable by its "
         "owner alone. Never contains keys, requests or credentials.",
     )
     add_filters(parser)
+    parser.add_argument(
+        "--of", choices=("records", *KINDS), default="records", help="what is written; only records have filters"
+    )
     parser.add_argument("--format", choices=("jsonl", "csv"), default="jsonl", help="jsonl (default) or csv")
-    parser.add_argument("--answers", action="store_true", help="with the stored answers: status, headers and body")
+    parser.add_argument(
+        "--answers",
+        action="store_true",
+        help="with the stored answers: status, headers and body; of events their payloads, of items their details",
+    )
     parser.add_argument("--output", metavar="FILE", help="where to (default: stdout)")
     parser.add_argument("--force", action="store_true", help="with --output: replace the file if it is there")
     add_progress(parser)
@@ -60,6 +69,8 @@ def add(commands: Commands[Parser]) -> None:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Export, and say how many there were."""
+    if options.of != "records" and query_of(options) != Find():
+        raise UsageFailed("--state, --operation, --tenant, --caller and --lapsed are about records: leave out --of")
     if options.output is None or options.output == "-":
         with opened(options) as engine:
             _export(engine, options, out.raw)
@@ -69,19 +80,25 @@ def run(options: argparse.Namespace, out: Output) -> int:
     with WholeFile(options.output, "--output", replace=options.force) as file, opened(options) as engine:
         count = _export(engine, options, file.write)
         file.keep()
-    out.document({"exported": count, "file": options.output, "format": options.format})
-    out.say(f"exported: {count} records to {options.output}")
+    out.document({"exported": count, "of": options.of, "file": options.output, "format": options.format})
+    out.say(f"exported: {count} {options.of} to {options.output}")
     return Exit.OK
 
 
 def _export(engine: Engine, options: argparse.Namespace, write: Write) -> int:
-    query = query_of(options)
-    filtered = query != Find()
-    total = None if filtered else sum(engine.perform("counts", engine.store.counts).values())
+    query, of, contents = query_of(options), options.of, options.answers
+    total = None
+    if of == "records" and query == Find():
+        total = sum(engine.perform("counts", engine.store.counts).values())
     progress = Progress("export", asked=options.progress, total=total)
-    put = _csv(write, answers=options.answers) if options.format == "csv" else _lines(write)
+    if of == "records":
+        found = _documents(engine, query, answers=contents)
+        heads = [*_columns(), *(("answerHeaders", "answerBody", "answerBodyBase64") if contents else ())]
+    else:
+        found, heads = documents(engine, of, contents=contents), columns(of, contents=contents)
+    put = _csv(write, heads) if options.format == "csv" else _lines(write)
     count = 0
-    for document in _documents(engine, query, answers=options.answers):
+    for document in found:
         put(document)
         count += 1
         progress.tell(count)
@@ -127,7 +144,7 @@ def _lines(write: Write) -> Callable[[Document], None]:
     return put
 
 
-def _csv(write: Write, *, answers: bool) -> Callable[[Document], None]:
+def _csv(write: Write, heads: list[str]) -> Callable[[Document], None]:
     """Rows under one head, which is there also where nothing is exported."""
     buffer = StringIO()
     rows = csv.writer(buffer, lineterminator="\r\n")  # RFC 4180
@@ -138,7 +155,7 @@ def _csv(write: Write, *, answers: bool) -> Callable[[Document], None]:
         rows.writerow(cells)
         write(buffer.getvalue())
 
-    put_row([*_columns(), *(("answerHeaders", "answerBody", "answerBodyBase64") if answers else ())])
+    put_row(heads)
     return lambda document: put_row([cell(value) for value in document.values()])
 
 

@@ -1,0 +1,140 @@
+"""Rows beside records as `semel export` writes them: operations, bulks and items, events, messages.
+
+What an event or an item holds leaves only where it is asked for, as a record's answer does; a request never.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from semel.cli.describe import time_text
+from semel.cli.exits import UsageFailed
+from semel.cli.moved_rows import pages_of
+from semel.cli.terminal import Json
+from semel.engine.sync import Engine
+from semel.model import State
+from semel.protocol.operations import is_kept_by
+from semel.rules.events import unpack_headers
+from semel.rules.identity import uuid_text
+from semel.rules.items import ItemState
+from semel.stores.copies import BULKS, EVENTS, ITEMS, MESSAGES, OPERATIONS, Noun
+
+Document = dict[str, Json]
+Values = Mapping[str, Any]
+
+
+def documents(engine: Engine, kind: str, *, contents: bool) -> Iterator[Document]:
+    """Every row of a kind, a page at a time in memory. Raises UsageFailed where the store can have none."""
+    if not is_kept_by(engine.store):
+        raise UsageFailed(f"--of {kind} needs a SQL database: no other store holds any")
+    noun, shown = KINDS[kind]
+    for page in pages_of(engine, noun):
+        for row in page:
+            yield shown(dict(zip(noun.columns, row, strict=False)), contents)
+
+
+def columns(kind: str, *, contents: bool) -> list[str]:
+    """The names of what is written of a kind."""
+    noun, shown = KINDS[kind]
+    empty: dict[str, Any] = {**dict.fromkeys(noun.columns), "operation_id": bytes(16), "record_id": b"", "state": 3}
+    return list(shown({**empty, "payload": b"", "headers": b"{}", "retryable": 0}, contents))
+
+
+def _operation(row: Values, contents: bool) -> Document:
+    return {
+        "operationId": uuid_text(row["operation_id"]),
+        "recordId": row["record_id"].hex(),
+        "tenant": row["tenant"],
+        "caller": row["caller"],
+        "operation": row["operation"],
+        "businessReference": row["business_ref"],
+        "state": State(row["state"]).name,
+        "resourceType": row["resource_type"],
+        "resourceId": row["resource_id"],
+        "errorCode": row["error_code"],
+        "createdAt": time_text(row["created_at"]),
+        "settledAt": time_text(row["settled_at"]),
+        "forgetAfter": time_text(row["forget_after"]),
+    }
+
+
+def _bulk(row: Values, contents: bool) -> Document:
+    counted = {name: row[name] for name in ("total", "done", "succeeded", "failed", "retryable", "unknown")}
+    times = {"createdAt": time_text(row["created_at"]), "touchedAt": time_text(row["touched_at"])}
+    return {"operationId": uuid_text(row["operation_id"]), **counted, **times}
+
+
+def _item(row: Values, contents: bool) -> Document:
+    document: Document = {
+        "operationId": uuid_text(row["operation_id"]),
+        "place": row["place"],
+        "id": row["item_id"],
+        "state": ItemState(row["state"]).name,
+        "targetId": row["target_id"],
+        "resultId": row["result_id"],
+        "errorCode": row["error_code"],
+        "retryable": bool(row["retryable"]),
+        "settledAt": time_text(row["settled_at"]),
+    }
+    return {**document, **_bytes("detail", row["detail"])} if contents else document
+
+
+def _event(row: Values, contents: bool) -> Document:
+    document: Document = {
+        "id": row["id"],
+        "topic": row["topic"],
+        "type": row["type"],
+        "aggregateType": row["aggregatetype"],
+        "aggregateId": row["aggregateid"],
+        "tenant": row["tenant"],
+        "operationId": None if row["operation_id"] is None else uuid_text(row["operation_id"]),
+        "state": _event_state(row),
+        "tries": row["tries"],
+        "reason": row["reason"],
+        "createdAt": time_text(row["created_at"]),
+        "publishedAt": time_text(row["published_at"]),
+    }
+    if not contents:
+        return document
+    headers: Json = [list(pair) for pair in unpack_headers(row["headers"])] if row["headers"] else []
+    return {**document, "headers": headers, **_bytes("payload", row["payload"])}
+
+
+def _event_state(row: Values) -> str:
+    if row["published_at"] is not None:
+        return "published"
+    return "parked" if row["parked_at"] is not None else "postponed" if row["tries"] else "waiting"
+
+
+def _message(row: Values, contents: bool) -> Document:
+    handled, parked = row["handled_at"], row["parked_at"]
+    return {
+        "consumer": row["consumer"],
+        "messageId": row["message_id"],
+        "state": "handled" if handled is not None else "parked" if parked is not None else "tried",
+        "tries": row["tries"],
+        "reason": row["reason"],
+        "handledAt": time_text(handled),
+        "parkedAt": time_text(parked),
+        "forgetAfter": time_text(row["forget_after"]),
+    }
+
+
+def _bytes(name: str, value: bytes | None) -> Document:
+    """Bytes as text, or in base64 where they are none."""
+    try:
+        return {name: None if value is None else value.decode(), f"{name}Base64": None}
+    except UnicodeDecodeError:
+        assert value is not None
+        return {name: None, f"{name}Base64": base64.b64encode(value).decode("ascii")}
+
+
+KINDS: Final[Mapping[str, tuple[Noun, Callable[[Values, bool], Document]]]] = {
+    "operations": (OPERATIONS, _operation),
+    "bulks": (BULKS, _bulk),
+    "items": (ITEMS, _item),
+    "events": (EVENTS, _event),
+    "messages": (MESSAGES, _message),
+}

@@ -1,0 +1,87 @@
+"""`semel export --of ...`: operations, bulks, items, events and messages; what they hold leaves only if asked for."""
+
+from __future__ import annotations
+
+import csv
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.cli.exported_rows import KINDS, columns
+from semel.cli.main import main
+from tests.cli.everything import fill, fresh
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    made = fresh(f"sqlite:///{tmp_path / 'all.db'}")
+    fill(made)
+    return made
+
+
+def exported(url: str, capsys: Capture, *options: str) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert main(["export", "--url", url, *options]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_each_kind_has_its_rows(url: str, capsys: Capture) -> None:
+    [operation] = exported(url, capsys, "--of", "operations")
+    assert (operation["businessReference"], operation["state"]) == ("INV-\\-1", "SUCCEEDED")
+    [bulk] = exported(url, capsys, "--of", "bulks")
+    items = exported(url, capsys, "--of", "items")
+    assert (bulk["succeeded"], bulk["failed"], len(items)) == (4, 1, 5)
+    assert [(item["id"], item["state"], item["errorCode"]) for item in items][2:4] == [
+        ("case-2", "SUCCEEDED", None),
+        ("case-3", "FAILED", "LOCKED"),
+    ]
+    assert {item["operationId"] for item in items} == {bulk["operationId"]}
+    events = exported(url, capsys, "--of", "events")
+    assert [event["state"] for event in events] == ["published", "postponed", *["waiting"] * 3, "parked"]
+    assert [event["reason"] for event in events][-1] == "too large"
+    messages = exported(url, capsys, "--of", "messages")
+    assert {each["messageId"]: (each["state"], each["tries"]) for each in messages} == {
+        "m-1": ("handled", 0),
+        "poison": ("parked", 2),
+        "once-failed": ("tried", 1),
+    }
+
+
+def test_contents_leave_only_where_they_are_asked_for(url: str, capsys: Capture) -> None:
+    for kind in KINDS:
+        capsys.readouterr()
+        assert main(["export", "--url", url, "--of", kind]) == 0
+        assert "text" not in capsys.readouterr().out
+    event = exported(url, capsys, "--of", "events", "--answers")[0]
+    assert json.loads(event["payload"]) == {"n": 0, "text": "\\ \x00"}
+    item = exported(url, capsys, "--of", "items", "--answers")[1]
+    assert (item["detail"], item["detailBase64"]) == (None, "AP8B")
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("contents", [False, True])
+def test_csv_has_a_head_and_as_many_cells(url: str, capsys: Capture, kind: str, contents: bool) -> None:
+    asked = ["--of", kind, *(["--answers"] if contents else [])]
+    documents = exported(url, capsys, *asked)
+    assert list(documents[0]) == columns(kind, contents=contents)
+    capsys.readouterr()
+    assert main(["export", "--url", url, "--format", "csv", *asked]) == 0
+    head, *rows = csv.reader(StringIO(capsys.readouterr().out))
+    assert head == list(documents[0])
+    assert len(rows) == len(documents)
+
+
+def test_to_a_file_it_says_how_many(url: str, tmp_path: Path, capsys: Capture) -> None:
+    assert main(["export", "--url", url, "--of", "events", "--output", str(tmp_path / "events.jsonl")]) == 0
+    assert capsys.readouterr().out == f"exported: 6 events to {tmp_path / 'events.jsonl'}\n"
+
+
+@pytest.mark.parametrize("filters", [["--state", "unknown"], ["--tenant", "acme"], ["--lapsed"]])
+def test_filters_are_about_records(url: str, capsys: Capture, filters: list[str]) -> None:
+    assert main(["export", "--url", url, "--of", "events", *filters]) == 2
+    assert "are about records" in capsys.readouterr().err
