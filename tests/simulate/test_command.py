@@ -54,6 +54,15 @@ def test_one_seed_is_told() -> None:
     assert json.loads(text)["seed"] == 7
 
 
+def test_handlers_with_steps() -> None:
+    code, text = run("--steps", "--seeds", "20", "--quiet")
+    assert code == 0
+    assert text.startswith("20 schedules in ")
+    code, text = run("--steps", "--seed", "1:7")
+    assert code == 0
+    assert "write_steps: " in text
+
+
 def test_coverage_is_printed() -> None:
     code, text = run("--seeds", "50", "--coverage", "--quiet")
     assert code == 0

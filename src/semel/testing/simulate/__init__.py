@@ -5,6 +5,9 @@ retry, an operator and a downstream ledger meet on one store behind a network th
 reorders; processes crash and pause, the store's clock is set on and back. What must hold is checked at every write
 and at every answer: I1 to I7 of the design. A seed gives the same schedule, byte for byte, on every machine.
 
+Handlers with *steps* have schedules of their own (``Shape(steps=1.0)``, ``--steps``): scripts of two or three plain,
+repeatable and local steps on the real SQLite store, completers, and a downstream that deduplicates or does not.
+
     violation = search(range(10_000))
     if violation is not None:
         print(violation.report())
@@ -17,7 +20,7 @@ under test here: ``wire.Wire`` is the driver. The second opinion in ``watch`` us
 
 What is left out: the sync engine, threads, real drivers and files (``tests/crash`` and the races have them); ATOMIC
 units are copies of the store's data under one writer's gate, as SQLite's are, and a commit that was given up
-never comes late.
+never comes late. No connection delivers the list of a run's steps twice; their statements on servers are not run here.
 """
 
 from semel.testing.simulate.search import FORMAT, Run, Violation, replay, search

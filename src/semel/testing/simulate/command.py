@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from itertools import repeat
 from pathlib import Path
 from typing import Final, NamedTuple, TextIO
 
@@ -16,13 +17,16 @@ from semel.errors import ConfigurationError
 from semel.testing.simulate.coverage import Counts, add, table
 from semel.testing.simulate.recording import read_recording, record
 from semel.testing.simulate.search import FORMAT, Violation, replay, search, seed_of
+from semel.testing.simulate.shape import Shape
 
 CHUNK: Final = 500
+STEPS: Final = Shape(steps=1.0)
 TOLD_EVERY_SECONDS: Final = 1.0
 _EXAMPLES: Final = """examples:
   python -m semel.testing.simulate --seeds 10000              the first ten thousand schedules
   python -m semel.testing.simulate --seeds 1000000 --start 5000000 --jobs 2 --json
   python -m semel.testing.simulate --seed 1227                one schedule, told event by event
+  python -m semel.testing.simulate --steps --seeds 10000      handlers with steps
   python -m semel.testing.simulate --seeds 10000 --record tests/simulate/seeds.json
   python -m semel.testing.simulate --recorded tests/simulate/seeds.json
 
@@ -54,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--start", type=_seed, default=0, metavar="S", help="the first seed (0)")
     made.add_argument("--jobs", type=_count, default=1, metavar="N", help="how many processes (1)")
     made.add_argument("--record", type=Path, metavar="FILE", help="add a seed that breaks something to this recording")
+    made.add_argument("--steps", action="store_true", help="schedules whose handlers have steps: seeds of their own")
     made.add_argument("--coverage", action="store_true", help="print which (state × event) was reached, and how often")
     made.add_argument("--json", action="store_true", help="print the result as one JSON document")
     made.add_argument("--quiet", action="store_true", help="no progress")
@@ -78,14 +83,15 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None) -> i
     """Run the command; the exit code."""
     to = out if out is not None else sys.stdout
     given = parser().parse_args(arguments)
+    shape = STEPS if given.steps else Shape()
     try:
         if given.seed is not None:
-            return _tell_one(given.seed, to, as_json=given.json)
+            return _tell_one(given.seed, shape, to, as_json=given.json)
         if given.recorded is not None:
             seeds: Sequence[int] = [one.seed for one in read_recording(given.recorded)]
         else:
             seeds = range(given.start, given.start + given.seeds)
-        ended = _search(seeds, given.jobs, quiet=given.quiet or given.json)
+        ended = _search(seeds, shape, given.jobs, quiet=given.quiet or given.json)
         if ended.violation is not None and given.record is not None:
             record(given.record, ended.violation.seed, f"{ended.violation.invariant}: {ended.violation.seen}")
     except ConfigurationError as error:
@@ -101,8 +107,8 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None) -> i
     return 0 if ended.violation is None else 1
 
 
-def _tell_one(seed: int, to: TextIO, *, as_json: bool) -> int:
-    run = replay(seed)
+def _tell_one(seed: int, shape: Shape, to: TextIO, *, as_json: bool) -> int:
+    run = replay(seed, shape=shape)
     broken = None if run.violated is None else f"{run.violated.invariant}: {run.violated.seen}"
     if as_json:
         to.write(json.dumps({"format": FORMAT, "seed": seed, "broken": broken, "trace": run.trace}, indent=2) + "\n")
@@ -114,13 +120,13 @@ def _tell_one(seed: int, to: TextIO, *, as_json: bool) -> int:
 # --- many ---------------------------------------------------------------------------------------
 
 
-def _search(seeds: Sequence[int], jobs: int, *, quiet: bool) -> Ended:
+def _search(seeds: Sequence[int], shape: Shape, jobs: int, *, quiet: bool) -> Ended:
     began = time.monotonic()
     chunks = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
     covered: Counts = {}
     done = 0
     told = began
-    for size, violation, counts in _in_order(chunks, jobs):
+    for size, violation, counts in _in_order(chunks, shape, jobs):
         done += size
         add(covered, counts)
         now = time.monotonic()
@@ -132,21 +138,21 @@ def _search(seeds: Sequence[int], jobs: int, *, quiet: bool) -> Ended:
     return Ended(done, time.monotonic() - began, None, covered)
 
 
-def _chunk(seeds: Sequence[int]) -> tuple[int, Violation | None, Counts]:
+def _chunk(seeds: Sequence[int], shape: Shape) -> tuple[int, Violation | None, Counts]:
     counts: Counts = {}
     ran = [0]
 
     def count(number: int) -> None:
         ran[0] = number
 
-    violation = search(seeds, covered=counts, progress=count)
+    violation = search(seeds, shape=shape, covered=counts, progress=count)
     return ran[0] + (violation is not None), violation, counts
 
 
-def _in_order(chunks: list[Sequence[int]], jobs: int) -> Iterator[tuple[int, Violation | None, Counts]]:
+def _in_order(chunks: list[Sequence[int]], shape: Shape, jobs: int) -> Iterator[tuple[int, Violation | None, Counts]]:
     """The chunks' results as they come; after the first violation, no new chunk is begun."""
     if jobs == 1:
-        yield from map(_chunk, chunks)
+        yield from map(_chunk, chunks, repeat(shape))
         return
     with ProcessPoolExecutor(jobs) as pool:
         coming = iter(chunks)
@@ -154,7 +160,7 @@ def _in_order(chunks: list[Sequence[int]], jobs: int) -> Iterator[tuple[int, Vio
         try:
             while True:
                 for chunk in coming:
-                    running.add(pool.submit(_chunk, chunk))
+                    running.add(pool.submit(_chunk, chunk, shape))
                     if len(running) >= 2 * jobs:
                         break
                 if not running:

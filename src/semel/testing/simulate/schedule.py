@@ -280,6 +280,8 @@ class Schedule:
         plan = self.plan
         if plan.trouble or plan.jumps or plan.drift or row.lease_until >= row.deadline_at:
             return
+        if any(part.kind == "local" for part in plan.script):
+            return  # somebody's open unit keeps the writer's gate, and renewals wait for it
         for worker in self.workers:
             if worker.who == row.holder and worker.loop.alive and not worker.was_paused:
                 permit = worker.engine.core.live.get(row.nonce)

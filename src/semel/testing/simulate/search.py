@@ -78,7 +78,8 @@ class Violation:
         ]
         if again.violated is None or again.violated.seen != self.seen:
             lines.append("the second run ended otherwise: what is under test is not deterministic")
-        lines.append(f"see it again: python -m semel.testing.simulate --seed {FORMAT}:{self.seed}")
+        steps = " --steps" if self.shape.steps else ""
+        lines.append(f"see it again: python -m semel.testing.simulate{steps} --seed {FORMAT}:{self.seed}")
         return "\n".join(lines)
 
 
