@@ -63,6 +63,7 @@ DRIVER_LIBRARIES = {
     "semel.drivers.postgres_bell": "psycopg",
     "semel.drivers.psycopg_patience": "psycopg",
     "semel.drivers.psycopg_unit": "psycopg",
+    "semel.drivers.psycopg_trip": "psycopg",
     "semel.drivers.psycopg_unit_async": "psycopg",
     "semel.drivers.redis_connections": "redis",
     "semel.drivers.redis_errors": "redis",

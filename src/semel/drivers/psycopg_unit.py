@@ -9,12 +9,10 @@ written as SQL does end it; then the settle fails by itself, since the claim is 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, Connection, RawCursor
+from psycopg import AsyncConnection, Connection
 from psycopg.pq import PGconn, TransactionStatus
 
 from semel.drivers.forks import begin_in_children
@@ -23,6 +21,7 @@ from semel.drivers.postgres_errors import cannot_connect, is_conflict
 from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
 from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import PatientConnection
+from semel.drivers.psycopg_trip import Said, names_of, trip
 from semel.errors import StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
@@ -69,6 +68,7 @@ def successor(connection: C) -> C:
     """
     fresh = type(connection)(connection.pgconn)
     fresh._prepared = connection._prepared
+    names_of(fresh).update(names_of(connection))
     connection.pgconn = PGconn()
     return fresh
 
@@ -130,16 +130,24 @@ class PsycopgUnit:
         values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
         text = needed.statement.numbered.encode()
         if self._begun:
-            return _go_on_with(self._connection, text, values)
+            return self._tripped((RELEASE, None), (text, values), (SAVEPOINT, None))
         self._begun = True
+        begin: tuple[Said, ...] = ((b"BEGIN", None), (text, values), (SAVEPOINT, None))
         try:
-            return _begin_with(self._connection, text, values)
+            return self._tripped(*begin)
         except psycopg.Error as error:
             if not self._was_idle or not is_stale(error):
                 raise
         # It had died while nobody looked.
         self._connection = self._pool.instead_of(self._connection)
-        return _begin_with(self._connection, text, values)
+        return self._tripped(*begin)
+
+    def _tripped(self, *statements: Said) -> list[Any]:
+        """All of them in one round trip. The rows of the one that has values."""
+        connection = self._connection
+        with connection.lock:
+            rows: list[Any] = connection.wait(trip(connection, statements, prepared=self._pool.server.prepared))
+        return rows
 
     def hand_out(self) -> UnitConnection:
         """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
@@ -161,9 +169,7 @@ class PsycopgUnit:
         connection.patience_seconds = self._pool.server.patience_seconds
         values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
         try:
-            with connection.pipeline():
-                RawCursor(connection).execute(needed.statement.numbered.encode(), values, binary=True)
-                connection.execute(b"COMMIT")
+            self._tripped((needed.statement.numbered.encode(), values), (b"COMMIT", None))
         except psycopg.errors.DivisionByZero:
             self.rollback()
             return False
@@ -284,33 +290,3 @@ class UnitPool:
         """Close what is idle."""
         for connection in self.lifo.forget_idle():
             connection.close()
-
-
-def _begin_with(connection: UnitConnection, text: bytes, values: list[Any]) -> list[Any]:
-    """BEGIN, the claim and the savepoint under which the handler works, in one round trip."""
-    cursor = RawCursor(connection)
-    with beginning(connection), connection.pipeline():
-        connection.execute(b"BEGIN")
-        cursor.execute(text, values, binary=True)
-        connection.execute(SAVEPOINT)
-    return cursor.fetchall()
-
-
-def _go_on_with(connection: UnitConnection, text: bytes, values: list[Any]) -> list[Any]:
-    """A grant that replaces an old record: the transaction's own as well, so written while no savepoint stands."""
-    cursor = RawCursor(connection)
-    with connection.pipeline():
-        connection.execute(RELEASE)
-        cursor.execute(text, values, binary=True)
-        connection.execute(SAVEPOINT)
-    return cursor.fetchall()
-
-
-@contextmanager
-def beginning(connection: UnitConnection | AsyncConnection[Any]) -> Iterator[None]:
-    """Let Semel send BEGIN: psycopg's own would be waited for, which is a round trip more."""
-    connection._autocommit = True  # the public setter refuses to put it back inside the transaction
-    try:
-        yield
-    finally:
-        connection._autocommit = False

@@ -6,7 +6,6 @@ import os
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import AsyncRawCursor
 from psycopg.pq import TransactionStatus
 
 from semel.drivers.forks import begin_in_children
@@ -16,7 +15,8 @@ from semel.drivers.postgres_errors import cannot_connect, is_conflict
 from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
 from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import PatientAsyncConnection
-from semel.drivers.psycopg_unit import BROKEN, GONE, LATE, RELEASE, ROLLBACK_TO, SAVEPOINT, beginning, successor
+from semel.drivers.psycopg_trip import Said, trip
+from semel.drivers.psycopg_unit import BROKEN, GONE, LATE, RELEASE, ROLLBACK_TO, SAVEPOINT, successor
 from semel.errors import StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
@@ -104,16 +104,24 @@ class AsyncPsycopgUnit:
         values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
         text = needed.statement.numbered.encode()
         if self._begun:
-            return await _go_on_with(self._connection, text, values)
+            return await self._tripped((RELEASE, None), (text, values), (SAVEPOINT, None))
         self._begun = True
+        begin: tuple[Said, ...] = ((b"BEGIN", None), (text, values), (SAVEPOINT, None))
         try:
-            return await _begin_with(self._connection, text, values)
+            return await self._tripped(*begin)
         except psycopg.Error as error:
             if not self._was_idle or not is_stale(error):
                 raise
         # It had died while nobody looked.
         self._connection = await self._pool.instead_of(self._connection)
-        return await _begin_with(self._connection, text, values)
+        return await self._tripped(*begin)
+
+    async def _tripped(self, *statements: Said) -> list[Any]:
+        """All of them in one round trip. The rows of the one that has values."""
+        connection = self._connection
+        async with connection.lock:
+            rows: list[Any] = await connection.wait(trip(connection, statements, prepared=self._pool.server.prepared))
+        return rows
 
     def hand_out(self) -> AsyncUnitConnection:
         """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
@@ -135,10 +143,7 @@ class AsyncPsycopgUnit:
         connection.patience_seconds = self._pool.server.patience_seconds
         values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
         try:
-            async with connection.pipeline():
-                cursor = AsyncRawCursor(connection)
-                await cursor.execute(needed.statement.numbered.encode(), values, binary=True)
-                await connection.execute(b"COMMIT")
+            await self._tripped((needed.statement.numbered.encode(), values), (b"COMMIT", None))
         except psycopg.errors.DivisionByZero:
             await self.rollback_async()
             return False
@@ -267,22 +272,3 @@ def drop(lifo: AsyncLifo[AsyncUnitConnection]) -> None:
     """Close what is idle on a loop that is over."""
     for connection in lifo.forget_idle():
         connection.pgconn.finish()
-
-
-async def _begin_with(connection: AsyncUnitConnection, text: bytes, values: list[Any]) -> list[Any]:
-    cursor = AsyncRawCursor(connection)
-    with beginning(connection):
-        async with connection.pipeline():
-            await connection.execute(b"BEGIN")
-            await cursor.execute(text, values, binary=True)
-            await connection.execute(SAVEPOINT)
-    return await cursor.fetchall()
-
-
-async def _go_on_with(connection: AsyncUnitConnection, text: bytes, values: list[Any]) -> list[Any]:
-    cursor = AsyncRawCursor(connection)
-    async with connection.pipeline():
-        await connection.execute(RELEASE)
-        await cursor.execute(text, values, binary=True)
-        await connection.execute(SAVEPOINT)
-    return await cursor.fetchall()

@@ -1,0 +1,99 @@
+"""Several statements in one round trip: what a refusal, a lost name and a pipeline of somebody else's do to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.pq import TransactionStatus
+
+from semel.drivers.psycopg_trip import Said, names_of, trip
+
+ECHO = b"SELECT $1::integer, $2::text, $3::bytea, $4::smallint"
+VALUES = (7, "sieben", b"\x00\xff", None)
+
+
+@pytest.fixture
+def connection(conninfo: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(conninfo) as opened:
+        yield opened
+
+
+def said(connection: psycopg.Connection[Any], *statements: Said, prepared: bool = True) -> list[Any]:
+    rows: list[Any] = connection.wait(trip(connection, statements, prepared=prepared))
+    return rows
+
+
+def status(connection: psycopg.Connection[Any]) -> str:
+    """Whether a transaction is open, by libpq's name of it."""
+    return TransactionStatus(connection.info.transaction_status).name
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_values_come_back_as_they_went(connection: psycopg.Connection[Any], prepared: bool) -> None:
+    for _ in range(2):
+        rows = said(connection, (b"BEGIN", None), (ECHO, VALUES), (b"SAVEPOINT here", None), prepared=prepared)
+        assert rows == [VALUES]
+        assert status(connection) == "INTRANS"
+        assert said(connection, (ECHO, (8, "ä", b"", 3)), (b"COMMIT", None), prepared=prepared) == [(8, "ä", b"", 3)]
+        assert status(connection) == "IDLE"
+    assert len(names_of(connection)) == prepared
+
+
+def test_a_text_is_written_in_the_connections_encoding(conninfo: str) -> None:
+    with psycopg.connect(conninfo, client_encoding="latin1") as connection:
+        assert said(connection, (b"SELECT $1::text, octet_length($1::text)", ("ä",))) == [("ä", 2)]
+
+
+def test_the_first_refusal_is_told_and_nothing_behind_it_is_done(connection: psycopg.Connection[Any]) -> None:
+    said(connection, (b"BEGIN", None), (ECHO, VALUES))
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        said(connection, (b"SELECT 1 / $1::integer", (0,)), (b"COMMIT", None))
+    assert status(connection) == "INERROR"
+    said(connection, (b"ROLLBACK", None))
+    assert said(connection, (ECHO, VALUES)) == [VALUES]
+
+
+def test_names_that_somebody_dropped_are_forgotten_and_none_is_used_twice(
+    connection: psycopg.Connection[Any],
+) -> None:
+    said(connection, (ECHO, VALUES))
+    [before] = names_of(connection).values()
+    connection.execute("DEALLOCATE ALL")
+    connection.commit()
+    with pytest.raises(psycopg.errors.InvalidSqlStatementName):
+        said(connection, (ECHO, VALUES))
+    assert said(connection, (ECHO, VALUES)) == [VALUES]
+    assert list(names_of(connection).values()) != [before]
+
+
+@pytest.mark.parametrize("text", ["a\x00b", "\ud800"])
+def test_what_cannot_be_written_down_is_refused_before_anything_is_sent(
+    connection: psycopg.Connection[Any], text: str
+) -> None:
+    with pytest.raises((psycopg.DataError, UnicodeEncodeError)):
+        said(connection, (b"BEGIN", None), (ECHO, (7, text, b"", None)))
+    assert status(connection) == "IDLE"
+    assert said(connection, (ECHO, VALUES)) == [VALUES]
+
+
+def test_a_pipeline_that_is_open_is_not_mixed_with(connection: psycopg.Connection[Any]) -> None:
+    with connection.pipeline(), pytest.raises(psycopg.InterfaceError, match="was not ended"):
+        said(connection, (ECHO, VALUES))
+    assert said(connection, (ECHO, VALUES)) == [VALUES]
+
+
+def test_a_connection_whose_server_process_ended_on_the_way_is_lost(connection: psycopg.Connection[Any]) -> None:
+    with pytest.raises(psycopg.OperationalError) as lost:
+        said(connection, (b"SELECT pg_terminate_backend(pg_backend_pid(), $1::bigint)", (0,)), (b"COMMIT", None))
+    assert lost.value.sqlstate is None
+    assert connection.closed
+
+
+def test_a_trip_that_is_broken_off_leaves_no_connection(connection: psycopg.Connection[Any]) -> None:
+    going = trip(connection, ((ECHO, VALUES),), prepared=True)
+    next(going)
+    going.close()
+    assert connection.closed
