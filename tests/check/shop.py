@@ -9,16 +9,18 @@ from fastapi import FastAPI
 from flask import Flask
 from starlette.requests import Request
 
-from semel import AsyncEngine, Engine, KeyFormat, Policy, Recipe
+from semel import AsyncEngine, Engine, KeyFormat, Policy, Recipe, Sealer
 from semel.functions import command
 from semel.integrations.fastapi import Semel
 from semel.rules.recipe import DigestField, Members
 from semel.telemetry import Logging
-from semel.testing.required import Case, suite
+from semel.testing.required import Case as Tried
+from semel.testing.required import suite
 from semel.web.asgi import SemelMiddleware
 from semel.web.caller import Caller, from_state, from_user, single_caller
 from semel.web.routing import Operation
 from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
+from semel.worker import Case, StillUnknown, reconciler
 from tests.testing_plugin import good
 from tests.testing_plugin.broken import BROKEN
 
@@ -139,6 +141,40 @@ def charge(number: int) -> int:
     return number
 
 
+# --- steps, references, kept requests, reconcilers ---
+
+stepped = FastAPI()
+plain_steps = Semel(engine, caller=from_state("caller"))
+sealing = AsyncEngine.connect("sqlite:///shop.db", observer=observer, sealer=Sealer({"2026": bytes(32)}))
+sealed_steps = Semel(sealing, caller=from_state("caller"))
+
+
+@stepped.post("/orders/{number}")
+@plain_steps.command(
+    "orders.place",
+    steps=True,
+    resumable=True,
+    key_from="path:number",
+    reference_from="body:/invoice",
+    operation_seconds=60 * 86_400,
+)
+async def place(number: str) -> None: ...
+
+
+@stepped.post("/parcels")
+@sealed_steps.command("orders.ship", steps=True, resumable=True)
+async def ship() -> None: ...
+
+
+plain_steps.install(stepped)
+sealed_steps.install(stepped)
+
+
+@reconciler("orders.place", quiet_for=120)
+async def ask_provider(case: Case) -> StillUnknown:
+    return StillUnknown("nobody was asked")
+
+
 def make_app() -> Any:
     return app
 
@@ -152,7 +188,7 @@ nothing = 5
 # --- suites to be run ---
 
 provider = good.Provider()
-case = Case(
+case = Tried(
     request="POST /payments",
     json={"amount": 5},
     headers=good.ALICE,

@@ -76,11 +76,27 @@ def test_an_application_that_may_ship(capsys: pytest.CaptureFixture[str]) -> Non
 def test_what_cannot_be_known_is_asked_and_what_does_not_exist_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     _, found = document(capsys, f"{SHOP}:app")
     assert level_of(found, "payments.create", "gateway retries") == ("open", "cannot be seen from here")
-    assert "sealing and redacting do not exist yet" in level_of(found, "payments.create", "sensitive answers")[1]
+    assert "nothing seals or shortens them" in level_of(found, "payments.create", "sensitive answers")[1]
     assert "alerts cannot be seen" in level_of(found, "payments.create", "metrics and alerts")[1]
     _, found = document(capsys, f"{SHOP}:guarded")
-    assert "an automatic reconciler does not exist yet" in level_of(found, "b", "reconciliation")[1]
-    assert "a hook that rebuilds answers does not exist yet" in level_of(found, "b", "replayed or rebuilt")[1]
+    assert "reconcilers need a SQL store" in level_of(found, "b", "reconciliation")[1]
+    assert "nothing rebuilds an answer" in level_of(found, "b", "replayed or rebuilt")[1]
+
+
+def test_reconcilers_that_are_declared_and_those_that_are_said_to_run(capsys: pytest.CaptureFixture[str]) -> None:
+    by = f"{SHOP}:ask_provider"
+    _, found = document(capsys, f"{SHOP}:stepped")
+    assert level_of(found, "orders.place", "reconciliation") == (
+        "open",
+        f"{by} is declared; whether it runs cannot be seen from here",
+    )
+    assert "no reconciler of it was seen" in level_of(found, "orders.ship", "reconciliation")[1]
+    _, found = document(capsys, f"{SHOP}:stepped", "--reconcile", by)
+    level, said = level_of(found, "orders.place", "reconciliation")
+    assert level == "ok"
+    assert "asks up to 12 times, and believes that it did not happen from 2 min after the deadline" in said
+    code, _, err = check(capsys, f"{SHOP}:app", "--reconcile", f"{SHOP}:engine")
+    assert (code, "'engine' is no reconciler" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +119,15 @@ def test_what_cannot_be_known_is_asked_and_what_does_not_exist_is_said(capsys: p
         ("guarded", "POST /d", "retention", "open", "answer 10 min"),
         ("guarded", "POST /d", "replayed or rebuilt", "ok", "and x-receipt"),
         ("guarded", "POST /d", "downstream idempotency", "open", "none is declared"),
+        ("stepped", "orders.place", "key required", "ok", "taken from the request (path:number)"),
+        ("stepped", "orders.place", "unique constraint", "ok", "so is the business reference (body:/invoice)"),
+        ("stepped", "orders.place", "retention", "ok", "fact 30 d, operation 60 d"),
+        ("stepped", "orders.place", "transaction", "open", "in parts: permit.local_step"),
+        ("stepped", "orders.place", "downstream idempotency", "open", "step by step"),
+        ("stepped", "orders.place", "retry with the same key", "ok", "goes on behind the finished steps"),
+        ("stepped", "orders.place", "sensitive answers", "open", "its request is kept as it is"),
+        ("stepped", "orders.ship", "sensitive answers", "open", "its request is kept sealed"),
+        ("app", "payments.create", "transaction", "ok", "events of permit.emit are written in that commit"),
         ("everything", "any other", "key required", "open", "default of a middleware"),
         ("everything", "any other", "key scope", "open", "every client shares every key"),
         ("everything", "any other", "cleanup", "ok", "manage_engine=True"),

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from semel.cli.check_discovery import Operation
-from semel.cli.terminal import span_text
-from semel.model import Effects
+from semel.cli.check_outcomes import (
+    Level,
+    Said,
+    downstream,
+    ending,
+    reconciliation,
+    retry,
+    seconds,
+    transaction,
+)
 from semel.rules.recipe import DigestField, Members
 from semel.telemetry import Silence
 from semel.web.caller import FromUser, single_caller
 
-Level = Literal["ok", "open", "unsafe"]
 ANSWER_SECONDS_MIN: Final = 3600  # a client's retries, a queue's back-off and a night's restart are minutes to hours
-SECOND_US: Final = 1_000_000
 _WITH_TABLES: Final = frozenset({"sqlite", "postgres", "postgresql", "mysql", "mariadb"})
 
 
@@ -34,22 +40,17 @@ class Answer:
     remedy: str = ""
 
 
-Said = tuple[Level, str, str]
-
-
 def answers(operation: Operation) -> list[Answer]:
     """All questions, in their order, with the operation's answers."""
     return [Answer(question, *answer(operation)) for question, answer in QUESTIONS.items()]
-
-
-def _seconds(seconds: float) -> str:
-    return span_text(int(seconds * SECOND_US))
 
 
 # --- the key and the request --------------------------------------------------------------------
 
 
 def _key_required(operation: Operation) -> Said:
+    if operation.policy.key_from is not None:
+        return "ok", f"yes: it is taken from the request ({operation.policy.key_from}); the header is not looked at", ""
     if operation.policy.key == "required":
         return "ok", "yes: a request without one is refused with 400", ""
     if operation.path.endswith("*"):
@@ -107,9 +108,11 @@ def _format(operation: Operation) -> Said:
 def _retention(operation: Operation) -> Said:
     policy = operation.policy
     said = (
-        f"lease {_seconds(policy.lease_seconds)} (handlers: {_seconds(policy.deadline_seconds)}), "
-        f"answer {_seconds(policy.answer_seconds)}, fact {_seconds(policy.tombstone_seconds)}"
+        f"lease {seconds(policy.lease_seconds)} (handlers: {seconds(policy.deadline_seconds)}), "
+        f"answer {seconds(policy.answer_seconds)}, fact {seconds(policy.tombstone_seconds)}"
     )
+    if policy.operation_seconds is not None:
+        said += f", operation {seconds(policy.operation_seconds)}"
     if policy.after_expiry == "new":
         said += "; a retry after the answer's time is done again (after_expiry='new')"
         if policy.answer_seconds < ANSWER_SECONDS_MIN:
@@ -146,7 +149,7 @@ def _running(operation: Operation) -> Said:
     refusal = "InProgressError" if operation.way == "function" else "409 with Retry-After"
     return (
         "ok",
-        f"a duplicate waits {_seconds(operation.policy.wait_seconds)}, then {refusal}; at most {core.waiters_max} wait "
+        f"a duplicate waits {seconds(operation.policy.wait_seconds)}, then {refusal}; at most {core.waiters_max} wait "
         f"in a process, {core.waiters_per_caller_max} of one caller",
         "",
     )
@@ -164,17 +167,23 @@ def _replay(operation: Operation) -> Said:
     return (
         "ok",
         f"exactly: status, bytes and the allowed headers{extra}, up to {policy.answer_bytes_max} bytes (longer "
-        f"ones are not kept: 409 with the operation's link){narrow}; a hook that rebuilds answers does not exist yet",
+        f"ones are not kept: 409 with the operation's link){narrow}; nothing rebuilds an answer",
         "",
     )
 
 
 def _sensitive(operation: Operation) -> Said:
-    return (
-        "open",
-        f"stored as they are for {_seconds(operation.policy.answer_seconds)}: sealing and redacting do not exist yet",
-        "keep card numbers and tokens out of the answer, restrict who reads the store, or shorten answer_seconds",
-    )
+    policy = operation.policy
+    said = f"answers are stored as they are for {seconds(policy.answer_seconds)}: nothing seals or shortens them"
+    remedy = "keep card numbers and tokens out of the answer, restrict who reads the store, or shorten answer_seconds"
+    if policy.steps:
+        said += "; results of steps likewise"
+    if policy.resumable and operation.engine.core.sealer is None:
+        said += "; its request is kept as it is until there is an outcome"
+        remedy += "; give the engine a sealer= for kept requests (semel.Sealer)"
+    elif policy.resumable:
+        said += "; its request is kept sealed until there is an outcome"
+    return "open", said, remedy
 
 
 # --- the store --------------------------------------------------------------------------------------
@@ -186,7 +195,9 @@ def _unique(operation: Operation) -> Said:
     if backend.name == "memory":
         return "ok", f"one table under one lock, by record id ({secret} of scope and key)", ""
     how = "is the primary key" if backend.name in _WITH_TABLES else "is the record's one place in the store"
-    return "ok", f"the record id ({secret} of scope and key) {how}", ""
+    source = operation.policy.reference_from
+    reference = "" if source is None else f"; so is the business reference ({source}) within its tenant and operation"
+    return "ok", f"the record id ({secret} of scope and key) {how}{reference}", ""
 
 
 def _claim(operation: Operation) -> Said:
@@ -220,85 +231,7 @@ def _claim(operation: Operation) -> Said:
     return "ok", f"one statement of {backend.name}, durable before the handler runs", ""
 
 
-def _transaction(operation: Operation) -> Said:
-    if operation.policy.effects is Effects.ATOMIC:
-        return (
-            "ok",
-            "yes, what is written on permit.connection commits with the record; other calls of the handler do not",
-            "",
-        )
-    return (
-        "open",
-        f"no: effects='{operation.policy.terms.effects.name.lower()}' stands beside the handler's own transaction",
-        "where all effects are rows in the record's database, declare effects='atomic'",
-    )
-
-
-def _downstream(operation: Operation) -> Said:
-    policy = operation.policy
-    match policy.effects:
-        case Effects.ATOMIC:
-            return "ok", "not needed: nothing leaves the transaction (see that the handler calls nobody else)", ""
-        case Effects.IDEMPOTENT:
-            return (
-                "open",
-                f"promised for {_seconds(policy.dedup_for_seconds)}, by permit.key_for(...); Semel cannot check it",
-                "prove it: assert_idempotent counts effects over a crash; ask the provider how long it remembers keys",
-            )
-        case _:
-            return (
-                "open",
-                "none is declared: after a crash nobody can prove what happened",
-                "where the provider deduplicates by a key, declare effects='idempotent' and pass permit.key_for(...)",
-            )
-
-
 # --- operating --------------------------------------------------------------------------------------
-
-
-def _reconciliation(operation: Operation) -> Said:
-    if operation.policy.effects is Effects.ATOMIC:
-        return "ok", "not needed: a crash leaves nothing", ""
-    when = "after a crash" if operation.policy.effects is Effects.EXTERNAL else "when the provider may have forgotten"
-    return (
-        "open",
-        f"by people: {when} it reads UNKNOWN until `semel settle`; an automatic reconciler does not exist yet",
-        "write down who looks, where (business reference at the provider), and how soon: semel list --state unknown",
-    )
-
-
-def _retry(operation: Operation) -> Said:
-    policy = operation.policy
-    if policy.on_error == "replay":
-        return (
-            "open",
-            "always the stored answer, also a 5xx (on_error='replay')",
-            "tell clients that an error is final and needs a new key",
-        )
-    match policy.effects:
-        case Effects.ATOMIC:
-            said = "the stored answer; after an error or a crash it runs again, from nothing"
-        case Effects.IDEMPOTENT:
-            crashes = f"up to {policy.attempts_max} crashes"
-            said = f"the stored answer; after an error or a crash it runs again with the same derived keys, {crashes}"
-        case _:
-            said = (
-                "the stored answer; after an error or a crash it is told that the outcome is unknown, never run again"
-            )
-    return "ok", said, ""
-
-
-def _ending(operation: Operation) -> Said:
-    if not operation.policy.resumable:
-        return "ok", "nobody: it never runs without its client, whose retry goes on", ""
-    if operation.completed:
-        by = "install(app)" if operation.way == "endpoint" else "manage_engine=True"
-        return "ok", f"the application's own completer ({by}), within the lease and a second", ""
-    return (
-        "open",
-        "nobody here: no completer runs in it, and what is abandoned waits for its client, also what was answered 202",
-        "run `semel worker --complete MODULE:APP` beside it",
-    )
 
 
 def _gateway(operation: Operation) -> Said:
@@ -323,7 +256,8 @@ def _metrics(operation: Operation) -> Said:
     return (
         "open",
         f"told to {type(observer).__name__}; alerts cannot be seen from here",
-        "alert on unknown, lapsed, mismatches and unprotected",
+        "alert on unknown, gave_up, lapsed, mismatches and unprotected; where it emits events, on their backlog (semel "
+        "events)",
     )
 
 
@@ -334,7 +268,8 @@ def _cleanup(operation: Operation) -> Said:
     return (
         "open",
         "nothing here runs a reaper: the store grows, and lapsed commands are seen only when somebody retries",
-        "run a semel.worker.Reaper in one process, manage_engine=True, or `semel purge` hourly",
+        "run `semel worker`, which reaps, or a semel.worker.Reaper in one process; or manage_engine=True, or `semel "
+        "purge` hourly",
     )
 
 
@@ -350,11 +285,11 @@ QUESTIONS: Final[dict[str, Callable[[Operation], Said]]] = {
     "sensitive answers": _sensitive,
     "unique constraint": _unique,
     "atomic claim": _claim,
-    "transaction": _transaction,
-    "downstream idempotency": _downstream,
-    "reconciliation": _reconciliation,
-    "retry with the same key": _retry,
-    "who ends it without its client": _ending,
+    "transaction": transaction,
+    "downstream idempotency": downstream,
+    "reconciliation": reconciliation,
+    "retry with the same key": retry,
+    "who ends it without its client": ending,
     "gateway retries": _gateway,
     "metrics and alerts": _metrics,
     "cleanup": _cleanup,

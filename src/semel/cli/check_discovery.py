@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Final, Literal, NamedTuple
 
+from semel.cli.check_reconcilers import Reconciled
 from semel.policy import Policy
 from semel.web.asgi import SemelMiddleware as AsgiMiddleware
 from semel.web.routing import DEFAULT_METHODS, UNSAFE_METHODS
@@ -31,7 +32,7 @@ Way = Literal["endpoint", "middleware", "function"]
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One protected operation. ``path`` is its template; ``managed`` whether the application runs a reaper (None: no
-    way to see that), ``completed`` whether it runs a completer."""
+    way to see that), ``completed`` whether it runs a completer; ``reconciled_by`` who finds out what became of it."""
 
     name: str
     methods: tuple[str, ...]
@@ -43,6 +44,7 @@ class Operation:
     managed: bool | None
     caller: Any = None
     completed: bool = False
+    reconciled_by: Reconciled | None = None
 
     @property
     def title(self) -> str:

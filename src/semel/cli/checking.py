@@ -15,6 +15,7 @@ from semel.cli.application import load
 from semel.cli.arguments import Commands, Parser, add_command, near
 from semel.cli.check_answers import Answer, answers, as_document
 from semel.cli.check_discovery import Discovered, discover, discover_functions, function_operation, is_asgi, is_wsgi
+from semel.cli.check_reconcilers import known_reconcilers
 from semel.cli.check_server import server_answers
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.terminal import Output
@@ -36,6 +37,7 @@ def add(commands: Commands[Parser]) -> None:
         "semel check 'shop.main:make_app()' --json\n"
         "semel check shop.jobs                          the functions of a module\n"
         "semel check shop.main:app --unprotected-ok 'POST /login'\n"
+        "semel check shop.main:app --reconcile shop.reconcilers:ask_provider\n"
         "semel check --run tests.test_payments:TestPayments",
         "What a declaration does not say stays open, with what to find out or to declare. Exit code 1 where an answer "
         "is unsafe or a test fails; open questions do not fail. The application is imported, not started, and its "
@@ -52,6 +54,13 @@ def add(commands: Commands[Parser]) -> None:
         help="a route that needs no protection, such as 'POST /login'; may be repeated",
     )
     parser.add_argument(
+        "--reconcile",
+        action="append",
+        default=[],
+        metavar="MODULE:NAME",
+        help="a reconciler that runs somewhere, as semel worker --reconcile names it; may be repeated",
+    )
+    parser.add_argument(
         "--run", dest="tests", metavar="TESTS", help="module:name of a suite of semel.testing.required, to be run"
     )
     parser.set_defaults(run=run)
@@ -64,7 +73,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     document: dict[str, Any] = {}
     unsafe = 0
     if options.application is not None:
-        unsafe += _questions(options.application, options.unprotected_ok, document, out)
+        unsafe += _questions(options, document, out)
     if options.tests is not None:
         unsafe += _tests(options.tests, document, out)
     document["unsafe"] = unsafe
@@ -75,12 +84,15 @@ def run(options: argparse.Namespace, out: Output) -> int:
 # --- the questions ------------------------------------------------------------------------------
 
 
-def _questions(spec: str, allowed: list[str], document: dict[str, Any], out: Output) -> int:
+def _questions(options: argparse.Namespace, document: dict[str, Any], out: Output) -> int:
+    spec, allowed = options.application, options.unprotected_ok
     found = _found(spec)
+    reconcilers = known_reconcilers(spec, options.reconcile)
     unknown = [route for route in allowed if route not in found.routes]
     if unknown:
         raise UsageFailed(f"--unprotected-ok {unknown[0]!r} is no route of {spec}{near(unknown[0], found.routes)}")
-    given = [(operation, answers(operation)) for operation in found.operations]
+    operations = [replace(each, reconciled_by=reconcilers.get(each.name)) for each in found.operations]
+    given = [(operation, answers(operation)) for operation in operations]
     bare = [route for route in found.unprotected if route not in allowed]
     document["operations"] = [as_document(operation, each) for operation, each in given]
     document["unprotected"] = bare
