@@ -12,19 +12,21 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from fastapi import Depends, FastAPI, HTTPException
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from semel import AsyncEngine, Engine, Permit, Policy
+from semel.integrations.fastapi import Semel as FastApiSemel
 from semel.integrations.starlette import Semel
 from semel.web.asgi import SemelMiddleware
-from semel.web.asgi_resumed import ResumedApp
-from semel.web.caller import single_caller
+from semel.web.asgi_resumed import ResumedApp, completer_for
+from semel.web.caller import Caller, single_caller
 from semel.web.routing import Operation
 from semel.worker.completer import Completer
 from tests.steps.serving import SHIP, application
@@ -165,6 +167,47 @@ def test_a_kept_request_holds_no_credential_and_runs_an_endpoint_again(path: Pat
 
     asyncio.run(story())
     assert seen == [(b"parcel", "Bearer secret", "text/plain"), (b"parcel", None, "text/plain")]
+
+
+def who(request: Request) -> str:
+    permit = request.scope.get("semel.permit")
+    if permit is not None:
+        return f"for {permit.command.scope.caller}"
+    if "user" not in request.headers:
+        raise HTTPException(401)
+    return request.headers["user"]
+
+
+User = Annotated[str, Depends(who)]
+
+
+def test_a_dependency_that_authenticates_lets_a_run_without_its_client_pass(path: Path) -> None:
+    seen: list[str] = []
+
+    async def story() -> None:
+        async with AsyncEngine.connect(f"sqlite:///{path}") as engine:
+            app, semel = FastAPI(), FastApiSemel(engine, caller=lambda request: Caller("acme", request.headers["user"]))
+
+            @app.post("/ship", status_code=201)
+            @semel.command("ship", SHIP)
+            async def ship(user: User, permit: Permit = semel.permit) -> str:
+                seen.append(user)
+                await permit.step("note", lambda: None, repeat=True)
+                if permit.attempt == 1:
+                    raise ConnectionError("away")
+                return "shipped"
+
+            semel.install(app)
+            headers = [*ASYNC[::2], ("User", "alice")]
+            with pytest.raises(ConnectionError):
+                await asked(app, headers)
+            completer = completer_for(engine, app, [each.route for each in semel.declared.values()])
+            assert completer is not None
+            assert await completer.run_once() == 1
+            assert (await asked(app, headers)).replayed
+
+    asyncio.run(story())
+    assert seen == ["alice", "for alice"]  # asked before the claim whether it would be reached, it did not run
 
 
 # --- real servers -----------------------------------------------------------------------------------

@@ -113,6 +113,10 @@ def test_an_answer_in_place_of_the_endpoints_is_none(url: str, run: Run) -> None
     assert (code, said["completed"], said["failed"]) == (1, 0, 1)
     assert "answered with 404 before the endpoint of the operation 'ship' was reached" in errors
     assert [(name, state) for name, state, _ in rows(url)] == [("ship", State.CLAIMED)]
+    with closing(Engine.connect(url)) as engine:
+        [row] = engine.perform("find", lambda: engine.store.find(Find())).records
+    assert row.attempt == 1  # it has lost none: its client may still go on
+    assert run("--complete", f"{HERE}:make_starlette()", "--once")[1][0]["completed"] == 1
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ called here is the one *inside* whatever authenticates; who the caller is, the p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import NothingHappened, SemelError
 from semel.model import Answer
+from semel.policy import Command
 from semel.web.asgi_call import App, Message
 from semel.web.asgi_route import CALL_KEY, RouteCall
 from semel.web.capture import Capture
@@ -22,13 +23,15 @@ from semel.web.routing import Params, Route
 from semel.web.surface import Surface
 from semel.worker.completer import Completer
 
+_REACHED: Final = Answer(204, (), b"")
+
 
 class ResumedCall(RouteCall):
     """What an endpoint that claims for itself finds in place of its capture: its permit is there already."""
 
     __slots__ = ("reached",)
 
-    def __init__(self, permit: Permit) -> None:
+    def __init__(self, permit: Permit | None) -> None:
         self._permit = permit
         self._failure = None
         self.reached = False
@@ -36,14 +39,20 @@ class ResumedCall(RouteCall):
     async def claim(
         self, surface: Surface, route: Route, params: Params, request: Mapping[str, Any]
     ) -> Permit | Answer | None:
-        """The permit that the completer was granted."""
+        """The permit that the completer was granted; before it has claimed, an answer in the endpoint's place."""
         self.reached = True
-        return self._permit
+        return _REACHED if self._permit is None else self._permit
 
     @property
     def failure(self) -> BaseException | None:
         """What the endpoint raised, whatever the framework made of it."""
         return self._failure
+
+
+class Asking(NamedTuple):
+    """What an application finds in place of the permit while it is asked whether the endpoint would be reached."""
+
+    command: Command
 
 
 class NotReached(SemelError):
@@ -73,43 +82,67 @@ class ResumedApp:
         self._state = state
         self._claims = claims
 
+    async def check(self, command: Command, request: bytes) -> None:
+        """Whether the endpoint is reached by this request, asked before anything is claimed: no endpoint runs.
+
+        Raises NotReached: the execution is left as it is, and has lost no attempt.
+        """
+        if not self._claims:
+            return
+        call, capture = ResumedCall(None), Capture(self._route.keeping)
+        try:
+            await self._call(unpack(request), call, Asking(command), capture)
+        except Exception as error:
+            if not call.reached:
+                raise self._not_reached(f"raised {type(error).__name__}") from error
+        if not call.reached:
+            raise self._not_reached(f"was answered with {capture.status}")
+
     async def __call__(self, permit: Permit, request: bytes) -> Answer:
         """Run it. Raises what the application raises, IncompleteAnswer and NotReached."""
-        kept = unpack(request)
-        call = ResumedCall(permit)
-        capture = Capture(self._route.keeping)
+        call, capture = ResumedCall(permit), Capture(self._route.keeping)
+        await self._call(unpack(request), call, permit, capture)
+        failure = call.failure
+        if failure is not None and isinstance(failure, (NothingHappened, *permit.command.policy.nothing_happened)):
+            raise failure  # what it proves is stronger than what the framework made of it
+        if self._claims and not call.reached:
+            raise self._not_reached(f"was answered with {capture.status}")
+        if not capture.complete:
+            raise IncompleteAnswer("the application returned without completing its response")
+        return capture.stored()
+
+    async def _call(self, kept: KeptRequest, call: ResumedCall, permit: Permit | Asking, capture: Capture) -> None:
         messages = [{"type": "http.request", "body": kept.body, "more_body": False}]
+        keeps = True
 
         async def receive() -> Message:
             return messages.pop() if messages else {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
+            nonlocal keeps
             fits = True
             if message["type"] == "http.response.start":
                 fits = capture.start(int(message["status"]), message.get("headers", ()))
             elif message["type"] == "http.response.body" and not capture.complete:
-                fits = capture.add(message.get("body", b"")) if permit.kept else True
+                fits = capture.add(message.get("body", b"")) if keeps else True
                 if not message.get("more_body", False):
                     capture.end()
             if not fits:
-                permit.kept = False
+                keeps = False
+                if isinstance(permit, Permit):
+                    permit.kept = False
 
         state = self._state() if callable(self._state) else self._state
         await self._app(_scope(kept, call, permit, state or {}), receive, send)
-        failure = call.failure
-        if failure is not None and isinstance(failure, (NothingHappened, *permit.command.policy.nothing_happened)):
-            raise failure  # what it proves is stronger than what the framework made of it
-        if self._claims and not call.reached:
-            raise NotReached(
-                f"a request without its client was answered with {capture.status} before the endpoint of the operation "
-                f"{self._route.name!r} was reached: let requests whose scope has 'semel.permit' pass what authenticates"
-            )
-        if not capture.complete:
-            raise IncompleteAnswer("the application returned without completing its response")
-        return capture.stored()
+
+    def _not_reached(self, what: str) -> NotReached:
+        return NotReached(
+            f"a request without its client {what} before the endpoint of the operation {self._route.name!r} was "
+            "reached: let requests whose scope has 'semel.permit' pass what authenticates"
+        )
 
 
-def _scope(kept: KeptRequest, call: ResumedCall, permit: Permit, state: Mapping[str, Any]) -> dict[str, Any]:
+def _scope(kept: KeptRequest, call: ResumedCall, permit: Permit | Asking, state: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},

@@ -99,7 +99,8 @@ class Completer(Loop):
         """How an operation goes on without its client.
 
         Parameters: ``operation`` its name; ``policy`` as it is declared; ``handler`` is given the permit and the bytes
-        that the command was made with as ``request``, and answers as the operation's own handler does.
+        that the command was made with as ``request``, and answers as the operation's own handler does. If it has an
+        async ``check(command, request)``, that is awaited before the claim; what it raises is told, and nothing runs.
 
         Raises ConfigurationError: it is not declared resumable, or was registered before.
         """
@@ -172,6 +173,9 @@ class Completer(Loop):
             command = _command(row, known.policy)
             if found.attempt >= found.attempts_max:
                 return await self._give_up(command)
+            check = getattr(known.handler, "check", None)
+            if check is not None:
+                await check(command, request)
             self.engine.core.tell("resumed", found.operation)
             ended = await self._run(command, known.handler, found, request)
         except _HandlerFailed as failed:
