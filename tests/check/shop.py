@@ -8,8 +8,9 @@ from typing import Any
 from fastapi import FastAPI
 from flask import Flask
 from starlette.requests import Request
+from starlette.responses import Response
 
-from semel import AsyncEngine, Engine, KeyFormat, Policy, Recipe, Sealer
+from semel import AsyncBulk, AsyncEngine, BulkItem, Engine, KeyFormat, Policy, Recipe, Sealer
 from semel.functions import command
 from semel.integrations.fastapi import Semel
 from semel.rules.recipe import DigestField, Members
@@ -173,6 +174,32 @@ sealed_steps.install(stepped)
 @reconciler("orders.place", quiet_for=120)
 async def ask_provider(case: Case) -> StillUnknown:
     return StillUnknown("nobody was asked")
+
+
+# --- lists ---
+
+
+async def handle(item: BulkItem) -> None: ...
+
+
+lists = FastAPI()
+listing = Semel(engine, caller=from_state("caller"))
+approvals = listing.bulk(AsyncBulk(engine, operation="cases.approve", effects="atomic"), handle)
+bills = listing.bulk(AsyncBulk(engine, operation="bills.pay", at_once=4), handle)
+
+
+@lists.post("/approvals")
+async def approve(request: Request) -> Response:
+    return await approvals.answer(request)
+
+
+lists.add_route("/bills", bills.answer, methods=["POST"])
+listing.install(lists)
+mails = FastAPI()
+mailing = Semel(engine, caller=from_state("caller"))
+mail = mailing.bulk(AsyncBulk(engine, operation="mails.send", effects="idempotent"), handle)
+mails.add_route("/mails", mail.answer, methods=["POST"])
+mailing.install(mails)
 
 
 def make_app() -> Any:

@@ -154,8 +154,8 @@ def test_an_answer(
 def test_routes_that_nobody_declared(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = check(capsys, f"{SHOP}:by_user")
     assert code == 1
-    assert "UNSAFE  not declared             POST /login is not protected: a retry runs it again" in out
-    assert "open    not declared             PUT /profile is not protected; PUT may be repeated" in out
+    assert "UNSAFE  not declared                   POST /login is not protected: a retry runs it again" in out
+    assert "open    not declared                   PUT /profile is not protected; PUT may be repeated" in out
     assert "--unprotected-ok 'POST /login'" in out
     code, out, _ = check(
         capsys, f"{SHOP}:by_user", "--unprotected-ok", "POST /login", "--unprotected-ok", "PUT /profile"
@@ -163,6 +163,23 @@ def test_routes_that_nobody_declared(capsys: pytest.CaptureFixture[str]) -> None
     assert code == 0
     assert "not declared" not in out
     assert check(capsys, f"{SHOP}:everything")[1].count("POST /login") == 0  # the default takes it
+
+
+def test_a_bulk_is_seen_whether_its_method_or_a_function_is_the_endpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = document(capsys, f"{SHOP}:lists")
+    assert (code, found["unprotected"]) == (0, [])
+    names = {each["operation"]: each["path"] for each in found["operations"]}
+    assert names == {"cases.approve": "/approvals", "bills.pay": "/bills"}
+    assert level_of(found, "cases.approve", "transaction") == (
+        "ok",
+        "yes, what is written on item.connection commits with the item's outcome, up to 500 items in one transaction",
+    )
+    assert level_of(found, "cases.approve", "downstream idempotency")[0] == "ok"
+    assert level_of(found, "cases.approve", "reconciliation")[0] == "ok"
+    assert "up to 4 items that had begun may read UNKNOWN" in level_of(found, "bills.pay", "reconciliation")[1]
+    assert "none is declared" in level_of(found, "bills.pay", "downstream idempotency")[1]
+    assert "behind the last finished item" in level_of(found, "bills.pay", "retry with the same key")[1]
+    assert "item.key_for" in level_of(document(capsys, f"{SHOP}:mails")[1], "mails.send", "downstream idempotency")[1]
 
 
 def test_flask(capsys: pytest.CaptureFixture[str]) -> None:

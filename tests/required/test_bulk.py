@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI, Request, Response
 
 from semel import AsyncBulk, AsyncEngine, Bulk, Engine, Permit, Policy
 from semel.engine.bulk import BulkItem, BulkResult
 from semel.functions import command
+from semel.integrations.fastapi import Semel
 from semel.testing.idempotent import CannotRun, Report, check_idempotent, rows
 from semel.testing.idempotent.failing import movable
 from semel.testing.idempotent.interrupting import Moment, watched
@@ -91,6 +93,28 @@ def test_an_async_one_too(effects: str, semel_async_engine: AsyncEngine, semel_d
     payer = Payer(semel_database, effects)
     report = payer.tried(payer.async_target(semel_async_engine))
     assert (report.held, report.not_tried) == (REQUIRED, ()), report.text()
+
+
+@sqlite
+def test_one_over_http(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+    payer = Payer(semel_database, "idempotent")
+    app, semel = FastAPI(title="bills"), Semel(semel_async_engine, caller=single_caller)
+
+    async def handler(item: BulkItem) -> None:
+        payer.pay(item)
+
+    bills = semel.bulk(AsyncBulk(semel_async_engine, operation="bills.pay", effects="idempotent"), handler)
+
+    @app.post("/bills")
+    async def pay_all(request: Request) -> Response:
+        return await bills.answer(request)
+
+    semel.install(app)
+    report = check_idempotent(app, "POST /bills", json=BILLS, effects=payer.paid)
+    assert (report.held, report.not_tried) == (REQUIRED, ()), report.text()
+    payer.fault = "own keys"
+    wrong = check_idempotent(app, "POST /bills", json=BILLS, effects=payer.paid)
+    assert "the counter grew by 8 in all" in finding_of(wrong)
 
 
 @sqlite

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from semel.cli.check_bulk import BULK
 from semel.cli.check_discovery import Operation
 from semel.cli.check_outcomes import (
     Level,
@@ -42,7 +43,8 @@ class Answer:
 
 def answers(operation: Operation) -> list[Answer]:
     """All questions, in their order, with the operation's answers."""
-    return [Answer(question, *answer(operation)) for question, answer in QUESTIONS.items()]
+    instead = {} if operation.bulk is None else BULK
+    return [Answer(question, *instead.get(question, answer)(operation)) for question, answer in QUESTIONS.items()]
 
 
 # --- the key and the request --------------------------------------------------------------------

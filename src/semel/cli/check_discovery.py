@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import Any, Final, Literal, NamedTuple
 
 from semel.cli.check_reconcilers import Reconciled
+from semel.engine.bulk import BulkPolicy
 from semel.policy import Policy
 from semel.web.asgi import SemelMiddleware as AsgiMiddleware
 from semel.web.routing import DEFAULT_METHODS, UNSAFE_METHODS
@@ -22,6 +23,7 @@ from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
 
 DECLARED: Final = "__semel__"  # what the integrations leave on an endpoint
 CAPTURE: Final = "CaptureMiddleware"
+BULK_ENDPOINT: Final = "BulkEndpoint"
 _LAYERS_MAX: Final = 100
 _PARAMETER: Final = re.compile(r"\{(\w+)(:\w+)?\}|<(?:(\w+)(?:\([^)]*\))?:)?(\w+)>")
 
@@ -32,7 +34,8 @@ Way = Literal["endpoint", "middleware", "function"]
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One protected operation. ``path`` is its template; ``managed`` whether the application runs a reaper (None: no
-    way to see that), ``completed`` whether it runs a completer; ``reconciled_by`` who finds out what became of it."""
+    way to see that), ``completed`` whether it runs a completer; ``reconciled_by`` who finds out what became of it;
+    ``bulk`` where it is a list of items."""
 
     name: str
     methods: tuple[str, ...]
@@ -45,6 +48,7 @@ class Operation:
     caller: Any = None
     completed: bool = False
     reconciled_by: Reconciled | None = None
+    bulk: BulkPolicy | None = None
 
     @property
     def title(self) -> str:
@@ -140,7 +144,7 @@ def discover(app: Any) -> Discovered:
         layers += _layers(part, prefix)
         routes += _routes(getattr(part, "routes", None) or (), prefix)
         routes += _rules(getattr(part, "url_map", None))
-    operations = [*_of_layers(layers), *_of_endpoints(routes, layers)]
+    operations = [*_of_layers(layers), *_of_endpoints(routes, layers), *_of_bulks(routes)]
     declared = any(each.way == "endpoint" for each in operations)
     mistakes: list[Mistake] = []
     if declared and not any(layer.surface is None for layer in layers):
@@ -294,6 +298,38 @@ def _of_endpoints(routes: list[_Route], layers: list[_Layer]) -> Iterator[Operat
         yield Operation(
             declared.name, methods, route.path, declared.policy, "endpoint", surface, engine, None, completed=completed
         )
+
+
+def _of_bulks(routes: list[_Route]) -> Iterator[Operation]:
+    """Endpoints that answer with a bulk (``semel.bulk(...)``): its own method, or functions that use one."""
+    for route in routes:
+        methods = tuple(method for method in route.methods if method in UNSAFE_METHODS)
+        found = None if hasattr(route.endpoint, DECLARED) else _bulk_used_by(route.endpoint)
+        if found is not None and methods:
+            policy = found.bulk.policy
+            yield Operation(
+                policy.operation,
+                methods,
+                route.path,
+                policy.policy,
+                "endpoint",
+                found._surface,
+                found.bulk._engine,
+                None,
+                bulk=policy,
+            )
+
+
+def _bulk_used_by(endpoint: Any) -> Any:
+    owner = getattr(endpoint, "__self__", None)
+    if type(owner).__name__ == BULK_ENDPOINT:
+        return owner
+    plain = inspect.unwrap(endpoint) if callable(endpoint) else endpoint
+    if not isinstance(plain, FunctionType):
+        return None
+    used = inspect.getclosurevars(plain)
+    values = [*used.nonlocals.values(), *used.globals.values()]
+    return next((value for value in values if type(value).__name__ == BULK_ENDPOINT), None)
 
 
 def _routed_to_by_reads(routes: list[_Route]) -> Iterator[Mistake]:

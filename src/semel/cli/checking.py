@@ -23,7 +23,7 @@ from semel.errors import SemelError
 
 _MARKS: Final = {"ok": "ok", "open": "open", "unsafe": "UNSAFE"}
 _STYLES: Final = {"open": "yellow", "unsafe": "red"}
-_WIDTH: Final = 24
+_WIDTH: Final = 30
 _REPEATABLE: Final = ("PUT", "DELETE")  # by their definition in HTTP a repetition does no harm; yours must keep to it
 
 
