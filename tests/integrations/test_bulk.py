@@ -20,10 +20,22 @@ from starlette.routing import Route
 
 from semel import AsyncBulk, AsyncEngine, Engine, ItemFailed
 from semel.engine.bulk import BulkItem
-from semel.errors import BulkRefused, ConfigurationError, HandlerError
+from semel.errors import (
+    BulkRefused,
+    ConfigurationError,
+    HandlerError,
+    InProgressError,
+    KeyExpiredError,
+    OutcomeUnknownError,
+    RecordUnreadableError,
+    StoreUnavailable,
+    SupersededError,
+)
 from semel.integrations.fastapi import Semel as FastSemel
 from semel.integrations.starlette import Semel
 from semel.model import State
+from semel.web.bulk import Asked, refused
+from semel.web.caller import Caller
 from semel.web.items import ItemReader
 from tests.engine.shells import until
 from tests.integrations.conftest import Serve
@@ -34,6 +46,7 @@ REUSED = "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST"
 CASES = [{"clientItemId": f"c-{n}", "n": n} for n in range(5)]
 LINES = [("Content-Type", "application/jsonl")]
 JSON = [("Content-Type", "application/json")]
+NEVER = "018f2b7e-4a10-7c3e-9b1a-0c6f5a2d9e41"
 ASYNC = [("Prefer", "respond-async")]
 
 
@@ -270,6 +283,35 @@ def test_what_cannot_be_an_endpoint_is_refused_when_the_application_is_built(tmp
         semel.bulk(AsyncBulk(engine, operation="cases"), handler)
     with pytest.raises(ConfigurationError, match="two operations are named 'cases'"):
         semel.command("cases")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "after"),
+    [
+        (StoreUnavailable("host db-7 is away"), 503, "IDEMPOTENCY_STORE_UNAVAILABLE", True),
+        (SupersededError("taken over"), 409, "IDEMPOTENCY_REQUEST_IN_PROGRESS", True),
+        (OutcomeUnknownError("?", operation_id=NEVER), 409, "IDEMPOTENCY_OUTCOME_UNKNOWN", False),
+        (KeyExpiredError("!", operation_id=NEVER), 409, "IDEMPOTENCY_RECORD_EXPIRED", False),
+        (RecordUnreadableError("!", operation_id=NEVER), 500, "IDEMPOTENCY_RECORD_UNREADABLE", False),
+        (
+            InProgressError("!", operation_id=NEVER, retry_after_seconds=0.2),
+            409,
+            "IDEMPOTENCY_REQUEST_IN_PROGRESS",
+            True,
+        ),
+    ],
+)
+def test_what_stops_a_bulk_is_told_as_a_problem(
+    tmp_path: Path, error: Exception, status: int, code: str, after: bool
+) -> None:
+    surface = Semel(AsyncEngine.connect(f"sqlite:///{tmp_path}/a.db"), caller=caller_of).surface
+    how = Asked("k", Caller("acme", "alice"), ItemReader("array", 10), False, False, None)
+    answer = refused(surface, error, how)
+    assert answer is not None
+    document = json.loads(answer.body)
+    assert (answer.status, document["code"], "retryAfter" in document) == (status, code, after)
+    assert b"db-7" not in answer.body
+    assert refused(surface, ValueError("a bug"), how) is None
 
 
 # --- the reader -------------------------------------------------------------------------------
