@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from semel.errors import StepInDoubt, StoreError, StoreTimeout
+from semel import Answer, Engine, NothingHappened, Permit
+from semel.errors import StepInDoubt, StoreError, StoreTimeout, StoreUnavailable
 from semel.flow import Flow
 from semel.model import Proceed
 from semel.protocol.asks import Begin, Commit, Perform, Rollback, Within
@@ -17,6 +20,8 @@ from semel.rules.steps import Step
 from semel.stores.sqlite import SqliteStore
 from semel.stores.steps import Recorded, StepRows
 from semel.testing.attempts import attempt
+from tests.engine.drivers import sqlite
+from tests.steps.conftest import stepped
 
 
 class Unit:
@@ -53,6 +58,8 @@ class Stage:
         within = isinstance(needed, Within)
         name = needed.verb if isinstance(needed, (Perform, Within)) else type(needed).__name__
         self.asked.append(f"{name} within" if within else name)
+        if f"refused {self.asked[-1]}" in self.fails:
+            raise StoreUnavailable("no")
         if self.asked[-1] in self.fails:
             raise StoreTimeout("no reply")
         match needed:
@@ -108,3 +115,44 @@ def test_a_result_that_is_not_stored_is_in_doubt() -> None:
     stage.fails = {"write_steps"}
     stage.perform(stage.ledger.close(Released("error:StepFailed", proven=False)))
     assert stage.ledger.doubt == "step:charge"
+
+
+def ended(error: BaseException) -> Answer:
+    raise error
+
+
+@pytest.mark.parametrize("first", ["proven", "local"])
+def test_a_step_that_was_passed_over_keeps_its_place(first: str, tmp_path: Path) -> None:
+    """A card is declined, and something else is tried: the next run asks for the card first, as the last one did.
+
+    It was told that the steps were renamed, for ever.
+    """
+    calls: list[str] = []
+
+    def pay(permit: Permit) -> Answer:
+        with suppress(NothingHappened):
+            if first == "proven":
+                permit.step("card", lambda: ended(NothingHappened("declined")))
+            else:
+                permit.local_step("card", lambda connection: ended(NothingHappened("declined")))
+        permit.step("backup", lambda: calls.append("backup"))
+        if permit.attempt == 1:
+            raise ConnectionError("away")
+        return Answer(201, (), b"paid")
+
+    with closing(Engine(sqlite(tmp_path / "semel.db"))) as engine:
+        engine.migrate()
+        with pytest.raises(ConnectionError):
+            engine.run(stepped(), pay)
+        assert engine.run(stepped(), pay).answer.body == b"paid"
+    assert calls == ["backup"]
+
+
+def test_a_start_that_the_store_refused_keeps_its_place() -> None:
+    stage = Stage()
+    stage.fails = {"refused write_steps"}
+    with pytest.raises(StoreUnavailable):
+        stage.finish("charge")
+    stage.fails = set()
+    stage.finish("mail")
+    assert [(step.name, step.disproved) for step in stage.ledger._steps] == [("charge", True), ("mail", False)]

@@ -68,6 +68,7 @@ class Ledger:
         self._learned = self._first
         self._steps: Steps = ()
         self._stored: Steps = ()  # the list that the store is known to have held last
+        self._passed: Steps = ()  # of this run: not begun, or without effect; what follows leaves them room
         self._asked: set[Identity] = set()
         self._running: set[Identity] = set()
         self._repeated: set[Identity] = set()  # of those: a call before this one may have had its effect
@@ -93,16 +94,24 @@ class Ledger:
         before = find(self._steps, step.identity)
         if before is not None and has_begun(before):
             self._repeated.add(step.identity)
+        steps = put(self._with_room_for(step), step)
         try:
-            held = yield from self._write(put(self._steps, step))
+            held = yield from self._write(steps)
         except StoreError:
             self._running.discard(step.identity)  # the write may have landed: the list is to be written again
+            self._passed = put(self._passed, step)
             raise
         if not held:
             self._running.discard(step.identity)
             raise SupersededError(_SUPERSEDED.format(step=repr(step.shown)))
-        self._steps = put(self._steps, step)
+        self._steps = steps
         return step
+
+    def _with_room_for(self, step: Step) -> Steps:
+        """The list with a place for each step that was asked for before this one: the next run asks in that order."""
+        known = {*(each.identity for each in self._steps), step.identity}
+        room = (each._replace(disproved=True) for each in self._passed if each.identity not in known)
+        return (*self._steps, *room)
 
     def finish(self, step: Step, result: bytes) -> None:
         """The step's call has returned; its result travels with the next write. Raises StepError: it is too long."""
@@ -116,6 +125,7 @@ class Ledger:
         if nothing_happened and step.identity not in self._repeated:
             self._asked.discard(step.identity)
             self._steps = without(self._steps, step.identity)
+            self._passed = put(self._passed, step)
             self._changes += 1
 
     # --- a step that is local writes --------------------------------------------------------
@@ -125,6 +135,7 @@ class Ledger:
         met = yield from self._meet(want)
         if isinstance(met, Finished):
             return met
+        self._passed = put(self._passed, met.step)  # until it is committed, nothing of it is there
         unit = yield from ask(begin)
         try:
             seen = yield from ask(Within(unit, "read_steps", lambda: self._rows.read(self._holder, within=True)))
@@ -148,7 +159,7 @@ class Ledger:
         """
         step, unit, seen = opened
         self._check_seen(step)
-        steps = with_result(self._steps, step, result)
+        steps = with_result(self._with_room_for(step), step, result)
         packed, changes = pack_steps(self._generation, steps), self._changes
         try:
             if self._rows.settles_by_proof:
@@ -168,7 +179,7 @@ class Ledger:
         if not held:
             yield from self._refused(step, unit)
         self._running.discard(step.identity)
-        self._steps = with_result(self._steps, step, result)
+        self._steps = with_result(self._with_room_for(step), step, result)
         self._stored = steps
         if self._changes == changes:
             self._written = changes
@@ -237,7 +248,11 @@ class Ledger:
             raise StepError(f"step {want.shown!r} is under way in this run; give the second one an ordinal of its own")
         if self.doubt is not None:
             raise StepInDoubt(f"the operation is UNKNOWN ({self.doubt}): step {want.shown!r} was not begun")
-        yield from self._learn()
+        try:
+            yield from self._learn()
+        except StoreError:
+            self._passed = put(self._passed, want)
+            raise
         met = meet(self._steps, self._asked, want, self._dedup_us)
         if isinstance(met, InDoubt):
             self.doubt = met.doubt
