@@ -9,7 +9,8 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
-from semel.drivers.psycopg_trip import Said, names_of, trip
+from semel.drivers.psycopg_patience import PatientConnection
+from semel.drivers.psycopg_trip import names_of, said, trip
 
 ECHO = b"SELECT $1::integer, $2::text, $3::bytea, $4::smallint"
 VALUES = (7, "sieben", b"\x00\xff", None)
@@ -19,11 +20,6 @@ VALUES = (7, "sieben", b"\x00\xff", None)
 def connection(conninfo: str) -> Iterator[psycopg.Connection[Any]]:
     with psycopg.connect(conninfo) as opened:
         yield opened
-
-
-def said(connection: psycopg.Connection[Any], *statements: Said, prepared: bool = True) -> list[Any]:
-    rows: list[Any] = connection.wait(trip(connection, statements, prepared=prepared))
-    return rows
 
 
 def status(connection: psycopg.Connection[Any]) -> str:
@@ -67,6 +63,16 @@ def test_names_that_somebody_dropped_are_forgotten_and_none_is_used_twice(
         said(connection, (ECHO, VALUES))
     assert said(connection, (ECHO, VALUES)) == [VALUES]
     assert list(names_of(connection).values()) != [before]
+
+
+def test_what_psycopg_drops_after_a_rollback_is_prepared_again(conninfo: str) -> None:
+    with PatientConnection.connect(conninfo) as connection:
+        said(connection, (b"BEGIN", None), (ECHO, VALUES), (b"SAVEPOINT here", None))
+        connection.execute("SELECT 1", prepare=True)
+        connection.execute("ROLLBACK TO SAVEPOINT here")
+        connection.execute("SELECT 1")  # and here it says DEALLOCATE ALL
+        assert names_of(connection) == {}
+        assert said(connection, (ECHO, VALUES), (b"COMMIT", None)) == [VALUES]
 
 
 @pytest.mark.parametrize("text", ["a\x00b", "\ud800"])

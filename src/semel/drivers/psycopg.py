@@ -25,6 +25,7 @@ from semel.drivers.loops import Loops
 from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, is_conflict, store_error, unreplicated
 from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import Overdue, PatientAsyncConnection, PatientConnection
+from semel.drivers.psycopg_trip import said, said_async
 from semel.drivers.refusals import or_still_unknown, still_unknown
 from semel.errors import SemelError, StatementRefused, StoreUnavailable
 from semel.flow import Ask, Flow, MakeFlow
@@ -71,7 +72,7 @@ class Server:
         settings = [self._theirs(), PLANNING, f"-c statement_timeout={round(self.patience_seconds * 1000)}"]
         if self.schema is not None:
             settings.append(f"-c search_path={self.schema}")
-        return {**options, "options": " ".join(filter(None, settings)), "prepare_threshold": 0}
+        return {**options, "options": " ".join(filter(None, settings)), "prepare_threshold": None}
 
     def _theirs(self) -> str:
         """The settings of the connection string, which an argument would take the place of."""
@@ -333,9 +334,8 @@ def _perform(connection: Connection[Any], flow: Flow[T], server: Server) -> T:
                 needed = flow.send(None)
             elif type(needed) is Query:
                 values = with_arrays(needed.statement, server.values(needed.statement, needed.params))
-                once = None if needed.statement.planned_once else False
-                cursor = connection.execute(needed.statement.numbered.encode(), values, prepare=once, binary=True)
-                needed = flow.send(cursor.fetchall() if has_rows(cursor) else [])
+                once, text = server.prepared and needed.statement.planned_once, needed.statement.numbered.encode()
+                needed = flow.send(said(connection, (text, values), prepared=once))
             else:
                 for text in _script(needed):
                     connection.execute(text)
@@ -364,9 +364,8 @@ async def _perform_async(connection: AsyncConnection[Any], flow: Flow[T], server
                 needed = flow.send(None)
             elif type(needed) is Query:
                 values = with_arrays(needed.statement, server.values(needed.statement, needed.params))
-                once = None if needed.statement.planned_once else False
-                cursor = await connection.execute(needed.statement.numbered.encode(), values, prepare=once, binary=True)
-                needed = flow.send(await cursor.fetchall() if has_rows(cursor) else [])
+                once, text = server.prepared and needed.statement.planned_once, needed.statement.numbered.encode()
+                needed = flow.send(await said_async(connection, (text, values), prepared=once))
             else:
                 for text in _script(needed):
                     await connection.execute(text)

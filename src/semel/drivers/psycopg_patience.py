@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import AsyncConnection, Connection
 
+from semel.drivers.psycopg_trip import names_of
+
 T = TypeVar("T")
 
 
@@ -51,6 +53,12 @@ class PatientConnection(Connection[Any]):
             self.pgconn.finish()  # so that nothing is waited for on the way out
             raise
 
+    def _deallocate(self, name: bytes | None) -> Any:
+        """psycopg drops everything that the session has prepared after a rollback, and so what trips have."""
+        if name is None:
+            names_of(self).clear()
+        return super()._deallocate(name)
+
 
 class PatientAsyncConnection(AsyncConnection[Any]):
     """As :class:`PatientConnection`, on an event loop."""
@@ -66,3 +74,9 @@ class PatientAsyncConnection(AsyncConnection[Any]):
         except Overdue:
             self.pgconn.finish()  # so that nothing is waited for on the way out
             raise
+
+    def _deallocate(self, name: bytes | None) -> Any:
+        """psycopg drops everything that the session has prepared after a rollback, and so what trips have."""
+        if name is None:
+            names_of(self).clear()
+        return super()._deallocate(name)

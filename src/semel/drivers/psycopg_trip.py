@@ -1,4 +1,4 @@
-"""Several statements in one round trip on a psycopg connection, by libpq's own pipeline.
+"""One statement or several in one round trip on a psycopg connection, by libpq's own pipeline.
 
 psycopg's pipeline mode does it too, statement by statement: each of them waits and communicates for itself, which was
 half of what an ATOMIC command cost its process. Here all are written down, sent once and waited for once.
@@ -28,6 +28,20 @@ def names_of(connection: Connection[Any] | AsyncConnection[Any]) -> Names:
     """What this session has prepared for trips."""
     names: Names = vars(connection).setdefault("semel_names", {})
     return names
+
+
+def said(connection: Connection[Any], *statements: Said, prepared: bool = True) -> list[Any]:
+    """Perform a trip. Raises as ``trip``."""
+    with connection.lock:
+        rows: list[Any] = connection.wait(trip(connection, statements, prepared=prepared))
+    return rows
+
+
+async def said_async(connection: AsyncConnection[Any], *statements: Said, prepared: bool = True) -> list[Any]:
+    """As ``said``, on an event loop."""
+    async with connection.lock:
+        rows: list[Any] = await connection.wait(trip(connection, statements, prepared=prepared))
+    return rows
 
 
 def trip(
@@ -123,4 +137,4 @@ def _rows(
     return rows
 
 
-__all__ = ["names_of", "trip"]
+__all__ = ["Said", "names_of", "said", "said_async", "trip"]

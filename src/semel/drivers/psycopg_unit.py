@@ -21,7 +21,7 @@ from semel.drivers.postgres_errors import cannot_connect, is_conflict
 from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
 from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import PatientConnection
-from semel.drivers.psycopg_trip import Said, names_of, trip
+from semel.drivers.psycopg_trip import Said, names_of, said
 from semel.errors import StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
@@ -144,10 +144,7 @@ class PsycopgUnit:
 
     def _tripped(self, *statements: Said) -> list[Any]:
         """All of them in one round trip. The rows of the one that has values."""
-        connection = self._connection
-        with connection.lock:
-            rows: list[Any] = connection.wait(trip(connection, statements, prepared=self._pool.server.prepared))
-        return rows
+        return said(self._connection, *statements, prepared=self._pool.server.prepared)
 
     def hand_out(self) -> UnitConnection:
         """The connection: from here on only Semel ends the transaction, and the handler may take its time."""

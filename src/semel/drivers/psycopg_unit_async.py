@@ -15,7 +15,7 @@ from semel.drivers.postgres_errors import cannot_connect, is_conflict
 from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
 from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import PatientAsyncConnection
-from semel.drivers.psycopg_trip import Said, trip
+from semel.drivers.psycopg_trip import Said, said_async
 from semel.drivers.psycopg_unit import BROKEN, GONE, LATE, RELEASE, ROLLBACK_TO, SAVEPOINT, successor
 from semel.errors import StoreUnavailable
 from semel.flow import Ask, MakeFlow
@@ -118,10 +118,7 @@ class AsyncPsycopgUnit:
 
     async def _tripped(self, *statements: Said) -> list[Any]:
         """All of them in one round trip. The rows of the one that has values."""
-        connection = self._connection
-        async with connection.lock:
-            rows: list[Any] = await connection.wait(trip(connection, statements, prepared=self._pool.server.prepared))
-        return rows
+        return await said_async(self._connection, *statements, prepared=self._pool.server.prepared)
 
     def hand_out(self) -> AsyncUnitConnection:
         """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
