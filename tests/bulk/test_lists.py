@@ -29,6 +29,7 @@ WRONG = [
     ([{"clientItemId": "a"}, {"clientItemId": "a"}], "DUPLICATE_ITEM_ID", "item 1, clientItemId: item 0 has the same"),
     ([{}, {"clientItemId": "x" * 256}], "ITEM_MALFORMED", "item 1, clientItemId: it has 256 characters, more than 255"),
     ([{"clientItemId": 1.5}], "ITEM_MALFORMED", "item 0, clientItemId: it is a float"),
+    ([b'{"clientItemId": %s}' % (b"1" * 5000)], "ITEM_MALFORMED", "item 0, clientItemId: it has 5000 characters"),
     ([{"clientItemId": "#1"}], "ITEM_MALFORMED", "it begins with '#'"),
     ([{"clientItemId": "a\x00"}], "ITEM_MALFORMED", "control character"),
     ([b"{}", b"{"], "ITEM_MALFORMED", "item 1: it is not one JSON value"),
@@ -86,6 +87,13 @@ def test_equal_lines_are_items_of_their_own(make_fellow: Make) -> None:
     names = [outcome.item_id for outcome in fellow.outcomes(done)]
     assert len(set(names)) == 4
     assert [name.rpartition("-")[2] for name in names] == ["1", "1", "2", "3"]
+
+
+def test_a_number_may_have_more_digits_than_python_makes_an_int_of(make_fellow: Make) -> None:
+    items = [b'{"clientItemId": 7, "n": %s}' % (b"1" * 5000)]
+    fellow = make_fellow()
+    [outcome] = fellow.outcomes(fellow.run(items, nothing))
+    assert (outcome.item_id, outcome.state) == ("7", ItemState.SUCCEEDED)
 
 
 def test_the_same_list_from_a_file_from_values_and_from_a_stream_is_one_list(

@@ -165,15 +165,13 @@ def named_item(raw: bytes, place: int, member: str | None, bytes_max: int) -> Na
         raise BulkRefused(place, None, "it is not one JSON value in UTF-8, or a member stands in it twice")
     if member is None or not canonical.startswith(b"{"):
         return Named(canonical, None)
-    given = json.loads(canonical).get(member)
+    given = json.loads(canonical, parse_int=str).get(member)  # the digits as they are: Python makes no int of thousands
     if given is None:
         return Named(canonical, None)
     return Named(canonical, _client_id(given, place, member))
 
 
 def _client_id(given: object, place: int, member: str) -> str:
-    if isinstance(given, int) and not isinstance(given, bool):
-        given = str(given)
     if not isinstance(given, str):
         raise BulkRefused(place, member, f"it is a {type(given).__name__}; it must be a text")
     if not given:
