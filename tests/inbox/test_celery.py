@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from celery import Celery
+from celery.exceptions import Retry
 from redis import Redis
 
 from semel import Engine, Inbox
@@ -124,3 +125,19 @@ def test_a_task_that_is_acknowledged_otherwise_is_refused(inbox: Inbox, options:
 
     with pytest.raises(ConfigurationError, match=f"{next(iter(options))}=.*leave it out"):
         app.finalize()
+
+
+def test_a_task_that_retries_itself_is_sent_once_more_and_not_twice(inbox: Inbox, home: Home) -> None:
+    app = Celery(broker="memory://", set_as_current=False)
+    app.conf.task_default_queue = "retries-itself"
+
+    @app.task(base=inbox_task(inbox), shared=False, autoretry_for=(ValueError,), retry_jitter=False)  # type: ignore[untyped-decorator]
+    def bill(message: Message) -> None:
+        raise ValueError("not yet")
+
+    bill.push_request(id="t-1", called_directly=False, args=(), kwargs={}, delivery_info={}, retries=0)
+    with pytest.raises(Retry):
+        bill()
+    with app.connection_for_write() as connection:
+        assert connection.default_channel.queue_declare("retries-itself").message_count == 1
+    assert home.fetch("SELECT message_id, tries FROM semel_inbox") == [("t-1", 1)]

@@ -253,5 +253,21 @@ def test_an_id_is_what_the_publisher_gave_or_a_place() -> None:
     assert message_id(_seen(SimpleNamespace(message_id="a-1"))) == "a-1"
     assert message_id(_seen(SimpleNamespace(topic="t", partition=2, offset=7))) == "t:2:7"
     assert message_id(_seen({"channel": "orders", "message_ids": [b"1-0"]})) == "orders:1-0"
+    called = SimpleNamespace(topic=lambda: "t", partition=lambda: 2, offset=lambda: 7)  # confluent-kafka's
+    assert message_id(_seen(called)) == "t:2:7"
     with pytest.raises(ConfigurationError, match="neither an id nor a place"):
         message_id(_seen(SimpleNamespace(message_id=None)))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        (SimpleNamespace(topic="t", partition=2, offset=7),),
+        [SimpleNamespace(reply="$JS.ACK.")],
+        {"type": "bstream", "channel": "orders", "message_ids": [b"1-0", b"2-0"]},
+        {"type": "blist", "channel": "orders"},
+    ],
+)
+def test_a_batch_is_not_named_by_its_first_message(raw: Any) -> None:
+    with pytest.raises(ConfigurationError, match="batch=False"):
+        message_id(_seen(raw, **{"semel-id": "that-of-its-first"}))

@@ -13,7 +13,7 @@ from semel.stores.inbox import Receipt
 
 try:
     from celery import Task
-    from celery.exceptions import Ignore, Reject
+    from celery.exceptions import Ignore, Reject, Retry
 except ModuleNotFoundError as error:
     raise ConfigurationError("the inbox's tasks need Celery; install it: pip install 'semel[celery]'") from error
 
@@ -78,7 +78,7 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
         again = (self.request.delivery_info or {}).get("redelivered")
         try:
             receipt = self._inbox.handle(id, handler, deliveries=self._inbox.tries_max + 1 if again else 1)
-        except (Ignore, Reject):  # the task's own wish; its writes are undone
+        except (Ignore, Reject, Retry):  # the task's own wish; its writes are undone. Its retry is on its way by now
             raise
         except Exception as error:  # noqa: BLE001 - it is delivered again, under the same id
             return self._again(id, error)

@@ -22,6 +22,7 @@ except ModuleNotFoundError as missing:
 
 _NAMES: Final = (EVENT_ID, "Nats-Msg-Id", "message_id")
 _LOG: Final = logging.getLogger("semel.consumers")
+_BATCHES: Final = ("bstream", "blist")  # of Redis
 _LOST: Final = (AckPolicy.ACK_FIRST, AckPolicy.MANUAL)
 
 
@@ -106,12 +107,15 @@ class _Scope(BaseMiddleware[Any, Any]):
 def message_id(delivery: StreamMessage[Any]) -> str:
     """The name that its publisher gave it, else its place. Raises ConfigurationError where it has neither."""
     raw = delivery.raw_message
+    if isinstance(raw, (list, tuple)) or (isinstance(raw, dict) and raw.get("type") in _BATCHES):
+        # Delivered again, others may stand behind its first one, whose headers it has: they would pass as handled.
+        raise ConfigurationError("a batch has no one name: say batch=False, or InboxMiddleware(..., id_of=...)")
     given = next((delivery.headers[name] for name in _NAMES if delivery.headers.get(name)), None)
     given = given or getattr(raw, "message_id", None)  # of AMQP
     if given:
         return text_of(given) if isinstance(given, bytes) else str(given)
-    if all(hasattr(raw, name) for name in ("topic", "partition", "offset")):  # of Kafka, through aiokafka
-        return f"{raw.topic}:{raw.partition}:{raw.offset}"
+    if all(hasattr(raw, name) for name in ("topic", "partition", "offset")):  # of Kafka; methods in confluent's client
+        return ":".join(str(each() if callable(each) else each) for each in (raw.topic, raw.partition, raw.offset))
     if hasattr(raw, "nak") and raw.reply.startswith("$JS.ACK."):
         return f"{raw.metadata.stream}:{raw.metadata.sequence.stream}"
     if isinstance(raw, dict) and raw.get("message_ids"):  # of Redis Streams
