@@ -139,6 +139,15 @@ def test_who_may_renew(state: State, doubt: str | None) -> None:
         assert renewed_row(row, renewal(other), later) is None
 
 
+def test_a_renewal_that_crosses_its_holders_own_unknown_withdraws_nothing() -> None:
+    """Found by the simulator: a step's doubt is also what a lapse leaves, but no lease lapses before its end."""
+    grant, row = grant_and_row()
+    row = row._replace(state=State.UNKNOWN, doubt="step:charge")
+    assert renewed_row(row, renewal(grant), row.lease_until - 1) is None
+    back = renewed_row(row, renewal(grant), row.lease_until)
+    assert back == row._replace(lease_until=row.lease_until + LEASE_US, state=State.PROCESSING)
+
+
 def test_renewal_ends_at_the_deadline() -> None:
     grant, row = grant_and_row()
     last = renewed_row(row, renewal(grant), row.deadline_at - 1)

@@ -124,7 +124,9 @@ def renewed_row(row: Record | None, renewal: Renewal, now: int) -> Record | None
         return None
     if now >= row.deadline_at or relinquished(row):
         return None
-    by_lapse = row.state == State.UNKNOWN and (row.doubt == "lapsed" or names_a_step(row.doubt))
+    # A step's doubt may also be the holder's own last word, and that is said before the lease is over.
+    of_step = names_a_step(row.doubt) and now >= row.lease_until
+    by_lapse = row.state == State.UNKNOWN and (row.doubt == "lapsed" or of_step)
     if row.state not in OPEN_STATES and not by_lapse:
         return None
     state = State.PROCESSING if by_lapse else State(row.state)
