@@ -13,6 +13,7 @@ import pytest
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy
 from semel.errors import ConfigurationError, OutcomeUnknownError, PolicyError, RequestTooLarge
 from semel.model import State
+from semel.protocol.operations import find_operation
 from semel.worker.completer import Completer
 from tests.engine.shells import SCOPE
 from tests.engine.telling import at_once
@@ -224,3 +225,19 @@ def test_what_cannot_go_on_keeps_nothing_else_waiting(why: str, world: World, mo
     world.clock.advance(LEASE_US + 1)
     assert story.complete(completer) == 1
     assert story.requests[-1] == b"the last"
+
+
+def test_the_operation_of_a_process_that_died_ends_with_its_record(world: World) -> None:
+    """Its reference is in the operation's row alone until somebody settles: else it would be taken for ever."""
+    story = Story(world.process())
+    what = replace(resumable(), business_ref="order-7")
+    abandon(world.process(), what)
+    world.clock.advance(LEASE_US + 1)
+    assert story.complete(story.completer()) == 1
+    engine = story.process.engine
+    id = engine.core.attempt(what).id
+    record, operation = story.process.tell(engine.perform("read", lambda: find_operation(engine.store, record_id=id)))
+    assert record is not None
+    assert operation is not None
+    assert record.business_ref == "order-7"
+    assert (operation.state, operation.settled_at) == (State.SUCCEEDED, record.settled_at)

@@ -30,8 +30,9 @@ from semel.errors import (
     SchemaError,
     StoreError,
 )
-from semel.model import Record, Scope
+from semel.model import Operation, Record, Scope
 from semel.policy import Command, Policy
+from semel.protocol.operations import find_operation
 from semel.rules.classify import Unprovable
 from semel.rules.sealed import opened
 from semel.rules.step_options import Resumed
@@ -166,11 +167,13 @@ class Completer(Loop):
         rest = self._rest_seconds * 2 ** min(found.attempt, 10)
         self._rests[found.id] = time.monotonic() + rest * (1 - self._random.random() / 4)
         try:
-            [row] = await self._call(self.engine.perform, "read", lambda: self.engine.store.read((found.id,)))
+            row, kept = await self._call(
+                self.engine.perform, "read", lambda: find_operation(self.engine.store, record_id=found.id)
+            )
             if row is None or row.attempt != found.attempt or row.request is None:
                 return False
             request = opened(row.request, row.id, self.engine.core.sealer)
-            command = _command(row, known.policy)
+            command = _command(row, kept, known.policy)
             if found.attempt >= found.attempts_max:
                 return await self._give_up(command)
             check = getattr(known.handler, "check", None)
@@ -264,14 +267,17 @@ def _check_next(permit: Permit, found: Abandoned) -> None:
         raise NothingHappened("the execution has moved on")
 
 
-def _command(row: Record, policy: Policy) -> Command:
-    """The command of a record whose client has gone: its key is not known, so it is named by what the record holds."""
+def _command(row: Record, kept: Operation | None, policy: Policy) -> Command:
+    """The command of a record whose client has gone: its key is not known, so it is named by what the record holds.
+
+    Its reference is in its operation's row from the claim on; the record has it only once somebody has settled it.
+    """
     return Command(
         scope=Scope(row.tenant, row.caller, row.operation),
         key=row.operation_id.hex(),
         fingerprint=row.fingerprint,
         recipe=row.recipe,
         policy=policy,
-        business_ref=row.business_ref,
+        business_ref=row.business_ref if kept is None else kept.business_ref,
         resumed=Resumed(row.id, row.key_hash, row.operation_id),
     )
