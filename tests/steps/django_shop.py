@@ -21,7 +21,10 @@ from semel.web.wsgi_resumed import completer_of
 from tests.web.driving import wsgi_call, wsgi_environ
 
 SHIP = Policy(steps=True, resumable=True, wait_seconds=0)
-HEADERS = [("Idempotency-Key", "order-number-1"), ("Content-Type", "text/plain"), ("Content-Length", "6")]
+HEADERS = [
+    *(("Idempotency-Key", "order-number-1"), ("Content-Type", "text/plain"), ("Content-Length", "6")),
+    ("Host", "shop.example"),
+]
 
 
 def ship(request: HttpRequest, number: int) -> HttpResponse:
@@ -36,14 +39,22 @@ urlpatterns = [path("ship/<int:number>", ship)]
 
 
 def main(url: str) -> None:
-    settings.configure(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"], LOGGING_CONFIG=None, USE_TZ=True)
+    settings.configure(
+        ROOT_URLCONF=__name__,
+        ALLOWED_HOSTS=["shop.example"],
+        SECURE_SSL_REDIRECT=True,
+        MIDDLEWARE=["django.middleware.security.SecurityMiddleware", "django.middleware.common.CommonMiddleware"],
+        LOGGING_CONFIG=None,
+        USE_TZ=True,
+    )
     django.setup()
     engine = Engine.connect(url)
     declared = [Operation("/ship/{number}", SHIP, name="ship")]
     app = SemelMiddleware(get_wsgi_application(), engine, caller=single_caller, operations=declared)
 
     def ask(*more: tuple[str, str]) -> Any:
-        return wsgi_call(app, wsgi_environ("POST", "/ship/7", "", [*HEADERS, *more], b"parcel", None))
+        environ = wsgi_environ("POST", "/ship/7", "", [*HEADERS, *more], b"parcel", None)
+        return wsgi_call(app, {**environ, "wsgi.url_scheme": "https"})
 
     accepted = ask(("Prefer", "respond-async"))
     app.close()

@@ -149,6 +149,7 @@ def test_a_kept_request_holds_no_credential_and_runs_an_endpoint_again(path: Pat
             semel = Semel(engine, caller=single_caller)
 
             async def ship(request: Request, permit: Permit = Semel.permit) -> Response:
+                assert str(request.url) == "https://shop.example/ship"  # else whatever guards hosts would answer
                 seen.append((await request.body(), request.headers.get("authorization"), request.headers.get("accept")))
                 await permit.step("note", lambda: None, repeat=True)
                 if permit.attempt == 1:
@@ -157,8 +158,13 @@ def test_a_kept_request_holds_no_credential_and_runs_an_endpoint_again(path: Pat
 
             app = Starlette(routes=[Route("/ship", semel.command("ship", SHIP)(ship), methods=["POST"])])
             semel.install(app)
+
+            async def tls(scope: Any, receive: Any, send: Any) -> None:
+                await app({**scope, "scheme": "https"}, receive, send)
+
+            sent = [("Authorization", "Bearer secret"), ("Accept", "text/plain"), ("Host", "shop.example")]
             with pytest.raises(ConnectionError):
-                await asked(app, [*ASYNC[::2], ("Authorization", "Bearer secret"), ("Accept", "text/plain")])
+                await asked(tls, [*ASYNC[::2], *sent])
             completer = Completer(engine)
             completer.register("ship", SHIP, ResumedApp(app, semel.surface.route("ship", SHIP)))
             assert await completer.run_once() == 1

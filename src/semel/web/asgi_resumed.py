@@ -1,7 +1,8 @@
 """A kept request, run through an ASGI application once more without its client: what a completer gives to a handler.
 
-Of the request's headers only those that say what the body is are kept, never a credential. So the application that is
-called here is the one *inside* whatever authenticates; who the caller is, the permit's command says.
+Of the request's headers only those that say what the body is and where it was sent are kept, never a credential. So
+the application that is called here is the one *inside* whatever authenticates; who the caller is, the permit's command
+says.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def _scope(kept: KeptRequest, call: ResumedCall, permit: Permit | Asking, state:
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.1",
         "method": kept.method,
-        "scheme": "http",
+        "scheme": kept.scheme,
         "path": kept.path,
         "raw_path": kept.path.encode(),
         "query_string": kept.query,

@@ -9,14 +9,22 @@ from typing import Any, Final, NamedTuple
 from semel.web.routing import Route
 from semel.web.surface import Surface
 
+# What says what the body is, and where the client asked: without its host and scheme an application answers with a
+# redirect or a 400 of its own, which would be taken for the command's. Never a credential.
 HEADERS_KEPT: Final = frozenset(
-    {b"content-type", b"content-encoding", b"content-language", b"accept", b"accept-language"}
+    {
+        *(b"content-type", b"content-encoding", b"content-language", b"accept", b"accept-language"),
+        *(b"host", b"x-forwarded-host", b"x-forwarded-port", b"x-forwarded-proto"),
+    }
 )
 _CALL_KEY: Final = "semel.call"  # in the scope of an application whose endpoints claim for themselves
 
 
 class KeptRequest(NamedTuple):
-    """A request as it was kept. ``root``: where the application that is called again was mounted."""
+    """A request as it was kept.
+
+    ``root``: where the application that is called again was mounted; ``scheme``: of the URL that was asked for.
+    """
 
     method: str
     path: str
@@ -24,13 +32,16 @@ class KeptRequest(NamedTuple):
     query: bytes
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
+    scheme: str = "http"
 
 
 def pack_head(method: str, request: Mapping[str, Any], query: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """A request's head as it is kept before its body. ``request``: the ASGI scope or the WSGI environ."""
     path, root = _place(request)
     kept = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers if name in HEADERS_KEPT]
+    scheme = request.get("scheme") or request.get("wsgi.url_scheme") or "http"
     head = {"method": method, "path": path, "root": root, "query": query.decode("latin-1"), "headers": kept}
+    head["scheme"] = scheme
     return json.dumps(head).encode() + b"\n"
 
 
@@ -49,7 +60,8 @@ def unpack(request: bytes) -> KeptRequest:
     head = json.loads(line)
     headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in head["headers"])
     query = head["query"].encode("latin-1")
-    return KeptRequest(head["method"], head["path"], head.get("root", ""), query, headers, body)
+    root, scheme = head.get("root", ""), head.get("scheme", "http")
+    return KeptRequest(head["method"], head["path"], root, query, headers, body, scheme)
 
 
 def resumable_routes(surface: Surface) -> list[Route]:
