@@ -141,6 +141,17 @@ def test_what_waits_is_published_once_and_in_order(first: str, second: str, caps
     assert delivered(first) == []
 
 
+@mariadb.MARK
+def test_a_message_that_was_handled_since_is_known_as_long(first: str, second: str, capsys: Capture) -> None:
+    for target in (in_postgres(), in_mariadb(), second):
+        with Engine.connect(first) as engine:
+            Inbox(engine, consumer="late").failed(target, "not yet")
+            assert moved(first, target, capsys)[0] == 0
+            assert Inbox(engine, consumer="late", keep_seconds=86_400 * 30).handle(target, str) is Receipt.HANDLED
+        assert moved(first, target, capsys)[0] == 0
+        assert rows(target)["messages"] == rows(first)["messages"]
+
+
 def test_a_running_relay_is_refused(first: str, second: str, capsys: Capture) -> None:
     with Engine.connect(first) as engine:
         lanes = Lanes(engine.store.dialect)  # type: ignore[attr-defined]

@@ -133,7 +133,7 @@ SELECT
 FROM semel_inbox WHERE consumer = :consumer AND message_id = :message_id;
 
 -- name: messages_put
--- Write which messages were handled. One that is there already is told that it was handled, and nothing else.
+-- Write which messages were handled. One that is there already is told that it was handled, and until when to know it.
 INSERT INTO semel_inbox (
     consumer, message_id, handled_at, tries, parked_at, reason, forget_after
 )
@@ -142,6 +142,9 @@ VALUES (
 )
 ON DUPLICATE KEY UPDATE
     parked_at = IF(semel_inbox.handled_at IS NULL AND VALUES(handled_at) IS NOT NULL, NULL, semel_inbox.parked_at),
+    forget_after = IF(
+        semel_inbox.handled_at IS NULL AND VALUES(handled_at) IS NOT NULL, VALUES(forget_after), semel_inbox.forget_after
+    ),
     handled_at = COALESCE(semel_inbox.handled_at, VALUES(handled_at));
 
 -- name: steps_page

@@ -178,7 +178,7 @@ FROM unnest(:consumer::text[], :message_id::text[]) AS u (consumer, message_id)
 JOIN semel_inbox AS t ON t.consumer = u.consumer AND t.message_id = u.message_id;
 
 -- name: messages_put
--- Write which messages were handled. One that is there already is told that it was handled, and nothing else.
+-- Write which messages were handled. One that is there already is told that it was handled, and until when to know it.
 INSERT INTO semel_inbox (
     consumer, message_id, handled_at, tries, parked_at, reason, forget_after
 )
@@ -191,7 +191,8 @@ FROM unnest(
     consumer, message_id, handled_at, tries, parked_at, reason, forget_after, turn
 )
 ORDER BY u.turn
-ON CONFLICT (consumer, message_id) DO UPDATE SET handled_at = excluded.handled_at, parked_at = NULL
+ON CONFLICT (consumer, message_id) DO UPDATE SET
+    handled_at = excluded.handled_at, parked_at = NULL, forget_after = excluded.forget_after
 WHERE semel_inbox.handled_at IS NULL AND excluded.handled_at IS NOT NULL
 RETURNING 1;
 

@@ -134,14 +134,15 @@ SELECT
 FROM semel_inbox WHERE consumer = :consumer AND message_id = :message_id;
 
 -- name: messages_put
--- Write which messages were handled. One that is there already is told that it was handled, and nothing else.
+-- Write which messages were handled. One that is there already is told that it was handled, and until when to know it.
 INSERT INTO semel_inbox (
     consumer, message_id, handled_at, tries, parked_at, reason, forget_after
 )
 VALUES (
     :consumer, :message_id, :handled_at, :tries, :parked_at, :reason, :forget_after
 )
-ON CONFLICT (consumer, message_id) DO UPDATE SET handled_at = excluded.handled_at, parked_at = NULL
+ON CONFLICT (consumer, message_id) DO UPDATE SET
+    handled_at = excluded.handled_at, parked_at = NULL, forget_after = excluded.forget_after
 WHERE semel_inbox.handled_at IS NULL AND excluded.handled_at IS NOT NULL;
 
 -- name: steps_page
