@@ -241,3 +241,31 @@ def test_the_operation_of_a_process_that_died_ends_with_its_record(world: World)
     assert operation is not None
     assert record.business_ref == "order-7"
     assert (operation.state, operation.settled_at) == (State.SUCCEEDED, record.settled_at)
+
+
+def test_whoever_came_second_does_not_rest(world: World) -> None:
+    """What did not fail here is taken over within a second of its next lapse."""
+    story, other = Story(world.process()), world.process()
+
+    class Raced:
+        def __init__(self) -> None:
+            self.handler, self.races = story.handler(), 0
+
+        async def check(self, command: Command, request: bytes) -> None:
+            self.races += 1
+            if self.races == 1:  # somebody else claims it between the look and the claim here, and dies
+                assert isinstance(await in_other(other), Permit)
+
+        def __call__(self, permit: Permit, request: bytes) -> Any:
+            return self.handler(permit, request)
+
+    async def in_other(process: Process) -> Any:
+        return await asyncio.to_thread(lambda: process.tell(process.engine.claim(resumable())))
+
+    completer = Completer(story.process.engine, rest_seconds=1000)
+    completer.register(SCOPE.operation, RESUMABLE, Raced())
+    abandon(world.process(), resumable())
+    for completed in (0, 1):
+        world.clock.advance(LEASE_US + 1)
+        assert story.complete(completer) == completed
+    assert story.calls == ["mail"]

@@ -24,6 +24,7 @@ from semel.engine.sync import Engine
 from semel.errors import (
     CommandError,
     ConfigurationError,
+    InProgressError,
     NothingHappened,
     PolicyError,
     RecordUnreadableError,
@@ -171,7 +172,7 @@ class Completer(Loop):
                 self.engine.perform, "read", lambda: find_operation(self.engine.store, record_id=found.id)
             )
             if row is None or row.attempt != found.attempt or row.request is None:
-                return False
+                return self._left_to_others(found)
             request = opened(row.request, row.id, self.engine.core.sealer)
             command = _command(row, kept, known.policy)
             if found.attempt >= found.attempts_max:
@@ -187,16 +188,23 @@ class Completer(Loop):
         except RecordUnreadableError as error:
             self._tell_failed(found.operation, error)
             return False
-        except (CommandError, StoreError, SchemaError, NothingHappened):
-            return False  # somebody else has it, or the next look meets it again
+        except (InProgressError, NothingHappened):
+            return self._left_to_others(found)
+        except (CommandError, StoreError, SchemaError):
+            return False  # a look after its rest meets it again
         except Exception as error:  # noqa: BLE001 - told to the loop: one execution does not end the completer
             self._tell_failed(found.operation, error)
             return False
+        if ended.replayed:
+            return self._left_to_others(found)
         self._rests.pop(found.id, None)
-        if ended.replayed:  # somebody else was quicker
-            return False
         self.completed += 1
         return True
+
+    def _left_to_others(self, found: Abandoned) -> bool:
+        """Somebody else was quicker. It has not failed here: where they die, it is taken over at once."""
+        self._rests.pop(found.id, None)
+        return False
 
     def _tell_failed(self, operation: str, error: Exception) -> None:
         self.failed += 1
