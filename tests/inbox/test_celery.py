@@ -99,6 +99,7 @@ def test_what_is_eager_gets_the_result_and_a_repetition_none(inbox: Inbox, home:
     assert (first.result, first.state) == ("order-7", "SUCCESS")
     assert again.state == "IGNORED"
     assert bill(8) == "order-8"  # called, and it has a name of its own
+    assert bill(8) is None  # which ignores no task that calls it
     assert home.effects() == [7, 8]
 
 

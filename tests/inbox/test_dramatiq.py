@@ -89,7 +89,28 @@ def test_a_repetition_goes_on_to_no_callback_and_a_business_key_names_a_message(
     _asked(bill, *(bill.message_with_options(args=(7,), on_success=after) for _ in range(2)))
     assert ran == ["order-7"]
     assert bill(8) == "order-8"  # called, and it has a name of its own
+    assert bill(8) is None  # which skips no message whose actor calls it
     assert home.effects() == [7, 8]
+
+
+def test_an_actor_that_another_one_calls_is_not_handled_as_its_message(inbox: Inbox, home: Home) -> None:
+    broker, told = StubBroker(), []
+    broker.add_middleware(InboxMiddleware())
+
+    @actor(broker=broker, inbox=inbox)  # type: ignore[untyped-decorator]
+    def bill(message: Message) -> None:
+        raise AssertionError("this must not run")
+
+    @dramatiq.actor(broker=broker)
+    def month() -> None:
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match="was called, not sent") as error:
+                bill()
+            told.append(str(error.value))
+
+    _asked(month, month.message())
+    assert len(told) == 2
+    assert home.fetch("SELECT count(*) FROM semel_inbox") == [(0,)]
 
 
 def test_what_takes_longer_than_its_time_limit_is_counted(inbox: Inbox, home: Home) -> None:

@@ -21,7 +21,7 @@ except ModuleNotFoundError as missing:
     raise ConfigurationError("an inbox's actors need Dramatiq; install it: pip install 'semel[dramatiq]'") from missing
 
 _OWN: Final = ("max_retries", "retry_when", "throws", "on_retry_exhausted")  # what would end a message before its inbox
-_at: ContextVar[str | None] = ContextVar("semel-dramatiq-message", default=None)
+_at: ContextVar[tuple[str, str] | None] = ContextVar("semel-dramatiq-message", default=None)  # its actor and its id
 
 
 class ActorRefused(ConfigurationError, MiddlewareError):
@@ -77,7 +77,7 @@ class InboxMiddleware(Middleware):
 
     def before_process_message(self, broker: Broker, message: Any) -> None:
         """Dramatiq's own hook: which message this thread is at."""
-        _at.set(message.message_id)
+        _at.set((message.actor_name, message.message_id))
 
     def after_process_message(self, broker: Broker, message: Any, *, result: Any = None, exception: Any = None) -> None:
         """Dramatiq's own hook: at none."""
@@ -101,7 +101,10 @@ class InboxMiddleware(Middleware):
                 except TimeLimitExceeded as error:  # no Exception by its class, and this message's all the same
                     raise TimeoutError("it took longer than its time limit") from error
 
-            id = _at.get() if id_of is None else id_of(*args, **named)
+            # Taken once, and by its own actor: another one that is called from here would pass as the same message.
+            at, _ = _at.get(), _at.set(None)
+            sent = at[1] if at is not None and at[0] == name else None
+            id = sent if id_of is None else id_of(*args, **named)
             if id is None:
                 raise ConfigurationError(
                     f"the actor {name!r} was called, not sent, and has no id: use send(), or say @actor(id_of=...)"
@@ -111,6 +114,8 @@ class InboxMiddleware(Middleware):
                 return results[0]
             if receipt is Receipt.BUSY:
                 raise Retry("another worker is at it", delay=self._busy_ms)
+            if sent is None:
+                return None  # called: whoever calls has more to do, and is no repetition
             raise SkipMessage(f"the message is {receipt.value}")
 
         return consume
