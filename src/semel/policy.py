@@ -52,7 +52,8 @@ class Policy:
             is settled, beyond its key. None: no longer than the key, but a year where there is a business reference.
         after_expiry: ``"refuse"`` or ``"new"``: what an attempt between those two meets.
         dedup_for_seconds: how long the downstream deduplicates (idempotent effects, and steps with ``repeat=True``).
-        attempts_max: after this many lapsed leases an idempotent command is UNKNOWN.
+        attempts_max: after this many lapsed leases an idempotent command is UNKNOWN; after this many attempts, at least
+            2, a resumable one.
         on_error: for external effects, ``"unknown"`` or ``"replay"`` (store the error as the answer).
         nothing_happened: exception types that prove that no effect happened.
         marks_effects: the handler marks its point of no return with ``permit.effect()``.

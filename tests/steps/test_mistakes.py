@@ -39,6 +39,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         ({"on_unprotected": "mark"}, "recorded before it begins"),
         ({"steps": "yes"}, "True or False"),
         ({"steps": False, "resumable": True}, "resumable=True needs steps=True"),
+        ({"steps": True, "resumable": True, "attempts_max": 1}, "resumable=True needs attempts_max of at least 2"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], remedy: str) -> None:

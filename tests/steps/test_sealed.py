@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from semel import Answer, Command, Permit, Policy
+from semel import Answer, Command, Engine, Permit, Policy
 from semel.drivers.sealing import Sealer
 from semel.errors import ConfigurationError, PolicyError, RecordUnreadableError, RequestTooLarge
 from semel.model import Find, Resolution, State
@@ -184,6 +184,11 @@ def test_a_request_that_is_too_large_says_how_large_it_may_be() -> None:
 def test_keys_that_are_none_are_refused(keys: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         Sealer(keys)
+
+
+def test_what_is_no_sealer_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError, match=r"sealer must be a Sealer.*it is of type dict"):
+        Engine.connect("memory://", sealer={"2026": NEW})
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ from semel.rules.identity import key_hash, record_id, reference_id, secret_check
 from semel.rules.keys import weakness
 from semel.rules.lease import RENEWALS_PER_LEASE
 from semel.rules.sealed import Seals as Seals
-from semel.rules.sealed import sealed
+from semel.rules.sealed import checked, sealed
 from semel.stores.base import Identity, Observed
 from semel.telemetry import Observer, Silence
 
@@ -79,7 +79,7 @@ class Core:
         self.observer: Observer = observer if observer is not None else Silence()
         self.observing = not isinstance(self.observer, Silence)
         self.id_secret = id_secret
-        self.sealer = sealer
+        self.sealer = checked(sealer)
         self.draining = False
         self.needs = Needs()
         self.emits = False  # whether the store keeps events

@@ -17,6 +17,15 @@ class Seals(Protocol):
     def open(self, kept: bytes, about: bytes) -> bytes: ...
 
 
+def checked(sealer: Seals | None) -> Seals | None:
+    """An engine's sealer. Raises ConfigurationError where it is none, before it would meet the first request."""
+    if sealer is None or all(callable(getattr(sealer, name, None)) for name in ("seal", "open")):
+        return sealer
+    raise ConfigurationError(
+        f"sealer must be a Sealer, such as sealer=Sealer({{'2026-01': key}}); it is of type {type(sealer).__name__}"
+    )
+
+
 def sealed(request: bytes, about: bytes, sealer: Seals | None) -> bytes:
     """A request as it is kept. Raises PolicyError for one that would be taken for a sealed one."""
     if sealer is not None:

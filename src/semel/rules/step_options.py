@@ -28,6 +28,9 @@ class Options(Protocol):
     def resumable(self) -> bool: ...
 
     @property
+    def attempts_max(self) -> int: ...
+
+    @property
     def marks_effects(self) -> bool: ...
 
     @property
@@ -43,6 +46,11 @@ def check_steps(policy: Options, effects: Effects) -> None:
         raise PolicyError(
             "resumable=True needs steps=True: only a handler whose every effect is inside a step can be brought to its "
             "end without its client"
+        )
+    if policy.resumable and policy.attempts_max < 2:
+        raise PolicyError(
+            "resumable=True needs attempts_max of at least 2: the first attempt is the client's, and no other would be "
+            "made without it"
         )
     if not policy.steps:
         return
