@@ -142,3 +142,17 @@ def test_a_task_that_retries_itself_is_sent_once_more_and_not_twice(inbox: Inbox
     with app.connection_for_write() as connection:
         assert connection.default_channel.queue_declare("retries-itself").message_count == 1
     assert home.fetch("SELECT message_id, tries FROM semel_inbox") == [("t-1", 1)]
+
+
+def test_a_task_whose_message_cannot_be_named_is_retried_and_parked_under_its_own_id(inbox: Inbox) -> None:
+    app = Celery()
+
+    @app.task(base=inbox_task(inbox, id_of=lambda order: order["id"], retry_seconds=0), shared=False)  # type: ignore[untyped-decorator]
+    def bill(message: Message, order: dict[str, int]) -> None:
+        raise AssertionError("this must not run")
+
+    assert bill.apply([{}], task_id="t-1").state == "FAILURE"
+    [parked] = inbox.parked()
+    assert (parked.message_id, parked.tries, parked.reason) == ("t-1", 2, "KeyError: 'id'")
+    with pytest.raises(KeyError):
+        bill({})

@@ -239,6 +239,19 @@ def test_a_policy_that_acknowledges_first_is_told(home: Home, caplog: pytest.Log
     assert "ack_policy=AckPolicy.ACK_FIRST does not acknowledge after the inbox" in caplog.text
 
 
+def test_a_message_whose_name_is_not_found_is_delivered_again(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            inbox = AsyncInbox(engine, consumer="billing")
+            middleware = InboxMiddleware(inbox, retry_seconds=0, id_of=lambda seen: str(seen.headers["order"]))
+            context = SimpleNamespace(get_local=lambda name: None)
+            with pytest.raises(NackMessage):
+                await middleware.consume(_never, _seen(None), context)
+
+    told(story)
+    assert "KeyError: 'order'" in caplog.text
+
+
 async def _never(message: Any) -> None:
     raise AssertionError("this must not run")
 

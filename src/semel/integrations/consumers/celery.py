@@ -68,12 +68,20 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
 
         def handler(message: Message) -> None:
             try:
+                if unnamed is not None:
+                    raise unnamed
                 results[:] = [self.run(message, *args, **named)]
             except Exception as error:
                 failures[:] = [error]
                 raise
 
-        id = self._message_id(*args, **named)
+        unnamed: Exception | None = None
+        try:
+            id = self._message_id(*args, **named)
+        except Exception as error:
+            if self.request.id is None:
+                raise
+            id, unnamed = fitting(str(self.request.id)), error  # counted, and parked, under the name that it has
         # Celery says that it was delivered before, not how often: it may have ended its workers each time.
         again = (self.request.delivery_info or {}).get("redelivered")
         try:

@@ -82,8 +82,8 @@ class InboxMiddleware:
             id, counted = self._id_of(msg), _counted(msg.raw_message)
             while (ended := await deliveries.take(id, msg, counted)) is None:  # noqa: ASYNC110 - as Kafka's
                 await asyncio.sleep(self._retry_seconds)
-        except ConfigurationError:  # FastStream might give the message up, and it is not the message's fault
-            _LOG.exception("no message can be handled so; this one is delivered again")
+        except Exception:  # noqa: BLE001 - FastStream might give it up: it has no name, or none can be handled so
+            _LOG.exception("a message cannot be handled so; it is delivered again")
             await asyncio.sleep(self._retry_seconds)
             ended = False
         if not ended:
