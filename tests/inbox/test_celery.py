@@ -113,6 +113,13 @@ def test_a_task_that_is_called_without_an_id_is_told_so(inbox: Inbox) -> None:
     with pytest.raises(ConfigurationError, match=r"was called, not sent.*id_of="):
         bill()
 
+    @app.task(base=inbox_task(inbox, retry_seconds=0), shared=False)  # type: ignore[untyped-decorator]
+    def month(message: Message) -> None:
+        bill()
+
+    told = month.apply(task_id="t-1").result  # eager, and so not tried again without end
+    assert isinstance(told, ConfigurationError)
+
 
 @pytest.mark.parametrize(
     "options", [{"acks_late": False}, {"max_retries": 3}, {"reject_on_worker_lost": False}, {"acks_on_timeout": True}]

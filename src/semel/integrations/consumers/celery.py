@@ -9,6 +9,7 @@ from typing import Any, Final
 from semel.engine.inbox import Inbox, Message
 from semel.errors import ConfigurationError, StoreError
 from semel.integrations.consumers.delivery import fitting
+from semel.rules.blame import is_wrong_for_all
 from semel.stores.inbox import Receipt
 
 try:
@@ -110,8 +111,8 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
         return fitting(str(id))
 
     def _again(self, id: str, error: Exception) -> Any:
-        if self.request.called_directly:
-            raise error
+        if self.request.called_directly or (self.request.is_eager and is_wrong_for_all(error)):
+            raise error  # nobody can put it right between two tries
         _LOG.warning("message %s failed (%s); it is delivered again", id, type(error).__name__)
         try:
             return self.retry(exc=error, countdown=self._retry_seconds)
