@@ -187,10 +187,14 @@ def test_another_operation_with_its_reference_is_told(first: str, second: str, c
     assert (code, "another operation has its business reference" in said["error"]) == (1, True)
 
 
+@pytest.mark.parametrize("tried", [False, True])
 def test_a_source_that_is_written_to_is_told(
-    first: str, second: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    first: str, second: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tried: bool
 ) -> None:
     plain = moved_rows.pages_of
+    if tried:  # then its row is there already
+        with Engine.connect(first) as engine:
+            Inbox(engine, consumer="late").failed("m", "not yet")
 
     def pages_of(engine: Engine, noun: Noun) -> Iterator[list[Row]]:
         yield from plain(engine, noun)

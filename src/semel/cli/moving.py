@@ -97,7 +97,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
             if source.perform("counts", source.store.counts) != before:
                 raise CommandFailed(MEANWHILE)
     document = {"records": survey.count, "copied": mover.copied, "alreadyThere": mover.there, "over": mover.over}
-    beside = {} if held is None else {name: count for name, count in held._asdict().items() if name != "last_event"}
+    unsaid = ("last_event", "handled")
+    beside = {} if held is None else {name: count for name, count in held._asdict().items() if name not in unsaid}
     out.document({**document, "dryRun": options.dry_run, "beside": beside, "rows": rows.document()})
     places = f"{shown_url(source_url)} to {shown_url(options.target)}"
     also = None if held is None or held.is_empty else told(held)

@@ -96,7 +96,10 @@ NOUNS: Final = (STEPS, OPERATIONS, BULKS, ITEMS, EVENTS, MESSAGES)
 
 
 class Holdings(NamedTuple):
-    """How much a store holds beside records. ``steps``: executions without an outcome that have recorded some."""
+    """How much a store holds beside records. ``steps``: executions without an outcome that have recorded some.
+
+    ``last_event`` and ``handled`` (of the messages) tell whether somebody writes meanwhile where no count grows.
+    """
 
     operations: int
     bulks: int
@@ -107,11 +110,12 @@ class Holdings(NamedTuple):
     messages: int
     steps: int
     last_event: int
+    handled: int = 0
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing."""
-        return not any(self[:-1])
+        return not any(self[:-2])
 
 
 class Copies:
@@ -124,7 +128,7 @@ class Copies:
     def holdings(self) -> Flow[Holdings]:
         """How much there is. Counts every row."""
         [row] = yield from self._dialect.rows(self._sql["tally"], {})
-        return Holdings(*cast("tuple[int, int, int, int, int, int, int, int, int]", row))
+        return Holdings(*cast("tuple[int, int, int, int, int, int, int, int, int, int]", row))
 
     def relay_us(self) -> Flow[int]:
         """For how many microseconds a relay of this store is believed alive; 0 where none is."""

@@ -11,7 +11,8 @@ SELECT
     (SELECT count(*) FROM semel_event WHERE published_at IS NOT NULL),
     (SELECT count(*) FROM semel_inbox),
     (SELECT count(*) FROM semel_record WHERE state IN (5, 6) AND (steps IS NOT NULL OR request IS NOT NULL)),
-    (SELECT coalesce(max(seq), 0) FROM semel_event);
+    (SELECT coalesce(max(seq), 0) FROM semel_event),
+    (SELECT count(*) FROM semel_inbox WHERE handled_at IS NOT NULL);
 
 -- name: relays
 -- For how many microseconds a relay of this store is still believed alive; none: no row.
