@@ -4,8 +4,6 @@
 PYTHON ?= python3.13 python3.12 python3.11 python3
 # Extra arguments for pytest, the bench or the lock: make test ARGS="-k sqlite", make lock ARGS=--upgrade
 ARGS ?=
-# How many processes test at once: one more than there are cores, since many tests wait for real servers and leases.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -13,19 +11,22 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test suite servers lint types bench compare peers fuzz soak mutate lock clean
+.PHONY: help run test suite coverage servers lint types bench compare peers fuzz soak mutate lock clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 run: .venv/run.stamp ## serve the reference service on 127.0.0.1:8080 (HOST, PORT and SEMEL_URL override)
 	@exec env SEMEL_DEMO=1 $(BIN)/semel serve
 
-test: servers lint ## everything: lint, types, all tests with branch coverage, on real servers
+test: servers lint ## everything: lint, types, all tests, on real servers
 	@$(MAKE) --no-print-directory --jobs=2 types suite # the types in one line among the dots: they need one core, at first
 
 suite: .venv/dev.stamp
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report= $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+coverage: servers .venv/dev.stamp ## all tests under the tracer: which lines and branches did nothing run? (twice the time)
+	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term $(ARGS)
 
 servers: ## install the database servers that come in no wheel (as root, with apt; otherwise say which are missing)
 	@scripts/install-servers
