@@ -38,6 +38,9 @@ WITHOUT_SCHEDULES: Final = ("--simulations", "0")  # they need no server: once i
 
 def main(arguments: Sequence[str]) -> int:
     """Soak store after store; the first exit code that is not 0 ends it."""
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__, flush=True)
+        return subprocess.run([sys.executable, "-m", "semel.testing.soak", "--help"], check=False).returncode
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--stores", "--store", default=",".join(URLS))
     parser.add_argument("--nemeses", type=int, default=1)

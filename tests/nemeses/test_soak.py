@@ -48,6 +48,14 @@ def test_a_short_soak_of_several_stores(tmp_path: Path) -> None:
         assert [each.name for each in path.iterdir()] == ["summary.json"]
 
 
+def test_who_asks_for_help_starts_nothing() -> None:
+    command = [sys.executable, "-m", "tests.nemeses.soak", "--help"]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (process.returncode, process.stderr) == (OK, "")
+    assert "--stores sqlite,redis" in process.stdout
+    assert "--kills KILLS" in process.stdout
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [
