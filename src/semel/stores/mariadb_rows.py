@@ -51,10 +51,14 @@ def claim_all(claims: Sequence[Claim], verdicts: Verdicts, *, here: bool = False
 
 
 def _reserve(claims: list[Claim], wait: int) -> Flow[dict[bytes, Row]]:
-    """The row of each claim whose lock was to be had."""
+    """The row of each claim whose lock was to be had.
+
+    The last one that was answered: Galera says a statement of its own again that another node's has undone
+    (``wsrep_retry_autocommit``), and the rows of the run that was undone have left by then.
+    """
     replies = yield from ask(Reserve([Query(SQL["claim"], _wanted(claim, wait)) for claim in claims]))
     if replies is not None:
-        return {claim.id: rows[0] for claim, rows in zip(claims, replies, strict=True)}
+        return {claim.id: rows[-1] for claim, rows in zip(claims, replies, strict=True)}
     if len(claims) == 1:
         return {}
     half = len(claims) // 2  # one of them is held: the others must not wait for it
