@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from semel import AsyncEngine
 from semel.cli.main import main
+from semel.worker import Reaper
 from tests.cli.everything import fill, fresh
 
 TABLES = ("record", "operation", "bulk", "item", "event", "inbox")
@@ -68,3 +72,22 @@ def test_people_are_told_of_what_there_was(file: Path, capsys: pytest.CaptureFix
     assert main(["purge", "--url", f"sqlite:///{file}"]) == 0
     told = capsys.readouterr().out
     assert told.endswith("0 answers dropped, 2 records forgotten, 1 operations, 6 items, 2 messages\n"), told
+
+
+def test_the_reaper_forgets_the_same_but_for_events_which_their_relay_forgets_in_its_own_time(file: Path) -> None:
+    told: dict[str, float] = {}
+
+    class Hearing:
+        def event(self, name: str, value: float, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
+            if name == "purged":
+                told[labels["kind"]] = value
+
+    held(file, (*ALL_OVER, "UPDATE semel_event SET published_at = 1 WHERE published_at IS NOT NULL"))
+
+    async def reap() -> None:
+        async with AsyncEngine.connect(f"sqlite:///{file}", observer=Hearing()) as engine:
+            await Reaper(engine).purge(chunk=2)
+
+    asyncio.run(reap())
+    assert told == {"answers": 0, "records": 2, "operations": 1, "items": 6, "messages": 2}
+    assert held(file) == {"record": 1, "operation": 0, "bulk": 0, "item": 0, "event": 6, "inbox": 1}

@@ -2,7 +2,7 @@
 
 Each chunk is one short store call of its own, as in ``upkeep.py``. Items and bulks go with their record, operations and
 handled messages after their own retention, events a while after the proof that they were published. What is open,
-UNKNOWN, parked or waits to be published never goes.
+UNKNOWN, parked or waits to be published never goes. The reaper and ``semel purge`` both perform this one sequence.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ def _unobserved(so_far: Purged) -> None:
     return None
 
 
+def _untold(kind: str, gone: int) -> None:
+    return None
+
+
 def purge_events(store: Store, chunk: int, keep_us: int) -> Flow[Purged]:
     """Forget the events that were published longer ago than ``keep_us``, chunk by chunk; how many."""
     events = Events(dialect_of(store, "events"))
@@ -60,25 +64,31 @@ def purge_events(store: Store, chunk: int, keep_us: int) -> Flow[Purged]:
 def purge_all(
     store: Store,
     chunk: int = PURGE_CHUNK,
-    keep_events_us: int = int(KEEP_EVENTS_SECONDS * 1_000_000),
+    keep_events_us: int | None = int(KEEP_EVENTS_SECONDS * 1_000_000),
     progress: Callable[[Purged], None] = _unobserved,
+    tell: Callable[[str, int], None] = _untold,
 ) -> Flow[PurgedAll]:
     """Forget everything whose time is over; the sums.
 
-    Parameters: ``chunk`` how many rows one store call looks at; ``keep_events_us`` how long published events are kept;
-    ``progress`` is told the sums of the walk over the records.
+    Parameters: ``chunk`` how many rows one store call looks at; ``keep_events_us`` how long published events are kept,
+    None where their relay forgets them, which knows how long; ``progress`` is told the sums of the walk over the
+    records; ``tell`` each kind as soon as it is done, so that what failed behind it is not all that is known.
     """
     walked = yield from purge_walk(store, chunk, progress)
-    records = PurgedAll(walked.scanned, walked.answers_dropped, walked.forgotten, 0, 0, 0, 0)
+    tell("answers", walked.answers_dropped)
+    tell("records", walked.forgotten)
+    total = PurgedAll(walked.scanned, walked.answers_dropped, walked.forgotten, 0, 0, 0, 0)
     if not is_kept_by(store):
-        return records
-    operations = yield from purge_operations(store, chunk)
-    items = yield from purge_items(store, chunk)  # after the records: those of the ones that went just now go, too
-    messages = yield from purge_messages(store, chunk)
-    events = yield from purge_events(store, chunk, keep_events_us)
-    return records._replace(
-        operations=operations.forgotten,
-        items=items.forgotten,
-        messages=messages.forgotten,
-        events=events.forgotten,
-    )
+        return total
+    kinds: dict[str, Flow[Purged]] = {
+        "operations": purge_operations(store, chunk),
+        "items": purge_items(store, chunk),  # after the records: those of the ones that went just now go, too
+        "messages": purge_messages(store, chunk),
+    }
+    if keep_events_us is not None:
+        kinds["events"] = purge_events(store, chunk, keep_events_us)
+    gone: dict[str, int] = {}
+    for kind, purge in kinds.items():
+        gone[kind] = (yield from purge).forgotten
+        tell(kind, gone[kind])
+    return total._replace(**gone)

@@ -16,10 +16,9 @@ from semel.engine.aio import AsyncEngine
 from semel.errors import PolicyError, SchemaError, StoreError
 from semel.flow import Flow
 from semel.model import Purged, Record, State
-from semel.protocol.bulk import purge_items
-from semel.protocol.inbox import purge_messages
-from semel.protocol.operations import is_kept_by, lapse, purge_operations
-from semel.protocol.upkeep import PURGE_CHUNK, purge_walk, rest_seconds
+from semel.protocol.operations import lapse
+from semel.protocol.purging import PurgedAll, purge_all
+from semel.protocol.upkeep import PURGE_CHUNK, rest_seconds
 from semel.worker.loop import Loop
 
 LAPSE_CHUNK: Final = 100
@@ -71,23 +70,21 @@ class Reaper(Loop):
                 return marked
 
     async def purge(self, chunk: int = PURGE_CHUNK) -> Purged:
-        """Walk the whole store once; the sums of what was dropped and forgotten. Raises StoreError."""
-        total = await self._drive(purge_walk(self._engine.store, chunk))
-        observer = self._engine.core.observer
-        observer.event("purged", total.answers_dropped, {"kind": "answers"}, {})
-        observer.event("purged", total.forgotten, {"kind": "records"}, {})
-        if is_kept_by(self._engine.store):
-            operations = await self._drive(purge_operations(self._engine.store, chunk))
-            observer.event("purged", operations.forgotten, {"kind": "operations"}, {})
-            items = await self._drive(purge_items(self._engine.store, chunk))
-            observer.event("purged", items.forgotten, {"kind": "items"}, {})
-            messages = await self._drive(purge_messages(self._engine.store, chunk))
-            observer.event("purged", messages.forgotten, {"kind": "messages"}, {})
+        """Walk the whole store once; the sums of what was dropped and forgotten. Raises StoreError.
+
+        Published events are their relay's, which knows how long they are kept.
+        """
+        engine, observer = self._engine, self._engine.core.observer
+
+        def tell(kind: str, gone: int) -> None:
+            observer.event("purged", gone, {"kind": kind}, {})
+
+        total = await self._drive(purge_all(engine.store, chunk, keep_events_us=None, tell=tell))
         # Counting looks at every record, as the walk has just done; oftener would be a burden.
-        counts = await self._engine.perform("counts", self._engine.store.counts)
+        counts = await engine.perform("counts", engine.store.counts)
         for state in State:
             observer.event("records", counts.get(state, 0), {"state": state.name}, {})
-        return total
+        return Purged(total.scanned, total.answers, total.records, None)
 
     async def run(self) -> None:
         """Reap until cancelled. What the store refuses is observed, and tried again at the next look."""
@@ -124,7 +121,7 @@ class Reaper(Loop):
         tell("lapsed", record.operation)
         tell("unknown", record.operation, doubt=record.doubt or "lapsed")
 
-    async def _drive(self, flow: Flow[Purged]) -> Purged:
+    async def _drive(self, flow: Flow[PurgedAll]) -> PurgedAll:
         needed: Any = next(flow)
         try:
             while True:
@@ -133,5 +130,5 @@ class Reaper(Loop):
                 await asyncio.sleep(rest_seconds(done, time.monotonic() - began))
                 needed = flow.send(done)
         except StopIteration as stop:
-            total: Purged = stop.value
+            total: PurgedAll = stop.value
             return total
