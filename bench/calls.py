@@ -9,17 +9,18 @@ through psycopg or asyncpg, with prepared statements.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import uvloop
 
-from bench.probes import SCRIPTS, Probed
+from bench.plain import CLAIMS, COMPLETIONS, CONNECTS, make_plain_table, plain_id
+from bench.probes import Probed
 from bench.protected import migrate
 from bench.stores import for_semel
 from bench.subjects import ANSWER_BODY, PATH
@@ -31,16 +32,6 @@ from semel.rules.classify import Succeeded
 
 WARMUP_SECONDS: Final = 0.2
 _ANSWER: Final = Answer(201, ((b"content-type", b"application/json"),), ANSWER_BODY)
-_HEADERS: Final = b"h" * 60
-_CLAIM: Final = """
-INSERT INTO bench_plain (k, fp, token, lease, expires, state)
-VALUES ({0}, {1}, 1, now() + interval '30 s', now() + interval '24 h', 1)
-ON CONFLICT (k) DO NOTHING RETURNING token
-"""
-_COMPLETE: Final = """
-UPDATE bench_plain SET state = 2, status = 201, headers = {1}, body = {2}
-WHERE k = {0} AND token = 1 AND state = 1
-"""
 
 Pair = Callable[[str], Awaitable[None]]
 
@@ -65,34 +56,16 @@ async def semel_pairs(url: str) -> AsyncIterator[Pair]:
 
 
 @asynccontextmanager
-async def psycopg_pairs(url: str) -> AsyncIterator[Pair]:
-    """The statements of pgbench through psycopg."""
-    import psycopg
-
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True, prepare_threshold=0) as connection:
-        claim, complete = (text.format("%b", "%b", "%b") for text in (_CLAIM, _COMPLETE))
-
-        async def pair(key: str) -> None:
-            id = hashlib.sha256(key.encode()).digest()[:16]
-            await (await connection.execute(claim, (id, bytes(32)), binary=True)).fetchall()
-            done = await connection.execute(complete, (_HEADERS, ANSWER_BODY, id), binary=True)
-            assert done.rowcount == 1
-
-        yield pair
-
-
-@asynccontextmanager
-async def asyncpg_pairs(url: str) -> AsyncIterator[Pair]:
-    """The statements of pgbench through asyncpg."""
-    import asyncpg
-
-    connection = await asyncpg.connect(url.replace("+asyncpg", "", 1))
-    claim, complete = (text.format("$1", "$2", "$3") for text in (_CLAIM, _COMPLETE))
+async def plain_pairs(url: str) -> AsyncIterator[Pair]:
+    """The statements of pgbench, through psycopg or asyncpg."""
+    kind = urlsplit(url).scheme
+    claim, complete = CLAIMS[kind], COMPLETIONS[kind]
+    connection = await CONNECTS[kind](url)
 
     async def pair(key: str) -> None:
-        id = hashlib.sha256(key.encode()).digest()[:16]
-        await connection.fetch(claim, id, bytes(32))
-        assert await connection.execute(complete, id, _HEADERS, ANSWER_BODY) == "UPDATE 1"
+        id = plain_id(key)
+        assert await claim(connection, id)
+        assert await complete(connection, id)
 
     yield pair
     await connection.close()
@@ -100,7 +73,7 @@ async def asyncpg_pairs(url: str) -> AsyncIterator[Pair]:
 
 async def run(kind: str, url: str, ways: int, seconds: float) -> Probed:
     """Make pairs for so long, after a warm-up."""
-    made = semel_pairs if kind == "calls" else asyncpg_pairs if "+asyncpg" in url else psycopg_pairs
+    made = semel_pairs if kind == "calls" else plain_pairs
     async with made(url) as pair:
         seed = time.time_ns()
         await _crowd(pair, f"{seed}-warm", ways, WARMUP_SECONDS)
@@ -123,20 +96,13 @@ async def _crowd(pair: Pair, seed: str, ways: int, seconds: float) -> int:
     return sum(await asyncio.gather(*(one(way) for way in range(ways))))
 
 
-def _make_table(url: str) -> None:
-    import psycopg
-
-    with psycopg.connect(url.replace("+asyncpg", "", 1), autocommit=True) as database:
-        database.execute((SCRIPTS / "schema.sql").read_bytes())
-
-
 def main() -> None:
     """As told on the command line."""
     kind, url, ways, seconds = json.loads(sys.argv[1])
     if kind == "calls":
         migrate(for_semel(url))
     else:
-        _make_table(url)
+        make_plain_table(url)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         probed: Any = runner.run(run(kind, url, ways, seconds))
     print(json.dumps({"pairs_per_second": probed.pairs_per_second, "pair_cpu_us": probed.pair_cpu_us}))

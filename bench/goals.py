@@ -51,5 +51,10 @@ GOALS: Final = (
             Goal(f"{driver}-calls", 1, f"{driver}-plain", 1, 0.85),
         )
     ),
-    *(Goal("postgresql-atomic", number, "postgresql-commits", number, 1.3) for number in (1, 32, 128)),
+    # Three commits by hand; and Semel's own form, whose claims and answers share theirs with others'.
+    *(
+        Goal("postgresql-atomic", number, three, number, 1.3)
+        for three in ("postgresql-by-hand", "postgresql-commits")
+        for number in (1, 32, 128)
+    ),
 )

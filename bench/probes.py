@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from bench.plain import HEADERS, SCRIPTS
 from bench.processes import BenchError, Child
 from bench.servers import Started
 from bench.subjects import ANSWER_BODY, Probe
@@ -23,8 +24,6 @@ LIMITS: Final[Mapping[str, str]] = {
     "redis": "redis-benchmark",
 }
 """The server's own benchmark, by kind of store."""
-SCRIPTS: Final = Path(__file__).with_name("pgbench")
-_HEADERS: Final = "h" * 60  # about what Semel keeps of an answer's headers
 _TPS: Final = re.compile(r"tps = ([\d.]+)")
 _PER_SECOND: Final = re.compile(r"([\d.]+) requests per second")
 _RECORD_BYTES: Final = 700  # of a record with the bench's answer
@@ -74,7 +73,14 @@ def _pgbench(probe: Probe, started: Started, ways: int, seconds: float) -> Probe
     said = _said(
         [
             *(str(started.programs / "pgbench"), "-n", "-M", "prepared", "-c", str(ways), "-j", str(min(ways, 2))),
-            *("-T", str(max(1, round(seconds))), "-D", f"body={ANSWER_BODY.decode()}", "-D", f"headers={_HEADERS}"),
+            *(
+                "-T",
+                str(max(1, round(seconds))),
+                "-D",
+                f"body={ANSWER_BODY.decode()}",
+                "-D",
+                f"headers={HEADERS.decode()}",
+            ),
             *("-f", str(SCRIPTS / "claim_complete.sql"), url),
         ]
     )

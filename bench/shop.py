@@ -9,17 +9,20 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from bench.plain import CONNECTS
 from bench.protected import protect
 from bench.setup import App, Handler, Handlers, Setup
 from semel import Policy
 from semel.drivers.lifo import AsyncLifo
 
+CONNECTIONS: Final = 16
 _VALUES: Final = ("129.90", "EUR")
 _TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS bench_payment (id {serial} PRIMARY KEY, amount varchar(20), currency char(3))"
@@ -33,10 +36,15 @@ def build(setup: Setup, handlers: Handlers) -> App:
     """Every handler writes its row before it answers."""
     assert setup.store is not None
     kind = urlsplit(setup.store).scheme
-    _make_table(kind, setup.store)
+    make_table(kind, setup.store)
     unit = setup.module == "bench.atomic"
     shop = {path: (_in_unit if unit else _on_own)(handler, kind, setup.store) for path, handler in handlers.items()}
-    return protect(setup, shop, Policy(effects="atomic") if unit else Policy())
+    if not unit:
+        return protect(setup, shop, Policy())
+    if kind != "sqlite":  # as many transactions at once as the shop's own connections could be in
+        options = "&" if urlsplit(setup.store).query else "?"
+        setup = replace(setup, store=f"{setup.store}{options}connections_max={CONNECTIONS}")
+    return protect(setup, shop, Policy(effects="atomic"))
 
 
 def _in_unit(handler: Handler, kind: str, url: str) -> Handler:
@@ -50,9 +58,8 @@ def _in_unit(handler: Handler, kind: str, url: str) -> Handler:
 
 
 def _on_own(handler: Handler, kind: str, url: str) -> Handler:
-    """The shop's connections are as cheap as they can be: kept open, the warmest first, one statement in autocommit."""
     write = WRITES[kind]
-    connections: AsyncLifo[Any] = AsyncLifo(lambda: CONNECTS[kind](url), 16)
+    connections = own_connections(kind, url)
 
     async def pay(request: Request) -> Response:
         connection, _ = await connections.take(60.0)
@@ -63,6 +70,11 @@ def _on_own(handler: Handler, kind: str, url: str) -> Handler:
         return await handler(request)
 
     return pay
+
+
+def own_connections(kind: str, url: str) -> AsyncLifo[Any]:
+    """The shop's connections, as cheap as they can be: kept open, the warmest first, each statement in autocommit."""
+    return AsyncLifo(lambda: CONNECTS[kind](url), CONNECTIONS)
 
 
 async def _write_psycopg(connection: Any) -> None:
@@ -82,31 +94,16 @@ async def _write_sqlite(connection: Any) -> None:
     connection.execute(_ROW.format("?", "?"), _VALUES)
 
 
-async def _connect_psycopg(url: str) -> Any:
-    import psycopg
-
-    return await psycopg.AsyncConnection.connect(url, autocommit=True)
-
-
-async def _connect_asyncpg(url: str) -> Any:
-    import asyncpg
-
-    return await asyncpg.connect(url.replace("+asyncpg", "", 1))
-
-
 WRITES: Final[Mapping[str, Write]] = {
     "postgresql": _write_psycopg,
     "postgresql+asyncpg": _write_asyncpg,
     "mysql": _write_asyncmy,
     "sqlite": _write_sqlite,
 }
-CONNECTS: Final[Mapping[str, Callable[[str], Awaitable[Any]]]] = {
-    "postgresql": _connect_psycopg,
-    "postgresql+asyncpg": _connect_asyncpg,
-}
 
 
-def _make_table(kind: str, url: str) -> None:
+def make_table(kind: str, url: str) -> None:
+    """The shop's table, where there is none yet."""
     if kind == "sqlite":
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
             file.execute(_TABLE.format(serial="integer"))

@@ -67,6 +67,10 @@ def _commits(name: str, store: str) -> Subject:
     return Subject(f"{name}-commits", store, Mode.FRESH, module="bench.commits")
 
 
+def _by_hand(name: str, store: str) -> Subject:
+    return Subject(f"{name}-by-hand", store, Mode.FRESH, module="bench.by_hand", peer=True)
+
+
 BARE: Final = Subject("bare", None, Mode.FRESH, module="bench.bare")
 BARE_FASTAPI: Final = Subject("bare-fastapi", None, Mode.FRESH, module="bench.bare_fastapi", bare="bare-fastapi")
 BARES: Final = (BARE, BARE_FASTAPI)
@@ -79,9 +83,11 @@ SUBJECTS: Final = (
     *_of_store("postgresql", "postgresql"),
     _atomic("postgresql", "postgresql"),
     _commits("postgresql", "postgresql"),
+    _by_hand("postgresql", "postgresql"),
     *_of_store("asyncpg", "postgresql+asyncpg"),
     _atomic("asyncpg", "postgresql+asyncpg"),
     _commits("asyncpg", "postgresql+asyncpg"),
+    _by_hand("asyncpg", "postgresql+asyncpg"),
     *_of_store("mariadb", "mariadb"),
     _atomic("mariadb", "mariadb"),
 )
