@@ -187,7 +187,7 @@ def test_a_claim_in_neither_half_is_asked_three_times_and_then_in_progress(conni
         one = engine.core.attempt(command("k"))
         flow: Flow[Any] = engine.store.claim([one])
         next(flow)
-        for _ in range(postgres_rows.ASKED_AGAIN_MAX - 1):
+        for _ in range(2):  # neither of these may be the answer already
             flow.send([])
         with pytest.raises(StopIteration) as stop:
             flow.send([])

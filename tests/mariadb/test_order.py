@@ -1,0 +1,30 @@
+"""Every batch is sent in the order of its ids: two that lock the same rows in opposite orders die of a deadlock.
+
+A driver says what a deadlock undid again, so that nothing breaks without the order; it only costs, and nobody would
+see it. What is sent is looked at, and no server is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semel.flow import Flow
+from semel.rules.decide import first_grant
+from semel.stores.mariadb import MariadbStore
+from semel.testing.attempts import attempt, word
+
+CLAIMS = [attempt(f"k{number}") for number in range(50)]
+IDS = [claim.id for claim in CLAIMS]
+
+
+def sent(flow: Flow[Any]) -> list[bytes]:
+    """The ids of a flow's first round trip, as they go out."""
+    needed: Any = next(flow)
+    return [part.params["id"] for part in needed.parts]
+
+
+def test_a_batch_is_sorted_and_each_record_is_in_it_once() -> None:
+    assert sorted(IDS) != IDS
+    words = [word(first_grant(claim, 1)) for claim in CLAIMS]
+    assert sent(MariadbStore().claim([*CLAIMS, CLAIMS[0]])) == sorted(IDS)
+    assert sent(MariadbStore().settle([*words, words[0]])) == sorted(IDS)
