@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from semel.engine.bulk import BulkItem, BulkPolicy
-from semel.errors import BulkRefused, ConfigurationError, InvalidKey, MissingKey, PolicyError
+from semel.errors import BulkRefused, ConfigurationError, InvalidKey, MissingKey, NothingHappened, PolicyError
 from semel.rules.items import ItemState, Tally
 from tests.bulk.fellows import Fellow, Home, counts, numbered
 
@@ -90,10 +91,23 @@ def test_equal_lines_are_items_of_their_own(make_fellow: Make) -> None:
 
 
 def test_a_number_may_have_more_digits_than_python_makes_an_int_of(make_fellow: Make) -> None:
-    items = [b'{"clientItemId": 7, "n": %s}' % (b"1" * 5000)]
-    fellow = make_fellow()
-    [outcome] = fellow.outcomes(fellow.run(items, nothing))
-    assert (outcome.item_id, outcome.state) == ("7", ItemState.SUCCEEDED)
+    digits = b"1" * 5000
+    items = [b'{"clientItemId": %d, "n": [%s, 3]}' % (place, digits) for place in (7, 8)]
+
+    async def reads(item: BulkItem) -> None:
+        assert item.value["n"] == [Decimal(digits.decode()), 3]
+        if item.id == "8":
+            raise NothingHappened("its account is locked")
+
+    fellow = make_fellow(effects="external")
+    done = fellow.run(items, reads)
+    assert [(outcome.item_id, outcome.state) for outcome in fellow.outcomes(done)] == [
+        ("7", ItemState.SUCCEEDED),
+        ("8", ItemState.FAILED),
+    ]
+    [left] = fellow.bulk.retryable(done.operation_id, items)
+    assert left == b'{"clientItemId":8,"n":[%s,3]}' % digits
+    assert fellow.run([left], nothing, key="another").tally == Tally(1, 1, 1, 0, 0, 0)
 
 
 def test_the_same_list_from_a_file_from_values_and_from_a_stream_is_one_list(

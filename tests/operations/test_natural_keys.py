@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.applications import Starlette
 
 from semel import AsyncEngine, KeyFormat, Permit, Policy
-from semel.errors import ConfigurationError, PolicyError
+from semel.errors import ConfigurationError, InvalidBody, InvalidKey, PolicyError
 from semel.integrations.fastapi import Semel
 from semel.rules.references import Source
 from semel.web.openapi import describe_operation
@@ -134,6 +134,17 @@ def test_a_path_without_the_parameter_is_refused() -> None:
 
 def test_pointers_are_escaped_as_json_pointers() -> None:
     assert Source.of("key_from", "body:/a~1b/c~0d").find((), b'{"a/b": {"c~d": "x"}}') == "x"
+
+
+def test_numbers_are_what_is_written_however_many_digits_they_have() -> None:
+    source = Source.of("key_from", "body:/id")
+    digits = "9" * 5000
+    assert source.find((), b'{"id": 42, "note": %s}' % digits.encode()) == "42"
+    with pytest.raises(InvalidKey, match="body member '/id' is this command's key; send 1 to 255 visible ASCII"):
+        source.key((), b'{"id": %s}' % digits.encode())
+    for value in (b"true", b"4.5", b"[1]"):
+        with pytest.raises(InvalidBody, match="'/id' must be a text or a whole number"):
+            source.find((), b'{"id": %s}' % value)
 
 
 # --- FastAPI, with business references on a real store --------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,7 +20,17 @@ from semel.protocol.bulk import BulkRun, Handled
 from semel.rules.blame import is_wrong_for_all
 from semel.rules.classify import Succeeded
 from semel.rules.identity import derived_key, frame, record_id, uuid_bytes, uuid_text
-from semel.rules.items import Done, ItemOutcome, ItemState, ListedItem, ListTerms, Tally, checked_text, tally_of
+from semel.rules.items import (
+    Done,
+    ItemOutcome,
+    ItemState,
+    ListedItem,
+    ListTerms,
+    Tally,
+    checked_text,
+    read_item,
+    tally_of,
+)
 from semel.rules.keys import KEY_LENGTH_MAX
 from semel.stores.base import Store
 from semel.stores.items import Items
@@ -169,8 +178,8 @@ class BulkItem:
 
     @property
     def value(self) -> Any:
-        """The item as Python values."""
-        return json.loads(self.raw)
+        """The item as Python values; a whole number of more digits than Python makes an int of is a ``Decimal``."""
+        return read_item(self.raw)
 
     def key_for(self, name: str, ordinal: int = 0) -> str:
         """A key for one downstream call of this item, stable over retries, takeovers and a lost claim.

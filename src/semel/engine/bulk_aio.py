@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import closing, suppress
 from itertools import islice
@@ -35,7 +34,7 @@ from semel.flow import Flow, ask
 from semel.model import Superseded
 from semel.protocol.asks import Begin, Perform, Rollback, Unit
 from semel.protocol.bulk import BulkRun, HandleInside, HandleOutside, Read
-from semel.rules.items import ItemOutcome, ItemState, ListedItem, Tally
+from semel.rules.items import ItemOutcome, ItemState, ListedItem, Tally, given_again
 from semel.stores.items import Items
 
 T = TypeVar("T")
@@ -129,12 +128,15 @@ class AsyncBulk:
             after = page[-1].place
 
     async def retryable(self, operation_id: str, items: Source | AsyncIterable[Any]) -> AsyncIterator[Any]:
-        """Those of the same ``items`` that failed and may be tried again, for a new bulk under a new key."""
+        """Those of the same ``items`` that failed and may be tried again, for a new bulk under a new key.
+
+        As Python values; one with a whole number of more digits than Python makes an int of as its JSON (bytes).
+        """
         with closing(ItemSpool(self.policy.list_terms)) as spool:
             await _fill(spool, items)
             async for outcome in self.outcomes(operation_id, state=ItemState.FAILED, retryable=True):
                 for listed in spool.page(outcome.place, 1):
-                    yield json.loads(listed.raw)
+                    yield given_again(listed.raw)
 
 
 class _AsyncWork:

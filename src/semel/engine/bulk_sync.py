@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from typing import Any, TypeVar
@@ -30,7 +29,7 @@ from semel.flow import Flow, ask
 from semel.model import Superseded
 from semel.protocol.asks import Begin, Perform, Rollback, Unit
 from semel.protocol.bulk import HandleInside, HandleOutside, Read
-from semel.rules.items import ItemOutcome, ItemState, Tally
+from semel.rules.items import ItemOutcome, ItemState, Tally, given_again
 from semel.stores.items import Items
 
 T = TypeVar("T")
@@ -148,12 +147,15 @@ class Bulk:
             after = page[-1].place
 
     def retryable(self, operation_id: str, items: Source) -> Iterator[Any]:
-        """Those of the same ``items`` that failed and may be tried again, for a new bulk under a new key."""
+        """Those of the same ``items`` that failed and may be tried again, for a new bulk under a new key.
+
+        As Python values; one with a whole number of more digits than Python makes an int of as its JSON (bytes).
+        """
         with closing(ItemSpool(self.policy.list_terms)) as spool:
             fill(spool, items)
             for outcome in self.outcomes(operation_id, state=ItemState.FAILED, retryable=True):
                 for listed in spool.page(outcome.place, 1):
-                    yield json.loads(listed.raw)
+                    yield given_again(listed.raw)
 
 
 class _Work:

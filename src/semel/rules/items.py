@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import IntEnum
 from typing import Any, Final, Literal, NamedTuple
 
@@ -141,6 +142,35 @@ def written_item(value: Any) -> bytes:
     Raises TypeError and ValueError where it is none.
     """
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def read_item(raw: bytes) -> Any:
+    """An item's JSON as Python values; a whole number with too many digits for an int is a Decimal, digit for digit.
+
+    Python makes no int of more than ``sys.get_int_max_str_digits()`` digits (4,300, unless somebody says otherwise).
+
+    >>> read_item(b'{"n":7}'), read_item(b'{"n":%s}' % (b"9" * 5000))["n"] > 10**4998
+    ({'n': 7}, True)
+    """
+    try:
+        return json.loads(raw)
+    except ValueError:  # of canonical JSON this alone can be wrong, and a number is no reason to doubt an item
+        return json.loads(raw, parse_int=_whole_number)
+
+
+def given_again(raw: bytes) -> Any:
+    """An item for another list: as Python values, or its JSON where a number has too many digits for an int."""
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return raw
+
+
+def _whole_number(digits: str) -> int | Decimal:
+    try:
+        return int(digits)
+    except ValueError:
+        return Decimal(digits)
 
 
 def named_item(raw: bytes, place: int, member: str | None, bytes_max: int) -> Named:

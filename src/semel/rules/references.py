@@ -86,9 +86,9 @@ class Source:
             value = value.get(step)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (str, int)):
+        if not isinstance(value, str):
             raise InvalidBody(f"The {self.text} must be a text or a whole number; send one.")
-        return str(value)
+        return value
 
     def key(self, params: Iterable[tuple[str, str]], body: bytes) -> str:
         """What is there, as the command's key. Raises MissingKey, InvalidKey and InvalidBody, naming what to send."""
@@ -133,8 +133,9 @@ def check_sources(key_from: str | None, reference_from: str | None, *, required:
 
 def _document(body: bytes, what: str) -> object:
     try:
-        return json.loads(body, object_pairs_hook=_members)
-    except (ValueError, RecursionError):  # no JSON, not UTF-8, a member twice, a number without end
+        # Digits stay as they are written: Python makes no int of thousands, wherever in the body they stand.
+        return json.loads(body, object_pairs_hook=_members, parse_int=str)
+    except (ValueError, RecursionError):  # no JSON, not UTF-8, a member twice
         raise InvalidBody(f"The {what} cannot be read: send a JSON object that names each member once.") from None
 
 
