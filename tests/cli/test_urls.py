@@ -59,10 +59,14 @@ WRONG = {
     "synchronous": ("OFF", "FULL, NORMAL"),
     "tls": ("maybe", "yes or no"),
     "tls_ca": ("/nowhere/ca.pem", "a file of certificates"),
+    **{
+        f"ssl_{part}": ("/nowhere", "there is no '/nowhere'") for part in ("ca_certs", "ca_path", "certfile", "keyfile")
+    },
     "wait_replicas": ("-1", "from 0 to 100"),
     "wait_seconds": ("9", "less than patience_seconds"),
 }
-ANY_VALUE = {"charset", "socket", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "unix_socket"}
+PLACES_HERE = {"tls_ca", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"}
+ANY_VALUE = {"charset", "socket", "unix_socket"}
 PAIRS = [(scheme, option) for scheme, options in OPTIONS.items() for option in options]
 
 
@@ -89,7 +93,7 @@ def test_every_option_is_taken(scheme: str, option: str) -> None:
         made = connect_backend(f"{url_of(scheme)}?{option}={VALUES[option]}")
         assert made.accepts_loss is (option == "persistence")
     else:
-        assert option in ANY_VALUE | {"tls_ca"}
+        assert option in ANY_VALUE | PLACES_HERE
     if option in WRONG:
         value, allowed = WRONG[option]
         with pytest.raises(UrlError, match=allowed) as told:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+from contextlib import closing
 from typing import Any
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from semel import Engine
+from semel.drivers.postgres_errors import cannot_connect
 from semel.engine.connect import connect_backend
-from semel.errors import UrlError
+from semel.errors import StoreUnavailable, UrlError
 
 
 def test_sqlalchemys_name_of_psycopg_is_understood() -> None:
@@ -29,11 +33,50 @@ def test_sqlalchemys_name_of_psycopg_is_understood() -> None:
         ("sqlite://:memory:", "forgets with the process: memory://$"),
         ("sqlite:///:memory:", "forgets with the process: memory://$"),
         ("sqlite://shop.db", "sqlite:// needs three slashes before the path: sqlite:///shop.db"),
+        (
+            "sqlite+aiosqlite:///x.db",
+            r"unknown store 'sqlite\+aiosqlite': there is no 'aiosqlite' of it here; write",
+        ),
+        ("postgresql+pg8000://h/shop", "write postgresql://$"),
+        ("postgresql+psycopg3://h/shop", "write postgresql://$"),
+        ("mysql+mysqldb://h/shop", r"did you mean 'mysql\+pymysql'\?"),
+        ("redis+clustre://h", r"did you mean 'redis\+cluster'\?"),
+        ("valkey://h", "write redis://$"),
+        ("postgresql://app@::1:5432/shop", r"an IPv6 address stands in brackets: postgresql://app@\[::1\]:5432/app"),
+        ("postgresql://app@[::1:5432/shop", "an IPv6 address stands in brackets"),
+        ("postgresql://app@h/sh%FFop", "libpq cannot read the store URL"),
+        ("postgresql://a%FFpp@h/shop", "libpq cannot read the store URL"),
+        ("postgresql+asyncpg://h/shop?ssl=require", "such as sslmode=require"),
+        ("mysql://app@h:0/shop", "the port of the store URL must be a number from 1 to 65535"),
     ],
 )
 def test_what_is_refused_is_told_what_would_do(url: str, said: str) -> None:
     with pytest.raises(UrlError, match=said):
         connect_backend(url)
+
+
+@pytest.mark.parametrize("option", ["sslmode=foo", "target_session_attrs=foo", "keepalives=x", "service=nobody"])
+def test_what_libpq_finds_wrong_by_itself_is_not_told_as_a_server_that_is_away(option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        engine = Engine.connect(f"postgresql://app@127.0.0.1:{silent.getsockname()[1]}/shop?{option}")
+        with closing(engine), pytest.raises(StoreUnavailable, match="an option of the URL is wrong"):
+            engine.open()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("server does not support SSL, but SSL was required", "sslmode and sslrootcert"),
+        ('root certificate file "/nowhere" does not exist', "sslmode and sslrootcert"),
+        ("server is in hot standby mode", "target_session_attrs"),
+        ("session is read-only", "target_session_attrs"),
+        ('FATAL:  unrecognized configuration parameter "foo"', "an option of the URL is wrong"),
+        ('FATAL:  database "SSL" does not exist', "the database does not exist"),
+        ("Connection refused", "check that the server runs"),
+    ],
+)
+def test_a_connection_that_postgresql_refuses_is_told_what_would_do(text: str, said: str) -> None:
+    assert said in str(cannot_connect(text)).rpartition("(")[2]
 
 
 @pytest.mark.parametrize("written", ["-c%20search_path%3Dshop", "-c+search_path%3Dshop"])

@@ -14,10 +14,11 @@ from semel import Answer, Engine, Policy
 from semel.cli.main import main
 from semel.engine.needs import Needs
 from semel.errors import ConfigurationError
+from semel.flow import perform
 from semel.functions import command as declared_command
 from semel.model import Find
 from semel.stores.base import Observed
-from semel.stores.redis_settings import _judged, info
+from semel.stores.redis_settings import _judged, info, memory
 from semel.web.caller import single_caller
 from tests.engine.shells import MADE, command
 from tests.redis.conftest import Opens
@@ -119,6 +120,12 @@ def test_what_info_says(facts: str, check: str, level: str) -> None:
 def test_replicas_are_wanted_and_missing() -> None:
     [seen] = [seen for seen in _judged(info(b"connected_slaves:1"), 2) if seen.check == "replicas"]
     assert (seen.level, seen.remedy) == ("warning", "connect more replicas, or lower wait_replicas")
+
+
+def test_each_servers_memory_is_told_once() -> None:
+    """A server answers for each of its tags, with a little more in use each time."""
+    replies = [f"run_id:{run}\nused_memory:{used}\nmaxmemory:9".encode() for used, run in enumerate("aabbba")]
+    assert perform(memory((b"t",) * 6), lambda asked: replies) == {(5, 9), (4, 9)}
 
 
 def test_what_cannot_be_used_is_refused_whatever_was_accepted() -> None:

@@ -41,7 +41,7 @@ def server(url: str) -> Server:
             {"password": "pw", "db": 2},
         ),
         ("redis+unix://:pw@/run/redis.sock?db=2", (Node("/run/redis.sock", 0),), {"password": "pw", "db": 2}),
-        ("rediss://h?ssl_ca_certs=/ca.pem", (Node("h", 6379),), {"ssl_ca_certs": "/ca.pem", "db": 0}),
+        (f"rediss://h?ssl_ca_certs={__file__}", (Node("h", 6379),), {"ssl_ca_certs": __file__, "db": 0}),
     ],
 )
 def test_what_a_url_names(url: str, nodes: tuple[Node, ...], options: dict[str, Any]) -> None:

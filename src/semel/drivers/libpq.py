@@ -20,10 +20,12 @@ def understands(conninfo: str) -> bool:
 
     >>> understands("postgresql://app@localhost/shop"), understands("postgresql://app:a b@localhost/shop")
     (True, False)
+    >>> understands("postgresql://app@localhost/sh%FFop")
+    False
     """
     try:
         conninfo_to_dict(conninfo)
-    except ProgrammingError:
+    except (ProgrammingError, UnicodeDecodeError):  # the second where what is percent-encoded is no UTF-8
         return False
     return True
 

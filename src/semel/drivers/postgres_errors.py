@@ -74,17 +74,36 @@ _WORDS: Final = (
 )
 
 
+_OPTION: Final = "an option of the URL is wrong: correct it, or leave it out"
+_TLS: Final = "TLS failed: check the URL's sslmode and sslrootcert, and whether the server has TLS at all"
+_SESSION: Final = "the URL's target_session_attrs asks for another kind of server: name that server, or leave it out"
+# What the library finds wrong by itself, whether or not a server runs.
+_OF_THE_LIBRARY: Final = (
+    (" for connection option", _OPTION),
+    ("invalid sslmode", _OPTION),
+    ("_attrs value", _OPTION),
+    ("definition of service", _OPTION),
+    ("unrecognized configuration parameter", _OPTION),
+    ("invalid value for parameter", _OPTION),
+    ("SSL", _TLS),
+    ("certificate", _TLS),
+    ("hot standby mode", _SESSION),
+    ("session is", _SESSION),
+)
+
+
 def _by_words(text: str) -> str:
     said = text.partition("FATAL:")[2]
-    return next((sqlstate for words, sqlstate in _WORDS if words in said), "")
+    return next((_REMEDIES[sqlstate] for words, sqlstate in _WORDS if words in said), "") or next(
+        (remedy for words, remedy in _OF_THE_LIBRARY if words in text),
+        "check that the server runs and that the URL names its host and port",
+    )
 
 
 def cannot_connect(text: str, sqlstate: str | None = None) -> StoreUnavailable:
     """The error for a connection that could not be opened: nothing was sent."""
     text = text.strip().splitlines()[0] if text.strip() else "no answer"
-    remedy = _REMEDIES.get(
-        sqlstate or _by_words(text), "check that the server runs and that the URL names its host and port"
-    )
+    remedy = _REMEDIES.get(sqlstate or "") or _by_words(text)
     # libpq quotes a URL that it cannot read, with what is secret in it
     return StoreUnavailable(f"PostgreSQL cannot be reached: {shown_url(text)} ({remedy})")
 

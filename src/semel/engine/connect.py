@@ -52,7 +52,10 @@ def connect_backend(url: str) -> Backend:
     try:
         parts = urlsplit(url)
     except ValueError as error:  # brackets that are no IPv6 address, and hosts that Unicode would make into others
-        raise UrlError(f"the host of the store URL cannot be understood ({type(error).__name__}); {_EXAMPLE}") from None
+        raise UrlError(
+            f"the host of the store URL cannot be understood ({type(error).__name__}): an IPv6 address stands in "
+            "brackets, [ and ] of a password are written %5B and %5D"
+        ) from None
     parts = parts._replace(scheme=_SPELT.get(parts.scheme, parts.scheme))
     make = _SCHEMES.get(parts.scheme)
     if make is None:
@@ -104,13 +107,21 @@ def _of_a_package(scheme: str, url: str) -> Backend:
                 "its entry point must be a function of the URL that answers a semel.engine.backend.Backend"
             )
         return replace(backend, url=url)
+    raise UrlError(f"unknown store {scheme!r}{_meant_store(scheme)}")
+
+
+def _meant_store(scheme: str) -> str:
+    """What an unknown scheme was probably meant to be; all that is known where nothing is near."""
     if scheme in _MEANT:
-        raise UrlError(f"unknown store {scheme!r}: {_MEANT[scheme]}")
-    others = entry_points(group=GROUP).names
-    known = sorted({*_SCHEMES, *others})
+        return f": {_MEANT[scheme]}"
+    known = sorted({*_SCHEMES, *entry_points(group=GROUP).names})
+    base, plus, library = scheme.partition("+")
+    if plus and base in _SCHEMES:
+        takes = [each.partition("+")[2] for each in known if each.startswith(f"{base}+")]
+        near = [f"{base}+{each}" for each in difflib.get_close_matches(library, takes, n=1)]
+        return f"; did you mean {near[0]!r}?" if near else f": there is no {library!r} of it here; write {base}://"
     near = difflib.get_close_matches(scheme, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}; {_OTHERS}"
-    raise UrlError(f"unknown store {scheme!r}{hint}")
+    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}; {_OTHERS}"
 
 
 def _mariadb(url: SplitResult, options: dict[str, str]) -> Backend:
@@ -218,6 +229,9 @@ _SPELT: Final[Mapping[str, str]] = {"postgresql+psycopg": "postgresql"}  # as SQ
 _MEANT: Final[Mapping[str, str]] = {
     "postgresql+psycopg2": "Semel runs on psycopg 3; write postgresql://",
     "postgres+psycopg2": "Semel runs on psycopg 3; write postgresql://",
+    "postgresql+psycopg3": "it is what postgresql:// runs on; write postgresql://",
+    "valkey": "Valkey speaks Redis' protocol; write redis://",
+    "valkeys": "Valkey speaks Redis' protocol; write rediss://",
 }
 
 _POOL: Final = ("connections_max", "patience_seconds", "persistence")

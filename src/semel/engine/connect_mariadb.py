@@ -40,9 +40,11 @@ def mariadb_url(url: SplitResult, options: dict[str, str]) -> Backend:
     if _DATABASE.fullmatch(database) is None:
         raise UrlError(f"{url.scheme}:// needs the name of a database after the host, {_EXAMPLE}")
     try:
-        port = url.port or 3306
+        port = 3306 if url.port is None else url.port
     except ValueError:
-        raise UrlError(f"the port of the store URL must be a number from 1 to 65535, {_EXAMPLE}") from None
+        port = 0
+    if not port:
+        raise UrlError(f"the port of the store URL must be a number from 1 to 65535, {_EXAMPLE}")
     if not url.hostname and socket is None:
         raise UrlError(f"{url.scheme}:// needs a server, {_EXAMPLE}")
     return mariadb_backend(

@@ -70,6 +70,8 @@ def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
 def _check_ports(url: SplitResult) -> None:
     """Refuse a port that is none, of any of the hosts; libpq would look it up as the name of a service."""
     for place in url.netloc.rpartition("@")[2].split(","):
+        if place.count(":") > 1 and not place.startswith("["):
+            raise UrlError("an IPv6 address stands in brackets: postgresql://app@[::1]:5432/app")
         port = place.rpartition(":")[2] if ":" in place.rpartition("]")[2] else ""
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise UrlError("the port of the store URL must be a number from 1 to 65535; in a password write : as %3A")
@@ -87,6 +89,8 @@ def _check_libpq(options: dict[str, str]) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"Semel's own are {', '.join(_OWN)}; the others libpq's"
             raise UrlError(f"unknown option {name!r} in the store URL; {hint}")
+    if options.get("ssl", "true") != "true":
+        raise UrlError("ssl can only be true in a PostgreSQL URL; all else is libpq's sslmode, such as sslmode=require")
 
 
 def _check_whole(plain: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, Final
 from urllib.parse import SplitResult, unquote
@@ -41,7 +42,7 @@ def redis_url(url: SplitResult, options: dict[str, str]) -> Backend:
     if _PREFIX.fullmatch(prefix) is None:
         raise UrlError(f"prefix must be 1 to 40 letters, digits, '_', '.' or '-'; it is {prefix!r}")
     cluster, tls, socket = "cluster" in url.scheme, url.scheme.startswith("rediss"), url.scheme == "redis+unix"
-    given: dict[str, Any] = {name: options.pop(name) for name in _TLS_OPTIONS if tls and name in options}
+    given: dict[str, Any] = {name: _place(name, options.pop(name)) for name in _TLS_OPTIONS if tls and name in options}
     service = ""
     if "sentinel" in url.scheme:
         service, url = _service(url)
@@ -125,6 +126,13 @@ def _node(place: str, usual: int) -> tuple[str, int]:
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise UrlError(f"the server in a Redis URL is host:port, {_EXAMPLE}")
     return host.strip("[]"), int(port)
+
+
+def _place(name: str, path: str) -> str:
+    """A path of certificates or a key, which redis-py would miss only when it connects, as a server that is away."""
+    if not os.path.exists(path):
+        raise UrlError(f"{name} must name what is there on this machine; there is no {path!r}")
+    return path
 
 
 def _service(url: SplitResult) -> tuple[str, SplitResult]:

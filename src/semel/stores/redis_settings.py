@@ -35,9 +35,10 @@ def setting(tags: tuple[bytes, ...], name: str) -> Flow[set[str]]:
 
 def memory(tags: tuple[bytes, ...]) -> Flow[set[tuple[int, int]]]:
     """Bytes in use and allowed (0: no bound), of each server."""
-    calls = tuple([Call(None, (), (b"memory",), "INFO", at=tag) for tag in tags])
-    facts = map(info, (yield from ask(Calls(calls))))
-    return {(int(each.get("used_memory", "0")), int(each.get("maxmemory", "0"))) for each in facts}
+    calls = tuple([Call(None, (), (b"server", b"memory"), "INFO", at=tag) for tag in tags])
+    # A server is asked once for each tag, and has a little more in use each time.
+    servers = {facts.get("run_id", ""): facts for facts in map(info, (yield from ask(Calls(calls))))}
+    return {(int(each.get("used_memory", "0")), int(each.get("maxmemory", "0"))) for each in servers.values()}
 
 
 def info(text: bytes) -> Mapping[str, str]:
