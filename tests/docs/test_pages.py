@@ -23,6 +23,7 @@ from semel.web.operations import BAD_QUERY, NOT_FOUND
 from semel.web.problem import KINDS, Kind
 from semel.web.surface import Surface
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors, blocks, documents, links, name_of
+from tests.nemeses.lines import LOSING, SOUND
 
 RECORDS = sorted((DOCS / "internals/decisions").glob("*.md"))
 
@@ -67,10 +68,32 @@ def test_a_test_that_is_not_there_is_not_named(generator: dict[str, Any], name: 
 
 def test_every_invariant_has_tests_that_exist(generator: dict[str, Any]) -> None:
     invariants = generator["INVARIANTS"]
-    assert [found.name.split()[0] for found in invariants] == [f"I{number}" for number in range(1, 8)]
+    assert [found.name.split()[0] for found in invariants] == [f"I{number}" for number in range(1, 9)]
     for found in invariants:
         assert found.tests, found.name
         assert all(generator["_test"](name) for name in found.tests)
+
+
+def test_what_a_setting_keeps_is_what_the_nemeses_found(generator: dict[str, Any]) -> None:
+    """A cell that says otherwise is not written, and what was done to a server is in some cell of its store."""
+    cell, shown = generator["Cell"], generator["_cell"]
+    for says, line in (
+        ("kept", "server killed redis external none"),
+        ("**lost**", "server killed redis external always"),
+        ("kept", "no such nemesis"),
+    ):
+        with pytest.raises(LookupError, match="something else comes of it"):
+            shown(cell(says, (), (line,)))
+    named = {name for setting in generator["SETTINGS"] for found in setting.cells for name in found.played}
+    wanted = {
+        str(line)
+        for line in (*SOUND, *LOSING)
+        if line.nemesis in ("server killed", "immediate stop", "backend killed")
+        or "standby" in line.nemesis
+        or "cut off" in line.nemesis
+        or (line.nemesis == "full disk" and line.store != "redis")  # whose column is memory: its disk is in the prose
+    }
+    assert named == wanted
 
 
 def test_every_folder_of_tests_is_in_the_overview() -> None:
