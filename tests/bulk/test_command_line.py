@@ -106,6 +106,28 @@ def test_what_may_be_tried_again_comes_out_of_the_same_list(
     assert said(capsys, *asked)[0] == 2
 
 
+def test_items_that_the_bulks_own_limits_refused_do_not_make_it_another_list(
+    url: str, tmp_path: Path, capsys: Capture
+) -> None:
+    def handler(item: BulkItem) -> None:
+        raise ItemFailed("LOCKED", retryable=True)
+
+    lines = [b'{"clientItemId":"a"}', b'{"clientItemId":"b","note":"%s"}' % (b"x" * 100), b"{", b'{"clientItemId":"d"}']
+    whole = tmp_path / "list.jsonl"
+    whole.write_bytes(b"".join(line + b"\r\n" for line in lines))
+    engine = Engine.connect(url)
+    engine.migrate()
+    with engine:
+        bulk = Bulk(engine, operation="count", effects="atomic", bad_item="fail", item_bytes_max=100)
+        done = bulk.run(lines, handler, key="monday", caller="alice")
+        assert [each.error_code for each in bulk.outcomes(done.operation_id)] == [
+            *("LOCKED", "ITEM_TOO_LARGE", "ITEM_MALFORMED", "LOCKED"),
+        ]
+        assert bulk.run(whole, handler, key="monday", caller="alice").replayed
+    code, out, err = said(capsys, "monday", "--failed-retryable", "--list", str(whole), "--url", url)
+    assert (code, out.encode(), err) == (0, lines[0] + b"\n" + lines[3] + b"\n", "")
+
+
 @pytest.mark.parametrize(
     ("named", "code", "text"),
     [

@@ -20,7 +20,7 @@ from semel.engine.sync import Engine
 from semel.errors import BulkRefused
 from semel.model import OPEN_STATES, Find, Record
 from semel.rules.identity import uuid_bytes, uuid_text
-from semel.rules.items import ItemOutcome, ItemState, ListTerms, Tally
+from semel.rules.items import ItemOutcome, ItemState, ListTerms, Tally, unnamed_id
 from semel.stores.items import Failures, Items
 
 CODES_MAX: Final = 20
@@ -124,7 +124,7 @@ def _again(
     """Those of the same list that failed and may be tried again, a page at a time."""
     if record is None:
         raise NotFound("the bulk's record is forgotten: nothing tells whether FILE is its list")
-    with closing(ItemSpool(ListTerms(options.member or None, *_ANY_LIST))) as spool:
+    with closing(ItemSpool(ListTerms(options.member or None, *_ANY_LIST), _refused(engine, items, id))) as spool:
         try:
             fill(spool, Path(options.list))
             same = spool.fingerprint() == record.fingerprint
@@ -136,7 +136,7 @@ def _again(
                 "member than clientItemId names its items, give --member"
             )
         after = -1
-        while page := _retryable(engine, items, id, after):
+        while page := _failed(engine, items, id, after, retryable=True):
             for outcome in page:
                 [listed] = spool.page(outcome.place, 1)
                 out.raw(listed.raw.decode() + "\n")
@@ -144,8 +144,18 @@ def _again(
     out.flush()
 
 
-def _retryable(engine: Engine, items: Items, id: bytes, after: int) -> list[ItemOutcome]:
-    return engine.perform("bulk", lambda: items.page(id, after, PAGE, ItemState.FAILED, True))
+def _refused(engine: Engine, items: Items, id: bytes) -> set[int]:
+    """The places of items that the bulk's own limits refused, which nobody else knows; they failed without a name."""
+    places: set[int] = set()
+    after = -1
+    while page := _failed(engine, items, id, after, retryable=False):
+        places.update(outcome.place for outcome in page if outcome.item_id == unnamed_id(outcome.place))
+        after = page[-1].place
+    return places
+
+
+def _failed(engine: Engine, items: Items, id: bytes, after: int, *, retryable: bool) -> list[ItemOutcome]:
+    return engine.perform("bulk", lambda: items.page(id, after, PAGE, ItemState.FAILED, retryable))
 
 
 def line(tally: Tally) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from semel.errors import BulkRefused
@@ -30,8 +30,10 @@ CACHE_KIB: Final = 4096
 class ItemSpool:
     """The list. Filled by one thread at a time, then read; ``close`` gives the disk back."""
 
-    def __init__(self, terms: ListTerms) -> None:
+    def __init__(self, terms: ListTerms, failed: Collection[int] = ()) -> None:
+        """``failed``: places whose items the limits refused when the list was first read."""
         self._terms = terms
+        self._failed = failed
         self._lock = threading.Lock()
         self._digest = ListDigest()
         self.total = 0
@@ -69,6 +71,9 @@ class ItemSpool:
             raise BulkRefused(
                 None, None, f"it has more than {self._terms.items_max} items; send it in parts", "TOO_MANY_ITEMS"
             )
+        if place in self._failed:
+            self._keep_bad(raw, "ITEM_MALFORMED")
+            return
         try:
             named = named_item(raw, place, self._terms.member, self._terms.item_bytes_max)
             item_id = self._name(named, place)
@@ -98,8 +103,11 @@ class ItemSpool:
     def _bad(self, raw: bytes, refused: BulkRefused) -> None:
         if self._terms.bad_item == "refuse":
             raise refused
+        self._keep_bad(raw, refused.code)
+
+    def _keep_bad(self, raw: bytes, code: str) -> None:
         # It is part of what was asked for: the same list with it put right is another list.
-        self._keep(unnamed_id(self.total), hashlib.sha256(raw).digest(), refused.code)
+        self._keep(unnamed_id(self.total), hashlib.sha256(raw).digest(), code)
 
     def _keep(self, item_id: str, raw: bytes, error: str | None) -> None:
         self._digest.add(item_id, raw)

@@ -14,7 +14,7 @@ from semel.engine.backend import Backend
 from semel.engine.result import Refusal, begun_result, lost_result
 from semel.errors import BulkRefused, HandlerError, InvalidKey, ItemFailed, MissingKey, NothingHappened, PolicyError
 from semel.flow import Flow
-from semel.model import Answer, Grant, Scope, State, Verdict
+from semel.model import Answer, Grant, Record, Scope, State, Verdict
 from semel.policy import Command, Policy
 from semel.protocol.bulk import BulkRun, Handled
 from semel.rules.blame import is_wrong_for_all
@@ -40,6 +40,7 @@ RECIPE: Final = "bulk-1"
 PAGE: Final = 1000
 REPEATS: Final = 3  # of an item's call that failed, where it may be repeated
 DETAIL_BYTES_MAX: Final = 65_536
+_SPACE: Final = b" \t\r\n"  # around a line: the same list is one list from a file, with CRLF, and over HTTP
 _NO_ROLLBACK: Final = (
     "an item's handler may not roll its chunk's transaction back: other items are in it; raise ItemFailed, and this "
     "item's writes alone are undone"
@@ -320,11 +321,19 @@ def fill(spool: ItemSpool, items: Source) -> None:
     if isinstance(items, PathLike):
         try:
             with Path(items).open("rb") as lines:
-                spool.add_lines(line for line in lines if line.strip())
+                spool.add_lines(line for line in (line.strip(_SPACE) for line in lines) if line)
         except OSError as error:
             raise BulkRefused(None, None, f"the file cannot be read: {error.strerror}", "UNREADABLE") from error
     else:
         spool.add_values(items)
+
+
+def check_same(record: Record | None, spool: ItemSpool) -> None:
+    """Refuse another list than the bulk's: its places would name other items. ``record`` None: it is forgotten."""
+    if record is not None and record.fingerprint != spool.fingerprint():
+        raise BulkRefused(
+            None, None, "it is not the list of this bulk; give the same items, in the same order", "ANOTHER_LIST"
+        )
 
 
 def operation_bytes(operation_id: str) -> bytes:

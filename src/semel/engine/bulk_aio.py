@@ -19,6 +19,7 @@ from semel.engine.bulk import (
     Looking,
     Source,
     answer_of,
+    check_same,
     check_source,
     fill,
     instead,
@@ -131,9 +132,13 @@ class AsyncBulk:
         """Those of the same ``items`` that failed and may be tried again, for a new bulk under a new key.
 
         As Python values; one with a whole number of more digits than Python makes an int of as its JSON (bytes).
+        Raises BulkRefused where they are not the bulk's list.
         """
+        id = operation_bytes(operation_id)
         with closing(ItemSpool(self.policy.list_terms)) as spool:
             await _fill(spool, items)
+            [record] = await self._engine.perform("read_operations", lambda: self._engine.store.read_operations((id,)))
+            check_same(record, spool)
             async for outcome in self.outcomes(operation_id, state=ItemState.FAILED, retryable=True):
                 for listed in spool.page(outcome.place, 1):
                     yield given_again(listed.raw)

@@ -15,6 +15,7 @@ from semel.engine.bulk import (
     Looking,
     Source,
     answer_of,
+    check_same,
     fill,
     instead,
     no_rollback,
@@ -150,9 +151,13 @@ class Bulk:
         """Those of the same ``items`` that failed and may be tried again, for a new bulk under a new key.
 
         As Python values; one with a whole number of more digits than Python makes an int of as its JSON (bytes).
+        Raises BulkRefused where they are not the bulk's list.
         """
+        id = operation_bytes(operation_id)
         with closing(ItemSpool(self.policy.list_terms)) as spool:
             fill(spool, items)
+            [record] = self._engine.perform("read_operations", lambda: self._engine.store.read_operations((id,)))
+            check_same(record, spool)
             for outcome in self.outcomes(operation_id, state=ItemState.FAILED, retryable=True):
                 for listed in spool.page(outcome.place, 1):
                     yield given_again(listed.raw)
