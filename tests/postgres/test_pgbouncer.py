@@ -38,11 +38,11 @@ def through() -> str:
 
 @pytest.mark.parametrize("name", conformance.CASES)
 def test_the_contract_through_it(name: str, through: str) -> None:
-    modes: list[Mode] = ["sync", "async"]
-    mode = modes[[*conformance.CASES].index(name) % 2]
+    turns: list[tuple[Mode, bool]] = [("sync", False), ("async", False), ("async", True)]
+    mode, asyncpg = turns[[*conformance.CASES].index(name) % 3]
 
     def subject(clock: SettableClock) -> Subject:
-        return postgres_subject(postgres(), schema(), clock, through=through)
+        return postgres_subject(postgres(), schema(), clock, asyncpg=asyncpg, through=through)
 
     conformance.run(name, subject, mode)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from redis import Redis
 
 from tests.servers import redis as servers
-from tests.servers.running import Running, free_port, launch
+from tests.servers.needed import program
+from tests.servers.running import Running, free_port, launch, shared
 
 SERVICE: Final = "shop"
 SETTINGS: Final = """bind 127.0.0.1
@@ -18,6 +21,18 @@ sentinel down-after-milliseconds {service} {down_ms}
 sentinel failover-timeout {service} 4000
 sentinel parallel-syncs {service} 2
 """
+
+
+def watched() -> int:
+    """The port of this run's Sentinel, which watches a server of its own: the system's Redis."""
+    return shared("sentinel", _start_watched).port
+
+
+def _start_watched(folder: Path) -> Running:
+    server = servers.start(folder / "redis", "appendonly yes", of=program("redis"))
+    (folder.parent / "sentinel-redis.json").write_text(json.dumps(asdict(server)))  # the run ends what it finds noted
+    (one,) = start(folder / "sentinels", server.port, 1)
+    return one
 
 
 def start(folder: Path, primary: int, count: int = 3, *more: str, down_ms: int = 1500) -> list[Running]:

@@ -1,4 +1,4 @@
-"""Every store through the one suite, performed in threads and on an event loop, by every client library."""
+"""Every store through the one suite, in threads and on an event loop, by every client library and on every route."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ from semel.testing.bench import Mode, Subject
 from semel.testing.clock import SettableClock
 from semel.testing.postgres import postgres_subject
 from semel.testing.redis import redis_subject
-from tests.servers import redis
+from tests.servers import redis, sentinel
+from tests.servers.needed import needs
 from tests.servers.postgres import postgres, schema
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("store", ["memory", "sqlite", "psycopg", "asyncpg", "valkey", "cluster"])
+@pytest.mark.parametrize(
+    "store",
+    [
+        *("memory", "sqlite", "psycopg", "asyncpg", "valkey", "cluster"),
+        pytest.param("sentinel", marks=needs("redis")),  # and behind it the system's own Redis
+    ],
+)
 @pytest.mark.parametrize("name", conformance.CASES)
 def test_the_contract(name: str, store: str, mode: Mode, tmp_path: Path) -> None:
     def subject(clock: SettableClock) -> Subject:
@@ -28,6 +35,8 @@ def test_the_contract(name: str, store: str, mode: Mode, tmp_path: Path) -> None
             case "valkey" | "cluster":
                 port = redis.valkey() if store == "valkey" else redis.cluster()
                 return redis_subject("127.0.0.1", port, redis.prefix(), clock, cluster=store == "cluster")
+            case "sentinel":
+                return redis_subject("127.0.0.1", sentinel.watched(), redis.prefix(), clock, service=sentinel.SERVICE)
             case _:
                 return postgres_subject(postgres(), schema(), clock, asyncpg=store == "asyncpg")
 
