@@ -15,7 +15,7 @@ from semel.drivers.lifo import AsyncLifo
 from semel.drivers.loops import Loops
 from semel.drivers.mariadb import Conversation, Server
 from semel.drivers.mariadb_errors import Lost, Refused, lost, store_error
-from semel.drivers.mariadb_unit import LATE, OVER, Transaction
+from semel.drivers.mariadb_unit import BUSY, LATE, OVER, Transaction, undone
 from semel.errors import EarlyCommit
 from semel.flow import Ask, MakeFlow
 
@@ -26,6 +26,21 @@ class AsyncUnitConnection(asyncmy.Connection):
     """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
 
     transaction: Transaction | None = None  # while it is handed out
+    reading = 0
+
+    # The only place where a statement can be left half-way, by a task that nobody waits for any more.
+    async def _fill_buffer(self, need: int) -> None:
+        self.reading += 1
+        try:
+            await super()._fill_buffer(need)  # type: ignore[misc]
+        finally:
+            self.reading -= 1
+
+    async def _execute_command(self, command: int, sql: str | bytes) -> None:
+        """Every statement begins here. Behind one that is under way it would be told that one's answer."""
+        if self.reading:
+            raise InterfaceError(0, BUSY)
+        await super()._execute_command(command, sql)  # type: ignore[misc]
 
     async def begin(self) -> None:
         """It has begun."""
@@ -143,6 +158,9 @@ class AsyncmyUnit:
     async def _finish(self, conversation: Conversation[bool]) -> bool:
         if self._is_over():
             return False
+        if self.connection.reading:
+            await self._end(sound=False)
+            raise undone()
         try:
             stands = await self._perform(conversation)
         except Lost as error:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from semel.drivers.clock import Clock
 from semel.drivers.mariadb import Conversation, Result, converse, written
 from semel.drivers.mariadb_errors import CONFLICTS, SAVEPOINT_MISSING, SIGNALLED, Refused
+from semel.errors import StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.mariadb_asks import SettleAnd
 from semel.stores.statements import Execute
@@ -20,6 +21,7 @@ from semel.stores.statements import Execute
 T = TypeVar("T")
 
 LATE: Final = "this command's transaction is over; nothing more can be written in it"
+BUSY: Final = "a statement is under way on this command's connection; await each one, also where another call fails"
 OVER: Final = "the transaction was over before Semel could commit it"
 _UNSETTLED: Final = "semel: nothing was settled"
 _OPEN: Final = "BEGIN NOT ATOMIC\n{begin}{claim};\nSAVEPOINT {name};\nEND"
@@ -98,6 +100,11 @@ class Transaction:
 def is_not_ours(error: Refused) -> bool:
     """Whether a settle met another transaction than that of its claim."""
     return error.code == SAVEPOINT_MISSING or (error.code == SIGNALLED and _UNSETTLED in error.text)
+
+
+def undone() -> StoreUnavailable:
+    """The error to raise where a handler ended before its own statement did: its connection was closed under that."""
+    return StoreUnavailable(f"{BUSY}: its transaction was rolled back, and nothing of it remains")
 
 
 def is_conflict(error: BaseException) -> bool:

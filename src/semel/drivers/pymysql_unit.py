@@ -7,6 +7,10 @@ The connection that is handed out ends no transaction: its ``commit()`` keeps th
 from __future__ import annotations
 
 import os
+import socket
+import threading
+from contextlib import suppress
+from functools import cached_property
 from typing import Any, TypeVar
 
 import pymysql
@@ -15,7 +19,7 @@ from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import Lifo
 from semel.drivers.mariadb import Conversation, Server
 from semel.drivers.mariadb_errors import Lost, Refused, lost, store_error
-from semel.drivers.mariadb_unit import LATE, OVER, Transaction
+from semel.drivers.mariadb_unit import BUSY, LATE, OVER, Transaction, undone
 from semel.drivers.pymysql import Taken, close, is_sound, open_connection, perform
 from semel.errors import EarlyCommit
 from semel.flow import Ask, MakeFlow
@@ -27,6 +31,27 @@ class UnitConnection(pymysql.connections.Connection):  # type: ignore[misc]  # t
     """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
 
     transaction: Transaction | None = None  # while it is handed out
+
+    def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
+        """Every statement. Behind one that a thread is still at, it would be told that one's answer."""
+        if not self.speaking.acquire(blocking=False):
+            raise pymysql.err.InterfaceError(0, BUSY)
+        try:
+            found: int = super().query(sql, unbuffered)
+            return found
+        finally:
+            self.speaking.release()
+
+    @cached_property
+    def speaking(self) -> threading.Lock:
+        """Held while a statement is under way."""
+        return threading.Lock()
+
+    def cut(self) -> None:
+        """End it under the statement that is under way: a close alone would wait for its reader."""
+        if self._sock is not None:
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
 
     def patience(self, seconds: float | None) -> None:
         """How long an answer is waited for; None while the handler has the connection."""
@@ -142,6 +167,9 @@ class PymysqlUnit:
     def _finish(self, conversation: Conversation[bool]) -> bool:
         if self._is_over():
             return False
+        if self.connection.speaking.locked():
+            self._end(sound=False)
+            raise undone()
         self.connection.patience(self._pool.patience)
         try:
             stands = perform(self.connection, conversation)
@@ -164,8 +192,8 @@ class PymysqlUnit:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
         if self._is_over():
             return
-        sound = True
-        if self._begun and self.connection.open:
+        sound = not self.connection.speaking.locked()
+        if sound and self._begun and self.connection.open:
             self.connection.transaction = None
             self.connection.patience(self._pool.patience)
             try:
@@ -181,6 +209,8 @@ class PymysqlUnit:
         if sound and connection.open and not connection.get_autocommit():
             self._pool.give((successor(connection), greeting), sound=True)
         else:
+            if connection.speaking.locked():
+                connection.cut()
             self._pool.give(self._taken, sound=False)
 
     async def run_async(self, make: MakeFlow[T]) -> T:
