@@ -6,11 +6,11 @@ retry could run twice without anybody noticing: there it refuses to answer.
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any, TypeVar
 
 from semel.drivers.clock import Clock, system_clock
+from semel.drivers.forks import begin_in_children
 from semel.errors import StoreUnavailable
 from semel.flow import Ask, MakeFlow, perform
 from semel.stores.memory import Call, Table
@@ -25,12 +25,16 @@ class LocalDriver:
         self._clock = clock
         self._table = Table()
         self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._last = 0
+        self._is_inherited = False
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """In a forked child: never answer."""
+        self._is_inherited = True
 
     def run(self, make: MakeFlow[T]) -> T:
         """Run a flow to its end."""
-        if os.getpid() != self._pid:
+        if self._is_inherited:
             raise StoreUnavailable(
                 "a memory:// store cannot be used after fork: each worker would have its own truth; "
                 "use sqlite:/// for several processes, or connect after the fork"

@@ -8,7 +8,6 @@ neighbours; one that was lost is lost for all of them, and each reads back by it
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -25,6 +24,7 @@ _OVERDUE = "the store was busy for too long, and this call was not sent; retry w
 
 Verb = Callable[[Sequence[Any]], Flow[list[Any]]]
 Run = Callable[[MakeFlow[list[Any]]], Awaitable[list[Any]]]
+_Waiting = tuple[Any, asyncio.Future[Any], float]  # a request, its reply, and since when
 
 
 class Coalescer:
@@ -39,7 +39,7 @@ class Coalescer:
         self._run = run
         self._keeps = keeps
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[tuple[Any, asyncio.Future[Any], float]] = deque()
+        self._queue: deque[_Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
 
     def ask(self, request: Any) -> asyncio.Future[Any]:
@@ -68,21 +68,16 @@ class Coalescer:
                 future.cancel()
             self._queue.clear()
 
-    def _next_batch(self) -> list[tuple[Any, asyncio.Future[Any]]]:
-        batch: list[tuple[Any, asyncio.Future[Any]]] = []
+    def _next_batch(self) -> list[_Waiting]:
+        queue = self._queue
         oldest = self._loop.time() - WAIT_SECONDS_MAX
-        while self._queue and len(batch) < BATCH_MAX:
-            request, future, since = self._queue.popleft()
-            if future.cancelled() and not self._keeps:
-                continue
-            if since < oldest:
-                _fail(future, StoreUnavailable(_OVERDUE))
-            else:
-                batch.append((request, future))
-        return batch
+        while queue and queue[0][2] < oldest:
+            _fail(queue.popleft()[1], StoreUnavailable(_OVERDUE))
+        batch = [queue.popleft() for _ in range(min(len(queue), BATCH_MAX))]
+        return batch if self._keeps else [waiting for waiting in batch if not waiting[1].cancelled()]
 
-    async def _send(self, batch: list[tuple[Any, asyncio.Future[Any]]]) -> None:
-        requests = tuple(request for request, _ in batch)
+    async def _send(self, batch: list[_Waiting]) -> None:
+        requests, futures, _ = zip(*batch, strict=True)
         try:
             replies = await self._run(lambda: self._verb(requests))
         except BaseException as error:
@@ -90,36 +85,41 @@ class Coalescer:
                 for one in batch:
                     await self._send([one])
                 return
-            for _, future in batch:
+            for future in futures:
                 _fail(future, error)
             if not isinstance(error, Exception):
                 raise
         else:
-            for (_, future), reply in zip(batch, replies, strict=True):
+            for future, reply in zip(futures, replies, strict=True):
                 if not future.done():
                     future.set_result(reply)
 
 
 class Coalescers:
-    """The coalescers of one engine: one for each verb, on each event loop that it is used on."""
+    """The coalescers of one engine: one for each verb and lane, on each event loop that it is used on.
 
-    def __init__(self, run: Run) -> None:
+    Parameters: ``run`` performs a flow, and is never cancelled; ``lane`` says, by record id, which requests may share a
+    round trip (None: all).
+    """
+
+    def __init__(self, run: Run, lane: Callable[[bytes], str] | None) -> None:
         self._run = run
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], Coalescer]]
-        self._loops = weakref.WeakKeyDictionary()
+        self._lane = lane
+        self._known: dict[tuple[asyncio.AbstractEventLoop, str, str], Coalescer] = {}
 
-    async def ask(self, name: str, verb: Verb, request: Any, lane: str = "") -> Any:
-        """One request of a verb, in the next batch of its lane. Raises what its batch raised."""
+    def ask(self, name: str, verb: Verb, request: Any) -> asyncio.Future[Any]:
+        """A future of the reply to one request of a verb, in the next batch of its lane.
+
+        Raises StoreUnavailable: too many requests are waiting already.
+        """
         loop = asyncio.get_running_loop()
-        verbs = self._loops.get(loop)
-        if verbs is None:
-            for over in [each for each in self._loops if each.is_closed()]:  # a coalescer keeps its loop alive
-                del self._loops[over]
-            verbs = self._loops[loop] = {}
-        coalescer = verbs.get((name, lane))
+        lane = "" if self._lane is None else self._lane(request.id)
+        coalescer = self._known.get((loop, name, lane))
         if coalescer is None:
-            coalescer = verbs[name, lane] = Coalescer(verb, self._run, keeps=name == "settle")
-        return await coalescer.ask(request)
+            for over in [known for known in list(self._known) if known[0].is_closed()]:  # they would be kept for ever
+                self._known.pop(over, None)
+            coalescer = self._known[loop, name, lane] = Coalescer(verb, self._run, keeps=name == "settle")
+        return coalescer.ask(request)
 
 
 def _is_of_one(error: BaseException) -> bool:

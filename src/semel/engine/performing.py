@@ -53,7 +53,8 @@ class AsyncPerformer:
         self._backend = backend
         core.emits = hasattr(backend.store, "dialect")
         self._driver = backend.driver
-        self._coalescers = Coalescers(self._driver.run_uncut) if getattr(self._driver, "coalesces", False) else None
+        shares = getattr(self._driver, "coalesces", False)
+        self._ask_one = Coalescers(self._driver.run_uncut, backend.lane).ask if shares else self._alone
         self.first_look = AsyncFirstLook(core, lambda: self.drive(introduction(core, backend)))
 
     def steps_of(self, permit: Permit) -> AsyncSteps:
@@ -62,34 +63,24 @@ class AsyncPerformer:
 
         return AsyncSteps(permit, self._backend, self)
 
-    async def store_call(self, verb: str, make: MakeFlow[T]) -> T:
-        """One store call: the door through which every one of them passes, and where it is observed."""
+    def store_call(self, verb: str, make: MakeFlow[T]) -> Awaitable[T]:
+        """One store call."""
+        return self._through(verb, self._driver.run_async, make)
+
+    def store_one(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> Awaitable[T]:
+        """One request of a verb that takes many; together with those of other callers where the driver gains by it."""
+        return self._through(verb, self._ask_one, verb, many, request)
+
+    async def _alone(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
+        replies: list[T] = await self._driver.run_async(lambda: many((request,)))
+        return replies[0]
+
+    async def _through(self, verb: str, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """The door through which every store call passes, and where it is observed."""
         core = self._core
         started = time.perf_counter() if core.observing else 0.0
         try:
-            seen: T = await self._driver.run_async(make)
-            return seen
-        except SchemaError as error:
-            self._backend.locate(error)
-            raise
-        except StoreError as error:
-            core.tell_store_error(verb, error)
-            raise
-        finally:
-            if core.observing:
-                core.tell_store_call(verb, time.perf_counter() - started)
-
-    async def store_one(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
-        """One request of a verb that takes many; together with those of other callers where the driver gains by it."""
-        coalescers = self._coalescers
-        if coalescers is None:
-            return (await self.store_call(verb, lambda: many((request,))))[0]
-        core, lane = self._core, self._backend.lane
-        where = "" if lane is None else lane(request.id)  # type: ignore[attr-defined]  # all of them are about a record
-        started = time.perf_counter() if core.observing else 0.0
-        try:
-            seen: T = await coalescers.ask(verb, many, request, where)
-            return seen
+            return await call(*arguments)
         except SchemaError as error:
             self._backend.locate(error)
             raise
