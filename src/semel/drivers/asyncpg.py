@@ -25,6 +25,8 @@ from semel.stores.statements import Query, Script, Together
 T = TypeVar("T")
 
 _SAID: Final = (asyncpg.PostgresError, asyncpg.DataError, SemelError)  # the connection stands: somebody refused
+# The second where the server's last word was read and the end of the stream was not yet; nothing was sent then.
+BROKEN: Final = (asyncpg.InterfaceError, asyncpg.InternalClientError)
 PLANNING: Final = {
     "plan_cache_mode": "force_custom_plan",
     "enable_seqscan": "off",
@@ -163,7 +165,7 @@ class _Loop:
             )
         except asyncpg.PostgresError as error:
             raise cannot_connect(str(error), error.sqlstate) from error
-        except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
+        except (OSError, TimeoutError, *BROKEN) as error:
             raise cannot_connect(str(error) or type(error).__name__) from error
         return _Taken(connection)
 
@@ -187,7 +189,7 @@ def drop(connection: Any) -> None:
 
 
 def is_lost(error: BaseException) -> bool:
-    lost = (ConnectionError, asyncpg.ConnectionDoesNotExistError, asyncpg.InterfaceError)
+    lost = (ConnectionError, asyncpg.ConnectionDoesNotExistError, *BROKEN)
     return isinstance(error, lost) and not isinstance(error, asyncpg.DataError)
 
 
@@ -206,7 +208,7 @@ def told(error: BaseException) -> BaseException:
             return StoreTimeout("PostgreSQL did not answer in time: not known yet")
         case asyncpg.DataError():
             return StatementRefused(f"PostgreSQL cannot take these values: {error}")
-        case ConnectionError() | asyncpg.InterfaceError():
+        case ConnectionError() | asyncpg.InterfaceError() | asyncpg.InternalClientError():
             return store_error(None, str(error))
         case _:
             return error

@@ -11,13 +11,13 @@ from typing import Any, Final
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from semel.drivers.asyncpg import told
+from semel.drivers.asyncpg import BROKEN, told
 from semel.drivers.postgres_join import AUTOCOMMIT, CLOSED, LineFailed
 from semel.errors import JoinRefused, SemelError
 
 CONNECTIONS: Final = (asyncpg.Connection, PoolConnectionProxy)
 _BLOCK: Final = "async with connection.transaction(): …"
-_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.DataError, OSError, TimeoutError)
+_ERRORS: Final = (asyncpg.PostgresError, *BROKEN, asyncpg.DataError, OSError, TimeoutError)
 
 
 class AsyncpgLine:

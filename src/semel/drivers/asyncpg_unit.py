@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from semel.drivers.asyncpg import drop, told
+from semel.drivers.asyncpg import BROKEN, drop, told
 from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo
 from semel.drivers.loops import Loops
@@ -28,7 +28,7 @@ from semel.stores.statements import Query
 
 T = TypeVar("T")
 
-_LOST: Final = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
+_LOST: Final = (OSError, asyncpg.PostgresError, *BROKEN)
 _BROKEN: Final = (asyncpg.InFailedSQLTransactionError, asyncpg.InvalidSavepointSpecificationError)
 _GONE: Final = "the handler's transaction was rolled back by the server; nothing of it remains"
 _OVER: Final = "the transaction of this command is over: nothing more can be written in it"
@@ -268,7 +268,7 @@ class AsyncpgUnitPool:
             )
         except asyncpg.PostgresError as error:
             raise cannot_connect(str(error), error.sqlstate) from error
-        except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
+        except (OSError, TimeoutError, *BROKEN) as error:
             raise cannot_connect(str(error) or type(error).__name__) from error
         return connection
 
