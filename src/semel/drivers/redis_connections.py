@@ -20,7 +20,7 @@ from redis.retry import Retry
 from semel.drivers.lifo import AsyncLifo, Lifo
 from semel.drivers.redis_errors import cannot_connect, error_reply, lost
 from semel.drivers.redis_packing import packed
-from semel.drivers.redis_routes import Cluster, Exchange, Node, Replies, Routes, Single, Terms
+from semel.drivers.redis_routes import TAKEN_OVER, Cluster, Exchange, Node, Replies, Routes, Single, Terms
 from semel.drivers.redis_sentinel import Sentinel
 from semel.errors import StoreError
 
@@ -145,15 +145,20 @@ class Threads:
 
 def _said(connection: Any, wanted: Exchange) -> Replies:
     replies: list[Any] = []
+    taken_over = False
     try:
         connection.send_packed_command([packed(wanted.commands)], check_health=False)
         for _ in wanted.commands:
             try:
                 replies.append(connection.read_response())
             except redis.ResponseError as error:
-                replies.append(error_reply(error))
+                refused = error_reply(error)
+                replies.append(refused)
+                taken_over = taken_over or refused.code in TAKEN_OVER
     except (redis.RedisError, OSError) as error:
         return lost(wanted, replies, error)
+    if taken_over:  # its name may lead to another server by now, and this one may live on: it would be asked for ever
+        connection.disconnect()
     return replies
 
 
@@ -242,6 +247,7 @@ class Loop:
 
 async def _said_async(connection: Any, wanted: Exchange, seconds: float) -> Replies:
     replies: list[Any] = []
+    taken_over = False
     try:
         async with asyncio.timeout(seconds):
             await connection.send_packed_command([packed(wanted.commands)], check_health=False)
@@ -249,9 +255,13 @@ async def _said_async(connection: Any, wanted: Exchange, seconds: float) -> Repl
                 try:
                     replies.append(await connection.read_response())
                 except redis.ResponseError as error:
-                    replies.append(error_reply(error))
+                    refused = error_reply(error)
+                    replies.append(refused)
+                    taken_over = taken_over or refused.code in TAKEN_OVER
     except (redis.RedisError, OSError) as error:  # a TimeoutError is an OSError
         return lost(wanted, replies, error)
+    if taken_over:  # as in ``_said``
+        await connection.disconnect(nowait=True)
     return replies
 
 

@@ -21,6 +21,8 @@ from semel.stores.scripts import Call
 SLOTS: Final = 16384
 ROUNDS_MAX: Final = 6  # redirections of one call; a cluster that needs more is being rebuilt
 REFRESH_SECONDS_MIN: Final = 0.2
+# A server that answers so takes no writes, and cannot know whether another one does by now.
+TAKEN_OVER: Final = frozenset({"READONLY", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "NOREPLICAS"})
 
 Command = tuple[Any, ...]
 
@@ -264,7 +266,7 @@ def _round(
         _check_replicas(terms, ran, answer)
         for place, reply in zip(places, own, strict=True):
             code = reply.code if type(reply) is Refused else ""
-            if code == "READONLY":  # a primary that was one: the next call asks who is it now
+            if code in TAKEN_OVER:  # the next call asks who is the primary now
                 routes.failed(node)
             script = calls[place].script
             if code == "NOSCRIPT" and script is not None:
