@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from semel import Bulk
 from semel.cli.application import load
 from semel.cli.exits import UsageFailed
 from semel.cli.promises import Ground, after_crash, level, promises
@@ -49,6 +50,21 @@ def make():
 
 def broken():
     raise RuntimeError("no\\nluck")
+"""
+BULK = """
+from fastapi import FastAPI
+from semel import AsyncBulk, AsyncEngine
+from semel.integrations.fastapi import Semel
+from semel.web.caller import single_caller
+
+semel = Semel(AsyncEngine.connect("sqlite:///app.db"), caller=single_caller)
+app = FastAPI()
+
+async def handle(item): ...
+
+for effects in ("atomic", "idempotent", "external"):
+    bulk = AsyncBulk(semel.engine, operation=f"cases.{effects}", effects=effects, chunk_items=7)
+    app.add_api_route(f"/cases/{effects}", semel.bulk(bulk, handle).answer, methods=["POST"])
 """
 WSGI = """
 from semel import Engine, Policy
@@ -114,6 +130,31 @@ def test_a_middleware_and_a_single_operation(semel: Run, written: Callable[[str,
     other = semel("config", "shop_wsgi:app", "--operation", "POST /pax")
     assert other.code == 4
     assert "did you mean 'POST /pay'" in other.err
+
+
+def test_a_bulk_promises_what_its_items_are_declared_to_be(semel: Run, written: Callable[[str, str], None]) -> None:
+    written("shop_bulk", BULK)
+    text = semel("config", "shop_bulk:app").out
+    assert "BULK of atomic items: a list of items: exactly one committed effect of each" in text
+    operations = semel("config", "shop_bulk:app", "--json").document["operations"]
+    told = [(each["effects"], [promise["holds"] for promise in each["guarantees"]]) for each in operations]
+    rest = ["holds"] * 7
+    assert told == [
+        ("BULK of atomic items", ["holds", *rest]),
+        ("BULK of idempotent items", ["limited", *rest]),
+        ("BULK of external items", ["not promised", *rest]),
+    ]
+    assert operations[0]["settings"]["chunk_items"] == {"value": 7, "source": "declared"}
+    assert operations[0]["settings"]["at_once"] == {"value": 1, "source": "default"}
+
+
+def test_a_bulks_records_tell_that_they_are_a_bulks_and_not_its_items_effects(semel: Run, shelf: Shelf) -> None:
+    with shelf.engine() as engine:
+        Bulk(engine, operation="cases", effects="atomic").run([{}], lambda item: None, key="k", caller="alice")
+    [operation] = semel("config", "--json").document["operations"]
+    assert (operation["effects"], operation["level"][:42]) == ("BULK", "a list of items, each with an outcome of i")
+    assert "effects" not in operation["settings"]
+    assert operation["guarantees"][0]["holds"] == "not promised"
 
 
 def test_a_module_of_functions(semel: Run, written: Callable[[str, str], None]) -> None:

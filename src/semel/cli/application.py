@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 
 from semel.cli.check_discovery import discover
 from semel.cli.exits import UsageFailed
+from semel.engine.bulk import BulkPolicy
 from semel.errors import SemelError
 from semel.policy import Policy
 
@@ -30,7 +31,8 @@ class Declaration:
     """One operation that an application declares.
 
     Parameters: ``name`` of the operation; ``route`` it is reached by, empty for functions; ``surface`` that it
-    belongs to, None for functions; ``reaped`` whether the application runs a reaper, None where that cannot be seen.
+    belongs to, None for functions; ``reaped`` whether the application runs a reaper, None where that cannot be seen;
+    ``bulk`` where it is a list of items.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Declaration:
     engine: Any
     surface: Any = None
     reaped: bool | None = None
+    bulk: BulkPolicy | None = None
 
 
 def load(spec: str) -> Any:
@@ -140,7 +143,7 @@ def _of_object(target: Any) -> Iterator[Declaration]:
         for each in discover(target).operations:
             route = f"{'|'.join(each.methods)} {each.path}".strip()
             own = "" if route == each.name else route
-            yield Declaration(each.name, own, each.policy, each.way, each.engine, each.surface, each.managed)
+            yield Declaration(each.name, own, each.policy, each.way, each.engine, each.surface, each.managed, each.bulk)
 
 
 def _is_function(value: Any) -> bool:

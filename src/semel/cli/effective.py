@@ -17,9 +17,11 @@ from typing import Any, Final
 from semel.cli.application import Declaration, declarations
 from semel.cli.doctor import migrations_of
 from semel.cli.filters import pages
-from semel.cli.promises import Ground, Promise, caveats, level, promises
+from semel.cli.promised_items import Promise
+from semel.cli.promises import Ground, caveats, level, promises
 from semel.cli.store import shown_url, source_of_url, url_of
 from semel.cli.terminal import Json
+from semel.engine.bulk import RECIPE, BulkPolicy
 from semel.engine.sync import Engine
 from semel.model import AfterExpiry, Effects, Find, Record, State, Terms
 from semel.policy import SECOND_US, Policy
@@ -77,16 +79,20 @@ def _declared(each: Declaration) -> Effective:
         marks=each.policy.on_unprotected == "mark",
         behind=each.way,
         reaped=each.reaped,
+        items=None if each.bulk is None else each.bulk.effects,
     )
-    settings = [*_policy(each.policy), *(_surface(each.surface) if each.surface is not None else ())]
-    effects = each.policy.terms.effects.name
+    if each.bulk is None:
+        effects, options = each.policy.terms.effects.name, _options(each.policy, Policy())
+    else:
+        effects = f"BULK of {each.bulk.effects} items"
+        options = _options(each.bulk, BulkPolicy(operation=each.bulk.operation))
+    settings = [*options, *(_surface(each.surface) if each.surface is not None else ())]
     return Effective(each.name, each.route, effects, level(ground), settings, promises(ground), caveats(ground))
 
 
-def _policy(policy: Policy) -> Iterator[Setting]:
+def _options(policy: Policy | BulkPolicy, default: Policy | BulkPolicy) -> Iterator[Setting]:
     """Every option. One that was declared with its default value cannot be told from one that was not declared."""
-    default = Policy()
-    for field in fields(Policy):
+    for field in fields(policy):
         if field.init:
             value = getattr(policy, field.name)
             source = "default" if value == getattr(default, field.name) else "declared"
@@ -161,13 +167,15 @@ def _recorded(engine: Engine, record: Record, count: int) -> Effective:
     deadline = _deadline_us(record)
     lives = (record.lease_us, deadline or 0, _dedup_us(record), record.attempts_max)
     kept = (record.answer_us, record.tombstone_us, AfterExpiry.NEW if new else AfterExpiry.REFUSE)
+    bulk = record.recipe == RECIPE
     ground = Ground(
         terms=Terms(effects, *lives, *kept, State.PROCESSING),
         capabilities=engine.store.capabilities,
         weak_sync=getattr(engine.backend.driver, "synchronous", "FULL") == "NORMAL",
+        items="undeclared" if bulk else None,
     )
     values: dict[str, Json] = {
-        "effects": effects.name.lower(),
+        "effects": None if bulk else effects.name.lower(),  # the record's own; of its items it tells nothing
         "fingerprint": record.recipe,
         "lease_seconds": record.lease_us / SECOND_US,
         "deadline_seconds": None if deadline is None else deadline / SECOND_US,
@@ -179,7 +187,9 @@ def _recorded(engine: Engine, record: Record, count: int) -> Effective:
     }
     settings = [Setting(name, value, "records") for name, value in values.items() if value is not None]
     name = record.operation
-    return Effective(name, "", effects.name, level(ground), settings, promises(ground), caveats(ground), count)
+    return Effective(
+        name, "", "BULK" if bulk else effects.name, level(ground), settings, promises(ground), caveats(ground), count
+    )
 
 
 # --- the store ----------------------------------------------------------------------------------

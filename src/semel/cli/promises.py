@@ -9,23 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from semel.cli.promised_items import ItemEffects, Promise, level_of_items, of_items
 from semel.cli.terminal import span_text
 from semel.model import AnswerKind, Claim, Effects, Scope, Terms
 from semel.rules.decide import TABLE, Rule, first_grant, situation
 from semel.stores.base import Capabilities
 from semel.stores.memory import granted_row
 
-Holds = Literal["holds", "limited", "not promised"]
 NOW: Final = 1_000_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """One invariant, and whether it holds here."""
-
-    name: str
-    holds: Holds
-    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +26,7 @@ class Ground:
     Parameters: ``terms`` of the policy; ``capabilities`` of the store; ``weak_sync`` whether its last commits may be
     lost with the power; ``key_optional`` and ``marks`` (``on_unprotected="mark"``) as declared, None where only the
     records are known; ``behind`` how the claim stands to authentication; ``reaped`` whether the application runs a
-    reaper, None where that cannot be seen.
+    reaper, None where that cannot be seen; ``items`` the effects of a bulk's items, None where it is no bulk.
     """
 
     terms: Terms
@@ -45,6 +36,7 @@ class Ground:
     marks: bool | None = None
     behind: Literal["endpoint", "middleware", "function"] | None = None
     reaped: bool | None = None
+    items: ItemEffects | None = None
 
 
 def after_crash(terms: Terms) -> Rule:
@@ -59,16 +51,7 @@ def after_crash(terms: Terms) -> Rule:
 
 def level(ground: Ground) -> str:
     """The guarantee in one sentence."""
-    match ground.terms.effects:
-        case Effects.ATOMIC:
-            text = "exactly one committed effect"
-        case Effects.IDEMPOTENT:
-            text = (
-                "one effect, as long as the other side deduplicates by the derived key for "
-                f"{span_text(ground.terms.dedup_us)}"
-            )
-        case _:
-            text = "started at most once; an outcome that nobody can prove reads UNKNOWN"
+    text = _level(ground.terms) if ground.items is None else level_of_items(ground.items, ground.terms)
     if not ground.capabilities.survives_process_crash:
         text += "; only until this process ends"
     elif ground.weak_sync:
@@ -76,20 +59,38 @@ def level(ground: Ground) -> str:
     return text
 
 
+def _level(terms: Terms) -> str:
+    match terms.effects:
+        case Effects.ATOMIC:
+            return "exactly one committed effect"
+        case Effects.IDEMPOTENT:
+            return (
+                f"one effect, as long as the other side deduplicates by the derived key for {span_text(terms.dedup_us)}"
+            )
+        case _:
+            return "started at most once; an outcome that nobody can prove reads UNKNOWN"
+
+
 def promises(ground: Ground) -> list[Promise]:
     """The invariants in their order."""
+    if ground.items is None:
+        effect, rerun, progress = _one_effect(ground), _no_blind_rerun(ground), _progress(ground)
+    else:
+        effect, rerun, progress = of_items(ground.items, ground.terms)
+        rerun = _durable(ground, rerun.name, rerun.why)
     return [
-        _one_effect(ground),
+        effect,
         _one_answer(ground),
         Promise("I3 fenced", "holds", "every write names fence and nonce; a superseded holder's changes nothing"),
-        _no_blind_rerun(ground),
+        rerun,
         _no_leak(ground),
-        _progress(ground),
+        progress,
         Promise(
             "I7 loud misuse",
             "holds",
             f"the fingerprint is compared before the state, until the tombstone ends ({_tombstone(ground)})",
         ),
+        _events(ground),
     ]
 
 
@@ -148,6 +149,13 @@ def _progress(ground: Ground) -> Promise:
         return Promise(name, "limited", f"after {lease} a retry is told; UNKNOWN shows only where a reaper runs")
     doubt = "" if ground.reaped else ", where a reaper runs (semel doctor tells)"
     return Promise(name, "holds", f"a lease of {lease} and a second after a crash it reads UNKNOWN or is free{doubt}")
+
+
+def _events(ground: Ground) -> Promise:
+    name = "I8 events"
+    if not ground.capabilities.atomic_with_business_writes:
+        return Promise(name, "not promised", "this store keeps no events: emitting one is refused")
+    return _durable(ground, name, "they commit with the outcome; a relay publishes each until the broker has it")
 
 
 def _tombstone(ground: Ground) -> str:
