@@ -23,6 +23,7 @@ from semel.rules.step_options import Resumed, check_request, check_steps
 
 SECOND_US: Final = 1_000_000
 FINGERPRINT_BYTES: Final = 32
+_TEXTS: Final = (str, str, str)
 LEASE_SECONDS_MIN: Final = 1.0  # renewed every third: below a second, scheduling noise would lapse living holders
 REFERENCE_SECONDS: Final = 366 * 86_400.0  # how long a business reference protects where nothing else is said: a year
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400.0  # clamps retention far below the range of int64 microseconds
@@ -329,12 +330,11 @@ class Command:
             check_request(self.policy, self.request, self.resumed)
         if self.business_ref is not None:
             check_reference(self.business_ref)
-        tenant, caller, operation = self.scope
-        if not (type(tenant) is type(caller) is type(operation) is str and tenant and caller and operation):
+        if tuple(map(type, self.scope)) != _TEXTS or "" in self.scope:
             for name, part in zip(Scope._fields, self.scope, strict=True):
                 if not isinstance(part, str) or not part:
                     raise PolicyError(f"the scope's {name} must be a non-empty text; it is {part!r}")
-        if not self.key or not isinstance(self.key, str):
+        if not isinstance(self.key, str) or not self.key:
             raise PolicyError(f"a command's key must be a non-empty text, not {type(self.key).__name__}")
         if not isinstance(self.fingerprint, bytes) or len(self.fingerprint) != FINGERPRINT_BYTES:
             raise PolicyError(f"a command's fingerprint must be {FINGERPRINT_BYTES} bytes, such as a SHA-256 digest")

@@ -15,7 +15,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal, NamedTuple, Protocol
 
 from semel.errors import InvalidBody, PolicyError, RequestTooLarge
@@ -116,7 +116,7 @@ class Fingerprinter:
     False
     """
 
-    __slots__ = ("_base", "_json", "_json_tag", "recipe")
+    __slots__ = ("_base", "_json", "_json_bytes_max", "_json_tag", "recipe")
 
     def __init__(self, recipe: Recipe, secret: bytes | None = None) -> None:
         if recipe.algorithm == "sha256" and secret is not None:
@@ -129,6 +129,8 @@ class Fingerprinter:
         self._base: _Hash = hashlib.sha256() if secret is None else hmac.new(secret, digestmod=hashlib.sha256)
         self._base.update(_frame("semel fingerprint", recipe.id))
         self._json = _json_reader(recipe)
+        # Bodies up to here are read as a whole; those that are verified against their digest never are.
+        self._json_bytes_max = -1 if isinstance(recipe.body, DigestField) else recipe.json_bytes_max
         self._json_tag = _MEMBERS if isinstance(recipe.body, Members) else _JSON
 
     def digest(self, facts: Facts, body: bytes) -> bytes:
@@ -142,7 +144,7 @@ class Fingerprinter:
             RequestTooLarge, InvalidBody: as `begin`, `Hashing.feed` and `Hashing.finish` do.
         """
         kind, media = _media(facts.media_type)
-        if kind != "json" or type(self.recipe.body) is DigestField or len(body) > self.recipe.json_bytes_max:
+        if kind != "json" or len(body) > self._json_bytes_max:
             hashing = self.begin(facts)
             hashing.feed(body)
             return hashing.finish()
@@ -317,8 +319,8 @@ def _json_reader(recipe: Recipe) -> Callable[[bytes], bytes | None]:
     depth_max = recipe.json_depth_max
     if isinstance(recipe.body, Members):
         names = recipe.body.names
-        return lambda body: select_members(body, names, depth_max=depth_max)
-    return lambda body: canonical_json(body, depth_max=depth_max)
+        return partial(select_members, members=names, depth_max=depth_max)
+    return partial(canonical_json, depth_max=depth_max)
 
 
 def _read_form(body: bytes) -> tuple[bytes, bytes]:
@@ -339,18 +341,21 @@ def _frame(*texts: str) -> bytes:
 
 def _facts_frame(facts: Facts, media: str) -> bytes:
     """All facts as one text, spelled out rather than looped over: every request pays for it."""
-    operation, method, tenant, caller = facts.operation, facts.method, facts.tenant, facts.caller
     query = facts.query.decode("latin-1")
-    text = (
-        f"{len(operation)}:{operation}{len(method)}:{method}{len(tenant)}:{tenant}{len(caller)}:{caller}"
-        f"{len(media)}:{media}{len(query)}:{query}"
-    )
+    subject = _subject_text(facts.operation, facts.method, facts.tenant, facts.caller)
+    text = f"{subject}{len(media)}:{media}{len(query)}:{query}"
     if facts.path_params or facts.extra:
         text += _pairs_text(facts.path_params)
         text += _pairs_text(tuple((name.lower(), value) for name, value in facts.extra))
     else:
         text += "0;0;"
     return text.encode("utf-8", "surrogatepass")
+
+
+@lru_cache(maxsize=1024, typed=True)  # an enumeration's text is equal to another, and may be written otherwise
+def _subject_text(operation: str, method: str, tenant: str, caller: str) -> str:
+    """The facts that a server knows and a client cannot make up: they come again."""
+    return f"{len(operation)}:{operation}{len(method)}:{method}{len(tenant)}:{tenant}{len(caller)}:{caller}"
 
 
 def _pairs_text(pairs: tuple[tuple[str, str], ...]) -> str:

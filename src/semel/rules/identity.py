@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from functools import lru_cache
 
 from semel.model import Scope
 
 ID_BYTES = 16
 KEY_HASH_BYTES = 8
+_SCOPES_MAX = 1024
+_UUID7 = 0x7 << 76 | 0x2 << 62  # version and variant
+_UUID7_RANDOM = (1 << 76) - 1 ^ 0x3 << 62
 
 
 def frame(*parts: str | bytes) -> bytes:
@@ -27,13 +31,16 @@ def frame(*parts: str | bytes) -> bytes:
 
 def record_id(scope: Scope, key: str, secret: bytes | None = None) -> bytes:
     """The record's id: 16 bytes of SHA-256 (HMAC under the id secret, if there is one) over scope and key."""
-    tenant, caller, operation = scope
-    framed = (
-        f"semel.record.1:{len(tenant)}:{tenant},{len(caller)}:{caller},{len(operation)}:{operation},{len(key)}:{key}"
-    ).encode()
+    framed = f"{_scope_text(*scope)}{len(key)}:{key}".encode()
     if secret is None:
         return hashlib.sha256(framed).digest()[:ID_BYTES]
     return hmac.digest(secret, framed, "sha256")[:ID_BYTES]
+
+
+@lru_cache(maxsize=_SCOPES_MAX, typed=True)  # an enumeration's text is equal to another, and may be written otherwise
+def _scope_text(tenant: str, caller: str, operation: str) -> str:
+    """What is the same for all keys of a scope: callers come again."""
+    return f"semel.record.1:{len(tenant)}:{tenant},{len(caller)}:{caller},{len(operation)}:{operation},"
 
 
 def key_hash(key: str, secret: bytes | None = None) -> bytes:
@@ -78,11 +85,8 @@ def derived_key(record: bytes, generation: int, name: str, ordinal: int = 0) -> 
 
 def uuid7_bytes(now_ms: int, random: bytes) -> bytes:
     """A UUIDv7 (RFC 9562 §5.7) from a Unix time in milliseconds and 10 random bytes."""
-    return (
-        (now_ms & 0xFFFFFFFFFFFF).to_bytes(6, "big")
-        + bytes((0x70 | (random[0] & 0x0F), random[1], 0x80 | (random[2] & 0x3F)))
-        + random[3:10]
-    )
+    bits = int.from_bytes(random[:10], "big") & _UUID7_RANDOM
+    return ((now_ms & 0xFFFFFFFFFFFF) << 80 | _UUID7 | bits).to_bytes(16, "big")
 
 
 def uuid_text(raw: bytes) -> str:

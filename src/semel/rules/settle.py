@@ -31,6 +31,7 @@ from semel.rules.stored import answer_digest, is_sound, pack_headers, state_of
 
 # A holder whose fence and nonce still stand may settle even after the record reads UNKNOWN.
 SETTLEABLE = (*OPEN_STATES, State.UNKNOWN)
+_NO_END = (None, None, None)
 
 # A settlement writes these and all columns from settled_at on. It is spelled by position, because every command
 # pays for it; that the order is the record's is checked when this module is loaded.
@@ -88,19 +89,17 @@ def write_settlement(
     row: Record, word: Settlement, header_block: bytes | None, digest: bytes | None, now: int
 ) -> Record:
     """The row after the settlement: retention starts here, and never for UNKNOWN or relinquished."""
-    ends = word.state not in (State.UNKNOWN, *OPEN_STATES)
-    kept = retention(now, row.answer_us, row.tombstone_us)
-    answer = word.answer if word.answer_kind == AnswerKind.KEPT else None
+    state, answer = word.state, word.answer
+    ends = _NO_END if state in SETTLEABLE else (now, *retention(now, row.answer_us, row.tombstone_us))
+    is_kept = answer is not None and word.answer_kind == AnswerKind.KEPT
     return Record._make(
         (
             *row[:_STATE],
-            word.state,
+            state,
             *row[_STATE + 1 : _LEASE_UNTIL],
-            0 if word.state in OPEN_STATES else row.lease_until,
+            0 if state in OPEN_STATES else row.lease_until,
             *row[_LEASE_UNTIL + 1 : _SETTLED_AT],
-            now if ends else None,
-            kept.answer_until if ends else None,
-            kept.forget_after if ends else None,
+            *ends,
             word.doubt,
             word.business_ref,
             word.resource_type,
@@ -109,11 +108,11 @@ def write_settlement(
             word.answer_kind,
             digest,
             row.sealing_key_id,
-            None if word.answer is None else word.answer.status,
-            None if answer is None else header_block,
+            None if answer is None else answer.status,
+            header_block if is_kept else None,
             # Until there is an outcome it is needed: what is found out may let a completer go on.
-            row.request if word.state in (State.CLAIMED, State.UNKNOWN) else None,
-            None if answer is None else answer.body,
+            row.request if state in (State.CLAIMED, State.UNKNOWN) else None,
+            answer.body if answer is not None and is_kept else None,
         )
     )
 

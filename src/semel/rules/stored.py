@@ -16,6 +16,7 @@ from semel.model import OPEN_STATES, AfterExpiry, Answer, AnswerKind, Effects, F
 
 DIGEST_BYTES = 16
 _UUID_BYTES = 16
+_REMEMBERED_BYTES_MAX = 128
 _PAIR = Struct(">HI")  # length of the name, length of the value
 
 
@@ -26,6 +27,11 @@ def pack_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
 
 def unpack_headers(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
     """The pairs, or None where the block is corrupt."""
+    # Most answers have the same few headers; the bound keeps what others are kept for it small.
+    return _unpacked_before(block) if len(block) <= _REMEMBERED_BYTES_MAX else _unpacked(block)
+
+
+def _unpacked(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
     pairs, at, end = [], 0, len(block)
     while at < end:
         if at + _PAIR.size > end:
@@ -38,6 +44,9 @@ def unpack_headers(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
         pairs.append((block[at : at + name_length], block[at + name_length : stop]))
         at = stop
     return tuple(pairs)
+
+
+_unpacked_before = lru_cache(maxsize=256)(_unpacked)
 
 
 def answer_digest(status: int | None, header_block: bytes, body: bytes) -> bytes:

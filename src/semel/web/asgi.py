@@ -61,7 +61,8 @@ class SemelMiddleware:
                 query = scope.get("query_string", b"")
                 opened = open_exchange(self.surface, *found, scope["method"], query, scope["headers"], scope)
                 if isinstance(opened, Exchange):
-                    await DeclaredCall(self.app, self.engine, opened, scope, receive, send).run(self._kept_alive)
+                    call = DeclaredCall(self.app, self.engine, scope, receive, send)
+                    await call.run(opened, self._kept_alive)
                 elif isinstance(opened, Unprotected):
                     await self.app(scope, receive, send if opened.mark is None else marked(send, opened.mark))
                 else:

@@ -69,8 +69,7 @@ class Call:
         "_task",
     )
 
-    def _prepare(self, app: App, engine: AsyncEngine, scope: Scope, receive: Receive, send: Send) -> None:
-        """What a request needs that may never be granted anything."""
+    def __init__(self, app: App, engine: AsyncEngine, scope: Scope, receive: Receive, send: Send) -> None:
         self._app = app
         self._engine = engine
         self._scope = scope

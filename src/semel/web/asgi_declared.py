@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 
-from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import StoreError
 from semel.model import Answer
 from semel.policy import Command
-from semel.web.asgi_call import ATOMIC, App, Call, Message, Receive, Scope, Send, marked, send_answer
+from semel.web.asgi_call import ATOMIC, Call, Message, marked, send_answer
 from semel.web.asgi_listener import Listener
 from semel.web.asgi_tasks import KeptAlive
 from semel.web.exchange import Exchange, Unprotected
@@ -26,21 +25,17 @@ class DeclaredCall(Call):
 
     __slots__ = ()
 
-    def __init__(
-        self, app: App, engine: AsyncEngine, exchange: Exchange, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        self._prepare(app, engine, scope, receive, send)
-        self._exchange = exchange
-
-    async def run(self, kept_alive: KeptAlive) -> None:
+    async def run(self, exchange: Exchange, kept_alive: KeptAlive) -> None:
         """The whole way, from reading the body to the last byte of the answer.
 
-        Parameters: ``kept_alive`` runs to its end what must not end with its client.
+        Parameters: ``exchange`` what the request's head was opened to; ``kept_alive`` runs to its end what must not
+        end with its client.
         """
+        self._exchange = exchange
         message = await self._receive()
         if message["type"] == "http.request" and not message.get("more_body"):
             self._message = message
-            command: Command | Answer | None = self._exchange.command(message.get("body", b""))
+            command: Command | Answer | None = exchange.command(message.get("body", b""))
         else:
             command = await self._read(message)
         if type(command) is not Command:
@@ -48,7 +43,7 @@ class DeclaredCall(Call):
                 await send_answer(self._send, command)
             return
         try:
-            permit = await self._engine.claim(command, wait_seconds=self._exchange.wait_seconds)
+            permit = await self._engine.claim(command, wait_seconds=exchange.wait_seconds)
         except StoreError as error:
             await self._go_unclaimed(error)
             return
@@ -57,7 +52,7 @@ class DeclaredCall(Call):
             raise
         if not isinstance(permit, Permit):
             self._close_spool()
-            await send_answer(self._send, self._exchange.present(permit))
+            await send_answer(self._send, exchange.present(permit))
         elif kept_alive.is_needless():
             await self._proceed(permit)
         else:

@@ -39,7 +39,7 @@ class RouteCall(Call):
     def __init__(
         self, app: App, engine: AsyncEngine, scope: Scope, receive: Receive, send: Send, may_claim: Callable[..., bool]
     ) -> None:
-        self._prepare(app, engine, captured(scope), receive, _listing(send))
+        super().__init__(app, engine, captured(scope), receive, _listing(send))
         self._may_claim = may_claim
         self._leaked = False
         self._cut = False
