@@ -4,6 +4,7 @@ asyncpg cannot send statements behind one another, so BEGIN, the claim, the sett
 their own: two before the handler and two after it. A handler ends no transaction with asyncpg but by SQL: a
 ``transaction()`` block of its own is a savepoint inside the unit's. After a COMMIT or ROLLBACK written as SQL nothing
 more can be written, and the settle fails by itself, since the claim is not its transaction's own.
+As with psycopg, a session begins its next command with its settings and its user reset.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from semel.stores.statements import Query
 T = TypeVar("T")
 
 _LOST: Final = (OSError, asyncpg.PostgresError, *BROKEN)
+_RESET: Final = "BEGIN; RESET ALL; RESET ROLE; END; "  # as in ``psycopg_unit``
 _BROKEN: Final = (asyncpg.InFailedSQLTransactionError, asyncpg.InvalidSavepointSpecificationError)
 _GONE: Final = "the handler's transaction was rolled back by the server; nothing of it remains"
 _OVER: Final = "the transaction of this command is over: nothing more can be written in it"
@@ -37,7 +39,13 @@ _OVER: Final = "the transaction of this command is over: nothing more can be wri
 class UnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg carries no types
     """What a handler writes on: refuses to write once the unit's transaction is over."""
 
-    __slots__ = ("handed_out",)
+    __slots__ = ("before", "handed_out", "worn")
+
+    async def execute(self, query: str, *args: Any, **options: Any) -> str:
+        """As asyncpg's; its BEGIN travels with what is to be said before it."""
+        said, self.before = getattr(self, "before", ""), ""
+        done: str = await super().execute(said + query, *args, **options)
+        return done
 
     def _check_open(self) -> None:
         super()._check_open()
@@ -114,7 +122,7 @@ class AsyncpgUnit:
 
     def hand_out(self) -> Any:
         """The connection: from here on only Semel ends the transaction."""
-        self._raw.handed_out = True
+        self._raw.handed_out = self._raw.worn = True
         self._lent = PoolConnectionProxy(None, self._raw)
         return self._lent
 
@@ -233,6 +241,8 @@ class AsyncpgUnitPool:
         lifo = self.lifo
         while True:
             connection, was_idle = await lifo.take(self.server.patience_seconds)
+            worn, connection.worn = getattr(connection, "worn", False), False
+            connection.before = _RESET if worn and self.server.prepared else ""
             try:
                 unit = AsyncpgUnit(self, connection)
                 await unit.begin()

@@ -4,15 +4,17 @@ BEGIN travels with the claim and COMMIT with the settle, so that a fresh command
 transaction no round trip of its own. The connection that is handed out ends no transaction: its
 ``commit()`` keeps the writes for Semel's COMMIT, its ``rollback()`` undoes the handler's writes alone. A COMMIT
 written as SQL does end it; then the settle fails by itself, since the claim is not its transaction's own.
+
+A session that has served a command begins the next one with its settings and its user reset: what a handler has set,
+and committed, was that command's.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, Connection
 from psycopg.pq import PGconn, TransactionStatus
 
 from semel.drivers.forks import begin_in_children
@@ -26,12 +28,19 @@ from semel.errors import StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
 
+if TYPE_CHECKING:
+    from semel.drivers.psycopg_unit_async import AsyncUnitConnection
+
 T = TypeVar("T")
-C = TypeVar("C", bound=Connection[Any] | AsyncConnection[Any])
+C = TypeVar("C", bound="UnitConnection | AsyncUnitConnection")
 
 SAVEPOINT: Final = b"SAVEPOINT semel_unit"
 RELEASE: Final = b"RELEASE SAVEPOINT semel_unit"
 ROLLBACK_TO: Final = b"ROLLBACK TO SAVEPOINT semel_unit"
+# In a transaction of its own, since whether the next one may write is settled when it begins; END, since COMMIT is what
+# makes a command final.
+RESET: Final[tuple[Said, ...]] = tuple((text, None) for text in (b"BEGIN", b"RESET ALL", b"RESET ROLE", b"END"))
+NOTHING_TO_KEEP: Final = (TransactionStatus.IDLE, TransactionStatus.INERROR)
 GONE: Final = "the handler's transaction was rolled back by the server; nothing of it remains"
 LATE: Final = "this command's transaction is over; nothing more can be written in it"
 BROKEN: Final = (psycopg.errors.InFailedSqlTransaction, psycopg.errors.InvalidSavepointSpecification)
@@ -41,18 +50,25 @@ class UnitConnection(PatientConnection):
     """What a handler writes on. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
 
     handed_out = False
+    worn = False  # a handler had it since its session was as it is when it opens
+
+    # Both are refused inside a ``transaction()`` block, by psycopg.
 
     def commit(self) -> None:
-        """Keep what was written so far for Semel's COMMIT."""
-        if not self.handed_out:
+        """Keep what was written so far for Semel's COMMIT, whatever is rolled back later."""
+        if not self.handed_out or self._num_transactions:
             super().commit()
+        elif self.info.transaction_status not in NOTHING_TO_KEEP:
+            with self.pipeline():
+                self.execute(RELEASE)
+                self.execute(SAVEPOINT)
 
     def rollback(self) -> None:
-        """Undo what the handler wrote; the record stays claimed."""
-        if self.handed_out:
-            self.execute(ROLLBACK_TO)
-        else:
+        """Undo what the handler wrote since its last ``commit``; the record stays claimed."""
+        if not self.handed_out or self._num_transactions:
             super().rollback()
+        else:
+            self.execute(ROLLBACK_TO)
 
     def close(self) -> None:
         """Nothing, while the command runs: the unit needs it still."""
@@ -69,8 +85,14 @@ def successor(connection: C) -> C:
     fresh = type(connection)(connection.pgconn)
     fresh._prepared = connection._prepared
     names_of(fresh).update(names_of(connection))
+    fresh.worn = connection.worn
     connection.pgconn = PGconn()
     return fresh
+
+
+def before(connection: UnitConnection | AsyncUnitConnection, server: Server) -> tuple[Said, ...]:
+    """What is said before BEGIN. Behind a pooler the session is everybody's, and not reset."""
+    return RESET if connection.worn and server.prepared else ()
 
 
 class PsycopgUnit:
@@ -134,7 +156,9 @@ class PsycopgUnit:
         self._begun = True
         begin: tuple[Said, ...] = ((b"BEGIN", None), (text, values), (SAVEPOINT, None))
         try:
-            return self._tripped(*begin)
+            rows = self._tripped(*before(self._connection, self._pool.server), *begin)
+            self._connection.worn = False
+            return rows
         except psycopg.Error as error:
             if not self._was_idle or not is_stale(error):
                 raise
@@ -148,7 +172,7 @@ class PsycopgUnit:
 
     def hand_out(self) -> UnitConnection:
         """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
-        self._connection.handed_out = True
+        self._connection.handed_out = self._connection.worn = True
         self._connection.patience_seconds = None
         return self._connection
 

@@ -16,7 +16,17 @@ from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
 from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import PatientAsyncConnection
 from semel.drivers.psycopg_trip import Said, said_async
-from semel.drivers.psycopg_unit import BROKEN, GONE, LATE, RELEASE, ROLLBACK_TO, SAVEPOINT, successor
+from semel.drivers.psycopg_unit import (
+    BROKEN,
+    GONE,
+    LATE,
+    NOTHING_TO_KEEP,
+    RELEASE,
+    ROLLBACK_TO,
+    SAVEPOINT,
+    before,
+    successor,
+)
 from semel.errors import StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
@@ -28,18 +38,25 @@ class AsyncUnitConnection(PatientAsyncConnection):
     """What an async handler writes on. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
 
     handed_out = False
+    worn = False  # a handler had it since its session was as it is when it opens
+
+    # Both are refused inside a ``transaction()`` block, by psycopg.
 
     async def commit(self) -> None:
-        """Keep what was written so far for Semel's COMMIT."""
-        if not self.handed_out:
+        """Keep what was written so far for Semel's COMMIT, whatever is rolled back later."""
+        if not self.handed_out or self._num_transactions:
             await super().commit()
+        elif self.info.transaction_status not in NOTHING_TO_KEEP:
+            async with self.pipeline():
+                await self.execute(RELEASE)
+                await self.execute(SAVEPOINT)
 
     async def rollback(self) -> None:
-        """Undo what the handler wrote; the record stays claimed."""
-        if self.handed_out:
-            await self.execute(ROLLBACK_TO)
-        else:
+        """Undo what the handler wrote since its last ``commit``; the record stays claimed."""
+        if not self.handed_out or self._num_transactions:
             await super().rollback()
+        else:
+            await self.execute(ROLLBACK_TO)
 
     async def close(self) -> None:
         """Nothing, while the command runs: the unit needs it still."""
@@ -108,7 +125,9 @@ class AsyncPsycopgUnit:
         self._begun = True
         begin: tuple[Said, ...] = ((b"BEGIN", None), (text, values), (SAVEPOINT, None))
         try:
-            return await self._tripped(*begin)
+            rows = await self._tripped(*before(self._connection, self._pool.server), *begin)
+            self._connection.worn = False
+            return rows
         except psycopg.Error as error:
             if not self._was_idle or not is_stale(error):
                 raise
@@ -122,7 +141,7 @@ class AsyncPsycopgUnit:
 
     def hand_out(self) -> AsyncUnitConnection:
         """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
-        self._connection.handed_out = True
+        self._connection.handed_out = self._connection.worn = True
         self._connection.patience_seconds = None
         return self._connection
 
