@@ -129,9 +129,8 @@ class RedisDriver:
 
 
 def _sound(replies: list[Any]) -> list[Any]:
-    for reply in replies:
-        if type(reply) is Refused:
-            raise_refused(reply)
+    if Refused in map(type, replies):
+        raise_refused(next(reply for reply in replies if type(reply) is Refused))
     return replies
 
 

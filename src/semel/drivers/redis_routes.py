@@ -71,8 +71,8 @@ class Terms:
         """A call as a command."""
         if call.script is None:
             return (call.command, *call.keys, *call.arguments)
-        now = b"" if self.clock is None else self.clock()
-        return ("EVALSHA", call.script.sha, len(call.keys), *call.keys, now, *call.arguments)
+        keys, now = call.keys, b"" if self.clock is None else self.clock()
+        return ("EVALSHA", call.script.sha, len(keys), *keys, now, *call.arguments)
 
     def waits(self, calls: Sequence[Call]) -> tuple[Command, ...]:
         """What has the node confirm that its replicas hold all that these calls wrote or saw.
@@ -250,9 +250,7 @@ def _round(
     routes: Routes, terms: Terms, calls: Sequence[Call], pending: list[int], asking: dict[int, Node], replies: list[Any]
 ) -> Generator[list[Exchange], list[Replies], tuple[list[int], dict[int, Node]]]:
     """Send what is pending; fills ``replies`` and answers what has to be sent again, and where to by way of ASK."""
-    groups: dict[Node, list[int]] = {}
-    for place in pending:
-        groups.setdefault(asking.get(place) or routes.node_of(calls[place].place), []).append(place)
+    groups = _groups(routes, calls, pending, asking)
     exchanges = [_exchange(terms, node, calls, places, asking) for node, places in groups.items()]
     answers = yield exchanges
     _check(routes, groups, answers)
@@ -262,25 +260,26 @@ def _round(
     for (node, places), answer in zip(groups.items(), answers, strict=True):
         assert not isinstance(answer, StoreError)
         own = _own(answer, places, asking)
-        ran = [calls[place] for place, reply in zip(places, own, strict=True) if type(reply) is not Refused]
-        _check_replicas(terms, ran, answer)
+        refused = [place for place, reply in zip(places, own, strict=True) if type(reply) is Refused]
+        if terms.wait_replicas:
+            _check_replicas(terms, [calls[place] for place in places if place not in refused], answer)
         for place, reply in zip(places, own, strict=True):
-            code = reply.code if type(reply) is Refused else ""
-            if code in TAKEN_OVER:  # the next call asks who is the primary now
+            replies[place] = reply
+        for place in refused:
+            reply, script = replies[place], calls[place].script
+            if reply.code in TAKEN_OVER:  # the next call asks who is the primary now
                 routes.failed(node)
-            script = calls[place].script
-            if code == "NOSCRIPT" and script is not None:
+            if reply.code == "NOSCRIPT" and script is not None:
                 loads.setdefault(node, {})[script.sha] = script.text
                 if place in asking:
                     asked[place] = node
-            elif code in ("MOVED", "ASK"):
+            elif reply.code in ("MOVED", "ASK"):
                 number, target = _target(reply, node)
-                if code == "MOVED":
+                if reply.code == "MOVED":
                     routes.moved(number, target)
                 else:
                     asked[place] = target
             else:
-                replies[place] = reply
                 continue
             again.append(place)
     if loads:
@@ -288,7 +287,21 @@ def _round(
     return again, asked
 
 
+def _groups(
+    routes: Routes, calls: Sequence[Call], pending: list[int], asking: dict[int, Node]
+) -> dict[Node, list[int]]:
+    """What each node is asked."""
+    if isinstance(routes, Single):
+        return {routes.node: pending}
+    groups: dict[Node, list[int]] = {}
+    for place in pending:
+        groups.setdefault(asking.get(place) or routes.node_of(calls[place].place), []).append(place)
+    return groups
+
+
 def _exchange(terms: Terms, node: Node, calls: Sequence[Call], places: list[int], asking: dict[int, Node]) -> Exchange:
+    if not asking and not terms.wait_replicas:
+        return Exchange(node, tuple([terms.command(calls[place]) for place in places]))
     commands: list[Command] = []
     for place in places:
         if place in asking:
@@ -302,6 +315,8 @@ def _exchange(terms: Terms, node: Node, calls: Sequence[Call], places: list[int]
 
 def _own(answer: list[Any], places: list[int], asking: dict[int, Node]) -> list[Any]:
     """The replies to the calls alone."""
+    if not asking:
+        return answer[: len(places)]  # behind them are those of the replicas
     found, at = [], 0
     for place in places:
         at += 1 if place in asking else 0

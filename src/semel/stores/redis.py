@@ -38,11 +38,11 @@ from semel.model import (
 from semel.rules.decide import decide, first_grant, is_grant_new
 from semel.rules.lease import PURGE_GRACE_US
 from semel.rules.settle import abandoned_row, marked_row, renewed_row, resolved_row, settled_row
-from semel.rules.stored import answer_digest, pack_headers
+from semel.rules.stored import DIGEST_BYTES, answer_digest, pack_headers
 from semel.stores.base import Capabilities, Identity, Observed
 from semel.stores.memory import granted_row
 from semel.stores.redis_keys import TAGS, Keys
-from semel.stores.redis_layout import Names, decode_any, frame, frames, number
+from semel.stores.redis_layout import Names, decode_any, frames, number
 from semel.stores.redis_pages import Pages, audit_line, operation_calls
 from semel.stores.redis_rows import LUA, Rows
 from semel.stores.redis_settings import memory, observe, setting
@@ -56,6 +56,8 @@ _CLAIM: Final = LUA["claim"]
 _SETTLE: Final = LUA["settle"]
 _SAYS_NOTHING: Final = (None,) * 5
 _UNSAID: Final = frames(_SAYS_NOTHING)
+_NO_DIGEST: Final = frames((None,) * 3)
+_NO_ANSWER: Final = frames((None,) * 3)
 
 
 class RedisStore:
@@ -154,16 +156,21 @@ class RedisStore:
         return settled
 
     def _settle_call(self, word: Settlement) -> Call:
-        answer, keys = word.answer, self.keys
-        block = None if answer is None else pack_headers(answer.headers)
-        digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
-        status = None if answer is None or answer.status is None else b"%d" % answer.status
+        answer, large = word.answer, _NO_ANSWER
         said = (word.doubt, word.business_ref, word.resource_type, word.resource_id, word.error_code)
-        small = (_UNSAID if said == _SAYS_NOTHING else frames(said)) + frame(digest) + frame(None) + frame(status)
-        large = frame(None) * 3
-        if answer is not None and word.answer_kind == AnswerKind.KEPT:
-            large = frame(block) + frame(None) + frame(answer.body)
-        id, tag = word.id, keys.tag(word.id)
+        small = _UNSAID if said == _SAYS_NOTHING else frames(said)
+        if answer is None:
+            small += _NO_DIGEST
+        else:
+            block = pack_headers(answer.headers)
+            small += b"%d:%b-1:%b" % (
+                DIGEST_BYTES,
+                answer_digest(answer.status, block, answer.body),
+                _status(answer.status),
+            )
+            if word.answer_kind == AnswerKind.KEPT:
+                large = b"%d:%b-1:%d:%b" % (len(block), block, len(answer.body), answer.body)
+        id, tag = word.id, self.keys.tag(word.id)
         return Call(
             _SETTLE,
             (_record(tag, id), tag + b"open", tag + b"due"),
@@ -314,6 +321,11 @@ def _terms(terms: Terms, holder: str) -> tuple[bytes, bytes, tuple[bytes | int, 
     granted = frames((int(terms.effects), holder, 1, 0, 0, terms.attempts_max, int(terms.after_expiry)))
     spans = (terms.lease_us, terms.deadline_us, terms.dedup_us, number(terms.answer_us), number(terms.tombstone_us))
     return granted, b"%02d" % terms.starts, spans, _first_due(terms)
+
+
+@lru_cache
+def _status(status: int | None) -> bytes:
+    return frames((status,))
 
 
 def _first_due(terms: Terms) -> bytes:

@@ -131,11 +131,6 @@ def frames(values: tuple[Value, ...]) -> bytes:
     return b"".join(parts)
 
 
-def frame(data: bytes | None) -> bytes:
-    """One field of bytes, as ``frames`` writes it."""
-    return _NONE if data is None else b"%d:%b" % (len(data), data)
-
-
 def encode(row: Record) -> bytes:
     """The string of a record."""
     claimed = frames(tuple([row[place] for place in _CLAIMED_PLACES]))
@@ -200,8 +195,11 @@ def decode(data: bytes, *, small: bool = False, names: Names | None = None) -> R
         head = _HEAD.unpack_from(data)
         if head[0] != MAGIC:
             return _unreadable(data)
-        claimed_end = HEAD_BYTES + int(head[17])
-        small_end = claimed_end + int(head[18])
+        created, started, deadline, dedup = map(int, head[7:11])
+        ends = map(_maybe if BLANK in head else int, head[11:14])
+        lease_us, answer_us, tombstone_us, claimed_bytes, small_bytes = map(int, head[14:])
+        claimed_end = HEAD_BYTES + claimed_bytes
+        small_end = claimed_end + small_bytes
         if names is not None and data.startswith(names.framed, HEAD_BYTES):
             id, *named = names.values
             at = HEAD_BYTES + len(names.framed)
@@ -217,9 +215,8 @@ def decode(data: bytes, *, small: bool = False, names: Names | None = None) -> R
             (
                 *(id, RECORD_FORMAT, *named, int(head[1]), effects, int(head[3])),
                 *(bytes.fromhex(head[5].decode()), holder, attempt, lapses, generation),
-                *(bytes.fromhex(head[6].decode()), int(head[7]), int(head[8]), int(head[4]), int(head[9])),
-                *(int(head[10]), int(head[14]), attempts_max, int(head[15]), int(head[16]), after_expiry),
-                *(_maybe(head[11]), _maybe(head[12]), _maybe(head[13])),
+                *(bytes.fromhex(head[6].decode()), created, started, int(head[4]), deadline, dedup),
+                *(lease_us, attempts_max, answer_us, tombstone_us, after_expiry, *ends),
                 *(*settled[:_DIGEST_PLACE], int(head[2]), *settled[_DIGEST_PLACE:], *large),
             )
         )
