@@ -55,6 +55,13 @@ def test_large_details_of_a_chunk_fit_into_the_packets_of_the_server(
     assert all(outcome.detail == bytes(65_536) for outcome in fellow.outcomes(done))
 
 
+@pytest.mark.parametrize("kind", ["pymysql", "asyncmy"])
+def test_a_lease_that_ends_with_its_deadline_is_held_to_the_end(make_fellow: Make) -> None:
+    """Renewing it changes nothing any more, and MariaDB counts the rows that were changed: it is no lost lease."""
+    fellow = make_fellow(chunk_items=5, lease_seconds=30, deadline_seconds=30)
+    assert fellow.run(numbered(20), counts).tally == Tally(20, 20, 20, 0, 0, 0)
+
+
 def test_another_list_under_the_key_is_refused(make_fellow: Make) -> None:
     fellow = make_fellow()
     fellow.run(numbered(5), counts)

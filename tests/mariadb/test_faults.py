@@ -35,7 +35,7 @@ from semel.errors import (
 from semel.model import Answer, Proceed, Settled, State
 from semel.testing.attempts import attempt, renewal, word
 from tests.engine.shells import MADE, command
-from tests.mariadb.conftest import ATOMIC, PLAIN, WHAT, Fellow, Outside, made, never, plain
+from tests.mariadb.conftest import ATOMIC, PLAIN, WHAT, Fellow, Kind, Outside, made, never, plain
 from tests.servers.mariadb import MARK, at, connect, resume, start, url
 from tests.servers.relay import Loss, Relay
 from tests.servers.running import ENVIRONMENT, Running, free_port, stop
@@ -206,6 +206,25 @@ def test_a_read_only_server_is_said_and_found_writable_again(owned: Server, fell
             outside.fetch("SET GLOBAL read_only = 0")
         assert app.run(PLAIN, plain).answer == MADE
         assert app.run(command("unit", policy=ATOMIC), made).answer == MADE
+
+
+def test_a_name_that_leads_to_another_server_now_is_looked_up_again(
+    owned: Server, kind: Kind, outside: Outside, relay: Relay
+) -> None:
+    """The old primary lives on, read-only, and ends no connection; the relay is the name."""
+    with closing(Fellow(kind, replace(owned, port=relay.port))) as app:
+        app.run(PLAIN, plain)
+        app.run(command("first", policy=ATOMIC), made)
+        outside.fetch("SET GLOBAL read_only = 1")
+        try:
+            for what in (command("plain"), WHAT):
+                relay.connections = 0
+                for _ in range(2):
+                    with pytest.raises(StoreUnavailable, match="point the URL at the primary"):
+                        app.run(what, never)
+                assert relay.connections > 0
+        finally:
+            outside.fetch("SET GLOBAL read_only = 0")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ CODES = ("READONLY", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "NOREPLICAS")
 
 
 def test_a_name_that_leads_to_another_server_now_is_looked_up_again(tmp_path: Path, opened: Opens) -> None:
-    """As hosts of Redis fail over: the old primary lives on as a replica, and ends no connection. The relay is the name."""
+    """As hosts of Redis fail over: the old primary lives on as a replica, no connection ends. The relay is the name."""
     common = ("appendonly yes", "repl-diskless-sync-delay 0")
     one = servers.start(tmp_path / "one", *common)
     two = servers.start(tmp_path / "two", *common, f"replicaof 127.0.0.1 {one.port}")

@@ -114,6 +114,7 @@ class AsyncmyUnit:
             if not first or not self._was_idle:
                 raise lost(error) from error
         except Refused as error:
+            await self._drop_unsound(error)
             raise store_error(error) from error
         # It had died while nobody looked. The claim names its nonce, so it may be made again.
         self._taken = await self._pool.instead_of(self._taken)
@@ -123,7 +124,12 @@ class AsyncmyUnit:
         except Lost as error:
             raise lost(error) from error
         except Refused as error:
+            await self._drop_unsound(error)
             raise store_error(error) from error
+
+    async def _drop_unsound(self, error: Refused) -> None:
+        if not is_sound(error):
+            await close(self.connection)
 
     async def _perform(self, conversation: Conversation[T]) -> T:
         try:

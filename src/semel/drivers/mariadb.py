@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
 from semel.drivers.clock import Clock
-from semel.drivers.mariadb_errors import CONFLICTS, LOCK_WAIT_TIMEOUT, Refused, another_server
+from semel.drivers.mariadb_errors import CONFLICTS, LOCK_WAIT_TIMEOUT, Lost, Refused, another_server
 from semel.errors import SemelError, StatementRefused
 from semel.flow import Ask, Flow, MakeFlow
 from semel.stores.mariadb_asks import Reserve, Several
@@ -196,8 +196,8 @@ def _once(flow: Flow[T], clock: Clock | None, packet_max: int, *, inside: bool) 
 def _roll_back() -> Conversation[None]:
     try:
         yield "ROLLBACK"
-    except Refused:
-        return  # the server ends the transaction with the connection
+    except Refused as error:  # what is said next on this connection would be said in the transaction that is still open
+        raise Lost(error.code, error.text) from error
 
 
 def _say(needed: Ask[Any], clock: Clock | None, packet_max: int, *, open: bool) -> Conversation[Any]:

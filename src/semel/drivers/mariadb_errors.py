@@ -44,6 +44,8 @@ _REMEDIES: Final = {
 _UNDECIDED: Final = frozenset(  # the connection or the commit ended under the statement
     {1053, 1079, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1317, 1927, 1969}
 )
+# The server takes no writes, or none at all: where a name leads to another one by now, that is found by connecting.
+_TAKEN_OVER: Final = frozenset({1047, 1290, 1792, 1836})
 
 
 class Lost(Exception):
@@ -72,7 +74,7 @@ def refused(error: Exception) -> Refused | None:
 
 def ends_connection(error: Refused) -> bool:
     """Whether the connection is not to be used again."""
-    return error.code in _UNDECIDED
+    return error.code in _UNDECIDED or error.code in _TAKEN_OVER
 
 
 def store_error(error: Refused) -> StoreError | SchemaError:

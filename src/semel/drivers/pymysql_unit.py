@@ -125,6 +125,7 @@ class PymysqlUnit:
             if not first or not self._was_idle:
                 raise lost(error) from error
         except Refused as error:
+            self._drop_unsound(error)
             raise store_error(error) from error
         # It had died while nobody looked. The claim names its nonce, so it may be made again.
         self._taken = self._pool.instead_of(self._taken)
@@ -134,7 +135,12 @@ class PymysqlUnit:
         except Lost as error:
             raise lost(error) from error
         except Refused as error:
+            self._drop_unsound(error)
             raise store_error(error) from error
+
+    def _drop_unsound(self, error: Refused) -> None:
+        if not is_sound(error):
+            close(self.connection)
 
     def _is_over(self) -> bool:
         if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on

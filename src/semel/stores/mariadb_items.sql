@@ -1,8 +1,11 @@
 -- Every statement about bulk items on MariaDB, by name. A holder's write comes after `hold` in its transaction.
 
 -- name: hold
--- Prove that the record is still this holder's, and believe it alive for another lease. No row: superseded.
-UPDATE semel_record SET lease_until = GREATEST(lease_until, LEAST(:now + lease_us, deadline_at))
+-- Prove that the record is still this holder's, and believe it alive for another lease. No row: superseded. It always
+-- changes something, were it a microsecond: units count the rows that changed, and at its deadline no lease grows.
+UPDATE semel_record SET lease_until = IF(
+    LEAST(:now + lease_us, deadline_at) > lease_until, LEAST(:now + lease_us, deadline_at), lease_until - 1
+)
 WHERE id = :id AND fence = :fence AND nonce = :nonce AND state = 1;
 
 -- name: relinquish

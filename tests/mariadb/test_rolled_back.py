@@ -1,0 +1,39 @@
+"""A ROLLBACK that is refused (a node that leaves its cluster refuses everything): its connection is not used again.
+
+What was said next on it would have been said inside the transaction that was still open: a claim that nobody commits,
+or a BEGIN that commits the half of another command.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.drivers.mariadb import converse
+from semel.drivers.mariadb_errors import LOCK_WAIT_TIMEOUT, Lost, Refused
+from semel.flow import Flow, MakeFlow, ask
+from semel.stores.mariadb_asks import Several
+from semel.stores.statements import TOGETHER, Execute, composed
+
+WRITE = Execute(composed("write", "DELETE FROM semel_meta"), {})
+PACKET = 1_000_000
+
+
+def one_by_one() -> Flow[None]:
+    yield from ask(TOGETHER)
+    yield from ask(WRITE)
+
+
+def in_one_packet() -> Flow[None]:
+    yield from ask(Several([WRITE, WRITE]))
+
+
+@pytest.mark.parametrize("flow", [one_by_one, in_one_packet])
+def test_a_transaction_that_may_be_open_still_is_never_spoken_in(flow: MakeFlow[None]) -> None:
+    said = converse(flow, None, PACKET)
+    text = next(said)
+    if text == "START TRANSACTION":
+        text = said.send([0])
+    assert "DELETE" in text
+    assert said.throw(Refused(LOCK_WAIT_TIMEOUT, "")) == "ROLLBACK"
+    with pytest.raises(Lost):
+        said.throw(Refused(1047, "WSREP has not yet prepared node for application use"))
