@@ -28,6 +28,7 @@ from semel.errors import (
     KeyExpiredError,
     OutcomeUnknownError,
     RecordUnreadableError,
+    SchemaError,
     StoreUnavailable,
     SupersededError,
 )
@@ -289,6 +290,7 @@ def test_what_cannot_be_an_endpoint_is_refused_when_the_application_is_built(tmp
     ("error", "status", "code", "after"),
     [
         (StoreUnavailable("host db-7 is away"), 503, "IDEMPOTENCY_STORE_UNAVAILABLE", True),
+        (SchemaError("host db-7 has no tables"), 503, "IDEMPOTENCY_STORE_UNAVAILABLE", True),
         (SupersededError("taken over"), 409, "IDEMPOTENCY_REQUEST_IN_PROGRESS", True),
         (OutcomeUnknownError("?", operation_id=NEVER), 409, "IDEMPOTENCY_OUTCOME_UNKNOWN", False),
         (KeyExpiredError("!", operation_id=NEVER), 409, "IDEMPOTENCY_RECORD_EXPIRED", False),

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from semel import AsyncEngine, Permit
+from semel.errors import SchemaError, SemelError, StoreUnavailable
 from semel.integrations.fastapi import Semel as FastApiSemel
 from semel.integrations.starlette import Semel
 from semel.web.operations import OperationsApp
@@ -207,11 +208,10 @@ def test_the_mounted_application_refuses_a_websocket(engine: AsyncEngine) -> Non
         raise AssertionError
 
 
-def test_a_store_that_fails_is_503(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    from semel.errors import StoreUnavailable
-
+@pytest.mark.parametrize("kind", [StoreUnavailable, SchemaError])
+def test_a_store_that_fails_is_503(web: Web, monkeypatch: pytest.MonkeyPatch, kind: type[SemelError]) -> None:
     async def fail(make: Any) -> Any:
-        raise StoreUnavailable("the disk /dev/sda1 is on fire")
+        raise kind("the disk /dev/sda1 is on fire")
 
     with monkeypatch.context() as patch:
         patch.setattr(web.engine.backend.driver, "run_async", fail)

@@ -101,6 +101,15 @@ def test_a_server_that_is_away_is_503_and_serves_again_without_a_restart(
     assert service.ran == 2
 
 
+def test_a_column_that_is_missing_is_503_and_no_traceback(service: Service, outside: Outside) -> None:
+    """Until somebody has mended the schema; nothing needs a restart."""
+    outside.connection.execute("ALTER TABLE semel_record RENAME COLUMN doubt TO no_doubt")
+    unavailable(service.post())
+    outside.connection.execute("ALTER TABLE semel_record RENAME COLUMN no_doubt TO doubt")
+    assert service.post().status_code == 201
+    assert service.ran == 1
+
+
 def test_unreachable_says_what_to_do_and_never_the_password() -> None:
     place = f"app:{SECRET.replace('/', '%2F')}@127.0.0.1:{free_port()}"
     engine: Any = Engine.connect(url("psycopg", place))

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from semel.errors import EarlyCommit, NothingHappened, StoreTimeout, StoreUnavailable
+from semel.errors import EarlyCommit, IdentityMismatch, NothingHappened, SchemaError, StoreTimeout, StoreUnavailable
 from semel.model import AnswerKind, State, Superseded
 from semel.policy import NEVER_REPLAYED, Policy
 from semel.rules.fingerprint import Members, Recipe
 from semel.rules.stored import unpack_headers
+from semel.web.outage import EVERY_SECONDS, Outage
 from semel.web.routing import Operation
 from semel.web.surface import Surface
 from tests.web.conftest import MakeWeb
@@ -307,14 +308,28 @@ def answering(web: Web, monkeypatch: pytest.MonkeyPatch, verb: str, value: objec
     monkeypatch.setattr(web.engine, verb, answer_later if isinstance(web, AsgiWeb) else lambda *_, **__: value)
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable("host=db.internal"), StoreTimeout("host=db.internal")])
-def test_without_a_store_nothing_runs(web: Web, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    failing(web, monkeypatch, "claim", error)
-    answer = web.call()
-    assert (answer.status, answer.code) == (503, "IDEMPOTENCY_STORE_UNAVAILABLE")
-    assert 1 <= answer.problem["retryAfter"] <= 5
-    assert b"internal" not in answer.body
+@pytest.mark.parametrize("kind", [StoreUnavailable, StoreTimeout, SchemaError, IdentityMismatch])
+def test_without_a_store_nothing_runs_and_the_log_says_why(
+    web: Web, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: type[Exception]
+) -> None:
+    failing(web, monkeypatch, "claim", kind("host=db.internal: start it"))
+    for _ in range(3):
+        answer = web.call()
+        assert (answer.status, answer.code) == (503, "IDEMPOTENCY_STORE_UNAVAILABLE")
+        assert 1 <= answer.problem["retryAfter"] <= 5
+        assert b"internal" not in answer.body
     assert web.seen == []
+    [line] = [each.getMessage() for each in caplog.records if each.name == "semel"]
+    assert line.endswith(": host=db.internal: start it")
+
+
+def test_the_log_is_told_again_after_a_while() -> None:
+    now = [0.0]
+    outage = Outage(lambda: now[0])
+    told = []
+    for now[0] in (0, 1, EVERY_SECONDS - 0.1, EVERY_SECONDS, EVERY_SECONDS + 1):
+        told.append(outage.tell(StoreUnavailable("away")))
+    assert told == [True, False, False, True, False]
 
 
 @pytest.mark.parametrize("body", [BODY, [b'{"amount"', b":1250}"]])

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from semel.drivers.forks import begin_in_children
+from semel.drivers.refusals import BROKEN_RULE
 from semel.engine.backend import Backend, shown_url
 from semel.engine.events import Emission, ring
 from semel.engine.needs import NO_STEPS, Needs
@@ -350,10 +351,11 @@ class Core:
         if self.observing:
             self.observer.event("store_call_seconds", seconds, {"verb": verb}, {})
 
-    def tell_store_error(self, verb: str, error: StoreError) -> None:
-        """A store call that failed."""
+    def tell_store_error(self, verb: str, error: StoreError | SchemaError) -> None:
+        """A store call that failed; why, unless a rule of the handler's own was broken: its words may hold values."""
         if self.observing:
-            self.observer.event("store_errors", 1, {"verb": verb, "error": type(error).__name__}, {})
+            reason = {} if BROKEN_RULE in str(error) else {"reason": str(error)}
+            self.observer.event("store_errors", 1, {"verb": verb, "error": type(error).__name__}, reason)
 
     def store_time(self) -> int:
         """About what the store's clock says, in microseconds: good enough to show to people, never to decide by."""

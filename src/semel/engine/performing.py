@@ -83,6 +83,7 @@ class AsyncPerformer:
             return await call(*arguments)
         except SchemaError as error:
             self._backend.locate(error)
+            core.tell_store_error(verb, error)
             raise
         except StoreError as error:
             core.tell_store_error(verb, error)
@@ -196,6 +197,7 @@ class SyncPerformer:
             return seen
         except SchemaError as error:
             self._backend.locate(error)
+            core.tell_store_error(verb, error)
             raise
         except StoreError as error:
             core.tell_store_error(verb, error)

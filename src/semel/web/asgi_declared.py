@@ -10,13 +10,14 @@ import asyncio
 import time
 
 from semel.engine.permit import Permit
-from semel.errors import StoreError
+from semel.errors import SemelError
 from semel.model import Answer
 from semel.policy import Command
 from semel.web.asgi_call import ATOMIC, Call, Message, marked, send_answer
 from semel.web.asgi_listener import Listener
 from semel.web.asgi_tasks import KeptAlive
 from semel.web.exchange import Exchange, Unprotected
+from semel.web.outage import NO_STORE
 from semel.web.spool import Spool
 
 
@@ -44,7 +45,7 @@ class DeclaredCall(Call):
             return
         try:
             permit = await self._engine.claim(command, wait_seconds=exchange.wait_seconds)
-        except StoreError as error:
+        except NO_STORE as error:
             await self._go_unclaimed(error)
             return
         except BaseException:
@@ -60,7 +61,7 @@ class DeclaredCall(Call):
             self._send = listener.send
             await kept_alive.shield(self._proceed(permit), listener)
 
-    async def _go_unclaimed(self, error: StoreError) -> None:
+    async def _go_unclaimed(self, error: SemelError) -> None:
         """The store could not take the command: refuse it, or run it unprotected where that was declared."""
         try:
             refused = self._exchange.unclaimed(error)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
-from semel.errors import ConfigurationError, NothingHappened, RequestTooLarge, StoreError
+from semel.errors import ConfigurationError, NothingHappened, RequestTooLarge
 from semel.model import Answer, Effects
 from semel.policy import Command
 from semel.rules.classify import Outcome, classify_exception
@@ -23,6 +23,7 @@ from semel.web.asgi_listener import Listener
 from semel.web.asgi_scope import captured
 from semel.web.asgi_tasks import KeptAlive
 from semel.web.exchange import Exchange, Unprotected, open_exchange
+from semel.web.outage import NO_STORE
 from semel.web.routing import UNSAFE_METHODS, Params, Route
 from semel.web.spool import Spool
 from semel.web.surface import Surface
@@ -92,7 +93,7 @@ class RouteCall(Call):
             return command
         try:
             permit = await self._engine.claim(command, wait_seconds=opened.wait_seconds)
-        except StoreError as error:
+        except NO_STORE as error:
             refused = opened.unclaimed(error)
             if isinstance(refused, Answer):
                 return refused

@@ -15,6 +15,7 @@ from semel.engine.bulk import BulkResult
 from semel.errors import (
     BulkRefused,
     CommandError,
+    IdentityMismatch,
     InProgressError,
     KeyExpiredError,
     KeyReusedError,
@@ -23,6 +24,7 @@ from semel.errors import (
     RecordUnreadableError,
     RequestError,
     RequestTooLarge,
+    SchemaError,
     StoreError,
     SupersededError,
 )
@@ -156,7 +158,8 @@ def refused(surface: Surface, error: Exception, how: Asked) -> Answer | None:
             return _with(problems.answer(_BY_CODE.get(error.code, MALFORMED), _sentence(str(error))), members)
         case RequestError():
             return problems.of_error(error)
-        case StoreError():
+        case StoreError() | SchemaError() | IdentityMismatch():
+            surface.outage.tell(error)
             return _with(problems.of_error(error), {"detail": f"The store failed. {_GOES_ON}"})
         case SupersededError():
             text = "Another run of this list has taken over. Ask again with the same key."

@@ -19,7 +19,6 @@ from semel.errors import (
     RequestError,
     RequestTooLarge,
     SemelError,
-    StoreError,
     StoreUnavailable,
 )
 from semel.model import Answer, InProgress, NotReplayable, Proceed, Replay, Scope, Verdict
@@ -30,6 +29,7 @@ from semel.rules.identity import uuid_text
 from semel.rules.keys import parse_key
 from semel.web.caller import Caller
 from semel.web.capture import BODYLESS_STATUSES, Capture
+from semel.web.outage import NO_STORE
 from semel.web.prefer import preferred_wait, prefers_async
 from semel.web.requests import pack_head
 from semel.web.routing import UNSAFE_METHODS, Params, Route
@@ -322,8 +322,9 @@ class Exchange:
             headers.append((b"content-length", b"%d" % len(answer.body)))
         return Answer(status, tuple(headers), answer.body)
 
-    def unclaimed(self, error: StoreError) -> Answer | Unprotected:
+    def unclaimed(self, error: SemelError) -> Answer | Unprotected:
         """What becomes of a command that the store could not take: refused, or run unprotected where declared so."""
+        self._surface.outage.tell(error)
         if self.route.marks:
             return _marked(self._surface, self.route, "store-unavailable")
         return self._surface.problems.of_error(error)
@@ -358,6 +359,8 @@ class Exchange:
         problems = self._surface.problems
         operation_id = permit.grant.operation_id
         outcome = permit.outcome(outcome)
+        if isinstance(unconfirmed, NO_STORE):
+            self._surface.outage.tell(unconfirmed)
         if verdict is not None:
             return self.present(verdict)
         if self.route.atomic and not permit.kept:

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 from semel.engine.aio import AsyncEngine
 from semel.engine.bulk import RECIPE as BULK
 from semel.engine.sync import Engine
-from semel.errors import InvalidKey, StoreError
+from semel.errors import InvalidKey, SemelError
 from semel.flow import Flow
 from semel.model import OPEN_STATES, Answer, AnswerKind, Operation, Record, Scope, State, Unreadable
 from semel.protocol.operations import find_operation, find_operations
@@ -27,6 +27,7 @@ from semel.rules.stored import is_sound, state_of, uuid_of
 from semel.stores.items import Items
 from semel.web.asgi_call import Receive, Send, send_answer
 from semel.web.caller import Caller
+from semel.web.outage import NO_STORE
 from semel.web.problem import Kind
 from semel.web.surface import AnyEngine, Surface
 
@@ -132,7 +133,8 @@ class _Queries:
             )
         return self._status(*(found[0] if found else (None, None, None)))
 
-    def _failed(self, error: StoreError) -> Answer:
+    def _failed(self, error: SemelError) -> Answer:
+        self._surface.outage.tell(error)
         return self._surface.problems.of_error(error)
 
     def _caller(self, request: Mapping[str, Any]) -> Caller | Answer:
@@ -191,7 +193,7 @@ class Operations(_Queries):
             return asked
         try:
             found = await self._engine.perform("operation", lambda: self._look(asked))
-        except StoreError as error:
+        except NO_STORE as error:
             return self._failed(error)
         return self._told(asked, found)
 
@@ -216,7 +218,7 @@ class SyncOperations(_Queries):
             return asked
         try:
             found = self._engine.perform("operation", lambda: self._look(asked))
-        except StoreError as error:
+        except NO_STORE as error:
             return self._failed(error)
         return self._told(asked, found)
 

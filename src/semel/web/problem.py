@@ -20,7 +20,7 @@ from semel.errors import (
     MissingKey,
     RequestError,
     RequestTooLarge,
-    StoreError,
+    SemelError,
 )
 from semel.model import (
     Answer,
@@ -143,7 +143,7 @@ class Problems:
                 text = "The stored record cannot be read by this server. The command is not run again; keep the key."
                 return self.answer(RECORD_UNREADABLE, text, operation_id=operation_id)
 
-    def of_error(self, error: RequestError | StoreError) -> Answer:
+    def of_error(self, error: SemelError) -> Answer:
         """The answer to a request that is no command, or to a command that the store could not take."""
         match error:
             case MissingKey():

@@ -15,6 +15,7 @@ from semel.errors import ConfigurationError
 from semel.policy import Policy
 from semel.protocol.operations import check_kept
 from semel.web.caller import CallerOf
+from semel.web.outage import Outage
 from semel.web.problem import Problems
 from semel.web.routing import Operation, Route, Routes
 
@@ -65,6 +66,7 @@ class Surface:
     routes: Routes = field(init=False, repr=False, compare=False)
     key_name: bytes = field(init=False, repr=False)
     replayed: tuple[bytes, bytes] = field(init=False, repr=False)
+    outage: Outage = field(default_factory=Outage, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.caller is None:

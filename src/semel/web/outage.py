@@ -1,0 +1,37 @@
+"""What the log is told of a store that fails under commands: their clients are not told why, since it names hosts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from semel.errors import IdentityMismatch, SchemaError, SemelError, StoreError
+
+EVERY_SECONDS: Final = 10.0
+NO_STORE: Final = (StoreError, SchemaError, IdentityMismatch)  # the store cannot take a command: nothing of it ran
+
+
+class Outage:
+    """Says what is wrong and what to do, once in ``EVERY_SECONDS``, however many commands meet it.
+
+    >>> Outage(clock=lambda: 7.0).tell(StoreError("the server is away: start it"))
+    True
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._again = float("-inf")
+
+    def tell(self, error: SemelError) -> bool:
+        """Write a line, unless one was written a moment ago. True: it was written."""
+        now = self._clock()
+        if now < self._again:
+            return False
+        self._again = now + EVERY_SECONDS
+        import logging  # a process whose store is well never needs it
+
+        logging.getLogger("semel").error(
+            "the store failed under a command (said once in %g seconds): %s", EVERY_SECONDS, error
+        )
+        return True
