@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
 
-from semel import Answer, Permit
+from semel import Answer, Permit, Policy
 from semel.errors import SemelError
 from semel.model import State
 from tests.engine.shells import MADE, command
-from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Outside, Writes
+from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Kind, Outside, Writes
+from tests.servers.postgres import schema
 
 PSYCOPGS = ("psycopg", "psycopg-async")
 
@@ -86,17 +88,17 @@ SETTINGS = (
 def test_what_one_handler_sets_is_not_the_next_ones(fellow: Fellow, outside: Outside, early: bool) -> None:
     """Another tenant's rows, another user's rights, or nothing at all any more."""
     seen: list[tuple[Any, ...]] = []
-    [(schema,)] = outside.fetch("SELECT current_schema()")
+    name = schema()
     outside.connection.execute(
-        f"CREATE ROLE role_{schema}; GRANT USAGE ON SCHEMA {schema} TO role_{schema};"
-        f"GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA {schema} TO role_{schema}"
+        f"CREATE ROLE role_{name}; GRANT USAGE ON SCHEMA {name} TO role_{name};"
+        f"GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA {name} TO role_{name}"
     )
     try:
 
         async def sets(permit: Permit, db: Writes) -> Answer:
             seen.append(await _state(db))
             for setting in SETTINGS:
-                await db.execute(setting.format(schema=schema, role=f"role_{schema}"))
+                await db.execute(setting.format(schema=name, role=f"role_{name}"))
             if early:
                 await db.execute("COMMIT")
             return MADE
@@ -115,4 +117,47 @@ def test_what_one_handler_sets_is_not_the_next_ones(fellow: Fellow, outside: Out
         assert seen[0] == seen[1]
         assert (outside.rows(), fellow.units) == ([1], (1, 1))
     finally:
-        outside.connection.execute(f"DROP OWNED BY role_{schema}; DROP ROLE role_{schema}")
+        outside.connection.execute(f"DROP OWNED BY role_{name}; DROP ROLE role_{name}")
+
+
+# --- what a session has prepared ---
+
+
+def test_plans_whose_columns_are_of_another_type_are_made_anew(fellow: Fellow, outside: Outside) -> None:
+    """As a migration may leave them behind under running processes: each command would be refused until a restart."""
+
+    async def handler(permit: Permit, db: Writes) -> Answer:
+        return MADE
+
+    def runs(name: str) -> list[bool]:
+        policies = (Policy(), ATOMIC)
+        return [
+            fellow.run(command(f"{name}-{n}", policy=policy), handler).replayed for n, policy in enumerate(policies)
+        ]
+
+    assert runs("before") == [False, False]
+    assert runs("before") == [True, True]
+    outside.connection.execute("ALTER TABLE semel_record ALTER COLUMN status TYPE bigint")
+    assert runs("before") == [True, True]
+    assert runs("after") == [False, False]
+    assert runs("after") == [True, True]
+
+
+def test_texts_are_texts_whatever_encoding_the_role_has(kind: Kind, conninfo: str, outside: Outside) -> None:
+    role = f"latin_{schema()}"
+    outside.connection.execute(f"CREATE ROLE {role} LOGIN SUPERUSER; ALTER ROLE {role} SET client_encoding = latin1")
+    fellow = Fellow(kind, conninfo.replace("postgres@", f"{role}@"))
+    try:
+
+        async def handler(permit: Permit, db: Writes) -> Answer:
+            return MADE
+
+        for policy in (Policy(), ATOMIC):
+            named = command("named", policy=policy)
+            fellow.run(replace(named, scope=named.scope._replace(tenant=f"Zoë €{policy.effects}")), handler)
+        assert {tenant for (tenant,) in outside.fetch("SELECT tenant FROM semel_record")} == {
+            f"Zoë €{policy.effects}" for policy in (Policy(), ATOMIC)
+        }
+    finally:
+        fellow.close()
+        outside.connection.execute(f"DROP ROLE {role}")

@@ -23,6 +23,7 @@ from semel.drivers.lifo import AsyncLifo
 from semel.drivers.loops import Loops
 from semel.drivers.postgres_errors import cannot_connect, is_conflict
 from semel.drivers.psycopg import CONFLICTS_MAX, Server
+from semel.drivers.psycopg_trip import is_outdated
 from semel.errors import StoreError, StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
@@ -101,7 +102,8 @@ class AsyncpgUnit:
                 return result
             except (*_LOST, TimeoutError) as error:
                 conflicts += 1
-                if self._lent is not None or not is_conflict(error) or conflicts > CONFLICTS_MAX:
+                again = is_conflict(error) or is_outdated(error)
+                if self._lent is not None or not again or conflicts > CONFLICTS_MAX:
                     raise told(error) from error
             await self._begin_again()  # the claim names its nonce, so it may be made again
 

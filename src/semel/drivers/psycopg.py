@@ -25,7 +25,7 @@ from semel.drivers.loops import Loops
 from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, is_conflict, store_error, unreplicated
 from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import Overdue, PatientAsyncConnection, PatientConnection
-from semel.drivers.psycopg_trip import said, said_async
+from semel.drivers.psycopg_trip import is_outdated, said, said_async
 from semel.drivers.refusals import or_still_unknown, still_unknown
 from semel.errors import SemelError, StatementRefused, StoreUnavailable
 from semel.flow import Ask, Flow, MakeFlow
@@ -67,6 +67,7 @@ class Server:
         """Arguments for psycopg's ``connect``."""
         seconds = max(2, round(self.patience_seconds))
         options: dict[str, Any] = {"autocommit": True, "connect_timeout": seconds, "application_name": "semel"}
+        options["client_encoding"] = "utf8"  # in which arrays are written down, whatever the role has
         if not self.prepared:
             return {**options, "prepare_threshold": None}
         settings = [self._theirs(), PLANNING, f"-c statement_timeout={round(self.patience_seconds * 1000)}"]
@@ -171,7 +172,7 @@ class PsycopgDriver:
                     said = True
                     continue  # it had died while nobody looked: every verb names its nonce, so it may be said again
                 conflicts += 1
-                if is_conflict(error) and conflicts <= CONFLICTS_MAX:
+                if (is_conflict(error) or is_outdated(error)) and conflicts <= CONFLICTS_MAX:
                     continue  # rolled back, for the same reason
                 if isinstance(error, psycopg.Error):
                     raise or_still_unknown(told(error), said) from error
@@ -269,7 +270,7 @@ class _Loop:
                     said = True
                     continue  # as in threads
                 conflicts += 1
-                if is_conflict(error) and conflicts <= CONFLICTS_MAX:
+                if (is_conflict(error) or is_outdated(error)) and conflicts <= CONFLICTS_MAX:
                     continue
                 if isinstance(error, psycopg.Error):
                     raise or_still_unknown(told(error), said) from error

@@ -21,6 +21,7 @@ Names = dict[bytes, bytes]  # what a session has prepared: names by text
 Values = tuple[list[bytes | None], list[Format]]
 
 _PREPARED_MAX: Final = 100  # far more than there are statements; what is beyond is not prepared
+_OUTDATED: Final = frozenset({"0A000", "26000"})  # columns have other types than in its plan; somebody dropped its name
 _NUMBERS: Final = count()  # no name is ever used twice, also where somebody drops what was prepared
 
 
@@ -28,6 +29,11 @@ def names_of(connection: Connection[Any] | AsyncConnection[Any]) -> Names:
     """What this session has prepared for trips."""
     names: Names = vars(connection).setdefault("semel_names", {})
     return names
+
+
+def is_outdated(error: BaseException) -> bool:
+    """Whether what the session had prepared for a statement is of no use any more: said again, it is prepared anew."""
+    return getattr(error, "sqlstate", None) in _OUTDATED
 
 
 def said(connection: Connection[Any], *statements: Said, prepared: bool = True) -> list[Any]:
@@ -127,8 +133,8 @@ def _rows(
                 rows = reader.load_rows(0, answer.ntuples, tuple)
             case ExecStatus.FATAL_ERROR:
                 error = psycopg.errors.error_from_result(answer, encoding=connection.info.encoding)
-                if isinstance(error, psycopg.errors.InvalidSqlStatementName):
-                    names.clear()  # somebody said DEALLOCATE ALL
+                if is_outdated(error):
+                    names.clear()
                 raise error
             case ExecStatus.COMMAND_OK:
                 pass
@@ -137,4 +143,4 @@ def _rows(
     return rows
 
 
-__all__ = ["Said", "names_of", "said", "said_async", "trip"]
+__all__ = ["Said", "is_outdated", "names_of", "said", "said_async", "trip"]

@@ -23,7 +23,7 @@ from semel.drivers.postgres_errors import cannot_connect, is_conflict
 from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
 from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import PatientConnection
-from semel.drivers.psycopg_trip import Said, names_of, said
+from semel.drivers.psycopg_trip import Said, is_outdated, names_of, said
 from semel.errors import StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
@@ -136,7 +136,8 @@ class PsycopgUnit:
                 return result
             except psycopg.Error as error:
                 conflicts += 1
-                if self._connection.handed_out or not is_conflict(error) or conflicts > CONFLICTS_MAX:
+                again = is_conflict(error) or is_outdated(error)
+                if self._connection.handed_out or not again or conflicts > CONFLICTS_MAX:
                     raise told(error) from error
             self._begin_again()
 

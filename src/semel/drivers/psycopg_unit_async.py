@@ -15,7 +15,7 @@ from semel.drivers.postgres_errors import cannot_connect, is_conflict
 from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
 from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import PatientAsyncConnection
-from semel.drivers.psycopg_trip import Said, said_async
+from semel.drivers.psycopg_trip import Said, is_outdated, said_async
 from semel.drivers.psycopg_unit import (
     BROKEN,
     GONE,
@@ -105,7 +105,8 @@ class AsyncPsycopgUnit:
                 return result
             except psycopg.Error as error:
                 conflicts += 1
-                if self._connection.handed_out or not is_conflict(error) or conflicts > CONFLICTS_MAX:
+                again = is_conflict(error) or is_outdated(error)
+                if self._connection.handed_out or not again or conflicts > CONFLICTS_MAX:
                     raise told(error) from error
             await self._begin_again()
 
