@@ -6,7 +6,7 @@ one that is published or parked already changes no row. Which relay reads which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from semel.events import Event, Waiting
@@ -42,14 +42,19 @@ class Events:
         """Write events of the transaction that is open; how many were not there yet."""
         return (yield from self.dialect.write_all(self._sql["write"], columns(events)))
 
-    def due(self, lanes: int, limit: int, bytes_max: int, *, hold: bool) -> Flow[list[Waiting]]:
+    def due(
+        self, lanes: int, limit: int, bytes_max: int, *, hold: bool, away: Collection[str] = ()
+    ) -> Flow[list[Waiting]]:
         """What may be published now, in order.
 
         Parameters: ``lanes`` a bit for each; ``limit`` events; ``bytes_max`` of payloads, and one event at least;
-        ``hold`` whether a parked event stops those of its aggregate behind it.
+        ``hold`` whether a parked event stops those of its aggregate behind it; ``away`` topics whose events are passed
+        over, and with them what is behind them of their aggregates: then all that is not published is walked.
         """
         params: Values = {"lanes": lanes, "limit": limit, "bytes": max(1, bytes_max), "hold": int(hold)}
-        rows = yield from self.dialect.rows(self._sql["due"], params)
+        if away:
+            params = {**params, "away": f",{','.join(away)},"}  # no topic has a comma
+        rows = yield from self.dialect.rows(self._sql["due_past" if away else "due"], params)
         return [_waiting(row) for row in rows]
 
     def published(self, seqs: Sequence[int]) -> Flow[int]:

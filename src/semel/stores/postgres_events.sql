@@ -58,6 +58,39 @@ FROM placed AS p JOIN semel_event AS e ON e.seq = p.seq
 WHERE p.before < :bytes::bigint
 ORDER BY e.seq;
 
+-- name: due_past
+-- As due, past the topics that are away (",a,b,"): an aggregate waits behind its event of such a topic as well, and goes on
+-- before it. One walk over all that is not published, in the order of each aggregate, whatever the planner believes.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+),
+walked AS MATERIALIZED (
+    SELECT
+        seq, parked_at,
+        max(CASE
+            WHEN position(',' || topic || ',' IN :away::text) > 0 THEN 1
+            WHEN tries = 0 THEN 0
+            WHEN parked_at IS NOT NULL THEN :hold::integer
+            WHEN next_at > clock.now THEN 1
+            ELSE 0
+        END) OVER (PARTITION BY aggregateid, aggregatetype ORDER BY seq) AS stopped
+    FROM semel_event, clock WHERE published_at IS NULL AND (:lanes::bigint >> lane) & 1 = 1
+),
+picked AS (
+    SELECT w.seq, octet_length(e.payload) AS bytes FROM walked AS w JOIN semel_event AS e ON e.seq = w.seq
+    WHERE w.stopped = 0 AND w.parked_at IS NULL
+    ORDER BY w.seq LIMIT :limit::bigint
+),
+placed AS (
+    SELECT seq, sum(bytes) OVER (ORDER BY seq) - bytes AS before FROM picked
+)
+SELECT
+    e.seq, e.id::text, e.topic, e.type, e.aggregatetype, e.aggregateid,
+    e.payload, e.headers, e.tenant, e.operation_id, e.created_at, e.tries
+FROM placed AS p JOIN semel_event AS e ON e.seq = p.seq
+WHERE p.before < :bytes::bigint
+ORDER BY e.seq;
+
 -- name: published
 -- The broker has them.
 WITH clock AS MATERIALIZED (

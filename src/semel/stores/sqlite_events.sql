@@ -34,6 +34,36 @@ FROM placed AS p JOIN semel_event AS e ON e.seq = p.seq
 WHERE p.before < :bytes
 ORDER BY e.seq;
 
+-- name: due_past
+-- As due, past the topics that are away (",a,b,"): an aggregate waits behind its event of such a topic as well, and goes on
+-- before it. One walk over all that is not published, in the order of each aggregate, whatever the planner believes.
+WITH walked AS MATERIALIZED (
+    SELECT
+        seq, parked_at,
+        max(CASE
+            WHEN instr(:away, ',' || topic || ',') > 0 THEN 1
+            WHEN tries = 0 THEN 0
+            WHEN parked_at IS NOT NULL THEN :hold
+            WHEN next_at > :now THEN 1
+            ELSE 0
+        END) OVER (PARTITION BY aggregateid, aggregatetype ORDER BY seq) AS stopped
+    FROM semel_event WHERE published_at IS NULL AND (:lanes >> lane) & 1 = 1
+),
+picked AS (
+    SELECT w.seq, length(e.payload) AS bytes FROM walked AS w JOIN semel_event AS e ON e.seq = w.seq
+    WHERE w.stopped = 0 AND w.parked_at IS NULL
+    ORDER BY w.seq LIMIT :limit
+),
+placed AS (
+    SELECT seq, sum(bytes) OVER (ORDER BY seq) - bytes AS before FROM picked
+)
+SELECT
+    e.seq, e.id, e.topic, e.type, e.aggregatetype, e.aggregateid,
+    e.payload, e.headers, e.tenant, e.operation_id, e.created_at, e.tries
+FROM placed AS p JOIN semel_event AS e ON e.seq = p.seq
+WHERE p.before < :bytes
+ORDER BY e.seq;
+
 -- name: published
 -- The broker has it.
 UPDATE semel_event SET published_at = :now WHERE seq = :seq AND published_at IS NULL;

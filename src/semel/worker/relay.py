@@ -14,7 +14,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Final, Self
 
@@ -22,7 +22,7 @@ from semel.engine.aio import AsyncEngine
 from semel.engine.events import listening
 from semel.errors import PolicyError, SchemaError, StoreError
 from semel.events import Event, Waiting
-from semel.protocol.outbox import TRIES_MAX, Batch, event_wait_seconds, outage_wait_seconds
+from semel.protocol.outbox import TRIES_MAX, Away, Batch, event_wait_seconds, outage_wait_seconds
 from semel.rules.events import LANES
 from semel.rules.identity import uuid7_bytes, uuid_text
 from semel.stores.dialect import POSTGRES, dialect_of
@@ -39,6 +39,7 @@ GAUGE_SECONDS: Final = 15.0
 SWEEP_SECONDS: Final = 60.0
 SWEEP_CHUNK: Final = 1000
 STORE_REST_SECONDS: Final = 0.5
+WALK_REST: Final = 3.0  # for how many times as long as a walk past what is away took the database is left alone
 ELSEWHERE_SECONDS: Final = 0.25
 ALL_LANES: Final = (1 << LANES) - 1
 
@@ -104,6 +105,10 @@ class Relay:
         self._met = 0  # events of the last turn
         self._full = False
         self._outages = 0
+        self._away = Away()
+        self._struck = False  # whether the last turn met an outage that is not passed over
+        self._put_away = False  # whether it met one that is, from here on
+        self._walk_seconds = 0.0  # what the last look past those that are away has cost
         self._woken = asyncio.Event()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -120,10 +125,11 @@ class Relay:
         """
         before = self.published
         ends = time.monotonic() + wait_seconds
+        self._away = Away()
         await self._attend(bell=False)
         try:
             while True:
-                while (await self._turn() or self._met) and self.outage is None:
+                while (await self._turn(self._away.topics) or self._met) and not self._struck:
                     await self._attend_in_time()
                 self.held_elsewhere = self.outage is None and await self._due_elsewhere()
                 if not self.held_elsewhere or time.monotonic() >= ends:
@@ -138,15 +144,22 @@ class Relay:
         read, theirs, hold = self._events.due, ALL_LANES & ~self._mask, self._hold
         return bool(theirs and await self._engine.perform("events_due", lambda: read(theirs, 1, 1, hold=hold)))
 
-    async def _turn(self) -> int:
-        """Read a batch, publish it, mark it; how many were published."""
-        read = self._events.due
+    async def _turn(self, away: Collection[str]) -> int:
+        """Read a batch past the topics that are away, publish it, mark it; how many were published."""
+        self._met, self._full, self._struck, self._put_away, self._walk_seconds = 0, False, False, False, 0.0
         mask, limit, size, hold = self._mask, self._batch, self._batch_bytes, self._hold
-        self._met, self._full = 0, False
         if not mask:
+            self._away, self.outage = Away(), None
             return 0
-        due = await self._engine.perform("events_due", lambda: read(mask, limit, size, hold=hold))
+        read, began = self._events.due, time.monotonic()
+        due = await self._engine.perform("events_due", lambda: read(mask, limit, size, hold=hold, away=away))
+        if away:
+            self._walk_seconds = time.monotonic() - began
         self._met, self._full = len(due), len(due) >= limit
+        if not self._full:
+            self._away.keep({*away, *(each.event.topic for each in due)})
+        if not self._away:
+            self.outage = None
         if not due:
             return 0
         arrived: list[Waiting] = []
@@ -159,6 +172,7 @@ class Relay:
 
     async def _publish(self, batch: Batch, arrived: list[Waiting]) -> None:
         outage: str | None = None
+        unreached_topics: set[str] = set()
         while wave := batch.wave():
             replies = await self._deliver([each.event for each in wave])
             for each, reply in zip(wave, replies, strict=True):
@@ -167,15 +181,20 @@ class Relay:
                     arrived.append(each)
                 else:
                     batch.stopped(each)
+                if isinstance(reply, Unreached):
+                    outage = outage or reply.reason
+                    unreached_topics.add(each.event.topic)
             await self._note_refused(wave, replies)
-            unreached = next((reply.reason for reply in replies if isinstance(reply, Unreached)), None)
-            outage = outage or unreached
-            if unreached is not None and None not in replies:
+            if None not in replies and any(isinstance(reply, Unreached) for reply in replies):
                 break  # the rest of the batch is spared
             await self._attend_in_time()
-        # Where some have arrived, one stream, queue or partition is away: the others do not wait for it.
-        self._outages = 0 if outage is None else 1 if arrived else self._outages + 1
-        self.outage = outage
+        topics = {each.event.topic for each in arrived}
+        passed = self._away.met(unreached_topics, topics, time.monotonic(), self._random.random())
+        self._put_away, self._struck = bool(unreached_topics) and passed, not passed
+        # Where some have arrived, one partition or queue is away: the others of its topic do not wait for it.
+        self._outages = 0 if not self._struck else 1 if arrived else self._outages + 1
+        if outage is not None or not self._away:
+            self.outage = outage
 
     async def _deliver(self, events: Sequence[Event]) -> list[Reply]:
         try:
@@ -266,7 +285,7 @@ class Relay:
             with listening(lambda: loop.call_soon_threadsafe(self._woken.set)):
                 while not self._stopping:
                     rest = await self._round(rung=bell is not None and bell.listening)
-                    if rest > 0:
+                    if rest > 0 or self._walk_seconds > 0:
                         await self._rest(rest)
         finally:
             keeper.cancel()
@@ -282,31 +301,35 @@ class Relay:
         self._woken.clear()
         try:
             await self._attend_in_time()
-            sent = await self._turn()
-            if self.outage is not None:
+            sent = await self._turn(self._away.passed_over(time.monotonic()))
+            if self._struck:
                 return outage_wait_seconds(self._outages, self._random.random())
             if self._full != self._busy:  # nobody need ring for a relay that looks again at once
                 self._busy = self._full
                 await self._attend(bell=rung and not self._busy)
                 return 0
-            if sent:
+            if sent or self._put_away:
                 return 0
         except (StoreError, SchemaError):  # the observer was told; a store that comes back finds its relay alive
             return STORE_REST_SECONDS
-        if self._poll_seconds is not None:
-            return self._poll_seconds
-        return LISTENING_POLL_SECONDS if rung else POLL_SECONDS
+        poll = self._poll_seconds
+        if poll is None:
+            poll = LISTENING_POLL_SECONDS if rung else POLL_SECONDS
+        return min(poll, self._away.wait_seconds(time.monotonic()))
 
     async def _rest(self, seconds: float) -> None:
-        if self.outage is not None:  # no bell brings a broker back
-            ends = time.monotonic() + seconds
-            while not self._stopping and (left := ends - time.monotonic()) > 0:
-                self._woken.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), left)
-            return
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), seconds)
+        # No bell brings a broker back; and to walk past millions of events at every bell would be all that it does.
+        walked = min(WALK_REST * self._walk_seconds, self._lease_seconds / 4)
+        deaf = seconds if self._struck else walked
+        ends, rung = time.monotonic() + deaf, False
+        while not self._stopping and (left := ends - time.monotonic()) > 0:
+            self._woken.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), left)
+                rung = True
+        if not rung and not self._stopping and seconds > deaf:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), seconds - deaf)
 
     async def _keep_house(self) -> None:
         sweep_at = time.monotonic() + SWEEP_SECONDS * self._random.random()
