@@ -8,23 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Final, cast
+from struct import Struct
+from typing import Any, Final, cast
 
 from semel.flow import Flow, ask
 from semel.model import (
     ANSWERED_STATES,
+    Answer,
     AnswerKind,
     Claim,
     InProgress,
     Proceed,
     Record,
+    Scope,
     Settled,
     Settlement,
     Settling,
+    Terms,
 )
 from semel.rules.decide import decide, first_grant, is_grant_new
 from semel.rules.stored import answer_digest, pack_headers
-from semel.stores.postgres_text import escaped, record
+from semel.stores.postgres_text import all_escaped, escaped, record
 from semel.stores.postgres_text import written as texts_written
 from semel.stores.statements import Argument, Query, Row, Statement, Value, composed, statements
 from semel.stores.versions import Seen, Verdicts, Versions
@@ -33,9 +37,13 @@ SQL: Final = statements("semel.stores", "postgres.sql")
 ASKED_AGAIN_MAX: Final = 3  # a claim that is in neither half this often is held by a transaction that goes on
 
 
+_LOCK: Final = Struct("!q").unpack_from
+
+
 def lock_of(id: bytes) -> int:
     """The advisory lock of a record: 64 bits of its id, as PostgreSQL's signed number."""
-    return int.from_bytes(id[:8], "big", signed=True)
+    lock: int = _LOCK(id)[0]
+    return lock
 
 
 @cache
@@ -50,6 +58,8 @@ def grown(name: str, digits: int) -> Statement:
 
 def claim_all(claims: list[Claim], verdicts: Verdicts, unit: Statement | None = None) -> Flow[None]:
     """Claims of different ids, or one of an ATOMIC ``unit`` by its own statement. Adds their verdicts."""
+    if not claims:
+        return
     left = sorted(claims, key=_by_id)
     for _ in range(ASKED_AGAIN_MAX):
         wanted = _wanted(left)
@@ -88,30 +98,40 @@ def _by_id(word: Claim | Settlement) -> bytes:
 
 def _wanted(claims: list[Claim]) -> Mapping[str, Sequence[Value]]:
     """The columns of a batch of claims."""
-    terms = [claim.terms for claim in claims]
-    ids = [claim.id for claim in claims]
+    given = columns(Claim._fields, claims)
+    scopes = columns(Scope._fields, given["scope"])
+    terms = columns(Terms._fields, given["terms"])
     return {
-        "id": ids,
-        "tenant": [escaped(claim.scope.tenant) for claim in claims],
-        "caller": [escaped(claim.scope.caller) for claim in claims],
-        "operation": [escaped(claim.scope.operation) for claim in claims],
-        "key_hash": [claim.key_hash for claim in claims],
-        "recipe": [claim.recipe for claim in claims],
-        "fingerprint": [claim.fingerprint for claim in claims],
-        "state": [int(term.starts) for term in terms],
-        "effects": [int(term.effects) for term in terms],
-        "nonce": [claim.nonce for claim in claims],
-        "holder": [claim.holder for claim in claims],
-        "operation_id": [claim.operation_id for claim in claims],
-        "lease_us": [term.lease_us for term in terms],
-        "deadline_us": [term.deadline_us for term in terms],
-        "dedup_us": [term.dedup_us for term in terms],
-        "attempts_max": [term.attempts_max for term in terms],
-        "answer_us": [term.answer_us for term in terms],
-        "tombstone_us": [term.tombstone_us for term in terms],
-        "after_expiry": [int(term.after_expiry) for term in terms],
-        "lock": [lock_of(id) for id in ids],
+        "id": given["id"],
+        "tenant": all_escaped(scopes["tenant"]),
+        "caller": all_escaped(scopes["caller"]),
+        "operation": all_escaped(scopes["operation"]),
+        "key_hash": given["key_hash"],
+        "recipe": given["recipe"],
+        "fingerprint": given["fingerprint"],
+        "state": list(map(int, terms["starts"])),
+        "effects": list(map(int, terms["effects"])),
+        "nonce": given["nonce"],
+        "holder": given["holder"],
+        "operation_id": given["operation_id"],
+        "lease_us": terms["lease_us"],
+        "deadline_us": terms["deadline_us"],
+        "dedup_us": terms["dedup_us"],
+        "attempts_max": terms["attempts_max"],
+        "answer_us": terms["answer_us"],
+        "tombstone_us": terms["tombstone_us"],
+        "after_expiry": list(map(int, terms["after_expiry"])),
+        "lock": [lock for (lock,) in map(_LOCK, given["id"])],
     }
+
+
+def columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+    """Rows turned on their side.
+
+    >>> columns(("a", "b"), [(1, 2), (3, 4)])
+    {'a': [1, 3], 'b': [2, 4]}
+    """
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
 
 def first_of(columns: Mapping[str, Sequence[Value]]) -> Mapping[str, Value]:
@@ -164,20 +184,21 @@ def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
 
 def words(settlements: list[Settlement]) -> Mapping[str, Sequence[Value]]:
     """The columns of a batch of settlements."""
-    blocks = [None if word.answer is None else pack_headers(word.answer.headers) for word in settlements]
-    kept = [word.answer_kind == AnswerKind.KEPT for word in settlements]
-    answers = [word.answer for word in settlements]
+    given = columns(Settlement._fields, settlements)
+    answers: list[Answer | None] = given["answer"]
+    blocks = [None if answer is None else pack_headers(answer.headers) for answer in answers]
+    kept = [kind == AnswerKind.KEPT for kind in given["answer_kind"]]
     return {
-        "id": [word.id for word in settlements],
-        "fence": [word.fence for word in settlements],
-        "nonce": [word.nonce for word in settlements],
-        "state": [int(word.state) for word in settlements],
-        "doubt": [escaped(word.doubt) for word in settlements],
-        "error_code": [escaped(word.error_code) for word in settlements],
-        "business_ref": [escaped(word.business_ref) for word in settlements],
-        "resource_type": [escaped(word.resource_type) for word in settlements],
-        "resource_id": [escaped(word.resource_id) for word in settlements],
-        "answer_kind": [int(word.answer_kind) for word in settlements],
+        "id": given["id"],
+        "fence": given["fence"],
+        "nonce": given["nonce"],
+        "state": list(map(int, given["state"])),
+        "doubt": all_escaped(given["doubt"]),
+        "error_code": all_escaped(given["error_code"]),
+        "business_ref": all_escaped(given["business_ref"]),
+        "resource_type": all_escaped(given["resource_type"]),
+        "resource_id": all_escaped(given["resource_id"]),
+        "answer_kind": list(map(int, given["answer_kind"])),
         "answer_digest": [
             None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
             for answer, block in zip(answers, blocks, strict=True)

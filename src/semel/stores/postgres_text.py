@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, Final
 
 from semel.model import Record
 from semel.stores.statements import Row
@@ -17,6 +19,7 @@ _TEXTS: Final = tuple(
     Record._fields.index(name)
     for name in ("tenant", "caller", "operation", "doubt", "business_ref", "resource_type", "resource_id", "error_code")
 )
+_texts: Final[Callable[[Row], tuple[Any, ...]]] = itemgetter(*_TEXTS)
 
 
 def escaped(text: str | None) -> str | None:
@@ -26,6 +29,12 @@ def escaped(text: str | None) -> str | None:
     return text.replace("\\", "\\\\").replace("\x00", "\\0")
 
 
+def all_escaped(texts: Sequence[str | None]) -> list[str | None]:
+    """A column as it is written: most hold nothing that must be."""
+    whole = "".join(filter(None, texts))
+    return list(texts) if "\x00" not in whole and "\\" not in whole else list(map(escaped, texts))
+
+
 def unescaped(text: str) -> str:
     """As it was."""
     return _ESCAPE.sub(lambda match: "\x00" if match[1] == "0" else match[1], text)
@@ -33,15 +42,13 @@ def unescaped(text: str) -> str:
 
 def record(row: Row) -> Record:
     """The record of a row, in the order of the record's fields."""
+    if "\\" not in "".join(filter(None, _texts(row))):
+        return Record._make(row)
+    values: list[Any] = list(row)
     for place in _TEXTS:
-        text = row[place]
-        if text is not None and "\\" in text:  # type: ignore[operator]  # these columns are text
-            values = list(row)
-            for each in _TEXTS:
-                if values[each] is not None:
-                    values[each] = unescaped(values[each])  # type: ignore[arg-type]
-            return Record._make(values)
-    return Record._make(row)
+        if values[place] is not None:
+            values[place] = unescaped(values[place])
+    return Record._make(values)
 
 
 def written(row: Record) -> Record:
