@@ -278,7 +278,7 @@ def test_a_server_that_is_no_mariadb_is_refused(fellow: Fellow, monkeypatch: pyt
                     app.run(what, never)
 
 
-# --- a server of this module's own, with a small packet ---
+# --- a server of this module's own, with a small packet, whose COMMIT begins another transaction ---
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +289,7 @@ def small() -> Iterator[Running]:
 
 
 def _started() -> Running:
-    running = start(Path(tempfile.mkdtemp(dir=os.environ[ENVIRONMENT])), "max_allowed_packet=64K")
+    running = start(Path(tempfile.mkdtemp(dir=os.environ[ENVIRONMENT])), "max_allowed_packet=64K", "completion-type=CHAIN")
     with connect(running.port) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE `{at(running).database}`")
     backend = mariadb_backend(at(running))
@@ -319,6 +319,18 @@ def test_a_batch_larger_than_a_packet_goes_in_parts(kind: Any, small: Running) -
         verdicts = app.performs("claim", lambda: store.claim(claims))
         words = [word(verdict.grant, answer=Answer(200, (), bytes(2_000))) for verdict in verdicts]
         assert app.performs("settle", lambda: store.settle(words)) == [Settled()] * 100
+
+
+def test_a_transaction_is_over_whatever_the_server_makes_of_a_commit(kind: Any, small: Running) -> None:
+    """Chained, the next claim would be granted inside a transaction that nobody ends, and be forgotten with it."""
+    with closing(Fellow(kind, at(small))) as app, closing(Fellow(kind, at(small))) as other:
+        for batch in ("ab", "c"):
+            claims = [attempt(f"{kind}-chained-{key}") for key in batch]
+            app.performs("claim", partial(app.backend.store.claim, claims))
+            seen = other.performs("read", partial(other.backend.store.read, [claim.id for claim in claims]))
+            assert [row and row.state for row in seen] == [State.PROCESSING] * len(batch)
+        assert app.run(command("unit", policy=ATOMIC, caller=kind), plain).answer == MADE
+        assert other.run(command("unit", policy=ATOMIC, caller=kind), never).replayed
 
 
 def test_a_killed_server_is_found_again_with_all_that_was_acknowledged() -> None:

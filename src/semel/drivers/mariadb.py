@@ -74,7 +74,7 @@ class Server:
         return (
             "SET SESSION tx_isolation = 'READ-COMMITTED', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
             f"innodb_lock_wait_timeout = {max(1, round(self.patience_seconds / 2))}, "
-            f"max_statement_time = {self.patience_seconds:.3f}, autocommit = 1"
+            f"max_statement_time = {self.patience_seconds:.3f}, autocommit = 1, completion_type = 'NO_CHAIN'"
         )
 
 

@@ -30,7 +30,8 @@ _SETTLE: Final = (
     f"IF ROW_COUNT() <> 1 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{_UNSETTLED}'; END IF;\n"
     "{also}{end}END"
 )
-_COMMIT: Final = "BEGIN NOT ATOMIC\nRELEASE SAVEPOINT {name};\nCOMMIT;\nEND"
+_END: Final = "COMMIT AND NO CHAIN NO RELEASE;\n"  # whatever the server's completion_type
+_COMMIT: Final = f"BEGIN NOT ATOMIC\nRELEASE SAVEPOINT {{name}};\n{_END}END"
 
 
 class Transaction:
@@ -79,7 +80,7 @@ class Transaction:
         more = needed.also if isinstance(needed, SettleAnd) else ()
         also = "".join([f"{written(each.statement, each.params, self._clock)};\n" for each in more])
         try:
-            _ = yield _SETTLE.format(name=self.name, settle=text, also=also, end="COMMIT;\n" if commit else "")
+            _ = yield _SETTLE.format(name=self.name, settle=text, also=also, end=_END if commit else "")
         except Refused as error:
             if is_not_ours(error):
                 return False
