@@ -289,7 +289,9 @@ def small() -> Iterator[Running]:
 
 
 def _started() -> Running:
-    running = start(Path(tempfile.mkdtemp(dir=os.environ[ENVIRONMENT])), "max_allowed_packet=64K", "completion-type=CHAIN")
+    running = start(
+        Path(tempfile.mkdtemp(dir=os.environ[ENVIRONMENT])), "max_allowed_packet=64K", "completion-type=CHAIN"
+    )
     with connect(running.port) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE `{at(running).database}`")
     backend = mariadb_backend(at(running))
