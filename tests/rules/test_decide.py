@@ -28,7 +28,7 @@ from semel.model import (
     Verdict,
 )
 from semel.policy import Policy
-from semel.rules.decide import DOUBTS, TABLE, Situation, decide, is_grant_new, situation
+from semel.rules.decide import DOUBTS, TABLE, Situation, decide, doubt_of, is_grant_new, situation
 from semel.rules.stored import answer_digest, pack_headers
 from semel.stores.memory import granted_row
 from semel.testing.attempts import EXTERNAL, OK, attempt, bits
@@ -298,6 +298,20 @@ def test_a_lease_ends_no_later_than_the_deadline() -> None:
 def test_an_unknown_record_without_a_doubt_is_unknown_all_the_same() -> None:
     row = record(State.UNKNOWN)._replace(doubt=None)
     assert decide(row, OTHERS, NOW) == OutcomeUnknown(row.operation_id, "unknown")
+
+
+@pytest.mark.parametrize(
+    ("found", "doubt", "told"),
+    [
+        (Situation.EXTERNAL_LAPSED, "step:charge", "step:charge"),
+        (Situation.EXTERNAL_LAPSED, "abandoned", "lapsed"),  # of a former attempt
+        (Situation.EXTERNAL_LAPSED, None, "lapsed"),
+        (Situation.ATOMIC_LAPSED, "step:charge", "committed-early"),
+        (Situation.UNKNOWN, "http-500", "http-500"),
+    ],
+)
+def test_a_doubt_is_that_of_the_lapse_but_for_a_step_under_way(found: Situation, doubt: str | None, told: str) -> None:
+    assert doubt_of(record(State.PROCESSING)._replace(doubt=doubt), found) == told
 
 
 def test_in_progress_never_promises_a_time_that_is_past() -> None:

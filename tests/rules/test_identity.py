@@ -16,6 +16,7 @@ from semel.rules.identity import (
     frame,
     key_hash,
     record_id,
+    reference_id,
     secret_check,
     uuid7_bytes,
     uuid_bytes,
@@ -67,6 +68,8 @@ def test_names_are_the_same_in_every_version() -> None:
     assert key_hash("k").hex() == "b90b54f126638740"
     assert derived_key(bytes(16), 0, "charge") == "f4e08125-7f1d-fd3e-d457-d5fc70320d68"
     assert secret_check(b"0123456789abcdef").hex() == "4053d4ce239ffcc179c62de661865ae2"
+    assert reference_id("acme", "pay", "inv-1").hex() == "28bbdb098798bd2657b32b6c3a8f0585"
+    assert reference_id("acme", "pay", "inv-1", b"0123456789abcdef").hex() == "0f61551c7f75b01c7c18982d24a004c6"
 
 
 def test_a_key_hash_tells_equal_keys_only() -> None:

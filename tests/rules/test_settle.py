@@ -25,6 +25,8 @@ from semel.policy import Policy
 from semel.rules.decide import decide
 from semel.rules.settle import (
     abandoned_row,
+    action_of,
+    given_back_state,
     lapsed_row,
     marked_row,
     relinquished,
@@ -324,6 +326,60 @@ def test_a_resolution_without_an_answer_says_that_none_is_kept() -> None:
     _, written = resolved_row(row, Resolution(grant.id, grant.fence, True, None, "o", "w", True), NOW)
     assert written is not None
     assert written.answer_kind == AnswerKind.NOT_KEPT
+
+
+@pytest.mark.parametrize("named", ["order", None])
+def test_a_resolution_names_what_was_made_or_leaves_its_name(named: str | None) -> None:
+    grant, row = grant_and_row()
+    row = row._replace(state=State.UNKNOWN, resource_type="invoice", resource_id="7")
+    asked = Resolution(grant.id, grant.fence, True, None, "o", "w", True, resource_type=named, resource_id=named)
+    _, written = resolved_row(row, asked, NOW)
+    assert written is not None
+    assert (written.resource_type, written.resource_id) == (named or "invoice", named or "7")
+
+
+def test_a_word_about_a_step_of_a_record_that_reads_unknown_tells_that_it_moved_on() -> None:
+    grant, row = grant_and_row()
+    row = row._replace(state=State.UNKNOWN, doubt="step:ship")
+    asked = Resolution(grant.id, grant.fence, False, None, "o", "w", True, step="charge")
+    assert resolved_row(row, asked, NOW, (PAID,)) == (MovedOn(State.UNKNOWN), None)
+
+
+@pytest.mark.parametrize("left", [(GONE, CHARGE), (PAID,)])
+def test_an_execution_that_goes_on_keeps_nothing_of_a_former_answer(left: Steps) -> None:
+    """Nor does one whose lapse nobody has marked yet read as if it were running."""
+    grant, row = grant_and_row()
+    row = row._replace(doubt="step:ship", answer_digest=b"d", status=201, headers=b"h", body=b"b")
+    asked = Resolution(grant.id, grant.fence, False, None, "o", "w", True)
+    _, written = resolved_row(row, asked, row.lease_until, left)
+    assert written is not None
+    if left == (PAID,):
+        assert (written.answer_digest, written.status, written.headers, written.body) == (None, None, None, None)
+    else:
+        assert (written.state, written.doubt) == (State.UNKNOWN, "step:charge")
+
+
+@pytest.mark.parametrize("effects", Effects)
+def test_a_lease_is_given_back_to_where_a_retry_may_take_it(effects: Effects) -> None:
+    _, row = grant_and_row()
+    wanted = State.PROCESSING if effects is Effects.IDEMPOTENT else State.CLAIMED
+    assert given_back_state(row._replace(effects=effects)) is wanted
+
+
+@pytest.mark.parametrize(
+    ("happened", "doubt", "result", "called"),
+    [
+        (True, "lapsed", None, "resolve:succeeded"),
+        (False, "lapsed", None, "resolve:did-not-happen"),
+        (True, "step:charge", None, "resolve:succeeded"),  # all of the command
+        (True, "step:charge", b"1", "resolve:succeeded step:charge"),
+        (False, "step:charge", None, "resolve:did-not-happen step:charge"),
+    ],
+)
+def test_the_audit_trail_says_of_what_it_was(happened: bool, doubt: str, result: bytes | None, called: str) -> None:
+    grant, row = grant_and_row()
+    said = Resolution(grant.id, grant.fence, happened, None, "o", "w", result=result)
+    assert action_of(said, row._replace(state=State.UNKNOWN, doubt=doubt)) == called
 
 
 def test_an_operator_who_saw_another_grant_settles_nothing() -> None:
