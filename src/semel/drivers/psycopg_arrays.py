@@ -100,7 +100,7 @@ def packed(items: Sequence[Any], kind: str) -> Array:
 
     Raises struct.error, TypeError, AttributeError or UnicodeError: an item is not of this type.
 
-    >>> packed([1, None], "smallint").hex(" ", 4)
+    >>> packed([1, None], "smallint").hex(" ", -4)
     '00000001 00000001 00000015 00000002 00000001 00000002 0001ffff ffff'
     """
     known, oid, write = _KINDS[kind]

@@ -343,13 +343,10 @@ def _facts_frame(facts: Facts, media: str) -> bytes:
     """All facts as one text, spelled out rather than looped over: every request pays for it."""
     query = facts.query.decode("latin-1")
     subject = _subject_text(facts.operation, facts.method, facts.tenant, facts.caller)
-    text = f"{subject}{len(media)}:{media}{len(query)}:{query}"
+    pairs = "0;0;"
     if facts.path_params or facts.extra:
-        text += _pairs_text(facts.path_params)
-        text += _pairs_text(tuple((name.lower(), value) for name, value in facts.extra))
-    else:
-        text += "0;0;"
-    return text.encode("utf-8", "surrogatepass")
+        pairs = _pairs_text(facts.path_params) + _pairs_text(tuple((name.lower(), text) for name, text in facts.extra))
+    return f"{subject}{len(media)}:{media}{len(query)}:{query}{pairs}".encode("utf-8", "surrogatepass")
 
 
 @lru_cache(maxsize=1024, typed=True)  # an enumeration's text is equal to another, and may be written otherwise

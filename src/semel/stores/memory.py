@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from semel.flow import Ask, Flow, ask
 from semel.model import (
@@ -44,6 +44,7 @@ from semel.rules.stored import matches
 from semel.stores.base import Capabilities, Identity
 
 R = TypeVar("R")
+_UNSETTLED: Final = tuple(Record._field_defaults.values())
 
 
 @dataclass(slots=True)
@@ -63,9 +64,10 @@ class Table:
         if known is None:
             self.seqs[row.id] = self.next_seq
             self.next_seq += 1
+            self.by_operation[row.operation_id] = row.id
         elif known.operation_id != row.operation_id:
             del self.by_operation[known.operation_id]
-        self.by_operation[row.operation_id] = row.id
+            self.by_operation[row.operation_id] = row.id
         self.records[row.id] = row
 
     def drop(self, row: Record) -> None:
@@ -89,7 +91,8 @@ def granted_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
     terms = claim.terms
     scope = claim.scope
     # In the order of Record's fields, up to the first that a settlement writes.
-    row_now = Record(
+    row_now = Record._make(
+        (
         claim.id,
         RECORD_FORMAT,
         scope.tenant,
@@ -117,6 +120,8 @@ def granted_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
         terms.answer_us,
         terms.tombstone_us,
         terms.after_expiry,
+        *_UNSETTLED,
+        )
     )
     if row is None:
         return row_now

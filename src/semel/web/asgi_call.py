@@ -183,21 +183,21 @@ class Call:
 
     async def send(self, message: Message) -> None:
         """Take a part of the answer."""
-        kind = message["type"]
+        kind, capture = message["type"], self._capture
         if kind == "http.response.start":
-            if self._capture.started:
+            if capture.status:
                 raise RuntimeError("the application started its response twice")
             self._start = message
-            fits = self._capture.start(int(message["status"]), message.get("headers", ()))
+            fits = capture.start(int(message["status"]), message.get("headers", ()))
         elif kind == "http.response.body":
-            if not self._capture.started:
+            if not capture.status:
                 raise RuntimeError("the application sent a body before it started its response")
-            if self._capture.complete:
+            if capture.complete:
                 return
             if self._mode is not _HOLD:
                 await self._continue(message)
                 return
-            fits = self._capture.add(message.get("body", b""))
+            fits = capture.add(message.get("body", b""))
             if not message.get("more_body", False):
                 self._end()
         else:
@@ -205,7 +205,7 @@ class Call:
                 await self._send(message)
             return
         if not fits:
-            await self._let_go(more=not self._capture.complete)
+            await self._let_go(more=not capture.complete)
 
     def _end(self) -> None:
         self._capture.end()

@@ -7,7 +7,7 @@ all of them; the store gets the few that may be replayed (DESIGN §7), and never
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from semel.model import Answer
@@ -45,7 +45,7 @@ class Capture:
 
     def __init__(self, keeping: Keeping) -> None:
         self._keeping = keeping
-        self._kept: list[tuple[bytes, bytes]] = []
+        self._kept: Sequence[tuple[bytes, bytes]] = ()
         self._size = 0
         self.status = 0
         self.headers: tuple[tuple[bytes, bytes], ...] = ()

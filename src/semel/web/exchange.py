@@ -356,9 +356,12 @@ class Exchange:
         Parameters: ``error`` the application ended with; ``verdict`` that holds instead of a refused settlement;
         ``unconfirmed`` why the settlement could not be confirmed.
         """
+        outcome = permit.outcome(outcome)
+        is_settled = error is None and verdict is None and unconfirmed is None and permit.kept
+        if is_settled and not isinstance(outcome, Unprovable):
+            return capture.first()  # nearly every command ends so
         problems = self._surface.problems
         operation_id = permit.grant.operation_id
-        outcome = permit.outcome(outcome)
         if isinstance(unconfirmed, NO_STORE):
             self._surface.outage.tell(unconfirmed)
         if verdict is not None:
