@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from semel import Answer, Engine, NothingHappened, Permit
-from semel.errors import StepInDoubt, StoreError, StoreTimeout, StoreUnavailable
+from semel.errors import StepError, StepInDoubt, StoreError, StoreTimeout, StoreUnavailable
 from semel.flow import Flow
 from semel.model import Proceed
 from semel.protocol.asks import Begin, Commit, Perform, Rollback, Within
 from semel.protocol.steps import Ledger
 from semel.rules.classify import Released
 from semel.rules.decide import decide
-from semel.rules.steps import Step
+from semel.rules.steps import STEPS_MAX, Step
 from semel.stores.sqlite import SqliteStore
 from semel.stores.steps import Recorded, StepRows
 from semel.testing.attempts import attempt
@@ -156,3 +156,25 @@ def test_a_start_that_the_store_refused_keeps_its_place() -> None:
     stage.fails = set()
     stage.finish("mail")
     assert [(step.name, step.disproved) for step in stage.ledger._steps] == [("charge", True), ("mail", False)]
+
+
+@pytest.mark.parametrize("first", ["proven", "local"])
+def test_steps_that_were_passed_over_count_among_those_of_an_execution(first: str, tmp_path: Path) -> None:
+    """However many were undone, one more was let in; what followed was refused in a later run, not in this one."""
+    declined: list[int] = []
+
+    def pay(permit: Permit) -> Answer:
+        for number in range(STEPS_MAX + 5):
+            with suppress(NothingHappened):
+                if first == "proven":
+                    permit.step("card", lambda: ended(NothingHappened("declined")), ordinal=number)
+                else:
+                    permit.local_step("card", lambda connection: ended(NothingHappened("declined")), ordinal=number)
+            declined.append(number)
+        return Answer(201, (), b"paid")
+
+    with closing(Engine(sqlite(tmp_path / "semel.db"))) as engine:
+        engine.migrate()
+        with pytest.raises(StepError, match=f"at most {STEPS_MAX} steps, those that did not happen among them"):
+            engine.run(stepped(), pay)
+    assert len(declined) == STEPS_MAX

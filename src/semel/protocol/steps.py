@@ -253,7 +253,7 @@ class Ledger:
         except StoreError:
             self._passed = put(self._passed, want)
             raise
-        met = meet(self._steps, self._asked, want, self._dedup_us)
+        met = meet(self._with_room_for(want), self._asked, want, self._dedup_us)
         if isinstance(met, InDoubt):
             self.doubt = met.doubt
             raise StepInDoubt(f"{met.why}; the operation is UNKNOWN until that is found out")

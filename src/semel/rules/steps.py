@@ -237,8 +237,8 @@ def _check_new(recorded: Steps, asked: Collection[Identity], want: Step) -> None
         )
     if len(recorded) >= STEPS_MAX:
         raise StepError(
-            f"an execution has at most {STEPS_MAX} steps; {want.shown!r} would be one more. Put several into one step, "
-            "or make a command of each part"
+            f"an execution has at most {STEPS_MAX} steps, those that did not happen among them; {want.shown!r} would "
+            "be one more. Put several into one step, or make a command of each part"
         )
 
 
