@@ -27,6 +27,7 @@ The first split is whose fault it is, the second whether the same call may be re
     │   ├── StoreUnavailable      it did not answer; the handler did not run
     │   │   └── StatementRefused  it answered this one statement with an error
     │   └── StoreTimeout          it did not answer in time: not known yet
+    │       └── NotReplicated     it answered, and says itself that a failover may take it back
     ├── SupersededError           another holder was granted the record; this one's writes are refused
     ├── StepInDoubt               a step may have happened and may not be repeated: the operation is UNKNOWN
     ├── EarlyCommit               an ATOMIC handler's transaction was committed before its settle
@@ -158,6 +159,10 @@ class StatementRefused(StoreUnavailable):
 
 class StoreTimeout(StoreError):
     """The store did not answer in time. Whether the call took effect is not known yet."""
+
+
+class NotReplicated(StoreTimeout):
+    """It is committed, and the wait for the standby was cut short: after a failover it may be gone. Not known yet."""
 
 
 class SupersededError(SemelError):

@@ -15,7 +15,8 @@ import asyncpg
 from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo
 from semel.drivers.loops import Loops, cut
-from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, is_conflict, store_error, unreplicated
+from semel.drivers.postgres_errors import cannot_connect, is_conflict, store_error
+from semel.drivers.postgres_notices import Notices
 from semel.drivers.psycopg import CONFLICTS_MAX, ClosesAsync, PsycopgDriver, Server
 from semel.drivers.refusals import or_still_unknown, still_unknown
 from semel.errors import SemelError, StatementRefused, StoreTimeout, StoreUnavailable
@@ -102,12 +103,8 @@ class _Taken:
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        self.unreplicated = False
-        connection.add_log_listener(self._hear)
-
-    def _hear(self, _: Any, message: Any) -> None:
-        if UNREPLICATED in str(message):
-            self.unreplicated = True
+        self.notices = Notices()
+        connection.add_log_listener(self.notices.hear)
 
 
 class _Loop:
@@ -130,8 +127,7 @@ class _Loop:
             try:
                 async with asyncio.timeout(self._server.patience_seconds):
                     result = await _perform(taken.connection, make(), self._server)
-                if taken.unreplicated:
-                    raise unreplicated()
+                taken.notices.check()
             except BaseException as error:
                 if _is_sound(taken, error):
                     self._connections.give(taken)
@@ -145,7 +141,10 @@ class _Loop:
                 conflicts += 1
                 if is_conflict(error) and conflicts <= CONFLICTS_MAX:
                     continue  # rolled back, for the same reason
-                raise or_still_unknown(told(error), said) from error
+                word = told(error)
+                if word is error:  # it is Semel's own, or nobody's of the store's: never its own cause
+                    raise
+                raise or_still_unknown(word, said) from error
             self._connections.give(taken)
             return result
 
@@ -195,7 +194,7 @@ def is_lost(error: BaseException) -> bool:
 
 def _is_sound(taken: _Taken, error: BaseException) -> bool:
     """Whether the connection may be used again after this error."""
-    if taken.unreplicated or taken.connection.is_closed() or is_lost(error):
+    if taken.notices.unreplicated or taken.connection.is_closed() or is_lost(error):
         return False
     return isinstance(error, _SAID)
 

@@ -22,6 +22,7 @@ from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo
 from semel.drivers.loops import Loops
 from semel.drivers.postgres_errors import cannot_connect, is_conflict
+from semel.drivers.postgres_notices import Notices
 from semel.drivers.psycopg import CONFLICTS_MAX, Server
 from semel.drivers.psycopg_trip import is_outdated
 from semel.errors import StoreError, StoreUnavailable
@@ -133,7 +134,7 @@ class AsyncpgUnit:
 
         Raises:
             StatementRefused: the server refused the commit (a deferred constraint): rolled back.
-            StoreTimeout: not answered: not known yet.
+            StoreTimeout: not answered: not known yet. NotReplicated: its wait for the standby was cut short.
         """
         assert isinstance(needed, Query)
         if self._ended:
@@ -154,16 +155,22 @@ class AsyncpgUnit:
         return True
 
     async def _commit(self) -> None:
+        notices = Notices()
         try:
-            async with asyncio.timeout(self._pool.server.patience_seconds):
-                await self._transaction.commit()
+            self._raw.add_log_listener(notices.hear)
+            try:
+                async with asyncio.timeout(self._pool.server.patience_seconds):
+                    await self._transaction.commit()
+            finally:
+                self._raw.remove_log_listener(notices.hear)  # asyncpg warns of one that is left where it is given back
         except asyncpg.PostgresError as error:
             await self.rollback_async()
             raise told(error) from error
         except (*_LOST, TimeoutError) as error:
             await self._end(sound=False)
             raise told(error) from error
-        await self._end(sound=True)
+        await self._end(sound=not notices.unreplicated)
+        notices.check()
 
     async def commit_async(self) -> None:
         """Never asked: the settle commits (``settles_by_proof``)."""

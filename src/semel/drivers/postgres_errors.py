@@ -13,9 +13,6 @@ from semel.drivers.refusals import BROKEN_RULE
 from semel.engine.backend import shown_url
 from semel.errors import SchemaError, StatementRefused, StoreError, StoreTimeout, StoreUnavailable
 
-# The server lets these through although the standby may not have what was committed.
-UNREPLICATED: Final = "canceling wait for synchronous replication"
-
 _REMEDIES: Final = {
     "25006": "the server is read-only (a standby, or a failover is on its way): point the URL at the primary",
     "28000": "the server refuses this user: check the URL's user and pg_hba.conf",
@@ -106,8 +103,3 @@ def cannot_connect(text: str, sqlstate: str | None = None) -> StoreUnavailable:
     remedy = _REMEDIES.get(sqlstate or "") or _by_words(text)
     # libpq quotes a URL that it cannot read, with what is secret in it
     return StoreUnavailable(f"PostgreSQL cannot be reached: {shown_url(text)} ({remedy})")
-
-
-def unreplicated() -> StoreTimeout:
-    """The error for a commit whose wait for the standby was cut short: after a failover it may be gone."""
-    return StoreTimeout("PostgreSQL: committed here, but not known to be on the standby: not known yet")

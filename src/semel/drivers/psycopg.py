@@ -22,7 +22,7 @@ from semel.drivers.clock import Clock
 from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import AsyncLifo, Lifo
 from semel.drivers.loops import Loops
-from semel.drivers.postgres_errors import UNREPLICATED, cannot_connect, is_conflict, store_error, unreplicated
+from semel.drivers.postgres_errors import cannot_connect, is_conflict, store_error
 from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import Overdue, PatientAsyncConnection, PatientConnection
 from semel.drivers.psycopg_trip import is_outdated, said, said_async
@@ -106,17 +106,6 @@ class ClosesAsync(Protocol):
     async def close(self) -> None: ...
 
 
-class _Notices:
-    """Hears the one notice that takes back what a commit said."""
-
-    def __init__(self) -> None:
-        self.unreplicated = False
-
-    def __call__(self, diagnostic: psycopg.errors.Diagnostic) -> None:
-        if UNREPLICATED in (diagnostic.message_primary or ""):
-            self.unreplicated = True
-
-
 class PsycopgDriver:
     """Runs the PostgreSQL store's flows. Connects when first used; safe after a fork, and on any event loop."""
 
@@ -131,7 +120,7 @@ class PsycopgDriver:
         begin_in_children(self)
 
     def _begin(self) -> None:
-        self._threads: Lifo[tuple[Connection[Any], _Notices]] = Lifo(self._open, self.server.connections_max)
+        self._threads: Lifo[PatientConnection] = Lifo(self._open, self.server.connections_max)
         self._loops = Loops(lambda: _Loop(self.server), _Loop.drop_idle)
 
     def begin_process(self) -> None:
@@ -151,19 +140,17 @@ class PsycopgDriver:
         conflicts, said = 0, False
         while True:
             try:
-                taken, was_idle = self._threads.take(self.server.patience_seconds)
+                connection, was_idle = self._threads.take(self.server.patience_seconds)
             except StoreUnavailable as error:
                 if said:
                     raise still_unknown(error) from error
                 raise
-            connection, notices = taken
             try:
                 result = _perform(connection, make(), self.server)
-                if notices.unreplicated:
-                    raise unreplicated()
+                connection.notices.check()
             except BaseException as error:
-                if _is_sound(connection, error) and not notices.unreplicated:
-                    self._threads.give(taken)
+                if _is_sound(connection, error):
+                    self._threads.give(connection)
                 else:
                     connection.close()
                     self._threads.gone()
@@ -177,10 +164,10 @@ class PsycopgDriver:
                 if isinstance(error, psycopg.Error):
                     raise or_still_unknown(told(error), said) from error
                 raise
-            self._threads.give(taken)
+            self._threads.give(connection)
             return result
 
-    def _open(self) -> tuple[Connection[Any], _Notices]:
+    def _open(self) -> PatientConnection:
         try:
             connection = PatientConnection.connect(
                 self.server.conninfo, cursor_factory=RawCursor, **self.server.options()
@@ -188,12 +175,10 @@ class PsycopgDriver:
         except psycopg.Error as error:
             raise cannot_connect(str(error), error.sqlstate) from error
         connection.patience_seconds = self.server.patience_seconds
-        notices = _Notices()
-        connection.add_notice_handler(notices)
-        return connection, notices
+        return connection
 
     def _close_idle(self) -> None:
-        for connection, _ in self._threads.forget_idle():
+        for connection in self._threads.forget_idle():
             connection.close()
 
     def close(self) -> None:
@@ -237,9 +222,7 @@ class _Loop:
     def __init__(self, server: Server) -> None:
         self._server = server
         self.tasks: set[asyncio.Task[Any]] = set()
-        self._connections: AsyncLifo[tuple[AsyncConnection[Any], _Notices]] = AsyncLifo(
-            self._open, server.connections_max
-        )
+        self._connections: AsyncLifo[PatientAsyncConnection] = AsyncLifo(self._open, server.connections_max)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -249,19 +232,17 @@ class _Loop:
         conflicts, said = 0, False
         while True:
             try:
-                taken, was_idle = await self._connections.take(self._server.patience_seconds)
+                connection, was_idle = await self._connections.take(self._server.patience_seconds)
             except StoreUnavailable as error:
                 if said:
                     raise still_unknown(error) from error
                 raise
-            connection, notices = taken
             try:
                 result = await _perform_async(connection, make(), self._server)
-                if notices.unreplicated:
-                    raise unreplicated()
+                connection.notices.check()
             except BaseException as error:
-                if _is_sound(connection, error) and not notices.unreplicated:
-                    self._connections.give(taken)
+                if _is_sound(connection, error):
+                    self._connections.give(connection)
                 else:
                     await connection.close()
                     self._connections.gone()
@@ -275,10 +256,10 @@ class _Loop:
                 if isinstance(error, psycopg.Error):
                     raise or_still_unknown(told(error), said) from error
                 raise
-            self._connections.give(taken)
+            self._connections.give(connection)
             return result
 
-    async def _open(self) -> tuple[AsyncConnection[Any], _Notices]:
+    async def _open(self) -> PatientAsyncConnection:
         try:
             connection = await PatientAsyncConnection.connect(
                 self._server.conninfo, cursor_factory=AsyncRawCursor, **self._server.options()
@@ -286,17 +267,15 @@ class _Loop:
         except psycopg.Error as error:
             raise cannot_connect(str(error), error.sqlstate) from error
         connection.patience_seconds = self._server.patience_seconds
-        notices = _Notices()
-        connection.add_notice_handler(notices)
-        return connection, notices
+        return connection
 
     async def close_idle(self) -> None:
-        for connection, _ in self._connections.forget_idle():
+        for connection in self._connections.forget_idle():
             await connection.close()
 
     def drop_idle(self) -> None:
         """As ``close_idle``, where the loop is over: nobody can be awaited."""
-        for connection, _ in self._connections.forget_idle():
+        for connection in self._connections.forget_idle():
             connection.pgconn.finish()
 
 
@@ -310,9 +289,9 @@ def is_stale(error: BaseException) -> bool:
     return is_lost(error) and not isinstance(error, Overdue)
 
 
-def _is_sound(connection: Connection[Any] | AsyncConnection[Any], error: BaseException) -> bool:
+def _is_sound(connection: PatientConnection | PatientAsyncConnection, error: BaseException) -> bool:
     """Whether the connection may be used again after this error."""
-    if connection.closed or is_lost(error):
+    if connection.closed or is_lost(error) or connection.notices.unreplicated:
         return False
     return isinstance(error, (psycopg.Error, SemelError))
 

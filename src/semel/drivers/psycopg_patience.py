@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import AsyncConnection, Connection
 
+from semel.drivers.postgres_notices import Notices
 from semel.drivers.psycopg_trip import names_of
 
 T = TypeVar("T")
@@ -43,6 +44,11 @@ class PatientConnection(Connection[Any]):
 
     patience_seconds: float | None = None
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.notices = Notices()
+        self.add_notice_handler(self.notices)
+
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         """As psycopg's, in time."""
         if self.patience_seconds is None:
@@ -64,6 +70,11 @@ class PatientAsyncConnection(AsyncConnection[Any]):
     """As :class:`PatientConnection`, on an event loop."""
 
     patience_seconds: float | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.notices = Notices()
+        self.add_notice_handler(self.notices)
 
     async def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         """As psycopg's, in time."""

@@ -182,7 +182,7 @@ class PsycopgUnit:
 
         Raises:
             StatementRefused: the server refused the commit (a deferred constraint): rolled back.
-            StoreTimeout: not answered: not known yet.
+            StoreTimeout: not answered: not known yet. NotReplicated: its wait for the standby was cut short.
         """
         assert isinstance(needed, Query)
         if self._ended or self._pid != os.getpid():  # a forked handler's: as in ``rollback``
@@ -204,7 +204,8 @@ class PsycopgUnit:
             else:
                 self.rollback()
             raise told(error) from error
-        self._end(sound=True)
+        self._end(sound=not connection.notices.unreplicated)
+        connection.notices.check()
         return True
 
     async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:

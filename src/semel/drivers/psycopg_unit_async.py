@@ -151,7 +151,7 @@ class AsyncPsycopgUnit:
 
         Raises:
             StatementRefused: the server refused the commit (a deferred constraint): rolled back.
-            StoreTimeout: not answered: not known yet.
+            StoreTimeout: not answered: not known yet. NotReplicated: its wait for the standby was cut short.
         """
         assert isinstance(needed, Query)
         if self._ended:
@@ -173,7 +173,8 @@ class AsyncPsycopgUnit:
             else:
                 await self.rollback_async()
             raise told(error) from error
-        await self._end(sound=True)
+        await self._end(sound=not connection.notices.unreplicated)
+        connection.notices.check()
         return True
 
     async def commit_async(self) -> None:

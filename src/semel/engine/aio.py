@@ -15,7 +15,7 @@ from semel.engine.performing import AsyncPerformer
 from semel.engine.permit import Permit
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, lost_result, outcome_from
 from semel.engine.upkeep import AsyncUpkeep
-from semel.errors import StoreError, StoreTimeout
+from semel.errors import NotReplicated, StoreError, StoreTimeout
 from semel.flow import MakeFlow, ask
 from semel.model import Answer, Claim, Effects, InProgress, Settling, Superseded, Verdict
 from semel.policy import Command
@@ -207,6 +207,8 @@ class AsyncEngine:
             else:
                 try:
                     reply = await self._performer.settle_one(word)
+                except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
+                    raise
                 except StoreError:
                     reply = await self._upkeep.confirm(word, permit, self.confirm_seconds)
                 except asyncio.CancelledError:  # nobody is left to hear whether the store has it

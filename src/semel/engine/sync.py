@@ -14,7 +14,7 @@ from semel.engine.performing import SyncPerformer
 from semel.engine.permit import Permit
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, outcome_from
 from semel.engine.upkeep import SyncUpkeep
-from semel.errors import StoreError, StoreTimeout
+from semel.errors import NotReplicated, StoreError, StoreTimeout
 from semel.flow import MakeFlow, ask
 from semel.model import Answer, Claim, Effects, InProgress, Settlement, Settling, Superseded, Verdict
 from semel.policy import Command
@@ -190,6 +190,8 @@ class Engine:
             else:
                 try:
                     reply = self._performer.settle_one(word)
+                except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
+                    raise
                 except StoreError:
                     reply = self._confirm(word, permit)
         finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from semel.errors import EarlyCommit, SemelError, StoreError, StoreTimeout, StoreUnavailable
+from semel.errors import EarlyCommit, NotReplicated, SemelError, StoreError, StoreTimeout, StoreUnavailable
 from semel.flow import Flow, ask
 from semel.model import Claim, Grant, Proceed, Record, Settled, Settlement, Settling, State, Superseded, Verdict
 from semel.protocol.asks import Begin, Commit, Perform, Rollback, SettleWithin, Unit, Within
@@ -100,6 +100,8 @@ def _settle_with_commit(store: Store, unit: Unit, grant: Grant, word: Settlement
     """Settle and COMMIT in one round trip; what the settle does not prove to be its own, the server rolls back."""
     try:
         stands = yield from ask(SettleWithin(unit, store.settle_within(word), commit=True))
+    except NotReplicated:  # it can be seen here, which proves nothing of the standby
+        raise
     except StoreTimeout:
         try:
             yield from _confirm_commit(store, grant)

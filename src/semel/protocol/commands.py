@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from semel.errors import StoreError, StoreTimeout
+from semel.errors import NotReplicated, StoreError, StoreTimeout
 from semel.flow import Flow, ask
 from semel.model import Answer, AnswerKind, Claim, Grant, InProgress, Settlement, Settling, State, Unreadable, Verdict
 from semel.protocol.asks import Attempt, Elapsed, Jitter, Pause, PerformOne
@@ -94,6 +94,8 @@ def settle_until_confirmed(store: Store, word: Settlement, seconds: float) -> Fl
         try:
             [reply] = yield from ask(settling(store, word))
             return reply
+        except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
+            raise
         except StoreError as error:
             if (yield from ask(Elapsed())) >= ends:  # "unavailable" would say that the handler did not run
                 raise StoreTimeout(f"the outcome could not be confirmed by the store: {error}") from error

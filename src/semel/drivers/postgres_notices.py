@@ -1,0 +1,37 @@
+"""The one thing a PostgreSQL server says beside its answers that takes back what a commit has said.
+
+A wait for a synchronous standby that is cut short (``pg_cancel_backend``, or a shutdown) ends with OK and a warning:
+what was committed is here, and a failover may lose it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from semel.errors import NotReplicated
+
+UNREPLICATED: Final = "canceling wait for synchronous replication"
+
+
+class Notices:
+    """Hears it on one connection, whose last commit is not to be believed from then on."""
+
+    __slots__ = ("unreplicated",)
+
+    def __init__(self) -> None:
+        self.unreplicated = False
+
+    def __call__(self, diagnostic: Any) -> None:
+        """As psycopg calls its handlers."""
+        if UNREPLICATED in (diagnostic.message_primary or ""):
+            self.unreplicated = True
+
+    def hear(self, _: object, message: object) -> None:
+        """As asyncpg calls its listeners."""
+        if UNREPLICATED in str(message):
+            self.unreplicated = True
+
+    def check(self) -> None:
+        """Raise NotReplicated where it was heard."""
+        if self.unreplicated:
+            raise NotReplicated("PostgreSQL: committed here, but not known to be on the standby: not known yet")

@@ -1,0 +1,89 @@
+"""A wait for the standby that is cut short: the server says OK, and warns that a failover may lose what it committed.
+
+Whoever is told so believes nothing; it can be seen on this server, which proves nothing. The warning is raised by a
+trigger at the commit, so that no servers of its own are needed: Semel knows it by its words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from semel import Answer, Command, Permit, Policy
+from semel.errors import NotReplicated
+from tests.engine.shells import MADE, command
+from tests.postgres.conftest import ATOMIC, Fellow, Handler, Outside, Writes, made, never
+
+WARNING = "canceling wait for synchronous replication due to user request"
+REFUSED = Answer(409, (), b"out of stock")
+
+
+@pytest.fixture
+def cut_short(outside: Outside) -> Callable[[str], None]:
+    """From now on the commits of such writes to the records are followed by the warning."""
+
+    def cut(when: str) -> None:
+        outside.connection.execute(
+            "CREATE FUNCTION warn() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$BEGIN RAISE WARNING '{WARNING}'; RETURN NULL; END$$"
+        )
+        outside.connection.execute(
+            f"CREATE CONSTRAINT TRIGGER cut_short AFTER {when} ON semel_record DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION warn()"
+        )
+
+    return cut
+
+
+def replicated(outside: Outside) -> None:
+    outside.connection.execute("DROP TRIGGER cut_short ON semel_record")
+
+
+async def plain(permit: Permit, db: Writes) -> Answer:
+    return MADE
+
+
+async def refused(permit: Permit, db: Writes) -> Answer:
+    return REFUSED
+
+
+def not_believed(fellow: Fellow, what: Command, handler: Handler) -> None:
+    with pytest.raises(NotReplicated, match="not known to be on the standby"):
+        fellow.run(what, handler)
+
+
+def test_a_claim_is_not_believed_and_given_up(
+    fellow: Fellow, outside: Outside, cut_short: Callable[[str], None]
+) -> None:
+    fellow.run(command("before"), plain)
+    cut_short("INSERT")
+    not_believed(fellow, command("k"), never)
+    replicated(outside)
+    assert fellow.run(command("k"), plain, wait_seconds=10).answer == MADE
+
+
+@pytest.mark.parametrize("policy", [Policy(), ATOMIC], ids=["external", "atomic"])
+def test_an_answer_is_not_sent_that_a_failover_may_take_back(
+    fellow: Fellow, outside: Outside, cut_short: Callable[[str], None], policy: Policy
+) -> None:
+    """It is there for the retry, as long as this server is."""
+    fellow.run(command("before", policy=policy), plain)
+    cut_short("UPDATE")
+    not_believed(fellow, command("k", policy=policy), made if policy is ATOMIC else plain)
+    assert outside.rows() == ([1] if policy is ATOMIC else [])
+    replicated(outside)
+    replay = fellow.run(command("k", policy=policy), never)
+    assert (replay.answer, replay.replayed) == (MADE, True)
+    assert fellow.run(command("next", policy=policy), plain).answer == MADE  # on another connection: that one heard it
+    assert fellow.units[0] == fellow.units[1]
+
+
+def test_a_refusal_that_is_stored_on_its_own_neither(
+    fellow: Fellow, outside: Outside, cut_short: Callable[[str], None]
+) -> None:
+    fellow.run(command("before", policy=ATOMIC), plain)
+    cut_short("UPDATE")
+    not_believed(fellow, command("k", policy=ATOMIC), refused)
+    replicated(outside)
+    assert fellow.run(command("k", policy=ATOMIC), never).answer == REFUSED
