@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from semel import Answer
-from semel.cli import doctor, doctor_file, doctor_sqlite
+from semel.cli import doctor_file, doctor_schema, doctor_sqlite
 from semel.cli.doctor_file import mount_of
 from semel.cli.doctor_settings import VARIABLES, look_at_settings
 from semel.cli.finding import Finding
@@ -132,7 +132,7 @@ def test_a_large_file_is_checked_when_asked(semel: Run, monkeypatch: pytest.Monk
 
 
 def test_a_pending_migration_is_found(semel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "migrations_of", lambda store: ("0001_first", "0002_many_effects", "0003_third"))
+    monkeypatch.setattr(doctor_schema, "migrations_of", lambda store: ("0001_first", "0002_many_effects", "0003_third"))
     finding = found(semel("doctor", "--json"), "schema")
     assert (finding["level"], finding["detail"], finding["remedy"]) == (
         "warning",

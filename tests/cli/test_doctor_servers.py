@@ -100,6 +100,10 @@ def test_rights_that_are_missing_are_named(owner: psycopg.Connection[Any], capsy
     code, found = looked(url_of_role(), capsys)
     assert (code, found["grants"]["level"]) == (1, "warning")
     assert found["grants"]["remedy"] == "GRANT DELETE ON semel_record to this user"
+    owner.execute(f"REVOKE SELECT ON {SCHEMA}.semel_event FROM {ROLE}")
+    remedy = "GRANT SELECT ON semel_event; GRANT DELETE ON semel_record to this user"
+    assert looked(url_of_role(), capsys)[1]["grants"]["remedy"] == remedy
+    owner.execute(f"GRANT SELECT ON {SCHEMA}.semel_event TO {ROLE}")
     owner.execute(f"REVOKE UPDATE ON {SCHEMA}.semel_record FROM {ROLE}")
     assert looked(url_of_role(), capsys)[1]["grants"]["level"] == "problem"
     with (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from typing import Final
 
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.doctor_records import look_at_records
+from semel.cli.doctor_schema import look_at_schema
 from semel.cli.doctor_server import look_at_server
 from semel.cli.doctor_settings import look_at_settings
 from semel.cli.doctor_sqlite import look_at_sqlite
@@ -22,9 +22,9 @@ from semel.cli.store import connect
 from semel.cli.terminal import Output, span_text
 from semel.drivers.sqlite import SqliteDriver
 from semel.engine.sync import Engine
-from semel.errors import ConfigurationError, StoreError
+from semel.errors import ConfigurationError, SchemaError, StoreError
 from semel.model import Find
-from semel.stores.base import Identity, Observable, Store
+from semel.stores.base import Observable
 
 CLOCK_STEP_US_MAX: Final = 2_000_000
 EPOCH_FLOOR_US: Final = 1_704_067_200_000_000  # 2024-01-01: a host clock before this was never set
@@ -83,14 +83,17 @@ def examine(engine: Engine, *, full: bool = False, progress: bool = False) -> tu
     assert identity is not None
     found.append(Finding("identity", "ok", f"{identity.store_id}, schema {identity.schema_version}"))
     try:
+        schema = look_at_schema(engine, identity)
+        if schema.level == "problem":
+            return [*found, schema], False
         if isinstance(engine.backend.driver, SqliteDriver):
             found += look_at_sqlite(engine, engine.backend.driver, full=full, progress=progress)
         if isinstance(engine.store, Observable):
             found += look_at_server(engine, engine.store)
-        found += _look_at_schema(engine.store, identity)
+        found.append(schema)
         found += _look_at_clock(engine)
         found += look_at_records(engine)
-    except StoreError as error:
+    except (StoreError, SchemaError) as error:
         return [*found, _problem("store", error, "repair the store, then run: semel doctor")], False
     return found, True
 
@@ -135,18 +138,3 @@ def clock_offset(before: int, store: int, after: int) -> Finding:
     return Finding(
         "clock", "ok", f"the store's clock agrees with its records, and with this host's within {within:.3f} s"
     )
-
-
-def _look_at_schema(store: Store, identity: Identity) -> Iterator[Finding]:
-    known = migrations_of(store)
-    pending = known[identity.schema_version :]
-    if pending:
-        yield Finding("schema", "warning", f"pending: {', '.join(pending)}", "run: semel migrate")
-    else:
-        yield Finding("schema", "ok", f"version {identity.schema_version}, nothing pending")
-
-
-def migrations_of(store: Store) -> tuple[str, ...]:
-    """The names of all migrations that this Semel has for a store, in their order."""
-    names: tuple[str, ...] = getattr(sys.modules[type(store).__module__], "MIGRATIONS", ())
-    return names

@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from semel.cli.application import Declaration, declarations
-from semel.cli.doctor import migrations_of
+from semel.cli.doctor_schema import migrations_of
 from semel.cli.filters import pages
 from semel.cli.promised_items import Promise
 from semel.cli.promises import Ground, caveats, level, promises

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 
 from semel.cli.arguments import Commands, Parser, add_command
+from semel.cli.doctor_schema import REMEDY, migrations_of, missing
 from semel.cli.exits import Exit
 from semel.cli.progress import add_progress, told
 from semel.cli.store import connect
 from semel.cli.terminal import Output
+from semel.errors import SchemaError
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -30,6 +32,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
     try:
         ran = told("migrate", engine.migrate, asked=options.progress)
         engine.open()
+        if lacking := missing(engine, migrations_of(engine.store)):
+            raise SchemaError(f"all migrations have run, but {lacking}: {REMEDY}")
     finally:
         engine.close()
     out.document({"migrations": ran})

@@ -21,6 +21,13 @@ FROM (
         ('semel_record', 'SELECT'), ('semel_record', 'INSERT'), ('semel_record', 'UPDATE'), ('semel_record', 'DELETE'),
         ('semel_attention', 'SELECT'), ('semel_attention', 'INSERT'), ('semel_attention', 'UPDATE'),
         ('semel_attention', 'DELETE'), ('semel_audit', 'SELECT'), ('semel_audit', 'INSERT'), ('semel_meta', 'SELECT')
+    UNION ALL
+    SELECT many.tab, every.right_name
+    FROM unnest(ARRAY[
+        'semel_operation', 'semel_reconciliation', 'semel_event', 'semel_lane', 'semel_relay', 'semel_inbox',
+        'semel_item', 'semel_bulk'
+    ]) AS many (tab)
+    CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS every (right_name)
 ) AS wanted (tab, right_name)
 WHERE NOT coalesce(
     has_table_privilege(to_regclass(wanted.tab)::oid, wanted.right_name)
