@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,9 +20,9 @@ from semel.policy import Policy
 from semel.stores.memory import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from tests.cli.conftest import Ran, Shelf
+from tests.docs.pages import maker
 
 Run = Callable[..., Ran]
-ROOT = Path(__file__).resolve().parents[2]
 
 FASTAPI = """
 from fastapi import FastAPI
@@ -247,26 +246,21 @@ def test_an_empty_store_says_what_else_can_be_shown(semel: Run) -> None:
 # --- guarantees ---------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def page() -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "docs/make_guarantees.py"))
-
-
 def ground(**options: Any) -> Ground:
     policy = Policy.of(**options)
     return Ground(terms=policy.terms, capabilities=SqliteStore.capabilities)
 
 
-def test_the_invariants_are_those_of_the_page(page: dict[str, Any]) -> None:
-    expected = [invariant.name for invariant in page["INVARIANTS"]]
+def test_the_invariants_are_those_of_the_page() -> None:
+    expected = [invariant.name for invariant in maker("invariants").INVARIANTS]
     for effects in Effects:
         assert [promise.name for promise in promises(ground(effects=effects))] == expected
 
 
 @pytest.mark.parametrize("effects", Effects)
-def test_what_a_crash_leads_to_is_what_the_page_says(page: dict[str, Any], effects: Effects) -> None:
+def test_what_a_crash_leads_to_is_what_the_page_says(effects: Effects) -> None:
     policy = Policy(effects=effects)
-    assert f"**{after_crash(policy.terms).verdict.__name__}**" in page["_crash"](policy)
+    assert f"**{after_crash(policy.terms).verdict.__name__}**" in maker("outcomes").after_crash(policy)
 
 
 def holds(subject: Ground) -> dict[str, str]:

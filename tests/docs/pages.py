@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -26,6 +29,15 @@ class Block:
     language: str
     text: str
     line: int
+
+
+def maker(name: str) -> Any:
+    """A module that makes part of the generated pages."""
+    sys.path.insert(0, str(DOCS))
+    try:
+        return importlib.import_module(f"guarantee_pages.{name}")
+    finally:
+        sys.path.remove(str(DOCS))
 
 
 def name_of(page: Path) -> str:

@@ -22,7 +22,7 @@ from semel.web.bulk import KINDS as BULK_KINDS
 from semel.web.operations import BAD_QUERY, NOT_FOUND
 from semel.web.problem import KINDS, Kind
 from semel.web.surface import Surface
-from tests.docs.pages import DOCS, PAGES, ROOT, anchors, blocks, documents, links, name_of
+from tests.docs.pages import DOCS, PAGES, ROOT, anchors, blocks, documents, links, maker, name_of
 from tests.nemeses.lines import LOSING, SOUND
 
 RECORDS = sorted((DOCS / "internals/decisions").glob("*.md"))
@@ -61,30 +61,30 @@ def test_a_stale_page_is_seen(
 
 
 @pytest.mark.parametrize("name", ["tests/house/test_tidy.py::test_nothing", "no_such_case"])
-def test_a_test_that_is_not_there_is_not_named(generator: dict[str, Any], name: str) -> None:
+def test_a_test_that_is_not_there_is_not_named(name: str) -> None:
     with pytest.raises(LookupError):
-        generator["_test"](name)
+        maker("named_tests").linked(name)
 
 
-def test_every_invariant_has_tests_that_exist(generator: dict[str, Any]) -> None:
-    invariants = generator["INVARIANTS"]
+def test_every_invariant_has_tests_that_exist() -> None:
+    invariants = maker("invariants").INVARIANTS
     assert [found.name.split()[0] for found in invariants] == [f"I{number}" for number in range(1, 9)]
     for found in invariants:
         assert found.tests, found.name
-        assert all(generator["_test"](name) for name in found.tests)
+        assert all(maker("named_tests").linked(name) for name in found.tests)
 
 
-def test_what_a_setting_keeps_is_what_the_nemeses_found(generator: dict[str, Any]) -> None:
+def test_what_a_setting_keeps_is_what_the_nemeses_found() -> None:
     """A cell that says otherwise is not written, and what was done to a server is in some cell of its store."""
-    cell, shown = generator["Cell"], generator["_cell"]
+    settings = maker("settings")
     for says, line in (
         ("kept", "server killed redis external none"),
         ("**lost**", "server killed redis external always"),
         ("kept", "no such nemesis"),
     ):
         with pytest.raises(LookupError, match="something else comes of it"):
-            shown(cell(says, (), (line,)))
-    named = {name for setting in generator["SETTINGS"] for found in setting.cells for name in found.played}
+            settings.shown(settings.Cell(says, (), (line,)))
+    named = {name for setting in settings.SETTINGS for found in setting.cells for name in found.played}
     wanted = {
         str(line)
         for line in (*SOUND, *LOSING)

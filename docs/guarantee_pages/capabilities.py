@@ -1,0 +1,40 @@
+"""What each store declares; the conformance suite holds it to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Final
+
+from guarantee_pages.markdown import table
+from semel.stores.base import Capabilities
+from semel.stores.mariadb import MariadbStore
+from semel.stores.memory import MemoryStore
+from semel.stores.postgres import PostgresStore
+from semel.stores.redis import RedisStore
+from semel.stores.sqlite import SqliteStore
+
+STORES: Final[Mapping[str, Capabilities]] = {
+    "memory": MemoryStore.capabilities,
+    "SQLite": SqliteStore.capabilities,
+    "PostgreSQL": PostgresStore.capabilities,
+    "MariaDB": MariadbStore.capabilities,
+    "Redis, Valkey": RedisStore.capabilities,
+}
+CAPABILITIES: Final[Mapping[str, str]] = {
+    "survives_process_crash": "records survive a crash of the process",
+    "survives_server_crash": "records survive a crash of the host (see below for power loss)",
+    "shared_between_processes": "several processes share one truth",
+    "atomic_with_business_writes": "a record commits together with the handler's own writes (ATOMIC)",
+    "settles_by_proof": "inside a unit, its statements prove by themselves that the claim is the unit's own",
+}
+
+
+def capabilities() -> str:
+    """What each store declares; the conformance suite holds it to it."""
+    assert {field.name for field in fields(Capabilities)} == set(CAPABILITIES)
+    rows = (
+        [text, *("yes" if getattr(declared, name) else "no" for declared in STORES.values())]
+        for name, text in CAPABILITIES.items()
+    )
+    return table(("", *STORES), rows)
