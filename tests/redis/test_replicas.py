@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from semel.errors import StoreTimeout
-from semel.model import State
+from semel.errors import StatementRefused, StoreTimeout
+from semel.model import Settled, State
 from semel.rules.classify import Succeeded
 from tests.engine.shells import MADE, command
 from tests.redis.conftest import Opens, heard
@@ -87,3 +87,16 @@ def test_waiting_travels_with_the_call(pair: tuple[int, int], opened: Opens) -> 
     with heard(primary) as said:
         shell.run(command(), lambda permit: MADE)
     assert [word for word in said if word in ("EVALSHA", "SET", "WAIT")] == ["EVALSHA", "SET", "WAIT"] * 2
+
+
+def test_a_full_server_still_settles_and_replays(pair: tuple[int, int], opened: Opens) -> None:
+    """What has begun may end there: what is written for the replicas' sake must not be refused before it."""
+    primary, _ = pair
+    shell = opened(primary, wait_replicas=1, confirm_seconds=0)
+    permit = shell.permit(command())
+    with Redis(port=primary) as plain:
+        plain.config_set("maxmemory", "1mb")
+    assert shell.settle(permit) == Settled()
+    assert shell.run(command(), lambda permit: MADE).replayed
+    with pytest.raises(StatementRefused, match="raise maxmemory"):
+        shell.run(command("new"), lambda permit: MADE)

@@ -58,27 +58,38 @@ def test_a_batch_of_which_a_part_has_run_is_not_said_to_be_unavailable(then: str
         assert isinstance(told, StatementRefused) is (calls is both)
 
 
-@pytest.mark.parametrize(("own", "stands"), [(b"OK", True), (Refused("MOVED", "1 there:2"), False)])
-def test_replicas_are_believed_only_behind_a_write_of_this_connection(own: object, stands: bool) -> None:
-    """WAIT speaks of the connection's last write: where its own was refused, it may speak of none."""
-    replies: Replies = [[1, b"record"], own, 1]
+MOVED = Refused("MOVED", "1 there:2")
+FULL = Refused("OOM", "command not allowed when used memory > 'maxmemory'.")
+
+
+@pytest.mark.parametrize(
+    ("own", "stands"), [((b"OK", 1), True), ((FULL, 1), True), ((FULL, 0), False), ((MOVED, MOVED), False)]
+)
+def test_replicas_are_believed_only_behind_a_write_of_this_connection(own: tuple[object, object], stands: bool) -> None:
+    """WAIT speaks of the connection's last write: where its own were refused, it may speak of none."""
+    replies: Replies = [[1, b"record"], *own, 1]
     said, told = performed(claims(1), replies, terms=Terms(wait_replicas=1))
-    assert [command[0] for command in said[0].commands] == ["EVALSHA", "SET", "WAIT"]
+    assert [command[0] for command in said[0].commands] == ["EVALSHA", "SET", "PEXPIRE", "WAIT"]
     assert isinstance(told, StoreTimeout) is not stands
 
 
 @pytest.mark.parametrize("key", [KEYS.meta, KEYS.record(b"\1" * 16)])
 def test_what_replicas_are_asked_about_lies_where_the_call_wrote(key: bytes) -> None:
     """Semel's own key has no braces: a write for WAIT that lay elsewhere was refused, and nothing could be migrated."""
-    (own, _) = Terms(wait_replicas=1).waits([Call(LUA["claim"], (key,), ())])
+    (own, *_) = Terms(wait_replicas=1).waits([Call(LUA["claim"], (key,), ())])
     assert slot(own[1]) == slot(key)
     assert own[1].lstrip(b"{").startswith(b"semel")
 
 
 def test_a_slot_on_its_way_is_asked_for_its_replicas_too() -> None:
     ask = Refused("ASK", "1 there:2")
-    first: Replies = [ask, Refused("ASK", "1 there:2"), 1]
-    then: Replies = [b"OK", [1, None, 1], b"OK", b"OK", 1]
+    first: Replies = [ask, ask, ask, 1]
+    then: Replies = [b"OK", [1, None, 1], b"OK", b"OK", b"OK", 1, 1]
     said, told = performed(claims(1), first, then, terms=Terms(wait_replicas=1))
-    assert [command[0] for command in said[1].commands] == ["ASKING", "EVALSHA", "ASKING", "SET", "WAIT"]
+    assert [command[0] for command in said[1].commands] == [
+        "ASKING",
+        "EVALSHA",
+        *("ASKING", "SET", "ASKING", "PEXPIRE"),
+        "WAIT",
+    ]
     assert told == [[1, None, 1]]

@@ -21,6 +21,7 @@ from semel.stores.scripts import Call
 SLOTS: Final = 16384
 ROUNDS_MAX: Final = 6  # redirections of one call; a cluster that needs more is being rebuilt
 REFRESH_SECONDS_MIN: Final = 0.2
+MARK_MS: Final = 30 * 24 * 3600 * 1000  # how long the key is kept that is written for the replicas' sake
 # A server that answers so takes no writes, and cannot know whether another one does by now.
 TAKEN_OVER: Final = frozenset({"READONLY", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "NOREPLICAS"})
 
@@ -84,7 +85,9 @@ class Terms:
             return ()
         tag, brace, _ = calls[0].keys[0].partition(b"}")
         own = (tag if brace else b"{" + tag) + b"}:wait"  # in the slot of what was written
-        return (("SET", own, b""), ("WAIT", self.wait_replicas, round(self.wait_seconds * 1000)))
+        wait = ("WAIT", self.wait_replicas, round(self.wait_seconds * 1000))
+        # A full server refuses SET, and takes PEXPIRE of a key that is there, which is a write each time.
+        return (("SET", own, b""), ("PEXPIRE", own, MARK_MS), wait)
 
 
 def slot(key: bytes) -> int:
@@ -307,10 +310,10 @@ def _exchange(terms: Terms, node: Node, calls: Sequence[Call], places: list[int]
         if place in asking:
             commands.append(("ASKING",))
         commands.append(terms.command(calls[place]))
-    waits = terms.waits([calls[place] for place in places])
-    if waits and places[0] in asking:  # what it writes lies in that slot
-        commands.append(("ASKING",))
-    return Exchange(node, (*commands, *waits))
+    *marks, wait = terms.waits([calls[place] for place in places]) or ((),)
+    for mark in marks:
+        commands += [("ASKING",), mark] if places[0] in asking else [mark]  # it lies in that slot
+    return Exchange(node, (*commands, wait) if wait else tuple(commands))
 
 
 def _own(answer: list[Any], places: list[int], asking: dict[int, Node]) -> list[Any]:
@@ -342,7 +345,9 @@ def _check(routes: Routes, groups: dict[Node, list[int]], answers: list[Replies]
 def _check_replicas(terms: Terms, calls: Sequence[Call], answer: list[Any]) -> None:
     if not terms.waits(calls):
         return
-    reached: Any = answer[-2] if type(answer[-2]) is Refused else answer[-1]  # behind no write, it speaks of none
+    *_, mark, reached = answer
+    if mark != 1:  # behind no write, it speaks of none
+        reached = next((reply for reply in (mark, *answer[-4:-2]) if type(reply) is Refused), 0)
     if type(reached) is Refused or int(reached) < terms.wait_replicas:
         said = reached.text if type(reached) is Refused else f"{reached} of {terms.wait_replicas} replicas have it"
         raise StoreTimeout(
