@@ -1,0 +1,101 @@
+"""What a server's error means: nothing was done, or nobody knows. One taken for the other runs a command twice."""
+
+from __future__ import annotations
+
+import asyncpg
+import psycopg
+import pymysql
+import pytest
+import redis
+
+from semel.drivers import asyncpg as asyncpg_driver
+from semel.drivers import mariadb_errors, postgres_errors, psycopg_patience, redis_errors
+from semel.drivers import psycopg as psycopg_driver
+from semel.drivers.redis_routes import Exchange, Node, Refused
+from semel.errors import SchemaError, SemelError, StatementRefused, StoreTimeout, StoreUnavailable
+
+UNDECIDED = StoreTimeout
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "meant"),
+    [
+        (None, UNDECIDED),  # no word from the server
+        *((code, UNDECIDED) for code in ("08000", "08003", "08006", "08007", "08P01")),  # the connection
+        *((code, UNDECIDED) for code in ("57P01", "57P02", "57P05", "40003")),  # ended under the statement
+        ("57014", UNDECIDED),  # cancelled: also while it waited for a standby
+        *((code, StatementRefused) for code in ("40001", "40P01", "55P03", "25006", "53100", "53200", "57P03")),
+        *(
+            (code, StatementRefused)
+            for code in ("23505", "23514", "44000", "P0001", "22012", "25P02", "42501", "XX000")
+        ),
+        *((code, SchemaError) for code in ("42P01", "3F000", "42703")),
+    ],
+)
+def test_of_postgresql(sqlstate: str | None, meant: type[SemelError]) -> None:
+    assert type(postgres_errors.store_error(sqlstate, "ERROR: no")) is meant
+
+
+@pytest.mark.parametrize(
+    ("code", "meant"),
+    [
+        (1053, UNDECIDED),  # shutdown
+        (1079, UNDECIDED),
+        (1152, UNDECIDED),  # aborted connection
+        *((code, UNDECIDED) for code in (1158, 1159, 1160, 1161)),  # packets
+        (1180, UNDECIDED),  # an error during COMMIT
+        (1184, UNDECIDED),
+        *((code, UNDECIDED) for code in (1317, 1927, 1969)),  # interrupted, killed, max_statement_time
+        *((code, StatementRefused) for code in (1205, 1213, 1020, 1062, 1290, 1836, 1021, 1047, 1644, 1153)),
+        *((code, SchemaError) for code in (1146, 1054)),
+    ],
+)
+def test_of_mariadb(code: int, meant: type[SemelError]) -> None:
+    word = mariadb_errors.refused(pymysql.OperationalError(code, "no"))
+    assert word is not None
+    assert type(mariadb_errors.store_error(word)) is meant
+    assert mariadb_errors.ends_connection(word) or meant is not UNDECIDED
+
+
+@pytest.mark.parametrize(
+    "error", [(2006, "gone away"), (2013, "lost"), (2014, "out of sync"), (0, ""), ("closed",), ()]
+)
+def test_what_mariadbs_libraries_say_themselves_is_no_word_of_the_server(error: tuple[object, ...]) -> None:
+    assert mariadb_errors.refused(pymysql.OperationalError(*error)) is None
+
+
+@pytest.mark.parametrize(
+    "error", [psycopg.OperationalError("server closed the connection"), psycopg.InterfaceError("closed")]
+)
+def test_what_psycopg_says_itself(error: psycopg.Error) -> None:
+    assert type(psycopg_driver.told(error)) is UNDECIDED
+    assert psycopg_driver.is_stale(error)
+    assert not psycopg_driver.is_stale(psycopg_patience.Overdue("no answer"))  # a server that hangs: no second one
+
+
+@pytest.mark.parametrize(
+    ("error", "meant"),
+    [
+        (TimeoutError(), UNDECIDED),
+        (ConnectionResetError(), UNDECIDED),
+        (asyncpg.ConnectionDoesNotExistError("closed in the middle"), UNDECIDED),
+        (asyncpg.InterfaceError("closed"), UNDECIDED),
+        (asyncpg.AdminShutdownError("terminating"), UNDECIDED),
+        (asyncpg.QueryCanceledError("cancelled"), UNDECIDED),
+        (asyncpg.SerializationError("could not serialize"), StatementRefused),
+        (asyncpg.DataError("no integer"), StatementRefused),
+    ],
+)
+def test_what_asyncpg_raises(error: BaseException, meant: type[SemelError]) -> None:
+    assert type(asyncpg_driver.told(error)) is meant
+
+
+@pytest.mark.parametrize(
+    "error", [redis.ConnectionError("reset"), redis.TimeoutError("no answer"), ConnectionResetError(), TimeoutError()]
+)
+def test_of_redis(error: redis.RedisError | OSError) -> None:
+    wanted = Exchange(Node("127.0.0.1", 1), ((b"EVALSHA",), (b"GET",)))
+    assert type(redis_errors.lost(wanted, [], error)) is UNDECIDED
+    assert type(redis_errors.lost(wanted, [1], redis.BusyLoadingError("loading"))) is UNDECIDED  # a part has run
+    assert redis_errors.lost(wanted, [], redis.BusyLoadingError("loading")) == [Refused("LOADING", "loading")] * 2
+    assert type(redis_errors.cannot_connect(wanted.node, error)) is StoreUnavailable
