@@ -62,7 +62,8 @@ def trip(
         UnicodeEncodeError: a text that cannot be written down; nothing was sent.
     """
     pgconn, names = connection.pgconn, names_of(connection)
-    written = [(text, _written(values, connection.info.encoding)) for text, values in statements]
+    encoding = connection.info.encoding
+    written = [(text, None if values is None else _written(values, encoding)) for text, values in statements]
     if pgconn.pipeline_status != PipelineStatus.OFF:
         raise psycopg.InterfaceError("a pipeline on this connection was not ended")
     pgconn.enter_pipeline_mode()
@@ -104,21 +105,34 @@ def _sent(
     return (None,) if name is not None else ((text, made), None)
 
 
-def _written(values: Sequence[Any] | None, encoding: str) -> Values | None:
+class _Forms(dict[type, Format]):
+    """In which form values of a type are sent: an array is a kind of bytes."""
+
+    def __missing__(self, kind: type) -> Format:
+        form = self[kind] = Format.BINARY if issubclass(kind, bytes) else Format.TEXT
+        return form
+
+
+_FORMS: Final = _Forms()
+
+
+def _written(values: Sequence[Any], encoding: str) -> Values:
     """Values as libpq takes them, each with its form; their types are the statement's to say."""
-    if values is None:
-        return None
-    data: list[bytes | None] = []
-    for value in values:
-        if type(value) is str:
-            if "\x00" in value:
-                raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
-            data.append(value.encode(encoding))
-        elif value is None or isinstance(value, bytes):
-            data.append(None if value is None else bytes(value))  # of an array, which is a kind of bytes, the bytes
-        else:
-            data.append(b"%d" % value)
-    return data, [Format.BINARY if isinstance(value, bytes) else Format.TEXT for value in values]
+    forms = list(map(_FORMS.__getitem__, map(type, values)))
+    data: list[bytes | None] = [
+        value if value is None else bytes(value) if form else _text(value, encoding)
+        for value, form in zip(values, forms, strict=True)
+    ]
+    return data, forms
+
+
+def _text(value: Any, encoding: str) -> bytes:
+    if type(value) is not str:
+        return b"%d" % value
+    if "\x00" in value:
+        raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+    data: bytes = value.encode(encoding)
+    return data
 
 
 def _rows(

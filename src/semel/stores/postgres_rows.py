@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from operator import itemgetter
 from struct import Struct
 from typing import Any, Final, cast
 
@@ -37,6 +38,7 @@ SQL: Final = statements("semel.stores", "postgres.sql")
 ASKED_AGAIN_MAX: Final = 3  # a claim that is in neither half this often is held by a transaction that goes on
 
 
+_FIRST: Final = itemgetter(0)
 _LOCK: Final = Struct("!q").unpack_from
 
 
@@ -136,7 +138,7 @@ def columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, li
 
 def first_of(columns: Mapping[str, Sequence[Value]]) -> Mapping[str, Value]:
     """The only row of a batch, as the statements of ATOMIC units take it."""
-    return {name: values[0] for name, values in columns.items()}
+    return dict(zip(columns, map(_FIRST, columns.values()), strict=True))
 
 
 def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:
