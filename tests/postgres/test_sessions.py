@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +14,15 @@ import psycopg
 import pytest
 
 from semel import Answer, Permit, Policy
-from semel.errors import SemelError
+from semel.errors import SemelError, StoreUnavailable
 from semel.model import State
 from tests.engine.shells import MADE, command
-from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Kind, Outside, Writes
+from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Kind, Outside, Writes, made
 from tests.servers.postgres import schema
 
+MakeFellow = Callable[..., Fellow]
 PSYCOPGS = ("psycopg", "psycopg-async")
+SLEEP = "SELECT pg_sleep(60)"
 
 
 # --- commit() and rollback() of psycopg, which asyncpg has not ---
@@ -161,3 +168,62 @@ def test_texts_are_texts_whatever_encoding_the_role_has(kind: Kind, conninfo: st
     finally:
         fellow.close()
         outside.connection.execute(f"DROP ROLE {role}")
+
+
+# --- what is under way when the handler ends ---
+
+
+@pytest.mark.parametrize("kind", PSYCOPGS)
+@pytest.mark.parametrize("ends", ["made", "fails"])
+@pytest.mark.parametrize("left", ["rows half read", "a statement"])
+def test_what_a_handler_leaves_under_way_ends_with_its_command(
+    make_fellow: MakeFellow, outside: Outside, ends: str, left: str
+) -> None:
+    """psycopg's lock is held for as long: the command, its key and its connection would wait for it for ever."""
+    fellow = make_fellow(patience_seconds=0.2)
+    kept: list[Any] = []
+
+    async def leaves(db: Writes) -> None:
+        if left == "rows half read":
+            rows: Any = db.connection.cursor().stream("SELECT generate_series(1, 100000)")
+            kept.append(rows)
+            if isinstance(db.connection, psycopg.Connection):
+                next(rows)
+            else:
+                await anext(rows)
+        elif isinstance(db.connection, psycopg.Connection):
+            kept.append(threading.Thread(target=_sleeps, args=(db.connection,)))
+            kept[0].start()
+        else:
+            kept.append(asyncio.create_task(db.execute(SLEEP)))
+        while not db.connection.lock.locked():
+            if fellow.runner is None:
+                os.sched_yield()
+            else:
+                await asyncio.sleep(0)
+
+    async def handler(permit: Permit, db: Writes) -> Answer:
+        await db.insert()
+        await leaves(db)
+        if ends == "fails":
+            raise Failed
+        return MADE
+
+    with pytest.raises(Failed if ends == "fails" else StoreUnavailable, match=None if ends == "fails" else "nothing"):
+        fellow.run(WHAT, handler)
+    assert (outside.rows(), outside.states, outside.open_transactions) == ([], [], 0)
+    assert fellow.run(WHAT, made).answer == MADE
+    for each in kept:
+        if isinstance(each, threading.Thread):
+            each.join()
+    count, idle = fellow.units
+    assert count == idle
+
+
+def _sleeps(connection: psycopg.Connection[Any]) -> None:
+    with suppress(psycopg.Error):
+        connection.execute(SLEEP)
+
+
+class Failed(Exception):
+    """The handler's own."""

@@ -6,9 +6,11 @@ so that a wrapper around them can look at the clock.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Generator
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, Connection
@@ -17,6 +19,8 @@ from semel.drivers.postgres_notices import Notices
 from semel.drivers.psycopg_trip import names_of
 
 T = TypeVar("T")
+
+CANCELLED_SECONDS: Final = 1.0  # in which a statement that is cancelled has ended
 
 
 class Overdue(psycopg.OperationalError):
@@ -59,6 +63,20 @@ class PatientConnection(Connection[Any]):
             self.pgconn.finish()  # so that nothing is waited for on the way out
             raise
 
+    def is_left_alone(self, seconds: float) -> bool:
+        """Whether nothing is under way on it, or ends in time, if need be by force. Otherwise it is finished with.
+
+        A statement of another thread ends when it is cancelled; rows that nobody reads on do not.
+        """
+        for patience in (seconds, CANCELLED_SECONDS):
+            if self.lock.acquire(timeout=patience):
+                self.lock.release()
+                return True
+            with suppress(psycopg.Error):
+                self.cancel_safe(timeout=CANCELLED_SECONDS)
+        self.pgconn.finish()
+        return False
+
     def _deallocate(self, name: bytes | None) -> Any:
         """psycopg drops everything that the session has prepared after a rollback, and so what trips have."""
         if name is None:
@@ -85,6 +103,21 @@ class PatientAsyncConnection(AsyncConnection[Any]):
         except Overdue:
             self.pgconn.finish()  # so that nothing is waited for on the way out
             raise
+
+    async def is_left_alone(self, seconds: float) -> bool:
+        """As :meth:`PatientConnection.is_left_alone`."""
+        if not self.lock.locked():
+            return True
+        for patience in (seconds, CANCELLED_SECONDS):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self.lock.acquire()
+                self.lock.release()
+                return True
+            with suppress(psycopg.Error):
+                await self.cancel_safe(timeout=CANCELLED_SECONDS)
+        self.pgconn.finish()
+        return False
 
     def _deallocate(self, name: bytes | None) -> Any:
         """psycopg drops everything that the session has prepared after a rollback, and so what trips have."""

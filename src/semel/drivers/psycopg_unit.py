@@ -42,6 +42,9 @@ ROLLBACK_TO: Final = b"ROLLBACK TO SAVEPOINT semel_unit"
 RESET: Final[tuple[Said, ...]] = tuple((text, None) for text in (b"BEGIN", b"RESET ALL", b"RESET ROLE", b"END"))
 NOTHING_TO_KEEP: Final = (TransactionStatus.IDLE, TransactionStatus.INERROR)
 GONE: Final = "the handler's transaction was rolled back by the server; nothing of it remains"
+LEFT: Final = (
+    "the handler left rows half read, or a COPY open, on its connection; it was closed, and nothing of it remains"
+)
 LATE: Final = "this command's transaction is over; nothing more can be written in it"
 BROKEN: Final = (psycopg.errors.InFailedSqlTransaction, psycopg.errors.InvalidSavepointSpecification)
 
@@ -189,6 +192,9 @@ class PsycopgUnit:
             return False
         connection = self._connection
         connection.patience_seconds = self._pool.server.patience_seconds
+        if not connection.is_left_alone(self._pool.server.patience_seconds):
+            self._end(sound=False)
+            raise StoreUnavailable(LEFT)
         values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
         try:
             self._tripped((needed.statement.numbered.encode(), values), (b"COMMIT", None))
@@ -223,9 +229,10 @@ class PsycopgUnit:
         if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
             self._ended = True
             return
-        sound = True
-        if self._connection.info.transaction_status is not TransactionStatus.IDLE:
-            self._connection.patience_seconds = self._pool.server.patience_seconds
+        patience = self._pool.server.patience_seconds
+        sound = self._connection.is_left_alone(patience)
+        if sound and self._connection.info.transaction_status is not TransactionStatus.IDLE:
+            self._connection.patience_seconds = patience
             try:
                 self._connection.execute(b"ROLLBACK")
             except psycopg.Error:

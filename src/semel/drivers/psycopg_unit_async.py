@@ -20,6 +20,7 @@ from semel.drivers.psycopg_unit import (
     BROKEN,
     GONE,
     LATE,
+    LEFT,
     NOTHING_TO_KEEP,
     RELEASE,
     ROLLBACK_TO,
@@ -158,6 +159,9 @@ class AsyncPsycopgUnit:
             return False
         connection = self._connection
         connection.patience_seconds = self._pool.server.patience_seconds
+        if not await connection.is_left_alone(self._pool.server.patience_seconds):
+            await self._end(sound=False)
+            raise StoreUnavailable(LEFT)
         values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
         try:
             await self._tripped((needed.statement.numbered.encode(), values), (b"COMMIT", None))
@@ -188,9 +192,10 @@ class AsyncPsycopgUnit:
         if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
             self._ended = True
             return
-        sound = True
-        if self._connection.info.transaction_status is not TransactionStatus.IDLE:
-            self._connection.patience_seconds = self._pool.server.patience_seconds
+        patience = self._pool.server.patience_seconds
+        sound = await self._connection.is_left_alone(patience)
+        if sound and self._connection.info.transaction_status is not TransactionStatus.IDLE:
+            self._connection.patience_seconds = patience
             try:
                 await self._connection.execute(b"ROLLBACK")
             except psycopg.Error:
