@@ -1,0 +1,158 @@
+"""What may be an event, what its bytes are, and the names and lanes that consumers and relays hang on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from semel.errors import PolicyError
+from semel.events import Event
+from semel.rules.events import (
+    HEADERS_BYTES_MAX,
+    LANES,
+    PAYLOAD_BYTES_MAX,
+    event_id,
+    lane_of,
+    make_event,
+    named,
+    pack_headers,
+    payload_bytes,
+    unpack_headers,
+)
+
+ORDER = ("order", "7")
+
+
+def made(topic: Any = "orders.placed", payload: Any = b"x", aggregate: Any = ORDER, **options: Any) -> Event:
+    return make_event("id", topic, payload, aggregate=aggregate, **options)
+
+
+def test_ids_and_lanes_are_the_same_in_every_version() -> None:
+    """Consumers tell repetitions by the ids, and two relays of two versions share the lanes."""
+    assert event_id(bytes(16), 0, "order.placed", 0) == "42779056-ed14-803c-9b9c-eb2bd1fff126"
+    assert event_id(bytes(range(16)), 3, "order.placed", 12) == "c28a9c69-fdf1-8646-b559-d90a98bbea4a"
+    assert [lane_of("order", str(number)) for number in range(8)] == [5, 11, 1, 21, 6, 22, 7, 5]
+    assert {lane_of("order", str(number)) for number in range(1000)} == set(range(LANES))
+
+
+def test_an_event_is_what_was_given() -> None:
+    assert made(tenant="acme", operation_id=b"o" * 16, headers={"Trace": "1"}) == Event(
+        "id",
+        "orders.placed",
+        "orders.placed",
+        "order",
+        "7",
+        b"x",
+        (("content-type", "application/octet-stream"), ("trace", "1")),
+        "acme",
+        b"o" * 16,
+    )
+    assert made(type="placed").type == "placed"
+    assert (made().tenant, made().operation_id) == ("", None)
+
+
+@pytest.mark.parametrize("topic", ["a", "A-z_9", "a.b.c", "x" * 249])
+def test_topics(topic: str) -> None:
+    assert made(topic).topic == topic
+
+
+@pytest.mark.parametrize("topic", ["", ".", "a.", ".a", "a..b", "a b", "a/b", "ü", "x" * 250, 7, None, b"a"])
+def test_what_is_no_topic(topic: object) -> None:
+    with pytest.raises(PolicyError, match=r"topic is 1 to 249 letters.*such as 'orders\.placed'; it is"):
+        made(topic)
+
+
+@pytest.mark.parametrize("aggregate", [("order",), ("order", "7", "8"), ["order", "7"], "order", None])
+def test_what_is_no_aggregate(aggregate: object) -> None:
+    with pytest.raises(PolicyError, match=r"pair \(type, id\), such as \('order', order_id\); it is"):
+        made(aggregate=aggregate)
+
+
+@pytest.mark.parametrize("text", ["", "x" * 256, "a\nb", "a\x7fb", "\ud800", 7, None])
+def test_what_names_nothing(text: object) -> None:
+    with pytest.raises(PolicyError, match="an event's thing is a text of 1 to 255 letters without control characters"):
+        named("thing", text)
+    for aggregate, what in (((text, "7"), "aggregate's type"), (("order", text), "aggregate's id")):
+        with pytest.raises(PolicyError, match=what):
+            made(aggregate=aggregate)
+    if text is not None:
+        with pytest.raises(PolicyError, match="an event's type"):
+            made(type=text)
+
+
+@pytest.mark.parametrize("text", ["x", "x" * 255, "ü €", "a b"])
+def test_what_names_something(text: str) -> None:
+    assert named("thing", text) == text
+
+
+@pytest.mark.parametrize(
+    ("payload", "raw", "content_type"),
+    [
+        (b"\0", b"\0", "application/octet-stream"),
+        (bytearray(b"a"), b"a", "application/octet-stream"),
+        (memoryview(b"a"), b"a", "application/octet-stream"),
+        ("ü", "ü".encode(), "text/plain; charset=utf-8"),
+        ({"a": [1, "ü", None, (True, 1.5)]}, '{"a":[1,"ü",null,[true,1.5]]}'.encode(), "application/json"),
+        (None, b"null", "application/json"),
+    ],
+)
+def test_payloads(payload: Any, raw: bytes, content_type: str) -> None:
+    assert payload_bytes("t", payload) == (raw, content_type)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [{1: 2}, [{"a": {2: 1}}], ({3: 1},), float("nan"), float("inf"), object(), "\ud800", {"a": "\ud800"}, {1, 2}],
+)
+def test_what_no_payload_can_say(payload: Any) -> None:
+    with pytest.raises(
+        PolicyError, match=r"the payload of the event 't' cannot be written \((Type|Value|Unicode)\w*Error"
+    ):
+        payload_bytes("t", payload)
+
+
+def test_a_payload_has_a_size() -> None:
+    assert len(payload_bytes("t", b"x" * PAYLOAD_BYTES_MAX)[0]) == 1_000_000
+    with pytest.raises(PolicyError, match="has 1000001 bytes, and an event takes 1000000; store it, and send where"):
+        payload_bytes("t", b"x" * (PAYLOAD_BYTES_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"": "x"},
+        {"a b": "x"},
+        {"ü": "x"},
+        {"x" * 101: "x"},
+        {"semel-id": "x"},
+        {"Nats-Msg-Id": "x"},
+        {"webhook-id": "x"},
+        {7: "x"},
+        {"a": "b\n"},
+        {"a": 7},
+    ],
+)
+def test_what_is_no_header(headers: Mapping[str, str]) -> None:
+    with pytest.raises(PolicyError, match="header"):
+        made(headers=headers)
+
+
+def test_headers_have_a_size_together() -> None:
+    used = len("content-type") + len("application/octet-stream") + len("a")
+    assert made(headers={"a": "x" * (HEADERS_BYTES_MAX - used)}).headers[0][0] == "a"
+    with pytest.raises(PolicyError, match="have more than 8192 bytes"):
+        made(headers={"a": "x" * (HEADERS_BYTES_MAX - used + 1)})
+    with pytest.raises(PolicyError, match="8192"):
+        made(headers={"a": "ü" * (HEADERS_BYTES_MAX // 2)})  # bytes are counted, not letters
+
+
+def test_a_content_type_of_ones_own_stands() -> None:
+    assert made(headers={"Content-Type": "text/csv"}).headers == (("content-type", "text/csv"),)
+
+
+def test_headers_are_stored_for_people_and_read_back() -> None:
+    headers = (("a", "ü"), ("b", "2"))
+    assert pack_headers(headers) == '{"a":"ü","b":"2"}'.encode()
+    assert unpack_headers(pack_headers(headers[::-1])) == headers

@@ -1,0 +1,171 @@
+"""The lines of a list: how they are named, which are none, and what a list of them is as a whole."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from semel.errors import BulkRefused
+from semel.rules.items import (
+    ITEM_ID_MAX,
+    TEXT_MAX,
+    ItemOutcome,
+    ItemState,
+    ListDigest,
+    ListedItem,
+    Named,
+    Tally,
+    checked_text,
+    content_id,
+    given_again,
+    named_item,
+    read_item,
+    tally_of,
+    unnamed_id,
+    written_item,
+)
+
+MANY_DIGITS = b"9" * 5000
+
+
+def named(raw: bytes, member: str | None = "id", bytes_max: int = 1000) -> Named:
+    return named_item(raw, 3, member, bytes_max)
+
+
+def test_names_are_the_same_in_every_version() -> None:
+    """They are stored: by another name a line that was done is done again, by another digest a list is another one."""
+    assert content_id(b'{"sku":"A"}', 1) == "#8239742d512984caa6678f525fe7a6a7831df6bc-1"
+    assert unnamed_id(7) == "!7"
+    listed = ListDigest()
+    listed.add("a", b"1")
+    listed.add("b", b"2")
+    assert listed.end(2).hex() == "af6cd91205d8f61fac22710cebf668654cd7ff3aac425978fd01968c092765a8"
+
+
+def test_a_list_is_told_by_order_names_contents_and_length() -> None:
+    def digest(*items: tuple[str, bytes], total: int = 2) -> bytes:
+        listed = ListDigest()
+        for item in items:
+            listed.add(*item)
+        return listed.end(total)
+
+    one, two = ("a", b"1"), ("b", b"2")
+    others = [
+        digest(two, one),
+        digest(one),
+        digest(one, two, total=3),
+        digest(("c", b"1"), two),
+        digest(one, ("b", b"3")),
+    ]
+    assert len({digest(one, two), *others}) == 6
+    assert len(digest()) == 32
+
+
+@pytest.mark.parametrize(
+    ("raw", "member", "expected"),
+    [
+        (b'{"id": "a-1", "n": 1.0}', "id", Named(b'{"id":"a-1","n":1.0}', "a-1")),
+        (b'{"id": 7}', "id", Named(b'{"id":7}', "7")),  # its digits, as a text
+        (b'{"id": null}', "id", Named(b'{"id":null}', None)),
+        (b'{"n": 1}', "id", Named(b'{"n":1}', None)),
+        (b'{"id": "a"}', None, Named(b'{"id":"a"}', None)),
+        (b' ["id"] ', "id", Named(b'["id"]', None)),
+        (b'"id"', "id", Named(b'"id"', None)),
+        (b'{"n":%s}' % MANY_DIGITS[:900], "id", Named(b'{"n":%s}' % MANY_DIGITS[:900], None)),
+        (b'{"id":"%s"}' % (b"x" * ITEM_ID_MAX), "id", Named(b'{"id":"%s"}' % (b"x" * 255), "x" * 255)),
+    ],
+)
+def test_a_line_and_its_clients_name(raw: bytes, member: str | None, expected: Named) -> None:
+    assert named(raw, member) == expected
+
+
+@pytest.mark.parametrize(
+    ("raw", "member", "code", "text"),
+    [
+        (b" " * 1001, None, "ITEM_TOO_LARGE", "it has 1001 bytes, more than 1000"),
+        (b"[" * 70 + b"]" * 70, None, "ITEM_TOO_LARGE", "nested"),
+        (b"{", None, "ITEM_MALFORMED", "it is not one JSON value in UTF-8, or a member stands in it twice"),
+        (b'{"a":1,"a":1}', None, "ITEM_MALFORMED", "it is not one JSON value"),
+        (b'{"id":1.5}', "id", "ITEM_MALFORMED", "it is a float; it must be a text"),
+        (b'{"id":false}', "id", "ITEM_MALFORMED", "it is a bool; it must be a text"),
+        (b'{"id":""}', "id", "ITEM_MALFORMED", "it is empty; leave it out, or give each item a name of its own"),
+        (b'{"id":"%s"}' % (b"x" * 256), "id", "ITEM_MALFORMED", "it has 256 characters, more than 255"),
+        (b'{"id":"#1"}', "id", "ITEM_MALFORMED", "it begins with '#', which is kept for names that Semel gives"),
+        (b'{"id":"!1"}', "id", "ITEM_MALFORMED", "it begins with '!'"),
+        (b'{"id":"a\\u001f"}', "id", "ITEM_MALFORMED", "it holds a control character"),
+        (b'{"id":"\\u007fa"}', "id", "ITEM_MALFORMED", "it holds a control character"),
+    ],
+)
+def test_what_is_no_line(raw: bytes, member: str | None, code: str, text: str) -> None:
+    with pytest.raises(BulkRefused) as refused:
+        named(raw, member)
+    assert (refused.value.code, refused.value.place) == (code, 3)
+    assert text in str(refused.value)
+    assert ("item 3, id:" in str(refused.value)) is (member is not None)
+
+
+def test_a_line_may_be_as_long_as_it_may_be() -> None:
+    assert named(b'"%s"' % (b"x" * 998)).client_id is None
+
+
+@pytest.mark.parametrize(
+    ("value", "raw"), [({"a": ["ü", 1.5, None]}, '{"a":["ü",1.5,null]}'.encode()), ("x", b'"x"'), (7, b"7")]
+)
+def test_values_are_written_as_json(value: Any, raw: bytes) -> None:
+    assert written_item(value) == raw
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), object(), "\ud800"])
+def test_what_no_line_can_say(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        written_item(value)
+
+
+def test_a_number_of_thousands_of_digits_is_read_digit_for_digit() -> None:
+    raw = b'{"many":%s,"n":7,"f":1.5}' % MANY_DIGITS
+    assert read_item(raw) == {"many": Decimal(MANY_DIGITS.decode()), "n": 7, "f": 1.5}
+    assert type(read_item(raw)["n"]) is int
+    assert given_again(raw) == raw
+    assert given_again(b'{"n":7}') == read_item(b'{"n":7}') == {"n": 7}
+
+
+def test_what_is_written_of_a_line_before_and_after() -> None:
+    understood, not_understood = ListedItem(3, "a", b"1", None), ListedItem(3, "!3", b"{", "ITEM_MALFORMED")
+    assert understood.as_begun() == ItemOutcome(3, "a", ItemState.BEGUN)
+    assert not_understood.as_begun() == ItemOutcome(3, "!3", ItemState.FAILED, error_code="ITEM_MALFORMED")
+    assert understood.as_unknown("lapsed") == ItemOutcome(3, "a", ItemState.UNKNOWN, error_code="lapsed")
+
+
+def test_a_tally_adds_up_and_is_read_as_it_was_written() -> None:
+    outcomes = [
+        ItemOutcome(0, "a", ItemState.SUCCEEDED),
+        ItemOutcome(1, "b", ItemState.FAILED, retryable=True),
+        ItemOutcome(2, "c", ItemState.FAILED),
+        ItemOutcome(3, "d", ItemState.UNKNOWN),
+        ItemOutcome(4, "e", ItemState.BEGUN),
+    ]
+    before = Tally(90, 10, 20, 30, 40, 50)
+    assert before.after(outcomes, begun=5) == Tally(90, 15, 21, 32, 41, 51)
+    assert before.after([]) == before
+    assert json.loads(before.packed()) == {
+        **{"total": 90, "done": 10, "succeeded": 20, "failed": 30, "retryable": 40, "unknown": 50}
+    }
+    assert tally_of(before.packed()) == before
+    for broken in (b"", b"[]", b'{"done":1}', b'{"total":1,"more":1}'):
+        with pytest.raises((TypeError, ValueError)):
+            tally_of(broken)
+
+
+def test_a_text_of_an_outcome_is_one_that_every_store_takes() -> None:
+    assert checked_text("result_id", None) is None
+    assert checked_text("result_id", "x" * TEXT_MAX) == "x" * 1000
+    assert checked_text("result_id", "\U0001f600") == "\U0001f600"
+    for wrong in ("x" * 1001, "\ud800", "\udfff"):
+        with pytest.raises(ValueError, match="result_id must have at most 1000 characters, and no lone surrogates"):
+            checked_text("result_id", wrong)
+    number: Any = 7
+    with pytest.raises(TypeError, match="result_id must be a text; it is a int"):
+        checked_text("result_id", number)
