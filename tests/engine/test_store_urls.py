@@ -12,7 +12,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from semel import Engine
-from semel.drivers.postgres_errors import cannot_connect
+from semel.drivers.mariadb_errors import Refused
+from semel.drivers.mariadb_errors import store_error as mariadb_error
+from semel.drivers.postgres_errors import cannot_connect, store_error
 from semel.engine.connect import connect_backend
 from semel.errors import StoreUnavailable, UrlError
 
@@ -71,12 +73,32 @@ def test_what_libpq_finds_wrong_by_itself_is_not_told_as_a_server_that_is_away(o
         ("server is in hot standby mode", "target_session_attrs"),
         ("session is read-only", "target_session_attrs"),
         ('FATAL:  unrecognized configuration parameter "foo"', "an option of the URL is wrong"),
+        ('FATAL:  permission denied for database "shop"', "GRANT CONNECT"),
+        ('permission denied for database "shop"', "GRANT CONNECT"),
         ('FATAL:  database "SSL" does not exist', "the database does not exist"),
         ("Connection refused", "check that the server runs"),
     ],
 )
 def test_a_connection_that_postgresql_refuses_is_told_what_would_do(text: str, said: str) -> None:
     assert said in str(cannot_connect(text)).rpartition("(")[2]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (store_error("42501", "permission denied for schema public"), "GRANT USAGE, CREATE on it"),
+        (
+            store_error("42501", "permission denied for table semel_record"),
+            "grant it SELECT, INSERT, UPDATE",
+        ),
+        (store_error("3F000", "no schema has been selected to create in"), "CREATE SCHEMA"),
+        (store_error("42P07", 'relation "semel_record" already exists'), "restore them all"),
+        (mariadb_error(Refused(1142, "CREATE command denied to user")), "GRANT CREATE, ALTER, INDEX"),
+        (mariadb_error(Refused(1142, "SELECT command denied to user")), "GRANT SELECT, INSERT, UPDATE, DELETE"),
+    ],
+)
+def test_a_right_that_is_missing_is_the_one_that_is_named(error: Exception, said: str) -> None:
+    assert said in str(error)
 
 
 @pytest.mark.parametrize("written", ["-c%20search_path%3Dshop", "-c+search_path%3Dshop"])

@@ -13,7 +13,7 @@ from redis import Redis
 from semel import Answer, Engine, Policy
 from semel.cli.main import main
 from semel.engine.needs import Needs
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, StoreUnavailable
 from semel.flow import perform
 from semel.functions import command as declared_command
 from semel.model import Find
@@ -167,3 +167,21 @@ def test_a_cluster_answers_for_all_its_nodes(opened: Opens) -> None:
     assert [each.check for each in seen if each.level == "forgets"] == ["persistence"]
     assert shell.run(command(policy=IDEMPOTENT), lambda permit: Answer(200, (), b"")).answer.status == 200
     assert len(shell.perform("find", lambda: shell.engine.store.find(Find())).records) == 1
+
+
+def test_the_documented_rights_are_enough_and_one_that_is_missing_is_told() -> None:
+    prefix, port = servers.prefix(), servers.valkey()
+    page = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
+    [line] = [each for each in page.splitlines() if each.startswith("ACL SETUSER app")]
+    words = line.replace("shop", prefix).replace("…", "pw").replace(" app ", f" {prefix} ").split()
+    with migrated(port, prefix), Redis(port=port) as plain:
+        plain.execute_command(*words)
+        with Engine.connect(f"redis://{prefix}:pw@127.0.0.1:{port}/0?prefix={prefix}&persistence=none") as engine:
+            assert engine.run(command(), lambda permit: MADE).answer == MADE
+            assert engine.run(command(), lambda permit: MADE).replayed
+            for right in ("-evalsha", "-time", "-set"):
+                plain.execute_command("ACL", "SETUSER", prefix, right)
+                with pytest.raises(StoreUnavailable, match="allow it EVALSHA, SCRIPT LOAD, INFO, TIME, CLIENT SETNAME"):
+                    engine.run(command("new"), lambda permit: MADE)
+                plain.execute_command("ACL", "SETUSER", prefix, right.replace("-", "+"))
+        plain.execute_command("ACL", "DELUSER", prefix)

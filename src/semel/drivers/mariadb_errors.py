@@ -41,6 +41,7 @@ _REMEDIES: Final = {
     1836: "the server is read-only (a replica, or a failover is on its way): point the URL at the primary",
     2026: "TLS failed: check the URL's tls options and the server's certificate",
 }
+_MIGRATING: Final = ("CREATE ", "ALTER ", "INDEX ", "DROP ")  # command denied
 _UNDECIDED: Final = frozenset(  # the connection or the commit ended under the statement
     {1053, 1079, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1317, 1927, 1969}
 )
@@ -86,6 +87,8 @@ def store_error(error: Refused) -> StoreError | SchemaError:
     if error.code == 1054:
         return SchemaError("this database's Semel tables are of another version; run: semel migrate")
     remedy = _REMEDIES.get(error.code, "run: semel doctor")
+    if error.code == 1142 and error.text.startswith(_MIGRATING):
+        remedy = "who migrates needs more than the service does: GRANT CREATE, ALTER, INDEX on the database"
     return StatementRefused(f"MariaDB: {_line(error.text)} [{error.code}] ({remedy})")
 
 

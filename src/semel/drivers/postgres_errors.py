@@ -21,12 +21,16 @@ _REMEDIES: Final = {
     "40001": "a conflict with another transaction: retry with the same key",
     "40P01": "a deadlock with another transaction: retry with the same key",
     "42501": "this user may not use Semel's tables: grant it SELECT, INSERT, UPDATE and DELETE on them",
+    "42701": "a part of Semel's tables is there, and their version is not: restore them all from one backup",
+    "42P07": "a part of Semel's tables is there, and their version is not: restore them all from one backup",
     "53100": "the server's disk is full: make room; answers already stored are still replayed",
     "53200": "the server is out of memory",
     "53300": "the server has no connection left: raise max_connections, or lower the URL's connections_max",
     "55P03": "a row is locked by another transaction: retry with the same key",
     "57P03": "the server is starting up or shutting down: retry with the same key",
 }
+_MIGRATES: Final = "migrate as the schema's owner, or GRANT USAGE, CREATE on it to this user"
+_CONNECTS: Final = "this user may not connect to the database: GRANT CONNECT on it"
 _CONFLICTS: Final = frozenset({"40001", "40P01"})  # another transaction was first: the same again may well succeed
 # What a handler's own writes can be refused for, also at the commit: constraints, and triggers that raise.
 _OF_THE_HANDLER: Final = ("23", "44", "P0")
@@ -38,7 +42,14 @@ def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
     text = text.strip().splitlines()[0] if text.strip() else "no answer"
     if sqlstate is None or sqlstate in _UNDECIDED or sqlstate.startswith("08"):
         return StoreTimeout(f"PostgreSQL: the connection was lost ({text}): whether it took effect is not known yet")
-    if sqlstate in ("42P01", "3F000"):
+    if sqlstate == "3F000":
+        return SchemaError(
+            "there is no schema to make Semel's tables in, or it is closed to this user: CREATE SCHEMA what the URL's "
+            "schema= or the search_path names, GRANT USAGE, CREATE on it to whoever migrates; then run: semel migrate"
+        )
+    if sqlstate == "42501" and "for schema" in text:
+        return StatementRefused(f"PostgreSQL: {text} ({_MIGRATES})")
+    if sqlstate == "42P01":
         return SchemaError("this database has no Semel tables (or they are not on the search_path); run: semel migrate")
     if sqlstate == "42703":
         return SchemaError("this database's Semel tables are of another version; run: semel migrate")
@@ -100,6 +111,6 @@ def _by_words(text: str) -> str:
 def cannot_connect(text: str, sqlstate: str | None = None) -> StoreUnavailable:
     """The error for a connection that could not be opened: nothing was sent."""
     text = text.strip().splitlines()[0] if text.strip() else "no answer"
-    remedy = _REMEDIES.get(sqlstate or "") or _by_words(text)
+    remedy = _CONNECTS if "permission denied for database" in text else _REMEDIES.get(sqlstate or "") or _by_words(text)
     # libpq quotes a URL that it cannot read, with what is secret in it
     return StoreUnavailable(f"PostgreSQL cannot be reached: {shown_url(text)} ({remedy})")

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+_RIGHTS: Final = (
+    "this user may not do that: allow it EVALSHA, SCRIPT LOAD, INFO, TIME, CLIENT SETNAME, and all reads and writes "
+    "of Semel's keys"
+)
 _REMEDIES: Final = {
     "READONLY": "the server is a replica, or a failover is on its way: point the URL at the primary",
     "OOM": "the server's memory is full and it evicts nothing: raise maxmemory, or shorten the retention",
@@ -13,13 +17,15 @@ _REMEDIES: Final = {
     "CLUSTERDOWN": "the cluster has lost a part of its slots: check it with 'redis-cli --cluster check'",
     "NOAUTH": "the server wants a password: put it into the URL",
     "WRONGPASS": "the user or the password is wrong: check the URL",
-    "NOPERM": "this user may not do that: allow it EVALSHA, SCRIPT LOAD, INFO and all commands on Semel's keys",
+    "NOPERM": _RIGHTS,
     "NOREPLICAS": "too few replicas are connected (min-replicas-to-write): check them",
     "MASTERDOWN": "the primary is away: retry with the same key",
     "TRYAGAIN": "a slot of the cluster is on its way to another node: retry with the same key",
 }
 _TELLING: Final = (
     ("Script killed by user", "somebody ended it with SCRIPT KILL, before it had written: retry with the same key"),
+    ("The user executing the script", _RIGHTS),
+    ("ACL failure in script", _RIGHTS),
     ("unexpected symbol near '#'", "Semel needs Redis 7.0, Valkey 7.2 or newer: upgrade the server"),
     ("unknown command", "Semel needs Redis 7.0, Valkey 7.2 or newer, with scripts: upgrade the server, or allow them"),
     ("command not allowed when used memory", _REMEDIES["OOM"]),
