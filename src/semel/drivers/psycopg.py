@@ -90,8 +90,8 @@ class Server:
     def values(self, statement: Statement, params: Params | Row) -> list[Any]:
         """The values of a statement's ``$1``, ``$2``…; the driver adds the clock."""
         assert not isinstance(params, tuple)
-        now = None if self.clock is None else self.clock()
-        return [now if name == "now" else params[name] for name in statement.distinct]
+        given = {**params, "now": None if self.clock is None else self.clock()}
+        return list(map(given.__getitem__, statement.distinct))
 
 
 class Closes(Protocol):
