@@ -8,9 +8,10 @@ import pytest
 
 from semel import Answer
 from semel.errors import ResolveRefused, StepError
-from semel.model import State
+from semel.model import Proceed, Record, Resolution, State
 from semel.rules.classify import Outcome, Refused, Released, Succeeded, Unprovable
-from semel.rules.step_findings import found
+from semel.rules.decide import decide
+from semel.rules.step_findings import found, steps_after
 from semel.rules.steps import (
     STEPS_BYTES_MAX,
     STEPS_MAX,
@@ -31,11 +32,16 @@ from semel.rules.steps import (
     with_result,
     without,
 )
+from semel.stores.memory import granted_row
+from semel.testing.attempts import attempt
 
 HOUR = 3_600_000_000
 CHARGE = Step("charge", 0, started_at=1_000, repeatable=False)
 DONE = CHARGE._replace(finished=True, result=b'"ch_1"')
 MAIL = Step("mail", 0, started_at=2_000, repeatable=True)
+
+
+DAMAGED = "^the list of steps is damaged$"
 
 
 def test_a_list_is_read_as_it_was_written() -> None:
@@ -56,8 +62,22 @@ def test_the_steps_of_another_generation_mean_nothing() -> None:
 def test_a_flipped_bit_is_seen(place: int) -> None:
     stored = bytearray(pack_steps(0, (DONE, MAIL)))
     stored[place] ^= 1
-    with pytest.raises(Unpackable):
+    with pytest.raises(Unpackable, match=DAMAGED):
         unpack_steps(bytes(stored), 0)
+
+
+def test_what_is_no_list() -> None:
+    """SQLite keeps a value of any type in any column; and what is sealed well may still be cut short inside."""
+    half = pack_steps(0, (DONE, MAIL))[:-20]
+    for stored in (
+        "text",
+        7,
+        b"",
+        half + hashlib.sha256(half).digest()[:8],
+        b"\1" + hashlib.sha256(b"\1").digest()[:8],
+    ):
+        with pytest.raises(Unpackable, match=DAMAGED):
+            unpack_steps(stored, 0)
 
 
 def test_what_a_newer_semel_has_written_is_not_guessed() -> None:
@@ -98,9 +118,26 @@ def test_what_a_later_run_meets(meeting: tuple[str, Steps, Step, Met | type]) ->
     met = meet(recorded, (), want, HOUR)
     if expected is InDoubt:
         assert isinstance(met, InDoubt)
+        assert met.why.startswith(f"step '{want.name}' had begun, and i")
         assert met.doubt == f"step:{want.name}"
     else:
         assert met == expected
+
+
+@pytest.mark.parametrize(
+    ("known", "want", "why"),
+    [
+        (CHARGE, CHARGE, "it is not declared with repeat=True"),
+        (MAIL, MAIL._replace(repeatable=False), "it was declared with repeat=True, and is not any more"),
+        (
+            MAIL,
+            MAIL._replace(started_at=2_000 + HOUR),
+            "its first start is longer ago than the downstream deduplicates (dedup_for_seconds)",
+        ),
+    ],
+)
+def test_why_a_step_is_not_made_again(known: Step, want: Step, why: str) -> None:
+    assert meet((known,), (), want, HOUR) == InDoubt(f"step:{known.name}", f"step {known.name!r} had begun, and {why}")
 
 
 def test_a_repeated_step_keeps_its_first_start() -> None:
@@ -118,19 +155,41 @@ def test_a_name_is_used_once_in_a_run() -> None:
 
 def test_there_is_a_limit_to_steps_and_to_their_results() -> None:
     full = tuple(Step(f"s{n}", 0, 0, repeatable=False, finished=True) for n in range(STEPS_MAX))
-    with pytest.raises(StepError, match=f"at most {STEPS_MAX} steps"):
+    assert meet(full[:-1], {step.identity for step in full}, CHARGE, HOUR) == Begin(CHARGE)
+    with pytest.raises(
+        StepError, match=r"would be one more\. Put several into one step, or make a command of each part$"
+    ):
         meet(full, {step.identity for step in full}, CHARGE, HOUR)
-    assert with_result((CHARGE,), CHARGE, b"x" * (STEPS_BYTES_MAX - 100))[0].finished
+    room = STEPS_BYTES_MAX - (len(pack_steps(0, (CHARGE, DONE._replace(ordinal=1)))) - 8)
+    assert with_result((CHARGE, DONE._replace(ordinal=1)), CHARGE, b"x" * room)[0].finished
+    with pytest.raises(StepError, match=f"its result of {room + 1} bytes cannot be recorded"):
+        with_result((CHARGE, DONE._replace(ordinal=1)), CHARGE, b"x" * (room + 1))
     with pytest.raises(StepError, match="cannot be recorded"):
         with_result((CHARGE,), CHARGE, b"x" * STEPS_BYTES_MAX)
 
 
 @pytest.mark.parametrize(
-    ("name", "ordinal"),
-    [("", 0), (7, 0), ("x" * 101, 0), ("\ud800", 0), ("x", -1), ("x", True), ("x", 1.0), ("x", 2**31)],
+    ("name", "ordinal", "told"),
+    [
+        ("", 0, r"needs a name, such as permit\.step\('charge', call\); it is ''"),
+        (7, 0, "needs a name, .* it is 7"),
+        ("x" * 101, 0, "must have at most 100 bytes; it has 101"),
+        ("ü" * 51, 0, "it has 102"),
+        ("\ud800", 0, r"must be valid Unicode; it is '\\ud800'"),
+        *(
+            ("x", wrong, f"'x' must be a whole number from 0 to {2**31 - 1}; it is {wrong!r}")
+            for wrong in (-1, True, 1.0)
+        ),
+        ("x", 2**31, f"it is {2**31}"),
+    ],
 )
-def test_what_names_no_step(name: object, ordinal: object) -> None:
-    with pytest.raises(StepError):
+def test_what_names_no_step(name: object, ordinal: object, told: str) -> None:
+    with pytest.raises(StepError, match=told):
+        check_name(name, ordinal)
+
+
+def test_what_names_a_step() -> None:
+    for name, ordinal in (("x", 0), ("x" * 100, 1), ("ü" * 50, 2**31 - 1)):
         check_name(name, ordinal)
 
 
@@ -166,6 +225,8 @@ def test_a_later_run_that_began_nothing_does_not_say_that_nothing_had_happened()
 def test_a_step_is_replaced_in_its_place() -> None:
     assert put((CHARGE, MAIL), DONE) == (DONE, MAIL)
     assert without((CHARGE, MAIL), MAIL.identity) == (CHARGE,)
+    assert without((CHARGE, DONE._replace(name="ship"), MAIL), MAIL.identity) == (CHARGE, DONE._replace(name="ship"))
+    assert without((), MAIL.identity) == ()
 
 
 # --- a step that is known not to have happened ------------------------------------------------
@@ -217,3 +278,56 @@ def test_what_has_no_start_did_not_finish() -> None:
         found((DONE,), "step:charge#1", b'"ch_1"')
     with pytest.raises(StepError, match="cannot be recorded"):
         found((CHARGE,), "step:charge", b"x" * STEPS_BYTES_MAX)
+
+
+# --- what somebody's word makes of the list ----------------------------------------------------
+
+
+def unknown(doubt: str | None = "step:charge", state: State = State.UNKNOWN) -> Record:
+    verdict = decide(None, attempt(), HOUR)
+    assert isinstance(verdict, Proceed)
+    return granted_row(None, attempt(), verdict.grant)._replace(state=state, doubt=doubt)
+
+
+def said(row: Record, happened: bool = False, result: bytes | None = None, fence: int = 0) -> Resolution:
+    return Resolution(row.id, row.fence + fence, happened, None, "olga", "why", result=result)
+
+
+@pytest.mark.parametrize(
+    ("doubt", "listed", "happened", "result", "left"),
+    [
+        ("step:charge", (DONE._replace(name="a"), CHARGE), False, None, (DONE._replace(name="a"), GONE)),
+        ("step:charge", (CHARGE,), True, b'"ch_1"', (DONE,)),
+        ("step:charge", (CHARGE,), True, None, None),  # a word about the whole execution
+        ("step:charge", (), False, None, ()),
+        ("attempts-over", (DONE,), False, None, (DONE,)),
+        ("attempts-over", (), False, None, None),
+    ],
+)
+def test_what_a_word_leaves_of_the_list(
+    doubt: str, listed: Steps, happened: bool, result: bytes | None, left: Steps | None
+) -> None:
+    row = unknown(doubt)
+    assert steps_after(row, said(row, happened, result), pack_steps(0, listed)) == left
+    running = row._replace(state=State.PROCESSING)  # lapsed, and nobody has marked it yet
+    assert steps_after(running, said(running, happened, result), pack_steps(0, listed)) == left
+
+
+def test_what_has_moved_on_keeps_its_list() -> None:
+    row, listed = unknown(), pack_steps(0, (CHARGE,))
+    assert steps_after(None, said(row), listed) is None
+    assert steps_after(row, said(row, fence=1), listed) is None
+    assert steps_after(row._replace(lease_until=1 << 60), said(row), listed) is None
+    for state in (State.CLAIMED, State.SUCCEEDED, State.FAILED_NOT_REPLAYABLE):
+        assert steps_after(row._replace(state=state), said(row), listed) is None
+
+
+def test_a_list_that_cannot_be_read_is_settled_as_a_whole_only() -> None:
+    row = unknown()
+    told = (
+        "the list of steps is damaged, so that nobody knows which steps have finished, and a retry might make them "
+        "again; settle the whole command as succeeded, with an answer that tells the client how it ended"
+    )
+    with pytest.raises(ResolveRefused, match=f"^{told}$"):
+        steps_after(row, said(row), b"damaged")
+    assert steps_after(row, said(row, happened=True), b"damaged") is None
