@@ -91,6 +91,14 @@ async def _rolls_back(db: Writes) -> None:
     await db.insert()
 
 
+async def _commits_and_rolls_back(db: Writes) -> None:
+    await db.insert()
+    await db.say("commit")
+    await db.insert(7)
+    await db.say("rollback")
+    await db.say("rollback")
+
+
 async def _uses_savepoints(db: Writes) -> None:
     await db.insert()
     await db.execute("SAVEPOINT theirs")
@@ -104,7 +112,9 @@ async def _swallows_an_error(db: Writes) -> None:
         await db.insert()
 
 
-@pytest.mark.parametrize("habit", [_commits, _rolls_back, _uses_savepoints, _swallows_an_error])
+@pytest.mark.parametrize(
+    "habit", [_commits, _rolls_back, _commits_and_rolls_back, _uses_savepoints, _swallows_an_error]
+)
 def test_a_habit_changes_nothing(fellow: Fellow, outside: Outside, habit: Callable[[Writes], Awaitable[None]]) -> None:
     async def handler(permit: Permit, db: Writes) -> Answer:
         await habit(db)
@@ -122,6 +132,7 @@ def test_an_early_commit_is_told_and_unknown(fellow: Fellow, outside: Outside, w
     async def handler(permit: Permit, db: Writes) -> Answer:
         await db.insert()
         await db.execute(word)
+        await db.say("commit")  # sets no savepoint in a transaction that is not the unit's
         return MADE
 
     with pytest.raises(EarlyCommit):

@@ -48,12 +48,14 @@ class AsyncUnitConnection(asyncmy.Connection):
             await super().begin()
 
     async def commit(self) -> None:
-        """Keep what was written so far for Semel's COMMIT."""
+        """Keep what was written so far for Semel's COMMIT, whatever is rolled back later."""
         if self.transaction is None:
             await super().commit()
+        else:
+            await self.query(self.transaction.keep())  # type: ignore[no-untyped-call]
 
     async def rollback(self) -> None:
-        """Undo what the handler wrote; the record stays claimed."""
+        """Undo what the handler wrote since its last ``commit``; the record stays claimed."""
         if self.transaction is None:
             await super().rollback()
         else:

@@ -31,6 +31,10 @@ _SETTLE: Final = (
     "{also}{end}END"
 )
 _END: Final = "COMMIT AND NO CHAIN NO RELEASE;\n"  # whatever the server's completion_type
+_KEEP: Final = (
+    f"BEGIN NOT ATOMIC\nDECLARE EXIT HANDLER FOR {SAVEPOINT_MISSING} BEGIN END;\n"
+    "RELEASE SAVEPOINT {name};\nSAVEPOINT {name};\nEND"
+)
 _COMMIT: Final = f"BEGIN NOT ATOMIC\nRELEASE SAVEPOINT {{name}};\n{_END}END"
 
 
@@ -72,6 +76,12 @@ class Transaction:
     def undo(self) -> str:
         """What the handler wrote is undone; the record stays claimed."""
         return f"ROLLBACK TO SAVEPOINT {self.name}"
+
+    def keep(self) -> str:
+        """What the handler wrote is kept, whatever is undone later. Where the transaction is over, nothing is: a new
+        savepoint would make the next one pass for it.
+        """
+        return _KEEP.format(name=self.name)
 
     def settle(self, needed: Ask[Any], *, commit: bool) -> Conversation[bool]:
         """Settle, and end the transaction; False where the claim is not its own any more."""

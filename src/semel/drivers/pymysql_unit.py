@@ -63,12 +63,14 @@ class UnitConnection(pymysql.connections.Connection):  # type: ignore[misc]  # t
             super().begin()
 
     def commit(self) -> None:
-        """Keep what was written so far for Semel's COMMIT."""
+        """Keep what was written so far for Semel's COMMIT, whatever is rolled back later."""
         if self.transaction is None:
             super().commit()
+        else:
+            self.query(self.transaction.keep())
 
     def rollback(self) -> None:
-        """Undo what the handler wrote; the record stays claimed."""
+        """Undo what the handler wrote since its last ``commit``; the record stays claimed."""
         if self.transaction is None:
             super().rollback()
         else:
