@@ -19,7 +19,7 @@ from semel.drivers.sqlalchemy import session_on
 from semel.integrations.fastapi import Semel
 from semel.model import State
 from tests.atomic.conftest import Outside
-from tests.atomic.test_sqlalchemy import Effect
+from tests.atomic.mapped import Effect
 from tests.engine.drivers import sqlite
 from tests.integrations.driving import Web, both, caller_of
 

@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaConsumer
 
 from semel.events import Event
 from semel.worker.sinks.base import Unreached
-from tests.outbox.test_sinks import event, refused, sink_of, told
+from tests.outbox.sink_stories import event, refused, sink_of, told
 from tests.servers import kafka
 from tests.servers.running import free_port
 
