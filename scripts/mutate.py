@@ -1,7 +1,8 @@
-"""Mutation testing of the core rules: how many small changes of `src/semel/rules` do the tests of the rules notice?
+"""Mutation testing of the rules: how many small changes of `src/semel/rules` do their tests notice?
 
-    python scripts/mutate.py                       all files of the core, in a new temporary folder
+    python scripts/mutate.py                       all rules, in a new temporary folder
     python scripts/mutate.py decide settle         only these
+    python scripts/mutate.py protocol/commands     a file beyond the rules, with its own tests: a sample
     python scripts/mutate.py --into build/mutate   keep the folder, and take up there what was not finished
     python scripts/mutate.py --into build/mutate --again
                                                    try what survived there once more, with the tests of now
@@ -37,9 +38,23 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 FILES: Final = (
     *("decide", "settle", "classify", "lease", "identity", "stored"),
     *("keys", "backoff", "recipe", "canonical", "fingerprint", "multipart"),
+    *("steps", "step_findings", "step_doubts", "step_options", "items", "reconcile"),
+    *("events", "references", "sealed"),
 )
-# Tests that take long for what they notice: random comparisons of thousands of documents. The directed ones remain.
-TESTS: Final = ("tests/rules",)
+TESTS: Final = "tests/rules"
+# Beyond the rules: with the tests that are about them and need no server but a file. A sample, not a part of the score.
+BEYOND: Final[dict[str, tuple[str, ...]]] = {
+    "protocol/commands": (
+        "tests/engine/test_faults.py",
+        "tests/engine/test_waiting.py",
+        "tests/engine/test_schedules.py",
+    ),
+    "protocol/atomic": (
+        "tests/atomic/test_units.py",
+        "tests/atomic/test_refused_commit.py",
+        "tests/engine/test_schedules.py",
+    ),
+}
 CONFIGURATION: Final = """\
 [mutmut]
 source_paths=
@@ -119,7 +134,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "mutate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("files", nargs="*", help="names of modules in semel/rules (default: the whole core)")
+    parser.add_argument("files", nargs="*", help="names of modules in semel/rules (default: all), or folder/name")
     parser.add_argument("--into", help="a folder to work in, kept")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     parser.add_argument("--least", type=float, default=90.0, help="the score in %% that is enough (90)")
@@ -128,33 +143,42 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only-report", action="store_true", help="report what --into holds, run nothing")
     given = parser.parse_args(arguments)
     given.files = given.files or list(FILES)
-    unknown = sorted(set(given.files) - set(FILES))
+    known = (*FILES, *BEYOND)
+    unknown = sorted(set(given.files) - set(known))
     if unknown:
-        parser.error(f"no such file of the core: {', '.join(unknown)}; there are {', '.join(FILES)}")
+        parser.error(f"no such file of the core: {', '.join(unknown)}; there are {', '.join(known)}")
     if (given.only_report or given.again) and not given.into:
         parser.error("--only-report and --again need --into: the folder of an earlier run")
     return given
 
 
 def _prepare(folder: Path, files: Sequence[str], tests: Sequence[str]) -> None:
-    """A copy of the sources and of the rules' tests, with a configuration of its own."""
+    """A copy of the sources and of the tests that are run, with a configuration of its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    for part in ("src/semel", *TESTS):
+    beyond = any(file in BEYOND for file in files)
+    shutil.rmtree(folder / "tests", ignore_errors=True)
+    for part in ("src/semel", "tests" if beyond else TESTS):
         shutil.rmtree(folder / part, ignore_errors=True)
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "test_mutation.py"))
     shutil.rmtree(folder / "mutants" / "tests", ignore_errors=True)  # mutmut copies them anew, and takes none away
     (folder / "tests" / "__init__.py").touch()
-    (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\naddopts = --strict-markers\n", "utf-8")
-    only = "\n    ".join(f"src/semel/rules/{file}.py" for file in files)
-    chosen = "\n    ".join([f"{TESTS[0]}/{name}" for name in tests] or TESTS)
+    (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\naddopts = --strict-markers -p no:asyncio\n", "utf-8")
+    only = "\n    ".join(f"src/semel/{_within(file)}.py" for file in files)
+    own = list(dict.fromkeys(name for file in files for name in BEYOND.get(file, (TESTS,))))
+    chosen = "\n    ".join([f"{TESTS}/{name}" for name in tests] or own)
     (folder / "setup.cfg").write_text(CONFIGURATION.format(files=only, tests=chosen), "utf-8")
+
+
+def _within(file: str) -> str:
+    """Where a file is in the package."""
+    return file if "/" in file else f"rules/{file}"
 
 
 def _mutants(folder: Path, file: str) -> list[Mutant]:
     """What became of each mutant of a file."""
     from mutmut.stats import status_by_exit_code
 
-    path = folder / "mutants" / "src" / "semel" / "rules" / f"{file}.py"
+    path = folder / "mutants" / "src" / "semel" / f"{_within(file)}.py"
     if not path.with_suffix(".py.meta").exists():
         return []
     codes = json.loads(path.with_suffix(".py.meta").read_text("utf-8"))["exit_code_by_key"]
@@ -209,7 +233,7 @@ def _report(found: Mapping[str, Sequence[Mutant]], least: float) -> bool:
     """Print one line a file and the sum; whether the sum is enough."""
     total: Counter[str] = Counter()
     sys.stdout.write(
-        f"{'file':<12}{'mutants':>8}{'killed':>8}{'survived':>9}{'equivalent':>11}{'no test':>8}{'other':>7}"
+        f"{'file':<20}{'mutants':>8}{'killed':>8}{'survived':>9}{'equivalent':>11}{'no test':>8}{'other':>7}"
         f"{'score':>8}{'without equivalents':>21}\n"
     )
     for file, mutants in found.items():
@@ -233,7 +257,7 @@ def _score(counts: Counter[str], of: int) -> float:
 def _line(name: str, counts: Counter[str]) -> str:
     every = counts.total()
     return (
-        f"{name:<12}{every:>8}{counts['killed']:>8}{counts[SURVIVED]:>9}{counts['equivalent']:>11}"
+        f"{name:<20}{every:>8}{counts['killed']:>8}{counts[SURVIVED]:>9}{counts['equivalent']:>11}"
         f"{counts[UNREACHED]:>8}{counts['other']:>7}{_score(counts, every):>7.1f}%"
         f"{_score(counts, every - counts['equivalent']):>20.1f}%\n"
     )
