@@ -135,6 +135,18 @@ def outside(server: Server) -> Iterator[Outside]:
     made.connection.close()
 
 
+@pytest.fixture
+def other(server: Server, outside: Outside) -> Iterator[str]:
+    """Another database with tables of Semel's, as a server of many tenants may have it."""
+    name = f"{server.database}_other"
+    outside.fetch(f"CREATE OR REPLACE DATABASE `{name}`")
+    for (table,) in outside.fetch("SHOW TABLES LIKE 'semel%'"):
+        outside.fetch(f"CREATE TABLE `{name}`.`{table}` LIKE `{table}`")
+    yield name
+    assert outside.fetch(f"SELECT * FROM `{name}`.semel_record") == []
+    outside.fetch(f"DROP DATABASE `{name}`")
+
+
 @pytest.fixture(params=["pymysql", "asyncmy"])
 def kind(request: pytest.FixtureRequest) -> Kind:
     given: Kind = request.param

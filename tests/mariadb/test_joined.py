@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from semel.drivers.mariadb import Server
-from semel.errors import EarlyCommit, InProgressError, JoinRefused, StoreUnavailable, SupersededError
+from semel.errors import EarlyCommit, InProgressError, JoinRefused, StatementRefused, StoreUnavailable, SupersededError
 from semel.model import State
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes
@@ -203,6 +203,18 @@ def test_another_database_another_charset_and_a_savepoint_are_refused(server: Se
         nested.join(nothing)
     nested.close()
     assert outside.states == []
+
+
+@pytest.mark.parametrize("user", ["pymysql", "asyncmy"], indirect=True)
+def test_a_connection_that_has_gone_elsewhere_since_is_refused(user: User, outside: Outside, other: str) -> None:
+    """It was admitted before, and is asked again with each claim."""
+    user.join(nothing)
+    user.say("commit")
+    user.execute(f"USE `{other}`")
+    with pytest.raises(StatementRefused, match="in another database"):
+        user.join(lambda: pytest.fail("nobody is granted there"), key="other")
+    user.say("rollback")
+    assert outside.states == [State.SUCCEEDED]
 
 
 def test_what_is_no_connection_of_this_kind_is_refused(server: Server) -> None:

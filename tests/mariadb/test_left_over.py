@@ -66,7 +66,7 @@ class Left:
         await until(self._is_under_way)
 
     def _in_thread(self, connection: Any) -> None:
-        with suppress(*ERRORS):
+        with suppress(*ERRORS, AttributeError):  # as the library says that another thread has closed it meanwhile
             connection.query(WAITS)
 
     async def _in_task(self, db: Writes) -> None:

@@ -95,7 +95,7 @@ class AsyncmyUnit:
         self._transaction = self._new_transaction()
 
     def _new_transaction(self) -> Transaction:
-        return Transaction(self._pool.server.clock, self._taken[1].packet_max)
+        return Transaction(self._pool.server.clock, self._taken[1])
 
     @property
     def connection(self) -> Any:

@@ -26,10 +26,12 @@ Conversation = Generator[str, list[Result], T]
 
 # UTC_TIMESTAMP knows no time zone and no summer time, and stands still while a statement runs.
 SERVER_CLOCK: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-GREETING: Final = "SELECT @@version, @@max_allowed_packet, @@innodb_rollback_on_timeout, @@character_set_results"
+GREETING: Final = (
+    "SELECT @@version, @@max_allowed_packet, @@innodb_rollback_on_timeout, @@character_set_results, DATABASE()"
+)
 VERSION_LEAST: Final = (10, 6)
 TRIES_MAX: Final = 8  # of what a deadlock has undone
-FRAME: Final = 256  # bytes for what stands around the statements of one packet
+FRAME: Final = 1024  # bytes for what stands around the statements of one packet
 _PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.")
 
@@ -84,6 +86,7 @@ class Greeting(NamedTuple):
     packet_max: int
     rolls_back_on_timeout: bool
     charset: str
+    database: str | None  # in which its transactions are
 
 
 def greet(server: Server | None) -> Conversation[Greeting]:
@@ -98,14 +101,14 @@ def greet(server: Server | None) -> Conversation[Greeting]:
             raise another_server("no MariaDB") from error
         raise
     assert isinstance(rows, list)
-    version, packet_max, rolls_back, charset = rows[0]
+    version, packet_max, rolls_back, charset, database = rows[0]
     told = str(version)
     number = _VERSION.match(told)
     if "mariadb" not in told.lower() or number is None or (int(number[1]), int(number[2])) < VERSION_LEAST:
         raise another_server(told if "mariadb" in told.lower() else f"MySQL {told}")
     if server is not None:
         yield server.session()
-    return Greeting(int(packet_max or 0), bool(rolls_back), str(charset))
+    return Greeting(int(packet_max or 0), bool(rolls_back), str(charset), None if database is None else str(database))
 
 
 # --- statements written out ---------------------------------------------------------------

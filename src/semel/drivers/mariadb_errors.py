@@ -15,6 +15,7 @@ LOCK_WAIT_TIMEOUT: Final = 1205
 CONFLICTS: Final = frozenset({1213, 1020})  # deadlock; changed since this transaction's snapshot: all of it rolled back
 SAVEPOINT_MISSING: Final = 1305
 SIGNALLED: Final = 1644
+ELSEWHERE: Final = "semel: another database"  # signalled by what a unit says
 
 _REMEDIES: Final = {
     1020: "a conflict with another transaction: retry with the same key",
@@ -75,7 +76,12 @@ def refused(error: Exception) -> Refused | None:
 
 def ends_connection(error: Refused) -> bool:
     """Whether the connection is not to be used again."""
-    return error.code in _UNDECIDED or error.code in _TAKEN_OVER
+    return error.code in _UNDECIDED or error.code in _TAKEN_OVER or is_elsewhere(error)
+
+
+def is_elsewhere(error: Refused) -> bool:
+    """Whether a unit's connection is in another database than it was opened in."""
+    return error.code == SIGNALLED and ELSEWHERE in error.text
 
 
 def store_error(error: Refused) -> StoreError | SchemaError:
@@ -86,6 +92,11 @@ def store_error(error: Refused) -> StoreError | SchemaError:
         return SchemaError("this database has no Semel tables; run: semel migrate")
     if error.code == 1054:
         return SchemaError("this database's Semel tables are of another version; run: semel migrate")
+    if is_elsewhere(error):
+        return StatementRefused(
+            "the connection was left in another database (USE, select_db), where its record is not: nothing of it "
+            "remains; name that database's tables in full (other.table)"
+        )
     remedy = _REMEDIES.get(error.code, "run: semel doctor")
     if error.code == 1142 and error.text.startswith(_MIGRATING):
         remedy = "who migrates needs more than the service does: GRANT CREATE, ALTER, INDEX on the database"

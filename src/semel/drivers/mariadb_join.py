@@ -88,7 +88,7 @@ class _Joined:
         self.connection = target
         self._raw = raw
         self._began = began
-        self._transaction = Transaction(home.server.clock, greeting.packet_max, joined=True)
+        self._transaction = Transaction(home.server.clock, greeting, joined=True)
 
     def hand_out(self) -> Any:
         """The user has the connection already."""

@@ -11,8 +11,8 @@ import secrets
 from typing import Any, Final, TypeVar
 
 from semel.drivers.clock import Clock
-from semel.drivers.mariadb import Conversation, Result, converse, written
-from semel.drivers.mariadb_errors import CONFLICTS, SAVEPOINT_MISSING, SIGNALLED, Refused
+from semel.drivers.mariadb import Conversation, Greeting, Result, converse, literal, written
+from semel.drivers.mariadb_errors import CONFLICTS, ELSEWHERE, SAVEPOINT_MISSING, SIGNALLED, Lost, Refused, is_elsewhere
 from semel.errors import StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.mariadb_asks import SettleAnd
@@ -24,9 +24,13 @@ LATE: Final = "this command's transaction is over; nothing more can be written i
 BUSY: Final = "a statement is under way on this command's connection; await each one, also where another call fails"
 OVER: Final = "the transaction was over before Semel could commit it"
 _UNSETTLED: Final = "semel: nothing was settled"
-_OPEN: Final = "BEGIN NOT ATOMIC\n{begin}{claim};\nSAVEPOINT {name};\nEND"
+_HERE: Final = (
+    "IF NOT (BINARY DATABASE() <=> {database}) THEN "
+    f"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{ELSEWHERE}'; END IF;\n"
+)
+_OPEN: Final = "BEGIN NOT ATOMIC\n{here}{begin}{claim};\nSAVEPOINT {name};\nEND"
 _SETTLE: Final = (
-    "BEGIN NOT ATOMIC\nRELEASE SAVEPOINT {name};\n{settle};\n"
+    "BEGIN NOT ATOMIC\n{here}RELEASE SAVEPOINT {name};\n{settle};\n"
     f"IF ROW_COUNT() <> 1 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{_UNSETTLED}'; END IF;\n"
     "{also}{end}END"
 )
@@ -41,10 +45,13 @@ _COMMIT: Final = f"BEGIN NOT ATOMIC\nRELEASE SAVEPOINT {{name}};\n{_END}END"
 class Transaction:
     """What one unit says to the server. ``joined``: the transaction is the user's, who begins and ends it."""
 
-    def __init__(self, clock: Clock | None, packet_max: int, *, joined: bool = False) -> None:
+    def __init__(self, clock: Clock | None, greeting: Greeting, *, joined: bool = False) -> None:
         self.name = f"semel_{secrets.token_hex(8)}"
         self._clock = clock
-        self._packet_max = packet_max
+        self._packet_max = greeting.packet_max
+        name = greeting.database
+        self._here = _HERE.format(database=literal(None if name is None else name.encode()))
+        self._joined = joined
         self._begin = "" if joined else "START TRANSACTION;\n"
         self._saved = False
 
@@ -69,7 +76,12 @@ class Transaction:
             results = yield text
             _ = yield f"SAVEPOINT {self.name}"
             return results
-        results = yield _OPEN.format(begin=self._begin, claim=text, name=self.name)
+        try:
+            results = yield _OPEN.format(here=self._here, begin=self._begin, claim=text, name=self.name)
+        except Refused as error:
+            if is_elsewhere(error) and not self._joined:  # left there by an earlier handler: as good as lost
+                raise Lost(error.code, error.text) from error
+            raise
         self._saved = True
         return results[:1]
 
@@ -90,7 +102,9 @@ class Transaction:
         more = needed.also if isinstance(needed, SettleAnd) else ()
         also = "".join([f"{written(each.statement, each.params, self._clock)};\n" for each in more])
         try:
-            _ = yield _SETTLE.format(name=self.name, settle=text, also=also, end=_END if commit else "")
+            _ = yield _SETTLE.format(
+                here=self._here, name=self.name, settle=text, also=also, end=_END if commit else ""
+            )
         except Refused as error:
             if is_not_ours(error):
                 return False
@@ -120,4 +134,7 @@ def undone() -> StoreUnavailable:
 
 def is_conflict(error: BaseException) -> bool:
     """Whether the server rolled a handler's transaction back because of another one: it may be run again."""
-    return type(error).__module__.split(".")[0] in ("pymysql", "asyncmy") and error.args[:1][0] in CONFLICTS
+    said = error.args[0] if error.args else None
+    return (
+        type(error).__module__.split(".")[0] in ("pymysql", "asyncmy") and isinstance(said, int) and said in CONFLICTS
+    )

@@ -1,0 +1,54 @@
+"""A handler that leaves its connection in another database: nothing is settled there, and nobody is granted there.
+
+Its connection went to the next commands, whose records were looked for in that database: where it has Semel's tables
+too, what was done already was done once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import asyncmy.errors
+import pymysql
+import pytest
+
+from semel import Answer, Permit
+from semel.drivers.mariadb_unit import is_conflict
+from semel.errors import NothingHappened, StatementRefused
+from semel.model import State
+from tests.engine.shells import MADE, command
+from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, made, never
+from tests.servers.mariadb import MARK
+
+pytestmark = MARK
+
+
+@pytest.mark.parametrize("ends", ["answer", "error"])
+def test_the_next_commands_are_where_they_belong(fellow: Fellow, outside: Outside, other: str, ends: str) -> None:
+    done = command("done", policy=ATOMIC)
+    fellow.run(done, made)
+
+    async def handler(permit: Permit, db: Writes) -> Answer:
+        await db.insert(2)
+        await db.execute(f"USE `{other}`")
+        if ends == "error":
+            raise NothingHappened("on second thought")
+        return MADE
+
+    expected: dict[str, tuple[type[Exception], str]] = {
+        "answer": (StatementRefused, "was left in another database"),
+        "error": (NothingHappened, "on second thought"),
+    }
+    error, said = expected[ends]
+    with pytest.raises(error, match=said):
+        fellow.run(WHAT, handler)
+    assert (outside.states, outside.rows()) == ([State.SUCCEEDED], [1])
+    assert fellow.run(done, never).replayed
+
+
+@pytest.mark.parametrize("kind", [pymysql.err.InterfaceError, asyncmy.errors.InterfaceError])
+@pytest.mark.parametrize("said", [(), ("1213",), (None,), ([1213],)])
+def test_an_error_without_a_number_is_no_conflict(kind: Callable[..., Any], said: tuple[Any, ...]) -> None:
+    assert not is_conflict(kind(*said))
+    assert is_conflict(kind(1213, "deadlock"))
