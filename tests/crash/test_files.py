@@ -115,7 +115,7 @@ def a_directory(database: Path) -> None:
     ("harm", "error", "remedy"),
     [
         (missing, SchemaError, "does not exist; run: semel migrate"),
-        (empty, SchemaError, "run: semel migrate --url sqlite:///"),
+        (empty, SchemaError, "run: semel migrate --url .sqlite:///"),
         (foreign, StoreUnavailable, "not a SQLite database: check the path"),
         (truncated, StoreUnavailable, "damaged: restore it"),
         (

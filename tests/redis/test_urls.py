@@ -11,6 +11,7 @@ from redis import Redis
 
 from semel.drivers.redis import RedisDriver
 from semel.drivers.redis_connections import Server
+from semel.drivers.redis_errors import cannot_connect
 from semel.drivers.redis_routes import Node
 from semel.engine.connect import connect_backend
 from semel.errors import StoreUnavailable, UrlError
@@ -147,3 +148,17 @@ def test_an_encrypted_connection(mode: Mode, tmp_path: Path) -> None:
         stranger.close()
     finally:
         stop(own)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed",
+            "check ssl_ca_certs and the server's certificate",
+        ),
+        ("Connection reset by peer", "rediss:// where it speaks TLS"),
+    ],
+)
+def test_tls_on_one_side_only_is_told_what_would_do(text: str, said: str) -> None:
+    assert said in str(cannot_connect(Node("h", 1), OSError(text)))

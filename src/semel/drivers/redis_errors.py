@@ -56,7 +56,11 @@ def cannot_connect(node: Node, error: redis.RedisError | OSError) -> StoreUnavai
         )
     if "max number of clients" in text:
         return StoreUnavailable(f"Redis at {node}: {text} ({remedy_of('ERR', text)})")
-    return StoreUnavailable(f"Redis at {node} cannot be reached: {text} (check that the server runs, and the URL)")
+    if "SSL" in text:
+        remedy = "TLS failed: check ssl_ca_certs and the server's certificate; redis:// where it has no TLS"
+    else:
+        remedy = "check that the server runs, and the URL; rediss:// where it speaks TLS"
+    return StoreUnavailable(f"Redis at {node} cannot be reached: {text} ({remedy})")
 
 
 def lost(wanted: Exchange, replies: list[object], error: redis.RedisError | OSError) -> Replies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -48,7 +49,7 @@ class Backend:
         """Let an error that says to migrate say which store, too; drivers do not know their URL."""
         text = str(error)
         if self.url and text.endswith(MIGRATE):
-            error.args = (f"{text} --url {shown_url(self.url)}",)
+            error.args = (f"{text} --url {pasted_url(self.url)}",)
 
     def begin(self) -> Unit:
         """Open an ATOMIC unit."""
@@ -93,3 +94,12 @@ def shown_url(url: str) -> str:
     'postgresql://semel:***@db/shop?sslmode=require&password=***'
     """
     return _PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))
+
+
+def pasted_url(url: str) -> str:
+    """The same as an argument of a shell: an & in it would end the command, and lose the options behind it.
+
+    >>> pasted_url("postgresql://db/shop?sslmode=require&schema=shop"), pasted_url("sqlite:///semel.db")
+    ("'postgresql://db/shop?sslmode=require&schema=shop'", 'sqlite:///semel.db')
+    """
+    return shlex.quote(shown_url(url))

@@ -16,7 +16,7 @@ from typing import Final
 
 from semel.drivers.forks import begin_in_children
 from semel.drivers.refusals import BROKEN_RULE
-from semel.engine.backend import Backend, shown_url
+from semel.engine.backend import Backend, pasted_url
 from semel.engine.events import Emission, ring
 from semel.engine.needs import NO_STEPS, Needs
 from semel.engine.permit import Permit
@@ -370,7 +370,7 @@ class Core:
     def check_store(self, said: tuple[Identity | None, list[Observed]], backend: Backend) -> None:
         """Refuse a store that is not the one on record, or whose server forgets what a declared operation must not."""
         identity, observed = said
-        self.check_identity(identity, shown_url(backend.url))
+        self.check_identity(identity, pasted_url(backend.url) if backend.url else "")
         self.needs.learn(observed, accepts_loss=backend.accepts_loss)
         self.checked = True
 
