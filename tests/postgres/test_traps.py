@@ -23,7 +23,7 @@ from semel.rules.decide import first_grant
 from semel.stores import postgres_rows
 from semel.stores.postgres import SQL as UPKEEP
 from semel.stores.postgres import PostgresStore
-from semel.stores.statements import Query, composed
+from semel.stores.statements import Query, composed, statements
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import Fellow, Outside
 from tests.servers.postgres import schema
@@ -92,8 +92,9 @@ def test_a_plan_that_is_kept_walks_no_index_though_the_table_was_empty_when_it_w
 ) -> None:
     """Without values and without rows: what a connection that is used before there is anything plans for all time."""
     outside.connection.execute("ANALYZE semel_record")
-    kept = [statement for statement in postgres_rows.SQL.values() if statement.planned_once]
-    assert {statement.name for statement in kept} >= {"claim", "settle", "look"}
+    every = {**postgres_rows.SQL, **statements("semel.stores", "postgres_steps.sql")}
+    kept = [statement for statement in every.values() if statement.planned_once]
+    assert {statement.name for statement in kept} >= {"claim", "settle", "look", "write_steps"}
     with psycopg.connect(conninfo, **Server(conninfo, schema=schema()).options()) as planner:
         for statement in kept:
             explained = planner.pgconn.exec_(f"EXPLAIN (GENERIC_PLAN) {statement.numbered}".encode())

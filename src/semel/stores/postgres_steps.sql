@@ -1,6 +1,6 @@
 -- The steps of an execution on PostgreSQL. One statement each; every write names fence and nonce.
 
--- name: read_steps
+-- name: read_steps (planned once)
 -- What the holder has recorded. No row for anybody else.
 SELECT steps, NULL::text
 FROM semel_record
@@ -12,7 +12,7 @@ SELECT steps, pg_current_xact_id()::text
 FROM semel_record
 WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND state IN (1, 2, 6) AND lease_until > 0;
 
--- name: write_steps
+-- name: write_steps (planned once)
 -- The whole list, with the state and the doubt that it leaves. A record that reads UNKNOWN under this fence and nonce
 -- does so by its lapse: its holder goes on.
 UPDATE semel_record SET steps = :steps::bytea, state = :state::smallint, doubt = :doubt::text
@@ -30,21 +30,21 @@ WITH written AS (
 )
 SELECT 1 / count(*) FROM written;
 
--- name: lock_steps
+-- name: lock_steps (planned once)
 -- What is recorded, for whoever settles the record. It is locked: whoever settles the record writes the list that it has read.
 SELECT steps FROM semel_record WHERE id = :id::bytea
 FOR UPDATE;
 
--- name: rewrite_steps
+-- name: rewrite_steps (planned once)
 -- The list behind a record that has just been settled under this fence.
 UPDATE semel_record SET steps = :steps::bytea WHERE id = :id::bytea AND fence = :fence::bigint
 RETURNING 1;
 
--- name: note_open
+-- name: note_open (planned once)
 -- Where resumable executions are looked for, without an index that every settlement would have to change.
 INSERT INTO semel_attention (id) VALUES (:id::bytea) ON CONFLICT (id) DO NOTHING RETURNING 1;
 
--- name: keep_request
+-- name: keep_request (planned once)
 -- What a run without the client needs; it is dropped with the settlement.
 UPDATE semel_record SET request = :request::bytea
 WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND state IN (1, 2)
