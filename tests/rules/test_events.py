@@ -113,6 +113,15 @@ def test_what_no_payload_can_say(payload: Any) -> None:
         payload_bytes("t", payload)
 
 
+def test_who_cannot_say_it_is_told_what_and_of_which_event() -> None:
+    with pytest.raises(PolicyError, match=r"the event 'orders.placed' cannot be written \(TypeError: a int as a key\)"):
+        made(payload={"a": [{1: 2}]})
+    with pytest.raises(PolicyError, match="an event's aggregate's type is a text"):
+        made(aggregate=("", "7"))
+    with pytest.raises(PolicyError, match=r"not beginning with semel-, nats-, webhook-$"):
+        made(headers={"semel-id": "x"})
+
+
 def test_a_payload_has_a_size() -> None:
     assert len(payload_bytes("t", b"x" * PAYLOAD_BYTES_MAX)[0]) == 1_000_000
     with pytest.raises(PolicyError, match="has 1000001 bytes, and an event takes 1000000; store it, and send where"):

@@ -97,7 +97,8 @@ def test_it_did_not_happen_counts_from_quiet_on(doubt: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "wait"), [(40 * SECOND, 20 * SECOND), (2 * SECOND, SECOND), (1_500_000, SECOND), (7, 7)]
+    ("left", "wait"),
+    [(40 * SECOND, 20 * SECOND), (2 * SECOND, SECOND), (1_500_000, SECOND), (5_000_001, 2_500_000), (7, 7)],
 )
 def test_who_comes_early_waits_for_half_of_it_and_a_second_at_least(left: int, wait: int) -> None:
     found = judged(DidNotHappen("no"), ROW, OVER + QUIET - left)

@@ -84,7 +84,7 @@ def test_a_body_that_says_nothing_for_certain(body: bytes) -> None:
 
 
 def test_as_a_key() -> None:
-    assert of("path:orderId").key(PARAMS, b"") == "A-1"
+    assert of("path:orderId").key(PARAMS, b"") == of("body:/order/id").key((), BODY) == "A-1"
     with pytest.raises(MissingKey, match="takes its key from the path parameter 'x', which is missing; send it"):
         of("path:x").key(PARAMS, b"")
     for name in ("empty", "spaced", "long", "line"):
@@ -94,6 +94,7 @@ def test_as_a_key() -> None:
 
 def test_as_a_reference() -> None:
     assert of("path:spaced").reference(PARAMS, b"") == "a b"
+    assert of("body:/order/n").reference((), BODY) == "42"
     with pytest.raises(InvalidBody, match="path parameter 'x' is this command's business reference, and it is missing"):
         of("path:x").reference(PARAMS, b"")
     for name in ("empty", "long", "line"):

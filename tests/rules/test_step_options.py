@@ -96,7 +96,9 @@ def test_whose_request_is_kept() -> None:
         ):
             check_request(resumable, request, None)
     with pytest.raises(
-        RequestTooLarge, match=r"^The request has 1048577 bytes with its head, and at most 1048576 are kept"
+        RequestTooLarge,
+        match=r"^The request has 1048577 bytes with its head, and at most 1048576 are kept for a run without its "
+        r"client; send a smaller body, and what is large by where it lies\.$",
     ):
         check_request(resumable, b"x" * (REQUEST_BYTES_MAX + 1), None)
 

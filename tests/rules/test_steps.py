@@ -11,6 +11,7 @@ from semel.errors import ResolveRefused, StepError
 from semel.model import Proceed, Record, Resolution, State
 from semel.rules.classify import Outcome, Refused, Released, Succeeded, Unprovable
 from semel.rules.decide import decide
+from semel.rules.step_doubts import UNREADABLE
 from semel.rules.step_findings import found, steps_after
 from semel.rules.steps import (
     STEPS_BYTES_MAX,
@@ -205,6 +206,7 @@ ENDS: list[tuple[str, Steps, str | None, Outcome, Outcome]] = [
     ("one in doubt, and the handler knows", (CHARGE,), None, Refused(OK), Refused(OK)),
     ("one was refused", (), "step:mail", UNPROVABLE, Unprovable("step:mail", "error:ValueError")),
     ("one was refused, and the handler went on", (), "step:mail", Succeeded(OK), Unprovable("step:mail", "answered")),
+    ("the list cannot be read", (), UNREADABLE, UNPROVABLE, Unprovable(UNREADABLE, "error:ValueError")),
     ("one was dropped by the code", (MAIL,), None, Succeeded(OK), Unprovable("step:mail", "answered")),
     ("answered", (DONE,), None, Succeeded(OK), Succeeded(OK)),
 ]
