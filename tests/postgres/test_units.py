@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable
 from contextlib import closing
 from typing import Any
 
@@ -17,7 +15,6 @@ from semel import Answer, Engine, NothingHappened, Permit, Policy
 from semel.engine.connect_postgres import postgres_backend
 from semel.errors import (
     EarlyCommit,
-    InProgressError,
     KeyReusedError,
     OutcomeUnknownError,
     StatementRefused,
@@ -28,20 +25,8 @@ from semel.model import State
 from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, made, never
+from tests.postgres.unit_stories import DATABASE_ERRORS, REFUSED, Failed, Gone, MakeFellow
 from tests.servers.postgres import schema
-
-REFUSED = Answer(409, (), b"out of stock")
-MakeFellow = Callable[..., Fellow]
-DATABASE_ERRORS = (psycopg.Error, asyncpg.PostgresError, asyncpg.InterfaceError)
-
-
-class Failed(Exception):
-    """The handler gives up."""
-
-
-class Gone(BaseException):
-    """Not even an Exception."""
-
 
 # --- how a unit ends ---
 
@@ -106,174 +91,6 @@ def test_a_definite_refusal_is_rolled_back_and_stored_in_a_commit_of_its_own(fel
     assert (outside.rows(), outside.states) == ([], [State.FAILED_REPLAYABLE])
     assert fellow.run(WHAT, never).answer == REFUSED
     assert (fellow.units, outside.open_transactions) == ((1, 1), 0)
-
-
-# --- what a handler may do by habit ---
-
-
-async def _commits(db: Writes) -> None:
-    await db.insert()
-    await db.commit()
-    await db.commit()
-
-
-async def _rolls_back(db: Writes) -> None:
-    await db.insert(7)
-    await db.rollback()
-    await db.rollback()
-    await db.insert()
-
-
-@pytest.mark.parametrize("undoes", [False, True])
-def test_a_grant_that_replaces_an_old_record_stands_behind_no_savepoint(
-    fellow: Fellow, outside: Outside, undoes: bool
-) -> None:
-    """What a handler rolls back are its own writes; the grant is the transaction's own, not a savepoint's."""
-    store = fellow.backend.store
-    given_up = fellow.engine.core.attempt(WHAT)
-    fellow.performs("claim", lambda: store.claim([given_up]))
-    assert fellow.performs("abandon", lambda: store.abandon([(given_up.id, given_up.nonce)])) == [True]
-    assert outside.states == [State.FAILED_NOT_REPLAYABLE]
-
-    async def handler(permit: Permit, db: Writes) -> Answer:
-        if undoes and not isinstance(db.connection, asyncpg.Connection):
-            await db.insert(7)
-            await db.rollback()
-        await db.insert()
-        return MADE
-
-    assert fellow.run(WHAT, handler).answer == MADE
-    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
-
-
-async def _closes(db: Writes) -> None:
-    await db.insert()
-    await db.close()
-    assert await db.fetch("SELECT n FROM effect") == [(1,)]
-
-
-async def _with(db: Writes) -> None:
-    if isinstance(db.connection, psycopg.Connection):
-        with db.connection:
-            await db.insert()
-    else:
-        async with db.connection:
-            await db.insert()
-
-
-async def _transaction(db: Writes) -> None:
-    if isinstance(db.connection, psycopg.Connection):
-        with db.connection.transaction():
-            await db.insert()
-    else:
-        async with db.connection.transaction():
-            await db.insert()
-
-
-async def _transaction_undone(db: Writes) -> None:
-    await db.insert()
-    try:
-        if isinstance(db.connection, psycopg.Connection):
-            with db.connection.transaction():
-                await db.insert()
-        else:
-            async with db.connection.transaction():
-                await db.insert()
-    except (psycopg.errors.UniqueViolation, asyncpg.UniqueViolationError):
-        assert await db.fetch("SELECT n FROM effect") == [(1,)]
-
-
-async def _own_savepoint(db: Writes) -> None:
-    await db.execute("SAVEPOINT mine")
-    await db.insert(7)
-    await db.execute("ROLLBACK TO mine")
-    await db.insert()
-
-
-async def _ddl(db: Writes) -> None:
-    await db.execute("CREATE TABLE more (n integer)")
-    await db.insert()
-
-
-HABITS: list[Callable[[Writes], Awaitable[None]]] = [_transaction, _transaction_undone, _own_savepoint, _ddl]
-PSYCOPGS: list[Callable[[Writes], Awaitable[None]]] = [_commits, _rolls_back, _with]  # asyncpg has no such methods
-
-
-@pytest.mark.parametrize("habit", [*HABITS, *PSYCOPGS, _closes])
-@pytest.mark.parametrize("ends", ["made", "fails", "refuses"])
-def test_a_habit_changes_nothing(
-    fellow: Fellow, outside: Outside, habit: Callable[[Writes], Awaitable[None]], ends: str
-) -> None:
-    if habit in PSYCOPGS and fellow.kind == "asyncpg":
-        habit = _transaction
-
-    async def handler(permit: Permit, db: Writes) -> Answer:
-        await habit(db)
-        assert (outside.rows(), outside.states) == ([], [])
-        if ends == "fails":
-            raise Failed
-        return MADE if ends == "made" else REFUSED
-
-    if ends == "fails":
-        with pytest.raises(Failed):
-            fellow.run(WHAT, handler)
-    else:
-        fellow.run(WHAT, handler)
-    assert outside.rows() == ([1] if ends == "made" else [])
-    assert outside.states == {"made": [3], "fails": [], "refuses": [4]}[ends]
-    assert (fellow.units, outside.open_transactions) == ((1, 1), 0)
-
-
-def test_what_one_handler_sets_on_its_connection_is_not_the_next_ones(fellow: Fellow) -> None:
-    async def sets(permit: Permit, db: Writes) -> Answer:
-        if isinstance(db.connection, (psycopg.Connection, psycopg.AsyncConnection)):
-            db.connection.row_factory = psycopg.rows.dict_row
-            db.connection.prepare_threshold = 0
-        for _ in range(10):
-            await db.fetch("SELECT n FROM effect WHERE n = 1")
-        return MADE
-
-    async def reads(permit: Permit, db: Writes) -> Answer:
-        for _ in range(10):  # what the session has prepared already is known to be
-            assert await db.fetch("SELECT 1 AS a") == [(1,)]
-            await db.fetch("SELECT n FROM effect WHERE n = 1")
-        return MADE
-
-    for number in range(2):
-        fellow.run(command(f"sets-{number}", policy=ATOMIC), sets)
-        fellow.run(command(f"reads-{number}", policy=ATOMIC), reads)
-    assert fellow.units == (1, 1)
-
-
-@pytest.mark.parametrize("ends", ["made", "fails", "refuses"])
-def test_a_write_after_the_end_fails_loudly(fellow: Fellow, outside: Outside, ends: str) -> None:
-    """Also while the session serves another command, whose transaction it would otherwise land in."""
-    kept: list[Writes] = []
-    permits: list[Permit] = []
-
-    async def handler(permit: Permit, db: Writes) -> Answer:
-        kept.append(db)
-        permits.append(permit)
-        if ends == "fails":
-            raise Failed
-        return MADE if ends == "made" else REFUSED
-
-    async def other(permit: Permit, db: Writes) -> Answer:
-        for late in kept:
-            with pytest.raises(DATABASE_ERRORS):
-                await late.insert(9)
-        with pytest.raises(DATABASE_ERRORS):
-            _ = permits[0].connection
-        await db.insert()
-        return MADE
-
-    if ends == "fails":
-        with pytest.raises(Failed):
-            fellow.run(WHAT, handler)
-    else:
-        fellow.run(WHAT, handler)
-    fellow.run(command("other", policy=ATOMIC), other)
-    assert (outside.rows(), fellow.units) == ([1], (1, 1))
 
 
 # --- a transaction that ends, or breaks, in spite of it all ---
@@ -370,139 +187,6 @@ def test_a_constraint_that_fails_at_the_commit_is_named_and_nothing_remains(fell
         )
         assert (outside.rows("child"), outside.states, fellow.units, outside.open_transactions) == ([], [], (1, 1), 0)
     assert fellow.run(WHAT, made).answer == MADE
-
-
-# --- others who ask meanwhile ---
-
-
-def test_another_process_that_asks_meanwhile_runs_nothing(make_fellow: MakeFellow, outside: Outside) -> None:
-    first, second = make_fellow(), make_fellow()
-    asked: list[BaseException] = []
-
-    def asks() -> None:
-        try:
-            second.run(WHAT, never, wait_seconds=0.05)
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            asked.append(error)
-
-    async def handler(permit: Permit, db: Writes) -> Answer:
-        await db.insert()
-        thread = threading.Thread(target=asks)
-        thread.start()
-        thread.join()
-        return MADE
-
-    assert first.run(WHAT, handler).answer == MADE
-    assert [type(error) for error in asked] == [InProgressError]
-    assert second.run(WHAT, never).replayed
-    assert (outside.rows(), first.units, second.units, outside.open_transactions) == ([1], (1, 1), (1, 1), 0)
-
-
-def test_who_waits_for_another_process_gets_its_answer_and_held_no_connection(
-    make_fellow: MakeFellow, outside: Outside
-) -> None:
-    first, second = make_fellow(), make_fellow()
-    results: list[Any] = []
-    transactions: list[int] = []
-
-    def asks() -> None:
-        results.append(second.run(WHAT, never, wait_seconds=10))
-
-    async def handler(permit: Permit, db: Writes) -> Answer:
-        await db.insert()
-        thread.start()
-        while second.engine.core.waiting == 0:
-            threading.Event().wait(0.005)
-        for _ in range(20):  # between its looks it is in no transaction
-            transactions.append(outside.open_transactions)
-            threading.Event().wait(0.005)
-        return MADE
-
-    thread = threading.Thread(target=asks)
-    assert first.run(WHAT, handler).answer == MADE
-    thread.join()
-    assert [(result.replayed, result.answer) for result in results] == [(True, MADE)]
-    assert min(transactions) == 1  # the handler's own
-    assert outside.rows() == [1]
-
-
-def test_duplicates_in_one_process_run_once(kind: str, make_fellow: MakeFellow, outside: Outside) -> None:
-    fellow = make_fellow(connections_max=2)
-    ran: list[int] = []
-
-    async def handler(permit: Permit, db: Writes) -> Answer:
-        ran.append(1)
-        await db.insert()
-        return MADE
-
-    if fellow.runner is None:
-        results: list[Any] = []
-        threads = [
-            threading.Thread(target=lambda: results.append(fellow.run(WHAT, handler, wait_seconds=20)))
-            for _ in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    else:
-
-        async def all_at_once() -> list[Any]:
-            return await asyncio.gather(*[fellow.running(WHAT, handler, wait_seconds=20) for _ in range(8)])
-
-        results = fellow.tell(all_at_once())
-    assert sorted(result.replayed for result in results) == [False, *[True] * 7]
-    assert (ran, outside.rows(), outside.open_transactions) == ([1], [1], 0)
-    count, idle = fellow.units
-    assert count == idle <= 2
-
-
-def test_an_open_unit_delays_nobody_elses_claims(conninfo: str, outside: Outside) -> None:
-    """Twenty claims of one batch, one of them of the key that the unit holds: it is tried, not waited for."""
-    holder = Fellow("psycopg", conninfo)
-    batcher = Fellow("psycopg-async", conninfo, patience_seconds=3.0)
-    commands = [command(f"key-{number}", policy=ATOMIC) for number in range(20)]
-    verdicts: list[str] = []
-
-    def batch() -> None:
-        claims = [batcher.engine.core.attempt(what) for what in commands]
-        found = batcher.performs("claim", lambda: batcher.engine.store.claim(claims))
-        verdicts.extend(type(verdict).__name__ for verdict in found)
-
-    async def handler(permit: Permit, db: Writes) -> Answer:
-        thread = threading.Thread(target=batch)
-        thread.start()
-        thread.join()
-        return MADE
-
-    holder.run(commands[7], handler)
-    assert verdicts == ["Proceed"] * 7 + ["InProgress"] + ["Proceed"] * 12
-    holder.close()
-    batcher.close()
-
-
-def test_no_free_connection_is_said_in_time(make_fellow: MakeFellow, outside: Outside) -> None:
-    fellow = make_fellow(connections_max=1, patience_seconds=0.2)
-    other = command("other", policy=ATOMIC)
-    met: list[BaseException] = []
-
-    async def handler(permit: Permit, db: Writes) -> Answer:
-        await db.insert()
-        try:
-            await fellow.running(other, never)
-        except StoreUnavailable as error:
-            met.append(error)
-        return MADE
-
-    assert fellow.run(WHAT, handler).answer == MADE
-    assert [str(error) for error in met] == [str(error) for error in met if "connections_max" in str(error)] != []
-    assert (outside.rows(), fellow.units) == ([1], (1, 1))
-    assert fellow.run(other, lambda permit, db: made_two(db)).answer == MADE
-
-
-async def made_two(db: Writes) -> Answer:
-    await db.insert(2)
-    return MADE
 
 
 # --- the server's own troubles ---
