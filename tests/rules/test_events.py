@@ -118,6 +118,10 @@ def test_who_cannot_say_it_is_told_what_and_of_which_event() -> None:
         made(payload={"a": [{1: 2}]})
     with pytest.raises(PolicyError, match="an event's aggregate's type is a text"):
         made(aggregate=("", "7"))
+    with pytest.raises(PolicyError, match="an event's aggregate's id is a text"):
+        made(aggregate=("order", ""))
+    with pytest.raises(PolicyError, match=r"a header of the event 'orders.placed' is named 'a b'"):
+        made(headers={"a b": "x"})
     with pytest.raises(PolicyError, match=r"not beginning with semel-, nats-, webhook-$"):
         made(headers={"semel-id": "x"})
 

@@ -99,7 +99,8 @@ def test_as_a_reference() -> None:
         of("path:x").reference(PARAMS, b"")
     for name in ("empty", "long", "line"):
         with pytest.raises(
-            InvalidBody, match=f"'{name}' is this command's business reference; send 1 to 255 printable"
+            InvalidBody,
+            match=rf"'{name}' is this command's business reference; send 1 to 255 printable characters there.$",
         ):
             of(f"path:{name}").reference(PARAMS, b"")
 
