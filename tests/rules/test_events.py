@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +37,16 @@ def test_ids_and_lanes_are_the_same_in_every_version() -> None:
     assert event_id(bytes(range(16)), 3, "order.placed", 12) == "c28a9c69-fdf1-8646-b559-d90a98bbea4a"
     assert [lane_of("order", str(number)) for number in range(8)] == [5, 11, 1, 21, 6, 22, 7, 5]
     assert {lane_of("order", str(number)) for number in range(1000)} == set(range(LANES))
+
+
+def test_an_id_is_a_uuid_whatever_the_digest() -> None:
+    ids = [uuid.UUID(event_id(bytes(16), 0, "order.placed", ordinal)) for ordinal in range(64)]
+    assert {each.version for each in ids} == {8}
+    assert {each.variant for each in ids} == {uuid.RFC_4122}
+    assert {str(each)[19] for each in ids} == set("89ab")
+    assert len(set(ids)) == 64
+    digest = hashlib.sha256(repr([str(each) for each in ids]).encode()).hexdigest()
+    assert digest == "1bf8f35f3c3f6f60c12221868306ea23ea0b0b885e6e5c203ecf78a973338513"
 
 
 def test_an_event_is_what_was_given() -> None:
@@ -116,6 +128,8 @@ def test_what_no_payload_can_say(payload: Any) -> None:
 def test_who_cannot_say_it_is_told_what_and_of_which_event() -> None:
     with pytest.raises(PolicyError, match=r"the event 'orders.placed' cannot be written \(TypeError: a int as a key\)"):
         made(payload={"a": [{1: 2}]})
+    with pytest.raises(PolicyError, match=r"give bytes, .* say: dicts with .*, finite numbers, True, False and None$"):
+        made(payload={1: 2})
     with pytest.raises(PolicyError, match="an event's aggregate's type is a text"):
         made(aggregate=("", "7"))
     with pytest.raises(PolicyError, match="an event's aggregate's id is a text"):
