@@ -103,6 +103,16 @@ def test_an_atomic_command_costs_what_the_page_says(counted: Fellow, relay: Rela
         assert words(replayed) == [RESET[counted.kind] + words(again)[0], *words(again)[1:]]
 
 
+def test_a_replay_drops_nothing_that_was_prepared(counted: Fellow, relay: Relay) -> None:
+    """psycopg prepares a handler's statement the sixth time, and where it sees a ROLLBACK it says DEALLOCATE ALL."""
+    for number in range(10):  # until the units' own text has changed
+        counted.run(command(f"often-{number}", policy=ATOMIC), handler)
+    with relay.counting() as replayed:
+        assert counted.run(command("often-9", policy=ATOMIC), handler).replayed
+    replay = REPLAYED[counted.kind]
+    assert words(replayed) == [RESET[counted.kind] + replay[0], *replay[1:]]
+
+
 def test_a_crowd_of_claims_travels_together(counted: Fellow, relay: Relay) -> None:
     """Forty commands at once: as many batches as there are answers to wait for, not as many as there are commands."""
     if counted.runner is None:

@@ -234,7 +234,10 @@ class PsycopgUnit:
         if sound and self._connection.info.transaction_status is not TransactionStatus.IDLE:
             self._connection.patience_seconds = patience
             try:
-                self._connection.execute(b"ROLLBACK")
+                if self._connection.handed_out:
+                    self._connection.execute(b"ROLLBACK")
+                else:  # past psycopg, which would drop what it has prepared: no table can have gone
+                    said(self._connection, (b"ROLLBACK", None))
             except psycopg.Error:
                 sound = False
         self._end(sound=sound)

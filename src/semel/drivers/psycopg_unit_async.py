@@ -197,7 +197,10 @@ class AsyncPsycopgUnit:
         if sound and self._connection.info.transaction_status is not TransactionStatus.IDLE:
             self._connection.patience_seconds = patience
             try:
-                await self._connection.execute(b"ROLLBACK")
+                if self._connection.handed_out:
+                    await self._connection.execute(b"ROLLBACK")
+                else:  # past psycopg, which would drop what it has prepared: no table can have gone
+                    await said_async(self._connection, (b"ROLLBACK", None))
             except psycopg.Error:
                 sound = False
         await self._end(sound=sound)
