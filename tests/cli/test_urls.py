@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from semel import Engine
+from semel.cli.exits import UsageFailed
 from semel.cli.main import main
+from semel.cli.store import require_shared
 from semel.engine.backend import shown_url
 from semel.engine.connect import OPTIONS, connect_backend
 from semel.errors import ConfigurationError, SemelError, UrlError
+from semel.stores.memory import MemoryStore
 from tests.engine.shells import MADE, command
 from tests.servers.running import free_port
 
@@ -274,3 +277,8 @@ def test_what_holds_no_password_is_shown_as_it_is() -> None:
     for url in ("sqlite:////var/lib/a@b/x.db", "redis://h:7/0?prefix=a", "memory://", "postgresql:///shop?host=/run"):
         assert shown_url(url) == url
     assert shown_url("redis+cluster://a:pw@h:1,i:2") == "redis+cluster://a:***@h:1,i:2"
+
+
+def test_a_store_that_only_its_process_sees_is_named_by_its_own_scheme() -> None:
+    with pytest.raises(UsageFailed, match="vault:// lives and dies with its process"):
+        require_shared(MemoryStore(), "vault://cell")

@@ -11,14 +11,22 @@ from semel.cli.exits import UsageFailed
 from semel.engine.backend import shown_url
 from semel.engine.sync import Engine
 from semel.service.settings import id_secret, store_url
+from semel.stores.base import Store
 
 
 def connect(options: argparse.Namespace) -> Engine:
     """An engine for ``--url``; nothing is opened yet. Raises UrlError and UsageFailed."""
-    engine = Engine.connect(url_of(options), id_secret=id_secret())
-    if not engine.store.capabilities.shared_between_processes:
-        raise UsageFailed("--url: memory:// lives and dies with its process; name a store that others can see")
+    url = url_of(options)
+    engine = Engine.connect(url, id_secret=id_secret())
+    require_shared(engine.store, url)
     return engine
+
+
+def require_shared(store: Store, url: str) -> None:
+    """Raises UsageFailed: nobody but this process sees what the store holds."""
+    if not store.capabilities.shared_between_processes:
+        scheme = url.partition("://")[0]
+        raise UsageFailed(f"--url: {scheme}:// lives and dies with its process; name a store that others can see")
 
 
 def url_of(options: argparse.Namespace) -> str:

@@ -15,7 +15,7 @@ from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_nu
 from semel.cli.completing import Completing, add_complete, completing, load_application, note_failures
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.loading import load_reconciler
-from semel.cli.store import source_of_url, url_of
+from semel.cli.store import require_shared, source_of_url, url_of
 from semel.cli.terminal import Output
 from semel.engine.aio import AsyncEngine
 from semel.engine.backend import shown_url
@@ -152,8 +152,7 @@ def _engine(options: argparse.Namespace, ends: Completing | None, notes: _Notes)
         if not url:
             raise UsageFailed("--url is missing: the application's engine was not made from a URL; name its store")
     engine = AsyncEngine.connect(url, id_secret=secret, observer=Both(Logging(notes)))
-    if not engine.store.capabilities.shared_between_processes:
-        raise UsageFailed("--url: memory:// lives and dies with its process; name a store that others can see")
+    require_shared(engine.store, url)
     return engine
 
 
