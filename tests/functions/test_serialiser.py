@@ -7,7 +7,7 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from fractions import Fraction
@@ -228,6 +228,8 @@ def same(left: Any, right: Any) -> bool:
         return (left.isoformat(), type(left.tzinfo)) == (right.isoformat(), type(right.tzinfo))
     if isinstance(left, BaseModel | msgspec.Struct):
         return bool(left == right)
+    if is_dataclass(left):  # its set may stand in another order than an equal one
+        return all(same(getattr(left, each.name), getattr(right, each.name)) for each in fields(left))
     return repr(left) == repr(right)  # of an instance the fields with their types; NaN equals nothing
 
 
