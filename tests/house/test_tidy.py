@@ -1,4 +1,4 @@
-"""The habits of the house that a machine can check: sizes, names, docstrings, honest tests, locked requirements.
+"""The habits of the house that a machine can check: names, docstrings, honest tests, locked requirements.
 
 Like the layers, each rule is a function that is also shown something it must refuse.
 """
@@ -15,8 +15,6 @@ import pytest
 
 from tests.house.sources import ROOT, SRC, files
 
-LINES_PER_FILE_MAX = 400
-LINES_PER_FUNCTION_MAX = 60  # without its docstring: an example is no reason to split a function
 NAMELESS = {"common", "helper", "helpers", "manager", "managers", "util", "utils"}
 
 # Spelled apart, so that this file keeps its own rules.
@@ -42,32 +40,7 @@ def test_the_files_were_found() -> None:
     assert {path.name for path in REQUIREMENTS} == {"run.in", "run.txt", "dev.in", "dev.txt"}
 
 
-# --- sizes and names ---
-
-
-def test_a_file_is_one_noun() -> None:
-    lines = {path: path.read_bytes().count(b"\n") for path in files(SRC)}
-    assert [place(path, count) for path, count in lines.items() if count > LINES_PER_FILE_MAX] == []
-
-
-def test_a_function_fits_a_screen() -> None:
-    found = [place(path, line) for path in files(SRC, ".py") for line in long_functions(tree(path))]
-    assert found == []
-
-
-def long_functions(module: ast.Module) -> Iterator[int]:
-    for node in ast.walk(module):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = ast.get_docstring(node, clean=False)
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            if lines - (docstring.count("\n") + 1 if docstring else 0) > LINES_PER_FUNCTION_MAX:
-                yield node.lineno
-
-
-def test_a_long_function_is_seen() -> None:
-    body = "    x = 1\n" * LINES_PER_FUNCTION_MAX
-    assert list(long_functions(ast.parse(f"async def f():\n{body}"))) == [1]
-    assert list(long_functions(ast.parse('def f():\n    """Long\n' + "\n" * 90 + '    """\n    return 1'))) == []
+# --- names ---
 
 
 def test_a_module_has_a_name_that_says_something() -> None:
