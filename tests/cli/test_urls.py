@@ -119,9 +119,15 @@ def test_an_option_is_given_once() -> None:
         connect_backend("redis://h?prefix=a&prefix=b")
 
 
+def test_the_scheme_of_most_hosts_database_urls_is_postgresql() -> None:
+    assert connect_backend("postgres://app@h/db").name == connect_backend("postgresql://app@h/db").name == "postgresql"
+    with pytest.raises(UrlError, match="unknown option 'conections_max' in the store URL; did you mean"):
+        connect_backend("postgres://h/db?conections_max=3")
+
+
 def test_what_is_near_is_named_and_otherwise_all_that_is_known() -> None:
     with pytest.raises(UrlError, match="did you mean 'postgresql'"):
-        connect_backend("postgres://h/db")
+        connect_backend("postgers://h/db")
     with pytest.raises(UrlError, match="did you mean 'busy_seconds'"):
         connect_backend("sqlite:///semel.db?busy_second=3")
     with pytest.raises(UrlError) as told:

@@ -1,6 +1,6 @@
 """Every command under every fault: fail, time out or die before and after each ask, once and from then on.
 
-Then a new process recovers on the same file, and the invariants of DESIGN §8 are checked against what the
+Then a new process recovers on the same file, and the invariants of docs/guarantees.md are checked against what the
 downstream saw. The loop over n ends by itself at the first run that did not come as far.
 """
 

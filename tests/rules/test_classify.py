@@ -1,4 +1,4 @@
-"""What every end of a handler means, for every status and every declaration (DESIGN §5)."""
+"""What every end of a handler means, for every status and every declaration."""
 
 from __future__ import annotations
 

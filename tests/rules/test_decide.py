@@ -1,4 +1,4 @@
-"""Every state × input of the decision table, against an expectation written from DESIGN §4 and nothing else."""
+"""Every state × input of the decision table, against an expectation written from the documented states and nothing else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NEWER_STATE = 77
 
 
 class Case(NamedTuple):
-    """One point of the space, in the words of DESIGN."""
+    """One point of the space, in the words of the documents."""
 
     state: int | None
     effects: Effects
@@ -77,7 +77,7 @@ def cases() -> Iterator[Case]:
 
 
 def expected(case: Case) -> str:
-    """DESIGN §4 and §5 in plain words; written without looking at rules/decide.py."""
+    """States, verdicts and effects in plain words; written without looking at rules/decide.py."""
     if case.state is None:
         return "proceed: first"
     if case.recipe == "other":

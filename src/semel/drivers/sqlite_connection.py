@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Callable
@@ -31,6 +32,8 @@ def open_connection(
     refuse_inherited(path)
     if reading and not _exists(path):
         raise SchemaError(f"the database file {path!r} does not exist; run: semel migrate --url sqlite:///{path}")
+    if not reading:
+        _create_private(path)
     connection = sqlite3.connect(
         path,
         timeout=0,  # waiting is the driver's: it knows whether it may block
@@ -57,6 +60,16 @@ def open_connection(
         connection.close()
         raise
     return connection
+
+
+def _create_private(path: str) -> None:
+    """Create a missing database file for this user alone: it will hold answers.
+
+    SQLite gives the file's mode to the write-ahead log beside it. What cannot be created here is left to SQLite, whose
+    error the driver explains.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o600))
 
 
 def why_not(file: Path) -> str:

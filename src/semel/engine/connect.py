@@ -225,7 +225,8 @@ _SCHEMES: Final[Mapping[str, Callable[[SplitResult, dict[str, str]], Backend]]] 
     "sqlite": _sqlite,
 }
 
-_SPELT: Final[Mapping[str, str]] = {"postgresql+psycopg": "postgresql"}  # as SQLAlchemy spells what we mean
+# As SQLAlchemy spells it, and as the DATABASE_URL of most hosts does.
+_SPELT: Final[Mapping[str, str]] = {"postgresql+psycopg": "postgresql", "postgres": "postgresql"}
 _MEANT: Final[Mapping[str, str]] = {
     "postgresql+psycopg2": "Semel runs on psycopg 3; write postgresql://",
     "postgres+psycopg2": "Semel runs on psycopg 3; write postgresql://",

@@ -1,4 +1,4 @@
-"""ATOMIC commands: the record and the handler's writes in one transaction (DESIGN §6).
+"""ATOMIC commands: the record and the handler's writes in one transaction.
 
 The order is what makes it true: look outside any transaction; begin; claim first; the handler's writes;
 a settle that must stand; commit. A crash anywhere leaves nothing. What is visible without an answer is

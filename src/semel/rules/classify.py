@@ -12,7 +12,7 @@ from semel.errors import NothingHappened
 from semel.model import Answer, Effects
 from semel.policy import Policy
 
-# Answers of these statuses release the key: the same request may succeed later (DESIGN §5).
+# Answers of these statuses release the key: the same request may succeed later.
 RELEASING_STATUSES = frozenset({401, 403, 408, 425, 429})
 
 

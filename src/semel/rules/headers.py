@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# What is replayed beside status and body (DESIGN §7). Everything else stays with the first answer.
+# What is replayed beside status and body. Everything else stays with the first answer.
 REPLAY_HEADERS: Final = frozenset(
     name.encode()
     for name in (

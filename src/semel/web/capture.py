@@ -1,7 +1,7 @@
 """The application's response while it is held: what of it is stored, and when it cannot be held any longer.
 
 Sans-IO: the adapters feed it what the application sends. The first caller gets the application's own headers,
-all of them; the store gets the few that may be replayed (DESIGN §7), and never a session or a credential.
+all of them; the store gets the few that may be replayed, and never a session or a credential.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The sequential model of one key: where its record stands, and what each operation may do and be told there.
 
-This is DESIGN §4 once more, on purpose written apart from ``rules``: a checker that asked the rules themselves would
+This is the table of states and verdicts once more, on purpose written apart from ``rules``: a checker that asked the rules themselves would
 find every mistake of theirs right. Not modelled: retention that runs out (no operation here lives that long), declared
 steps, and ``after_expiry="new"``.
 """

@@ -32,7 +32,7 @@ from semel.testing.simulate.world import SECOND, World
 from semel.worker.completer import Completer
 
 # The downstream remembers for as long as it promised and a while longer: clocks that are set back, a handler that
-# was granted at the last moment and runs to its deadline, a pause. That is what a margin is for (DESIGN §5).
+# was granted at the last moment and runs to its deadline, a pause. That is what a margin is for.
 MEMORY_US: Final = int((shapes.DEDUP_SECONDS + 60) * SECOND)
 
 

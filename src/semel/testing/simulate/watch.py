@@ -1,6 +1,6 @@
 """Watches every write of the store: which changes of a record are allowed, by whom and when.
 
-This is the second opinion on ``rules/``: it is written from DESIGN's words and imports none of its functions,
+This is the second opinion on ``rules/``: it is written from the documented guarantees and imports none of its functions,
 so that a rule which has changed its mind is noticed at the very write. What the outside sees (effects, answers)
 is checked by the ledger and the clients, without looking into the store at all.
 """
@@ -32,7 +32,7 @@ from semel.testing.simulate.world import World
 
 OPEN: Final = (State.CLAIMED, State.PROCESSING)
 ANSWERED: Final = (State.SUCCEEDED, State.FAILED_REPLAYABLE)
-GRACE_US: Final = 600_000_000  # the ten minutes of DESIGN §9
+GRACE_US: Final = 600_000_000  # the purge's ten minutes of grace (docs/retention.md)
 Asked = list[tuple[str, tuple[Any, ...]]]
 _GIVEN: Final = {
     State.SUCCEEDED: "settle: succeeded",

@@ -1,4 +1,4 @@
--- The first schema on MariaDB (DESIGN §8): the columns of model.Record, in its order.
+-- The first schema on MariaDB: the columns of model.Record, in its order.
 -- The record's id is the primary key, because under READ COMMITTED only there a duplicate is told by the lock of one
 -- record; in a second unique index the server locks gaps, and two claims of one key deadlock.
 -- No index holds a column that a settle changes. Names compare byte by byte, trailing spaces too (nopad_bin).

@@ -1,4 +1,4 @@
--- The first schema on PostgreSQL (DESIGN §8): the columns of model.Record, in its order.
+-- The first schema on PostgreSQL: the columns of model.Record, in its order.
 -- No index holds a column that a settle changes, so that settlements stay HOT updates; fillfactor 85 leaves them room.
 -- A body is bytes, never jsonb: what is replayed is what was stored.
 

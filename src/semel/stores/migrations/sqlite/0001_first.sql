@@ -1,4 +1,4 @@
--- The first schema. It carries what is painful to add later (DESIGN §8).
+-- The first schema. It carries what is painful to add later.
 -- Bodies come last: a scan over states and times then never touches their overflow pages.
 -- A rowid table on purpose: WITHOUT ROWID would move whole bodies with every claim (0.4-0.7 of the rate).
 
