@@ -11,7 +11,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test suite coverage servers lint types docs bench compare peers fuzz soak mutate lock clean
+.PHONY: help run test coverage servers lint types docs bench compare peers fuzz soak mutate lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -19,11 +19,8 @@ help: ## list these targets
 run: .venv/run.stamp ## serve the reference service on 127.0.0.1:8080 (HOST, PORT and SEMEL_URL override)
 	@exec env SEMEL_DEMO=1 $(BIN)/semel serve
 
-test: servers lint ## everything: lint, types, all tests, on real servers
-	@$(MAKE) --no-print-directory --jobs=2 types suite # the types in one line among the dots: they need one core, at first
-
-suite: .venv/dev.stamp
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+test: servers lint ## everything: lint, types, all tests, on real servers (15 minutes; installs what it names first)
+	@scripts/test $(ARGS)
 
 coverage: servers .venv/dev.stamp ## all tests under the tracer: which lines and branches did nothing run? (twice the time)
 	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term $(ARGS)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.progress import Progress
 from tests.servers.needed import LeftOut
 from tests.servers.running import begin_run, end_run
 
@@ -29,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the one that outlives the workers
         os.environ["SEMEL_TEST_OWNER"] = str(os.getpid())
         config.stash[_RUN] = begin_run()
+        config.pluginmanager.register(Progress())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

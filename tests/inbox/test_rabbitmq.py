@@ -15,9 +15,10 @@ from semel.engine.inbox import Message
 from semel.integrations.consumers.rabbitmq import RabbitConsumer
 from tests.bulk.fellows import Home, sqlite_home
 from tests.engine.shells import until
-from tests.servers.rabbitmq import rabbitmq
+from tests.servers.rabbitmq import MARK, rabbitmq
 
 MESSAGES = 6
+pytestmark = MARK
 
 
 def test_what_was_not_acknowledged_comes_again_and_is_not_done_again(tmp_path: Path) -> None:

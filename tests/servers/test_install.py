@@ -37,6 +37,7 @@ def machine(tmp_path: Path) -> Run:
         )
         here = f"ls {tmp_path}/usr/sbin"
         stub("apt-get", f'echo "$* with $({here})" >>{apt}', *(() if works else ('[[ "$*" != *install* ]]',)))
+        stub("systemctl", f'echo "$*" >>{tmp_path}/systemctl.log')
         world = {"PATH": str(bin), "SEMEL_ALL_SERVERS": all_servers}
         done = subprocess.run([bin / "bash", script], env=world, capture_output=True, text=True, check=False)
         asked = apt.read_text().splitlines() if apt.exists() else []
@@ -53,6 +54,11 @@ def test_all_that_is_missing_is_installed_and_not_started(machine: Run, tmp_path
     assert code == 0, said
     assert asked.endswith("--no-install-recommends " + " ".join(EVERY) + " with policy-rc.d")
     assert not (tmp_path / "usr/sbin/policy-rc.d").exists()
+
+
+def test_what_was_installed_is_not_enabled_for_the_next_boot(machine: Run, tmp_path: Path) -> None:
+    machine(*EVERY[1:3])
+    assert (tmp_path / "systemctl.log").read_text().splitlines() == ["disable redis-server", "disable mariadb"]
 
 
 def test_what_this_release_does_not_have_keeps_nothing_else_away(machine: Run) -> None:
