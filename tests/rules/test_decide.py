@@ -1,4 +1,4 @@
-"""Every state × input of the decision table, against an expectation written from the documented states and nothing else."""
+"""Every state × input of the decision table, against an expectation written from the documents alone."""
 
 from __future__ import annotations
 

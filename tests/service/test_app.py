@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -211,12 +212,30 @@ def test_an_operation_tells_where_it_stands_to_its_caller_alone(service: Served)
 
 def test_the_service_describes_itself(service: Served) -> None:
     assert service.get("/healthz", token=None).json == {"status": "ok"}
-    assert service.get("/docs", token=None).status == 200
     document = service.get("/openapi.json", token=None).json
     assert {"/payments", "/orders", "/notes", "/operations", "/healthz"} <= set(document["paths"])
     post = document["paths"]["/payments"]["post"]
     assert {"201", "400", "409", "422", "503"} <= set(post["responses"])
     assert any(parameter["name"] == "Idempotency-Key" for parameter in post["parameters"])
+
+
+def test_the_documentation_page_needs_nothing_from_the_internet(service: Served) -> None:
+    page = service.get("/docs", token=None)
+    assert page.status == 200
+    sources = re.findall(r'(?:src|href)="([^"]+)"', page.body.decode())
+    assert len(sources) >= 3
+    assert [source for source in sources if "://" in source] == []
+    assert [service.get(source, token=None).status for source in sources] == [200] * len(sources)
+
+
+def test_the_first_page_shows_what_to_try_at_this_address(service: Served) -> None:
+    page = service.get("/", token=None)
+    assert page.status == 200
+    text = page.body.decode()
+    assert f"curl -i {service.url}/payments" in text
+    assert "POST /orders" in text
+    assert "&quot;customerId&quot;" in text  # escaped
+    assert "default-src 'none'" in page.headers["content-security-policy"]
 
 
 def test_nothing_is_simulated_outside_a_demonstration(tmp_path: Path) -> None:

@@ -18,13 +18,14 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
+from fastapi_offline import FastAPIOffline
 
 from semel import AsyncEngine, Permit, __version__
 from semel.drivers.sqlite import SqliteDriver
 from semel.errors import ConfigurationError, StoreError
 from semel.integrations.fastapi import Semel
 from semel.integrations.starlette import response_of
-from semel.service import orders
+from semel.service import orders, page
 from semel.service.models import (
     Health,
     NoteIn,
@@ -97,7 +98,8 @@ def create_app(settings: Settings) -> FastAPI:
     async def mode() -> None:
         DEMO.set(settings.demo)
 
-    app = FastAPI(
+    # As FastAPI(), but with Swagger UI's files from a package: /docs works without the internet.
+    app = FastAPIOffline(
         title="Semel reference service",
         version=__version__,
         summary="Ask twice with the same Idempotency-Key: it happens once, and both answers are the same.",
@@ -114,6 +116,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _refuse)
     app.add_exception_handler(StoreError, _unavailable)
     parts.semel.install(app, dependencies=AUTHENTICATED)
+    page.add(app, settings)
     return app
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from semel.service.settings import DEMO_LEASE_SECONDS, Settings
 
 _TRY = """
-Try it (copy and paste):
-
   # the same payment, submitted twice: one charge, the same answer, the second one marked as replayed
   KEY=$(uuidgen 2>/dev/null || date +%s%N)
   curl -i {url}/payments -H 'Authorization: Bearer alice' -H "Idempotency-Key: $KEY" \\
@@ -31,11 +29,17 @@ _DEMO = """
 """
 
 
+def commands(url: str, settings: Settings) -> str:
+    """What to try, as lines for a shell."""
+    return _TRY.format(url=url) + (_DEMO.format(url=url, lease=DEMO_LEASE_SECONDS) if settings.demo else "")
+
+
 def greeting(url: str, settings: Settings) -> list[str]:
     """The lines to print."""
-    text = _TRY.format(url=url) + (_DEMO.format(url=url, lease=DEMO_LEASE_SECONDS) if settings.demo else "")
     return [
         f"semel: serving on {url} (store {settings.url}{', demo mode' if settings.demo else ''})",
-        f"semel: the API is described at {url}/docs; stop with Ctrl-C",
-        *text.splitlines(),
+        f"semel: a page to begin with: {url}/; the API is described at {url}/docs; stop with Ctrl-C",
+        "",
+        "Try it (copy and paste):",
+        *commands(url, settings).splitlines(),
     ]

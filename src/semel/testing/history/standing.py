@@ -1,8 +1,8 @@
 """The sequential model of one key: where its record stands, and what each operation may do and be told there.
 
-This is the table of states and verdicts once more, on purpose written apart from ``rules``: a checker that asked the rules themselves would
-find every mistake of theirs right. Not modelled: retention that runs out (no operation here lives that long), declared
-steps, and ``after_expiry="new"``.
+This is the table of states and verdicts once more, on purpose written apart from ``rules``: a checker that asked the
+rules themselves would find every mistake of theirs right. Not modelled: retention that runs out (no operation here
+lives that long), declared steps, and ``after_expiry="new"``.
 """
 
 from __future__ import annotations

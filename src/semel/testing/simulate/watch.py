@@ -1,6 +1,6 @@
 """Watches every write of the store: which changes of a record are allowed, by whom and when.
 
-This is the second opinion on ``rules/``: it is written from the documented guarantees and imports none of its functions,
+This is the second opinion on ``rules/``: it is written from the guarantees and imports none of its functions,
 so that a rule which has changed its mind is noticed at the very write. What the outside sees (effects, answers)
 is checked by the ledger and the clients, without looking into the store at all.
 """
