@@ -11,7 +11,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test coverage servers lint types docs bench compare peers fuzz soak mutate lock clean
+.PHONY: help run test coverage servers lint types docs bench compare peers fuzz soak mutate house release lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -58,6 +58,12 @@ soak: .venv/dev.stamp ## hours of real kills on every store, recorded histories 
 
 mutate: .venv/dev.stamp ## change the rules line by line: do their tests notice? (half an hour; ARGS="decide settle")
 	@$(BIN)/python scripts/mutate.py $(ARGS)
+
+house: .venv/dev.stamp ## how the house stands: sizes, rooms, the way of one command, beside their targets
+	@$(BIN)/python scripts/house.py $(ARGS)
+
+release: .venv/dev.stamp ## build sdist, wheel, bill of materials and checksums into dist/, and check them
+	@scripts/release
 
 lock: .venv/dev.stamp ## resolve requirements/*.in anew into hashed *.txt
 	$(COMPILE) requirements/run.in -o requirements/run.txt $(ARGS)

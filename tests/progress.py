@@ -49,9 +49,11 @@ class Progress:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: object) -> tuple[str, str, str] | None:
-        if self.is_long and isinstance(report, pytest.TestReport) and report.when == "call" and report.passed:
-            return "passed", "", ""  # counted, and not printed
-        return None
+        if not self.is_long or not isinstance(report, pytest.TestReport):
+            return None
+        if report.failed:  # named on a line of its own
+            return ("failed", "", "FAILED") if report.when == "call" else ("error", "", "ERROR")
+        return ("passed", "", "") if report.when == "call" and report.passed else None  # counted, and not printed
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

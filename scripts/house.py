@@ -1,0 +1,143 @@
+"""How the house stands: its size, its rooms, and the way of one fresh command. Run by ``make house``.
+
+    python scripts/house.py            a table
+    python scripts/house.py --json     one JSON document
+    python scripts/house.py --check    exit code 1 where a target is missed
+
+The targets are questions and not walls: a figure over its target asks which room has two nouns in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "semel"
+CORE = ("core", "engine", "stores/memory")
+
+
+class Figure(NamedTuple):
+    """One line of the table: what was counted, and what it should not exceed (None: no target)."""
+
+    name: str
+    value: int
+    most: int | None = None
+    detail: str = ""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the target is met."""
+        return self.most is None or self.value <= self.most
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Count, print, and say whether the targets are met."""
+    parser = argparse.ArgumentParser("house", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--check", action="store_true", help="exit code 1 where a target is missed")
+    given = parser.parse_args(arguments)
+    found = list(figures())
+    if given.json:
+        sys.stdout.write(json.dumps([one._asdict() | {"met": one.is_met} for one in found], indent=2) + "\n")
+    else:
+        width = max(len(one.name) for one in found)
+        for one in found:
+            most = "" if one.most is None else f"  (at most {one.most:,}{'' if one.is_met else ': missed'})"
+            sys.stdout.write(f"{one.name:<{width}}  {one.value:>7,}{most}{'  ' + one.detail if one.detail else ''}\n")
+    return 1 if given.check and not all(one.is_met for one in found) else 0
+
+
+def figures() -> Iterator[Figure]:
+    """Every figure, in the order of the table."""
+    modules = sorted(PACKAGE.rglob("*.py"))
+    yield Figure("lines of Python in the wheel", sum(_lines(path) for path in modules), 36_000)
+    yield Figure("lines of verification, outside of the wheel", sum(map(_lines, (ROOT / "verification").rglob("*.py"))))
+    core = [path for part in CORE for path in (PACKAGE / part).rglob("*.py")]
+    yield Figure("lines of core, engine and memory", sum(map(_lines, core)), 5_700)
+    yield Figure("files of core, engine and memory", len(core), 30)
+    folders = Counter(path.parent.relative_to(PACKAGE.parent) for path in modules)
+    fullest, count = folders.most_common(1)[0]
+    yield Figure("Python files in the fullest folder", count, 20, str(fullest))
+    small = [path for path in modules if path.name != "__init__.py" and _lines(path) < 60]
+    yield Figure("modules of fewer than 60 lines", len(small))
+    names = Counter(
+        node.name
+        for path in modules
+        if "testing" not in path.relative_to(PACKAGE).parts
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    twice = sorted(name for name, times in names.items() if times > 1)
+    yield Figure("class names defined more than once", len(twice), 0, ", ".join(twice[:8]) + ("…" * (len(twice) > 8)))
+    yield Figure("methods that only say «Never asked»", sum(_never_asked(path) for path in modules), 0)
+    calls, files = fresh_command()
+    yield Figure("Python calls of a fresh ASGI command on memory", calls, 95)
+    yield Figure("files of Semel that they lie in", files, 16)
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
+
+
+def _never_asked(path: Path) -> int:
+    return path.read_text("utf-8").count("Never asked")
+
+
+def fresh_command() -> tuple[int, int]:
+    """Semel's own calls of one fresh command through the ASGI middleware on the memory store, and their files."""
+    from semel import AsyncEngine, Policy
+    from semel.http import Operation, single_caller
+    from semel.http.asgi import SemelMiddleware
+
+    async def shop(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 201, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": b"ordered"})
+
+    async def run() -> tuple[int, int]:
+        engine = AsyncEngine.connect("memory://")
+        operations = [Operation("/orders", Policy(), name="orders.create")]
+        app = SemelMiddleware(shop, engine, caller=single_caller, operations=operations)
+
+        async def ask(key: str) -> None:
+            headers = [(b"idempotency-key", key.encode()), (b"content-type", b"application/json")]
+            scope = {"type": "http", "method": "POST", "path": "/orders", "raw_path": b"/orders", "headers": headers}
+            scope |= {"query_string": b"", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http"}
+
+            async def receive() -> dict[str, Any]:
+                return {"type": "http.request", "body": b'{"sku": "book-1"}', "more_body": False}
+
+            async def send(_: Any) -> None:
+                """The answer goes nowhere."""
+
+            await app(scope, receive, send)
+
+        async with engine:
+            for number in range(5):
+                await ask(f"warm-{number}")
+            seen: list[str] = []
+
+            def note(frame: Any, event: str, _: Any) -> None:
+                if event == "call" and (name := frame.f_code.co_filename).startswith(str(PACKAGE)):
+                    seen.append(name)
+
+            sys.setprofile(note)
+            try:
+                await ask("fresh")
+            finally:
+                sys.setprofile(None)
+        return len(seen), len(set(seen))
+
+    return asyncio.run(run())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
