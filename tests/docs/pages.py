@@ -14,21 +14,22 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 
-RUN = ("python", "console")
+RUN = ("python", "console", "sh")
 SHOWN = ("http", "json", "mermaid", "sql", "text", "toml")
 
-_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block; ``line`` is that of its first line of text."""
+    """One fenced block; ``line`` is that of its first line of text, ``note`` what follows the language."""
 
     language: str
     text: str
     line: int
+    note: str = ""
 
 
 def maker(name: str) -> Any:
@@ -45,7 +46,10 @@ def name_of(page: Path) -> str:
 
 
 def blocks(text: str) -> list[Block]:
-    return [Block(found[1], found[2], text[: found.start(2)].count("\n") + 1) for found in _FENCE.finditer(text)]
+    return [
+        Block(found[1], found[3], text[: found.start(3)].count("\n") + 1, found[2].strip())
+        for found in _FENCE.finditer(text)
+    ]
 
 
 def prose(text: str) -> str:

@@ -4,9 +4,11 @@
   first line is a file's name, such as ``# shop.py``, is that file: it is written, and not run.
 - ``console``: lines that begin with ``$`` are commands (``>`` continues one), the others what they print. Three dots
   stand for any text. One shell runs a block, so that a later command sees an earlier one's variables.
+- ``sh``: a script to copy and paste, without prompts. What it prints is the next block, where that is ``text prints``.
 
-The address of the reference service is replaced by the tests' own. ``make``, ``pip install`` and commands that serve
-until they are stopped are not run to their end: their target, their package and their options are checked.
+The address of the reference service and the URL ``DATABASE`` are replaced by the tests' own. ``make``, ``pip install``
+and commands that serve until they are stopped are not run to their end: their target, their package and their options
+are checked.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ ADDRESS = "127.0.0.1:8080"
 SECONDS_MAX = 120.0
 CURL = Path(__file__).with_name("curl.py")
 _MARK = "--- the next command of this block ---"
-_CHECKED = re.compile(r"(make|pip install|semel serve|semel demo)\b")
+DATABASE = "postgresql://localhost/shop"
+PSQL = Path(__file__).with_name("psql.py")
+_CHECKED = re.compile(r"(make|pip install|semel serve|semel demo|uvicorn)\b")
 
 
 def file_of(block: Block) -> str | None:
@@ -83,6 +87,18 @@ def run_console(block: Block, page: str, folder: Path, served: str | None) -> No
         assert_shown(shown, printed, f"{page}:{block.line}: {command}")
 
 
+def run_shell(block: Block, page: str, folder: Path, served: str | None, shown: str = "") -> None:
+    """Run a script; ``shown`` is what the page says that it prints."""
+    lines = re.findall(r"(?:[^\n]*\\\n)*[^\n]*\n", block.text)
+    checked = [line for line in lines if _CHECKED.match(line)]
+    for line in checked:
+        check(line, folder)
+    rest = "".join(line for line in lines if line not in checked)
+    if rest.strip():
+        script = "$ " + "> ".join(rest.splitlines(keepends=True))
+        run_console(Block("console", script + shown, block.line), page, folder, served)
+
+
 def parse_console(text: str) -> list[tuple[str, str]]:
     """Each command of a block with the text that follows it."""
     found: list[tuple[list[str], list[str]]] = []
@@ -114,15 +130,17 @@ def _narrow(text: str) -> str:
 def environment(folder: Path) -> Mapping[str, str]:
     """This environment's programs first; no proxy stands before loopback, no variable names another store.
 
-    Last comes a plain `curl` of ours, for machines that have none: the tests need Python and make, nothing else.
+    Last come a plain `curl` and `psql` of ours, for machines that have none: the tests need Python and make, nothing
+    else.
     """
-    ours = folder / "bin" / "curl"
-    if not ours.exists():
-        ours.parent.mkdir()
-        ours.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{CURL}" "$@"\n', "utf-8")
-        ours.chmod(0o755)
+    ours = folder / "bin"
+    for name, script in (("curl", CURL), ("psql", PSQL)):
+        if not (ours / name).exists():
+            ours.mkdir(exist_ok=True)
+            (ours / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n', "utf-8")
+            (ours / name).chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if name not in ("SEMEL_URL", "SEMEL_ID_SECRET_FILE")}
-    path = os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", ""), str(ours.parent)))
+    path = os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", ""), str(ours)))
     return {**kept, "PATH": path, "NO_PROXY": "*", "no_proxy": "*", "USER": "olga", "LOGNAME": "olga"}
 
 
@@ -136,6 +154,9 @@ def check(command: str, folder: Path) -> str:
         return check_make(words[1:])
     if words[0] == "pip":
         check_pip(words[2:], folder)
+        return ""
+    if words[0] == "uvicorn":
+        assert (folder / f"{words[1].partition(':')[0]}.py").exists(), f"{command}: no block is that module"
         return ""
     parser, commands = grammar()
     parse(parser, commands, words[1:])
@@ -152,9 +173,10 @@ def check_make(words: list[str]) -> str:
 
 def check_pip(words: list[str], folder: Path) -> None:
     """The package can be installed from a checkout beside this folder, and has the extras. Nothing is installed."""
-    if words == ["semel"] or not all(word.startswith("./semel") for word in words):
+    places = {word.partition("[")[0] for word in words}
+    if len(places) != 1 or not places <= {"./semel", "../semel"}:
         raise AssertionError(f"pip install {words}: only a checkout can be installed yet")
-    copy = folder / "semel"
+    copy = folder / places.pop()
     if not copy.exists():
         copy.mkdir()
         for name in ("pyproject.toml", "README.md", "LICENSE"):

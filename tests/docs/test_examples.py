@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from uuid import uuid4
 
+import psycopg
 import pytest
+from psycopg.sql import SQL, Identifier
 
 from tests.docs import curl
 from tests.docs.pages import PAGES, RUN, SHOWN, Block, blocks, name_of
-from tests.docs.running import ADDRESS, assert_shown, file_of, parse_console, run_console, run_python
+from tests.docs.running import (
+    ADDRESS,
+    DATABASE,
+    assert_shown,
+    file_of,
+    parse_console,
+    run_console,
+    run_python,
+    run_shell,
+)
+from tests.servers.postgres import postgres
 from tests.service.served import serving
 
 
 @pytest.mark.no_cover  # they run in processes of their own, and what they show is tested elsewhere
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_examples_of(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    examples = [block for block in blocks(page.read_text("utf-8")) if block.language in RUN]
+    examples = [block for block in blocks(page.read_text("utf-8")) if block.language in RUN or block.note == "prints"]
     namespace: dict[str, object] = {"__name__": "example"}
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as a shell in that folder would: what a page writes it can import
@@ -29,13 +43,29 @@ def test_the_examples_of(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         served: str | None = None
         if any(ADDRESS in block.text for block in examples):
             served = stack.enter_context(serving(tmp_path)).url.removeprefix("http://")
-        for block in examples:
+        if any(DATABASE in block.text for block in examples):
+            examples = [replace(block, text=block.text.replace(DATABASE, database())) for block in examples]
+        for number, block in enumerate(examples, start=1):
             if (file := file_of(block)) is not None:
                 (tmp_path / file).write_text(block.text, "utf-8")
             elif block.language == "python":
-                run_python(block, name_of(page), namespace, served)
-            else:
+                # Every block of the first page can be copied alone; elsewhere each goes on where the last one ended.
+                names: dict[str, object] = {"__name__": "example"} if name_of(page) == "README.md" else namespace
+                run_python(block, name_of(page), names, served)
+            elif block.language == "sh":
+                shown = "".join(following.text for following in examples[number : number + 1] if following.note)
+                run_shell(block, name_of(page), tmp_path, served, shown)
+            elif block.language == "console":
                 run_console(block, name_of(page), tmp_path, served)
+
+
+def database() -> str:
+    """A new database on the run's PostgreSQL."""
+    url = postgres()
+    name = f"page_{uuid4().hex}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
+    return f"{url.rpartition('/')[0]}/{name}"
 
 
 def forget_modules(folder: Path) -> None:
@@ -76,6 +106,9 @@ def test_what_is_not_printed_is_seen(tmp_path: Path) -> None:
         run_console(Block("console", "$ pip install semel\n", 1), "page", tmp_path, None)
     with pytest.raises(AssertionError, match="does not show"):
         run_python(Block("python", "print(1)\n", 1), "page", {})
+    with pytest.raises(AssertionError, match="shown"):
+        run_shell(Block("sh", "echo one\n", 1), "page", tmp_path, None, "two\n")
+    run_shell(Block("sh", "one=1\necho $one \\\n  2\nmake run\n", 1), "page", tmp_path, None, "1 2\n")
     assert_shown("a ... c\n", "a b c\n", "here")
 
 
