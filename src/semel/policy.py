@@ -43,7 +43,8 @@ class Policy:
             ``"body:/orderId"`` (a JSON pointer), or ``"reference"``: what ``reference_from`` names.
         reference_from: over HTTP, where the business reference is: ``"path:orderId"`` or ``"body:/invoice/number"``.
         fingerprint: the :class:`~semel.rules.fingerprint.Recipe` under which requests are compared.
-        fingerprints_known: former recipes, still recognised on records that were made under them.
+        fingerprints_known: former recipes, still recognised on records that were made under them; a recipe's former
+            versions are recognised without being named.
         lease_seconds: how long a holder is believed alive without renewing; renewed every third of it.
         deadline_seconds: how long a handler may run; renewal ends there.
         wait_seconds: how long a duplicate waits for the running command before it is told so.
