@@ -111,8 +111,8 @@ def command_error(verdict: Refusal) -> CommandError:
             )
         case Unreadable(operation_id, "steps"):
             return RecordUnreadableError(
-                "the command was begun in steps, and this process's operation declares none; declare steps=True until "
-                "it has ended, or settle it by hand",
+                "the command was begun in steps, and this process's operation declares none; a process that declares "
+                "steps=True goes on with it",
                 operation_id=uuid_text(operation_id),
             )
         case Unreadable(operation_id, reason):
