@@ -256,7 +256,11 @@ class NotReplayable:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """The record cannot be read by this process (``recipe`` unknown, or ``corrupt``). Never run again."""
+    """This process cannot go on from the record. Never run again.
+
+    ``reason``: ``recipe`` (unknown here, and named), ``corrupt``, or ``steps`` (some have begun, and this process's
+    operation declares none).
+    """
 
     operation_id: bytes
     reason: str

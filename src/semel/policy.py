@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
-from semel.errors import PolicyError
+from semel.errors import PolicyError, RequestError, RequestTooLarge
 from semel.model import AfterExpiry, Effects, Scope, State, Terms
 from semel.rules.fingerprint import Recipe
 from semel.rules.headers import NEVER_REPLAYED as NEVER_REPLAYED
@@ -43,7 +43,8 @@ class Policy:
             ``"body:/orderId"`` (a JSON pointer), or ``"reference"``: what ``reference_from`` names.
         reference_from: over HTTP, where the business reference is: ``"path:orderId"`` or ``"body:/invoice/number"``.
         fingerprint: the :class:`~semel.rules.fingerprint.Recipe` under which requests are compared.
-        fingerprints_known: former recipes, still recognised on records that were made under them.
+        fingerprints_known: former recipes, still recognised on records that were made under them; a recipe's former
+            versions are recognised without being named.
         lease_seconds: how long a holder is believed alive without renewing; renewed every third of it.
         deadline_seconds: how long a handler may run; renewal ends there.
         wait_seconds: how long a duplicate waits for the running command before it is told so.
@@ -312,7 +313,8 @@ class Command:
     under another known recipe (by its id), or None; ``business_ref`` what the business calls it, such as an invoice's
     number: one open or successful execution for each, within tenant and operation; ``request`` what a completer gives
     to the handler of a resumable operation, at most 1 MiB, kept as it is until there is an outcome; ``resumed`` the
-    record that a completer goes on with.
+    record that a completer goes on with; ``refusal`` why it may not begin (a limit that its request breaks): it gets
+    what the record under its key says, and where there is none the refusal is raised and nothing is stored.
     """
 
     scope: Scope
@@ -324,9 +326,10 @@ class Command:
     business_ref: str | None = None
     request: bytes | None = None
     resumed: Resumed | None = None
+    refusal: RequestError | None = None
 
     def __post_init__(self) -> None:
-        if self.policy.resumable or self.request is not None:
+        if (self.policy.resumable or self.request is not None) and not isinstance(self.refusal, RequestTooLarge):
             check_request(self.policy, self.request, self.resumed)
         if self.business_ref is not None:
             check_reference(self.business_ref)

@@ -30,7 +30,13 @@ SHORTEST = {
 
 
 # Explored whole by ``python -m semel.testing.explore``; here only so many of their states, since CI's time is short.
-LONGER = {"steps-renewed": 4_000, "steps-repeated": 4_000, "steps-raising": 4_000, "steps-late": 4_000}
+LONGER = {
+    "steps-renewed": 4_000,
+    "steps-repeated": 4_000,
+    "steps-raising": 4_000,
+    "steps-undeclared": 4_000,
+    "steps-late": 4_000,
+}
 
 
 @pytest.mark.no_cover  # the same lines, a hundred thousand times; the variants below and tests/rules measure them

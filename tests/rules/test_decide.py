@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from semel.engine.bulk import RECIPE as BULK
 from semel.model import (
     AfterExpiry,
     Answer,
@@ -28,7 +30,19 @@ from semel.model import (
     Verdict,
 )
 from semel.policy import Policy
-from semel.rules.decide import DOUBTS, TABLE, Situation, decide, doubt_of, is_grant_new, situation
+from semel.rules.decide import (
+    DOUBTS,
+    LAPSED,
+    TABLE,
+    Declared,
+    Situation,
+    Was,
+    decide,
+    doubt_of,
+    is_grant_new,
+    needs_steps,
+    situation,
+)
 from semel.rules.stored import answer_digest, pack_headers
 from semel.stores.memory import granted_row
 from semel.testing.attempts import EXTERNAL, OK, attempt, bits
@@ -52,6 +66,8 @@ class Case(NamedTuple):
     dedup: str  # lasts, over
     lapses: int  # of two that are allowed
     after_expiry: AfterExpiry
+    declares: str = "external"  # atomic, idempotent, external, steps: what the operation of the attempt is now
+    begun: bool = False  # whether a step of the record has begun
 
 
 AXES: tuple[tuple[object, ...], ...] = (
@@ -71,9 +87,30 @@ ATTEMPTS_MAX = 2
 DOUBT = "error:TimeoutError"
 
 
+CLAIMS = {
+    "atomic": attempt(nonce=1, policy=Policy(effects="atomic")),
+    "idempotent": attempt(nonce=1, policy=Policy(effects="idempotent")),
+    "external": MINE,
+    "steps": attempt(nonce=1, policy=Policy(steps=True), starts=State.CLAIMED),
+}
+
+
 def cases() -> Iterator[Case]:
+    """All that a record can be, met by an EXTERNAL attempt; and all that is open, met by every declaration."""
     for point in itertools.product(*AXES):
         yield Case(*point)  # type: ignore[arg-type]  # the axes are in the order of the fields
+    for point in itertools.product(*AXES, CLAIMS, (False, True)):
+        case = Case(*point)  # type: ignore[arg-type]  # as above
+        if case.state in (State.CLAIMED, State.PROCESSING) and case.answer == "none":
+            yield case
+
+
+def decided(row: Record | None, case: Case) -> Verdict:
+    return decide(row, CLAIMS[case.declares], NOW, begun=case.begun)
+
+
+def situated(row: Record | None, case: Case) -> Situation:
+    return situation(row, CLAIMS[case.declares], NOW, begun=case.begun)
 
 
 def expected(case: Case) -> str:
@@ -95,7 +132,7 @@ def expected(case: Case) -> str:
         case State.CLAIMED | State.PROCESSING:
             if case.lease == "live":
                 return "proceed: read back" if case.nonce == "mine" else "in progress"
-            return "proceed: again" if case.state == State.CLAIMED else expected_of_a_lapse(case)
+            return expected_of_a_reservation(case) if case.state == State.CLAIMED else expected_of_a_lapse(case)
         case _:
             return "unreadable: corrupt"
 
@@ -108,6 +145,11 @@ def expected_of_an_answer(case: Case) -> str:
     return "replay" if case.answer == "kept" else "not replayable"
 
 
+def expected_of_a_reservation(case: Case) -> str:
+    # I4: a step that had finished is never made again, and a handler without steps cannot tell which had.
+    return "unreadable: steps" if case.begun and case.declares != "steps" else "proceed: again"
+
+
 def expected_of_a_lapse(case: Case) -> str:
     if case.effects is Effects.EXTERNAL:
         return "unknown: lapsed"
@@ -116,7 +158,10 @@ def expected_of_a_lapse(case: Case) -> str:
     if case.dedup == "over":
         return "unknown: dedup-over"
     crashes = case.lapses + (1 if case.lease == "lapsed" else 0)  # giving back is no crash
-    return "unknown: attempts-over" if crashes >= ATTEMPTS_MAX else "proceed: again"
+    if crashes >= ATTEMPTS_MAX:
+        return "unknown: attempts-over"
+    # The downstream deduplicates by derived keys, which no other declaration promises to use.
+    return "proceed: again" if case.declares == "idempotent" else "unknown: effects-changed"
 
 
 def row_of(case: Case) -> Record | None:
@@ -183,10 +228,10 @@ def test_every_state_and_input_is_decided_as_designed() -> None:
     count = 0
     for case in cases():
         row = row_of(case)
-        seen.add(situation(row, MINE, NOW))
-        assert named(row, decide(row, MINE, NOW)) == expected(case), case
+        seen.add(situated(row, case))
+        assert named(row, decided(row, case)) == expected(case), case
         count += 1
-    assert count == 96_768
+    assert count == 96_768 + 27_648
     assert seen == set(Situation)  # every situation was reached, and the table has no line that never is
 
 
@@ -202,7 +247,7 @@ def test_the_table_has_a_line_for_every_situation() -> None:
 def test_every_verdict_but_a_damaged_answer_is_the_tables() -> None:
     for case in cases():
         row = row_of(case)
-        verdict, line = decide(row, MINE, NOW), TABLE[situation(row, MINE, NOW)]
+        verdict, line = decided(row, case), TABLE[situated(row, case)]
         damaged = line.verdict is Replay and case.answer in ("damaged", "half")
         assert type(verdict) is (Unreadable if damaged else line.verdict), case
 
@@ -254,13 +299,53 @@ def test_a_takeover_keeps_the_operation_and_counts_the_crash() -> None:
 
 
 def test_a_lease_given_back_counts_no_crash() -> None:
-    row = record(State.PROCESSING, policy=Policy(effects="idempotent"))._replace(lease_until=0, lapses=1)
-    assert grant_for(row).lapses == 1
+    idempotent = Policy(effects="idempotent")
+    row = record(State.PROCESSING, policy=idempotent)._replace(lease_until=0, lapses=1)
+    assert grant_for(row, attempt(nonce=2, policy=idempotent)).lapses == 1
 
 
 def test_a_reservation_that_lapsed_counts_no_crash() -> None:
     row = record(State.CLAIMED)
-    assert grant_for(row, OTHERS, row.lease_until).lapses == 0
+    stepped = attempt(nonce=2, starts=State.CLAIMED)
+    assert grant_for(row, stepped, row.lease_until).lapses == 0
+
+
+def test_a_reservation_is_refused_to_an_attempt_without_steps_until_its_list_was_read() -> None:
+    row = record(State.CLAIMED)
+    verdict = decide(row, OTHERS, row.lease_until)
+    assert verdict == Unreadable(row.operation_id, "steps")
+    assert needs_steps(verdict)
+    assert not needs_steps(decide(row, OTHERS, row.lease_until, begun=False))
+
+
+def test_the_table_of_declarations_is_whole() -> None:
+    assert set(LAPSED) == set(Was)
+    assert all(set(line) == set(Declared) for line in LAPSED.values())
+    may = {(was, now) for was, line in LAPSED.items() for now in Declared if TABLE[line[now]].verdict is Proceed}
+    assert may == {
+        (Was.IDEMPOTENT, Declared.IDEMPOTENT),
+        (Was.STEPS_BEGUN, Declared.STEPS),
+        *((Was.STEPS_NOT_BEGUN, each) for each in Declared),
+    }
+
+
+def test_the_page_on_upgrading_has_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "upgrading.md").read_text("utf-8")
+    for was, line in LAPSED.items():
+        verdicts = " | ".join(f"`{TABLE[line[now]].verdict.__name__}`" for now in Declared)
+        assert f"\n| {was.value} | {verdicts} |\n" in page
+
+
+@pytest.mark.parametrize("declares", CLAIMS)
+@pytest.mark.parametrize("state", State)
+def test_a_bulk_and_a_single_command_never_run_each_others_record(state: State, declares: str) -> None:
+    """A bulk's recipe is its own: neither its items nor a command's effect are ever made again by the other."""
+    single = CLAIMS[declares]
+    bulk = attempt(nonce=2, recipe=BULK, starts=State.CLAIMED)
+    for one, other in ((single, bulk), (bulk, single)):
+        row = granted_row(None, one, grant_for(None, one))._replace(state=state)
+        for now in (NOW, row.lease_until, row.dedup_until):
+            assert decide(row, other, now, begun=False) == Unreadable(row.operation_id, "recipe", row.recipe)
 
 
 def test_what_did_not_happen_starts_its_counts_anew() -> None:

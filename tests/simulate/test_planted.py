@@ -99,8 +99,8 @@ def what_did_not_happen_stays_blocked(patch: pytest.MonkeyPatch) -> None:
 def the_fingerprint_is_not_compared(patch: pytest.MonkeyPatch) -> None:
     real = decide.situation
 
-    def situation(row: Record | None, claim: Claim, now: int) -> decide.Situation:
-        return real(row, claim if row is None else claim._replace(fingerprint=row.fingerprint), now)
+    def situation(row: Record | None, claim: Claim, now: int, **given: bool) -> decide.Situation:
+        return real(row, claim if row is None else claim._replace(fingerprint=row.fingerprint), now, **given)
 
     patch.setattr(decide, "situation", situation)
 

@@ -18,6 +18,7 @@ from semel.testing.simulate.schedule import Schedule
 from semel.testing.simulate.step_ledger import StepLedger
 
 STEPS: Final = Shape(steps=1.0)
+UNDECLARED: Final = Shape(steps=1.0, undeclared=1.0)
 TROUBLED: Final = Shape(steps=1.0, trouble=0.6)
 SCHEDULES: Final = 500
 PLANTED_MAX: Final = 250
@@ -27,6 +28,28 @@ PLANTED_MAX: Final = 250
 def test_every_schedule_keeps_the_invariants() -> None:
     violation = search(range(SCHEDULES), shape=STEPS)
     assert violation is None, violation.report()
+
+
+@pytest.mark.no_cover
+def test_versions_without_steps_never_run_what_has_begun() -> None:
+    violation = search(range(SCHEDULES), shape=UNDECLARED)
+    assert violation is None, violation.report()
+
+
+def test_versions_without_steps_meet_records_of_every_kind() -> None:
+    words = ("is told RecordUnreadableError", "is told NothingHappened", "EFFECT")
+    seen: Counter[str] = Counter()
+    for seed in range(100):
+        trace = "\n".join(replay(seed, shape=UNDECLARED).trace)
+        seen.update(word for word in words if word in trace)
+    assert set(seen) == set(words), seen
+
+
+def test_a_version_that_forgets_the_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.stores.steps.any_begun", lambda stored, generation: False)
+    violation = search(range(PLANTED_MAX), shape=UNDECLARED)
+    assert violation is not None
+    assert violation.invariant == "I4 no blind rerun"
 
 
 def test_schedules_are_as_eventful_as_they_are_meant_to_be() -> None:

@@ -9,6 +9,7 @@ import pytest
 from semel.policy import Policy
 from semel.rules.fingerprint import DigestField, Members, Recipe
 from semel.rules.keys import KeyFormat
+from semel.web.exchange import RETRY_BYTES_MAX
 from semel.web.routing import Operation
 from tests.web.conftest import MakeWeb
 from tests.web.driving import ALICE, KEY, Reply, Web
@@ -80,7 +81,7 @@ def test_both_spellings_of_a_key_are_one_key(web: Web) -> None:
     [
         (b"x" * 101, []),
         ([b"x" * 60, b"x" * 60], []),
-        (b"", [("Content-Length", "101")]),
+        (b"", [("Content-Length", str(RETRY_BYTES_MAX + 1))]),
         (b"", [("Content-Length", "9" * 40)]),
     ],
 )

@@ -15,12 +15,12 @@ from semel.engine.performing import AsyncPerformer
 from semel.engine.permit import Permit
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, lost_result, outcome_from
 from semel.engine.upkeep import AsyncUpkeep
-from semel.errors import NotReplicated, StoreError, StoreTimeout
+from semel.errors import NotReplicated, RequestTooLarge, StoreError, StoreTimeout
 from semel.flow import MakeFlow, ask
 from semel.model import Answer, Claim, Effects, InProgress, Settling, Superseded, Verdict
 from semel.policy import Command
 from semel.protocol.asks import Begin, Rollback, Unit
-from semel.protocol.commands import await_verdict, reread
+from semel.protocol.commands import await_verdict, look_before_refusing, reread
 from semel.protocol.operations import claim_unit, settle_unit
 from semel.rules.classify import Outcome, Refused, classify_exception
 from semel.telemetry import Observer
@@ -122,7 +122,8 @@ class AsyncEngine:
 
         Parameters: ``wait_seconds`` how long to wait for a running duplicate (the policy's by default).
 
-        Raises StoreUnavailable or StoreTimeout: the handler must not run.
+        Raises StoreUnavailable or StoreTimeout: the handler must not run. Raises the command's ``refusal``, if it has
+        one and nothing is on record under its key.
         """
         core = self.core
         if not core.checked:
@@ -132,8 +133,13 @@ class AsyncEngine:
         core.entering.add(claim.nonce)
         try:
             core.check_open()  # once more: a drain that did not see this claim is seen by it
-            verdict = await attempt(claim, command)
-            if type(verdict) is InProgress:
+            verdict = None
+            if command.refusal is not None:
+                flow = look_before_refusing(self.store, claim, command.under, command.refusal)
+                verdict = await self._performer.drive(flow)
+            if verdict is None:
+                verdict = await attempt(claim, command)
+            if type(verdict) is InProgress and not isinstance(command.refusal, RequestTooLarge):
                 verdict = await self._wait(attempt, claim, command, verdict, wait_seconds)
             met = core.met(command, claim, verdict)
         finally:

@@ -109,6 +109,12 @@ def command_error(verdict: Refusal) -> CommandError:
                 "the command was done, but its answer was not kept; query the operation",
                 operation_id=uuid_text(operation_id),
             )
+        case Unreadable(operation_id, "steps"):
+            return RecordUnreadableError(
+                "the command was begun in steps, and this process's operation declares none; a process that declares "
+                "steps=True goes on with it",
+                operation_id=uuid_text(operation_id),
+            )
         case Unreadable(operation_id, reason):
             return RecordUnreadableError(
                 f"the stored record cannot be read ({reason}); it is never run again",

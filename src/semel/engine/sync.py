@@ -19,7 +19,7 @@ from semel.flow import MakeFlow, ask
 from semel.model import Answer, Claim, Effects, InProgress, Settlement, Settling, Superseded, Verdict
 from semel.policy import Command
 from semel.protocol.asks import Begin, Rollback, Unit
-from semel.protocol.commands import await_verdict, reread, settle_until_confirmed
+from semel.protocol.commands import await_verdict, look_before_refusing, reread, settle_until_confirmed
 from semel.protocol.operations import claim_unit, settle_unit
 from semel.rules.classify import Outcome, Refused, classify_exception
 from semel.telemetry import Observer
@@ -109,7 +109,8 @@ class Engine:
 
         Parameters: ``wait_seconds`` how long to wait for a running duplicate (the policy's by default).
 
-        Raises StoreUnavailable or StoreTimeout: the handler must not run.
+        Raises StoreUnavailable or StoreTimeout: the handler must not run. Raises the command's ``refusal``, if it has
+        one and nothing is on record under its key.
         """
         core = self.core
         if not core.checked:
@@ -128,6 +129,10 @@ class Engine:
     def _verdict(self, claim: Claim, command: Command, wait_seconds: float | None) -> Verdict:
         core = self.core
         attempt = self._claim_atomic if claim.terms.effects is Effects.ATOMIC else self._claim
+        if command.refusal is not None:
+            seen = self._performer.drive(look_before_refusing(self.store, claim, command.under, command.refusal))
+            if seen is not None:
+                return seen
         verdict = attempt(claim, command)
         if type(verdict) is not InProgress:
             return verdict

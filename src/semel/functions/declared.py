@@ -23,6 +23,8 @@ from semel.errors import (
     NotReplayableError,
     OutcomeUnknownError,
     RecordUnreadableError,
+    RequestError,
+    RequestTooLarge,
     StoreError,
     StoreUnavailable,
 )
@@ -163,11 +165,12 @@ class Declared:
                 raise
             engine.core.tell("unprotected", self.name, reason="no-key")
             return Call(self, engine, shape, arguments, None)
-        if self.policy.key_format is not None:
-            self.policy.key_format.check(text)
         caller = self.make_caller(arguments, args, kwargs)
         secret = engine.core.id_secret
         parts = self.fingerprints.parts(arguments)
+        request, refusal = None, self._misfit(text, parts)
+        if self.kept is not None and not isinstance(refusal, RequestTooLarge):
+            request = self.kept.pack(arguments)
         command = Command(
             Scope(caller.tenant, caller.id, self.name),
             text,
@@ -175,10 +178,20 @@ class Declared:
             self._recipe,
             self.policy,
             lambda recipe: self.fingerprints.under(recipe, parts, self.name, secret),
-            None,
-            None if self.kept is None else self.kept.pack(arguments),
+            request=request,
+            refusal=refusal,
         )
         return Call(self, engine, shape, arguments, command)
+
+    def _misfit(self, key: str, parts: Mapping[str, bytes]) -> RequestError | None:
+        """The limit of today that a call breaks, if any: it is refused unless its key is on record."""
+        try:
+            self.fingerprints.check_size(parts)
+            if self.policy.key_format is not None:
+                self.policy.key_format.check(key)
+        except RequestError as error:
+            return error
+        return None
 
     def resume(self, request: bytes, receivers: tuple[Any, ...]) -> Call:
         """A run without the caller, with the arguments that were kept. Raises RecordUnreadableError."""

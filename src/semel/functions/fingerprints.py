@@ -54,7 +54,7 @@ class Fingerprints:
     def parts(self, arguments: Mapping[str, Any]) -> dict[str, bytes]:
         """Each counted argument in canonical form.
 
-        Raises ConfigurationError, naming an argument that has none, and RequestTooLarge.
+        Raises ConfigurationError, naming an argument that has none.
         """
         try:
             parts = dict(self._parts(arguments))
@@ -67,12 +67,15 @@ class Fingerprints:
             root = root.partition(".")[0].partition("[")[0]
             why = f"the argument {error.where} {error.why}, so that nobody can tell this command from another"
             raise ConfigurationError(f"{why}; {_REMEDY.format(root=root)}") from None
+        return parts
+
+    def check_size(self, parts: Mapping[str, bytes]) -> None:
+        """Raise RequestTooLarge where the arguments are more than may be compared for a new command."""
         if sum(map(len, parts.values())) > self.bytes_max:
             raise RequestTooLarge(
                 f"the arguments are larger than {self.bytes_max} bytes (body_bytes_max); leave the large ones out with "
                 "exclude=(...), and let a digest of them be an argument"
             )
-        return parts
 
     def _parts(self, arguments: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
         if not self.paths:

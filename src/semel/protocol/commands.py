@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from semel.errors import NotReplicated, StoreError, StoreTimeout
+from semel.errors import NotReplicated, RequestError, RequestTooLarge, StoreError, StoreTimeout
 from semel.flow import Flow, ask
 from semel.model import Answer, AnswerKind, Claim, Grant, InProgress, Settlement, Settling, State, Unreadable, Verdict
-from semel.protocol.asks import Attempt, Elapsed, Jitter, Pause, PerformOne
+from semel.protocol.asks import Attempt, Elapsed, Jitter, Pause, Perform, PerformOne
 from semel.protocol.keeping import settling
 from semel.rules.backoff import poll_seconds, retry_seconds
 from semel.rules.classify import Outcome, Refused, Released, Succeeded
@@ -47,6 +47,26 @@ def look_once(store: Store, claim: Claim, under: Under | None) -> Flow[tuple[Ver
         return seen, claim
     [seen] = yield from ask(PerformOne("look", store.look, again))
     return seen, again
+
+
+def look_before_refusing(
+    store: Store, claim: Claim, under: Under | None, refusal: RequestError
+) -> Flow[Verdict | None]:
+    """What a command gets whose request breaks a limit: a limit of today is no word about what was taken before.
+
+    None where it may go on as any other: its key is on record, although it would not be taken for a new command.
+
+    Raises the refusal where nothing is on record, or where the command would have to run and is too large for that.
+    """
+    [row] = yield from ask(Perform("read", lambda: store.read((claim.id,))))
+    if row is None:
+        raise refusal
+    if not isinstance(refusal, RequestTooLarge):
+        return None
+    seen, _ = yield from look_once(store, claim, under)
+    if seen is None:
+        raise refusal
+    return seen
 
 
 def reread(store: Store, claim: Claim, grant: Grant, under: Under | None) -> Flow[Verdict]:

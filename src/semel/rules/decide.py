@@ -1,7 +1,8 @@
 """The state machine: everything about what an attempt meets lives in this file.
 
-``situation`` names where an attempt stands; ``TABLE`` says, for each situation, the verdict and why.
-The guarantees page and the state diagram are generated from the same table. Pure: the caller brings
+``situation`` names where an attempt stands; ``TABLE`` says, for each situation, the verdict and why; ``LAPSED`` says
+which situation an unfinished record is in, by what it was claimed under and what the operation declares now.
+The guarantees page and the state diagram are generated from the same tables. Pure: the caller brings
 the row, the attempt and the store's time, and writes what the verdict grants.
 """
 
@@ -46,9 +47,11 @@ class Situation(Enum):
     MINE = "open, and by this attempt's own nonce"
     CLAIMED_LIVE = "CLAIMED, live lease"
     CLAIMED_LAPSED = "CLAIMED, lapsed"
+    STEPS_UNDECLARED = "CLAIMED, lapsed, a step has begun, and the operation declares no steps now"
     PROCESSING_LIVE = "PROCESSING, live lease"
     ATOMIC_LAPSED = "PROCESSING, lapsed, ATOMIC"
     IDEMPOTENT_LAPSED = "PROCESSING, lapsed, IDEMPOTENT"
+    EFFECTS_CHANGED = "PROCESSING, lapsed, IDEMPOTENT, and the operation is declared otherwise now"
     IDEMPOTENT_DEDUP_OVER = "PROCESSING, lapsed, IDEMPOTENT, past dedup_for"
     IDEMPOTENT_ATTEMPTS_OVER = "PROCESSING, lapsed, IDEMPOTENT, past attempts_max"
     EXTERNAL_LAPSED = "PROCESSING, lapsed, EXTERNAL"
@@ -77,9 +80,15 @@ TABLE: Final[Mapping[Situation, Rule]] = {
     Situation.MINE: Rule(Proceed, "the same claim read back: it had succeeded"),
     Situation.CLAIMED_LIVE: Rule(InProgress, "reserved; its holder is believed alive"),
     Situation.CLAIMED_LAPSED: Rule(Proceed, "nothing is in doubt: each step that had begun is finished or repeatable"),
+    Situation.STEPS_UNDECLARED: Rule(
+        Unreadable, "its handler would make the finished steps again: only a version with steps can continue"
+    ),
     Situation.PROCESSING_LIVE: Rule(InProgress, "its holder is believed alive"),
     Situation.ATOMIC_LAPSED: Rule(OutcomeUnknown, "visible without an answer: somebody committed early"),
     Situation.IDEMPOTENT_LAPSED: Rule(Proceed, "granted anew: the downstream deduplicates by the same derived keys"),
+    Situation.EFFECTS_CHANGED: Rule(
+        OutcomeUnknown, "the effect may have happened, and the handler of today does not promise the same derived keys"
+    ),
     Situation.IDEMPOTENT_DEDUP_OVER: Rule(OutcomeUnknown, "the downstream may have forgotten the derived key"),
     Situation.IDEMPOTENT_ATTEMPTS_OVER: Rule(OutcomeUnknown, "it keeps crashing its workers"),
     Situation.EXTERNAL_LAPSED: Rule(OutcomeUnknown, "the effect may have happened, and nobody can prove it"),
@@ -94,11 +103,70 @@ TABLE: Final[Mapping[Situation, Rule]] = {
 }
 
 
+class Was(Enum):
+    """What a lapsed, unfinished record may have done: by what it was claimed under, and what it has recorded since."""
+
+    ATOMIC = "ATOMIC, and visible without an answer"
+    IDEMPOTENT = "IDEMPOTENT"
+    EXTERNAL = "EXTERNAL, or in a step that may not be repeated"
+    STEPS_BEGUN = "with steps; each that had begun is finished or may be repeated"
+    STEPS_NOT_BEGUN = "with steps, and none had begun"
+
+
+class Declared(Enum):
+    """What the operation of an attempt declares now. A bulk writes before each item's effect, as steps do."""
+
+    ATOMIC = "ATOMIC"
+    IDEMPOTENT = "IDEMPOTENT"
+    EXTERNAL = "EXTERNAL"
+    STEPS = "EXTERNAL with steps"
+
+
+LAPSED: Final[Mapping[Was, Mapping[Declared, Situation]]] = {
+    Was.ATOMIC: dict.fromkeys(Declared, Situation.ATOMIC_LAPSED),
+    Was.IDEMPOTENT: {
+        Declared.ATOMIC: Situation.EFFECTS_CHANGED,
+        Declared.IDEMPOTENT: Situation.IDEMPOTENT_LAPSED,
+        Declared.EXTERNAL: Situation.EFFECTS_CHANGED,
+        Declared.STEPS: Situation.EFFECTS_CHANGED,
+    },
+    Was.EXTERNAL: dict.fromkeys(Declared, Situation.EXTERNAL_LAPSED),
+    Was.STEPS_BEGUN: {
+        Declared.ATOMIC: Situation.STEPS_UNDECLARED,
+        Declared.IDEMPOTENT: Situation.STEPS_UNDECLARED,
+        Declared.EXTERNAL: Situation.STEPS_UNDECLARED,
+        Declared.STEPS: Situation.CLAIMED_LAPSED,
+    },
+    Was.STEPS_NOT_BEGUN: dict.fromkeys(Declared, Situation.CLAIMED_LAPSED),
+}
+"""What an attempt meets whose operation is declared otherwise than when the record was claimed.
+
+Everything else that a declaration says (lease, deadline, retention, attempts, expiry) is read from the record.
+"""
+
+_DECLARED: Final = {
+    Effects.ATOMIC: Declared.ATOMIC,
+    Effects.IDEMPOTENT: Declared.IDEMPOTENT,
+    Effects.EXTERNAL: Declared.EXTERNAL,
+}
+_WAS: Final = {
+    Situation.ATOMIC_LAPSED: Was.ATOMIC,
+    Situation.IDEMPOTENT_LAPSED: Was.IDEMPOTENT,
+    Situation.EXTERNAL_LAPSED: Was.EXTERNAL,
+}
 _UNANSWERED: Final = (AnswerKind.NONE, AnswerKind.NOT_KEPT)
 
 
-def situation(row: Record | None, claim: Claim, now: int) -> Situation:
-    """Name the one situation that holds. The fingerprint is compared before the state is looked at."""
+def declared(claim: Claim) -> Declared:
+    """What the operation of this attempt declares."""
+    return Declared.STEPS if claim.terms.starts == State.CLAIMED else _DECLARED[claim.terms.effects]
+
+
+def situation(row: Record | None, claim: Claim, now: int, *, begun: bool = True) -> Situation:
+    """Name the one situation that holds. The fingerprint is compared before the state is looked at.
+
+    Parameters: ``begun`` whether the record's list holds a step that has begun; True while nobody has read the list.
+    """
     if row is None:
         return Situation.NEVER_SEEN
     if row.format != RECORD_FORMAT:
@@ -114,7 +182,7 @@ def situation(row: Record | None, claim: Claim, now: int) -> Situation:
             return _answered(row, claim, now)
         case State.PROCESSING | State.CLAIMED:
             # A record that was settled is not open: its state is damaged, and may not be taken for leave to run.
-            return _open(row, claim, now) if row.settled_at is None else Situation.CORRUPT
+            return _open(row, claim, now, begun) if row.settled_at is None else Situation.CORRUPT
         case State.FAILED_NOT_REPLAYABLE:
             # Likewise one with an answer.
             return Situation.NOTHING_HAPPENED if row.answer_kind in _UNANSWERED else Situation.CORRUPT
@@ -132,15 +200,17 @@ def _answered(row: Record, claim: Claim, now: int) -> Situation:
     return Situation.ANSWER_KEPT if row.state == State.SUCCEEDED else Situation.REFUSAL_KEPT
 
 
-def _open(row: Record, claim: Claim, now: int) -> Situation:
+def _open(row: Record, claim: Claim, now: int, begun: bool) -> Situation:
     live = now < row.lease_until
     if live and row.nonce == claim.nonce:
         return Situation.MINE
-    if row.state == State.CLAIMED:
-        return Situation.CLAIMED_LIVE if live else Situation.CLAIMED_LAPSED
     if live:
-        return Situation.PROCESSING_LIVE
-    return lapsed_situation(row, now)
+        return Situation.CLAIMED_LIVE if row.state == State.CLAIMED else Situation.PROCESSING_LIVE
+    if row.state == State.CLAIMED:
+        return LAPSED[Was.STEPS_BEGUN if begun else Was.STEPS_NOT_BEGUN][declared(claim)]
+    found = lapsed_situation(row, now)
+    was = _WAS.get(found)
+    return found if was is None else LAPSED[was][declared(claim)]
 
 
 def lapsed_situation(row: Record, now: int) -> Situation:
@@ -163,9 +233,11 @@ def crashed(row: Record) -> int:
     return 1 if row.lease_until > 0 else 0
 
 
+UNDECLARED_STEPS: Final = "steps"
 DOUBTS: Final[Mapping[Situation, str]] = {
     Situation.ATOMIC_LAPSED: "committed-early",
     Situation.EXTERNAL_LAPSED: "lapsed",
+    Situation.EFFECTS_CHANGED: "effects-changed",
     Situation.IDEMPOTENT_DEDUP_OVER: "dedup-over",
     Situation.IDEMPOTENT_ATTEMPTS_OVER: "attempts-over",
 }
@@ -178,14 +250,21 @@ def doubt_of(row: Record, found: Situation) -> str:
     return DOUBTS.get(found) or row.doubt or "unknown"
 
 
-def decide(row: Record | None, claim: Claim, now: int) -> Verdict:
+def needs_steps(verdict: Verdict) -> bool:
+    """Whether the verdict hangs on the record's list of steps: read it, and decide again with ``begun``."""
+    return type(verdict) is Unreadable and verdict.reason == UNDECLARED_STEPS
+
+
+def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) -> Verdict:
     """What the attempt gets. ``Proceed`` carries the grant that the store must now write.
 
-    Parameters: ``row`` the record or None; ``claim`` the attempt; ``now`` store time in microseconds.
+    Parameters: ``row`` the record or None; ``claim`` the attempt; ``now`` store time in microseconds; ``begun`` whether
+    the record's list holds a step that has begun. A store that has not read the list leaves ``begun`` out: then a
+    record that may have begun steps is never granted to an attempt without steps.
     """
     if row is None:
         return Proceed(first_grant(claim, now))
-    found = situation(row, claim, now)
+    found = situation(row, claim, now, begun=begun)
     verdict = TABLE[found].verdict
     if verdict is Replay:
         answer = answer_of(row)
@@ -206,6 +285,8 @@ def decide(row: Record | None, claim: Claim, now: int) -> Verdict:
         return NotReplayable(row.operation_id, row.resource_type, row.resource_id)
     if found is Situation.OTHER_RECIPE:
         return Unreadable(row.operation_id, "recipe", row.recipe)
+    if found is Situation.STEPS_UNDECLARED:
+        return Unreadable(row.operation_id, UNDECLARED_STEPS)
     return Unreadable(uuid_of(row), "corrupt")
 
 
@@ -280,16 +361,22 @@ def is_grant_new(row: Record | None, grant: Grant) -> bool:
 
 __all__ = [
     "DOUBTS",
+    "LAPSED",
     "TABLE",
+    "UNDECLARED_STEPS",
     "Answer",
+    "Declared",
     "Rule",
     "Situation",
+    "Was",
     "crashed",
     "decide",
+    "declared",
     "doubt_of",
     "first_grant",
     "grant_again",
     "is_grant_new",
     "lapsed_situation",
+    "needs_steps",
     "situation",
 ]

@@ -16,7 +16,7 @@ import hmac
 import re
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from semel.errors import InvalidBody, PolicyError, RequestTooLarge
 from semel.rules.canonical import canonical_json, select_members
@@ -116,7 +116,7 @@ class Fingerprinter:
     False
     """
 
-    __slots__ = ("_base", "_json", "_json_bytes_max", "_json_tag", "recipe")
+    __slots__ = ("_base", "_frame", "_json", "_json_bytes_max", "_json_tag", "_media", "recipe")
 
     def __init__(self, recipe: Recipe, secret: bytes | None = None) -> None:
         if recipe.algorithm == "sha256" and secret is not None:
@@ -128,6 +128,7 @@ class Fingerprinter:
         self.recipe = recipe
         self._base: _Hash = hashlib.sha256() if secret is None else hmac.new(secret, digestmod=hashlib.sha256)
         self._base.update(_frame("semel fingerprint", recipe.id))
+        self._media, self._frame = VERSIONS[recipe.version]
         self._json = _json_reader(recipe)
         # Bodies up to here are read as a whole; those that are verified against their digest never are.
         self._json_bytes_max = -1 if isinstance(recipe.body, DigestField) else recipe.json_bytes_max
@@ -143,13 +144,13 @@ class Fingerprinter:
         Raises:
             RequestTooLarge, InvalidBody: as `begin`, `Hashing.feed` and `Hashing.finish` do.
         """
-        kind, media = _media(facts.media_type)
+        kind, media = self._media(facts.media_type)
         if kind != "json" or len(body) > self._json_bytes_max:
             hashing = self.begin(facts)
             hashing.feed(body)
             return hashing.finish()
         tag, content = self._read_json(body)
-        return _sealed(self._base.copy(), _facts_frame(facts, media) + tag, content)
+        return _sealed(self._base.copy(), self._frame(facts, media) + tag, content)
 
     def begin(self, facts: Facts) -> Hashing:
         """Start the fingerprint of a request whose body is still to come.
@@ -161,9 +162,9 @@ class Fingerprinter:
             InvalidBody: under `DigestField`, a Content-Digest that is missing, malformed or without sha-256 and
                 sha-512.
         """
-        kind, media = _media(facts.media_type)
+        kind, media = self._media(facts.media_type)
         base = self._base.copy()
-        base.update(_facts_frame(facts, media))
+        base.update(self._frame(facts, media))
         if isinstance(self.recipe.body, DigestField):
             return _Digested(base, facts.content_digest)
         bytes_max = self.recipe.json_bytes_max
@@ -394,3 +395,17 @@ def _boundary(value: str) -> bytes:
     media = parse_media_type(value)
     # Beyond ASCII it is no boundary, which the digest finds out.
     return b"" if media is None else media.boundary.encode("utf-8", "surrogatepass")
+
+
+class Version(NamedTuple):
+    """What one version of the algorithm does in its own way.
+
+    Parameters: ``media`` how to read a body of this Content-Type, and what of it counts; ``frame`` the facts as bytes.
+    """
+
+    media: Callable[[str], tuple[_Kind, str]]
+    frame: Callable[[Facts, str], bytes]
+
+
+VERSIONS: Final[dict[int, Version]] = {1: Version(_media, _facts_frame)}
+"""Every version that a recipe can name. A new one is a new line; what a former line does never changes."""

@@ -7,13 +7,15 @@ a changed request. The file deliberately does not compute fingerprints; `fingerp
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from semel.errors import PolicyError
 
 RECIPE_VERSION = 1
-"""Grows when the same configuration would give another fingerprint than before."""
+"""Of new recipes. Grows when the same configuration would give another fingerprint than before."""
+RECIPE_VERSIONS = (1,)
+"""Those that can be named: an algorithm stays for as long as a store may hold a record that was made under it."""
 
 _MIB = 1024 * 1024
 # Deeper documents would need more stack than an application is sure to have left; see canonical.py.
@@ -72,12 +74,16 @@ class Recipe:
         json_bytes_max: the largest JSON or URL-encoded form body, in bytes, that is held in memory and made
             canonical; a larger one is hashed as received (under `Members` it is refused).
         secret_id: a name for the HMAC secret, to tell rotated secrets apart. Never the secret.
+        version: of the algorithm. Name the former one while processes that do not know this one share the store;
+            records of former versions are recognised without being named.
 
     Raises:
         PolicyError: an impossible value.
 
     >>> Recipe().id == Recipe().id, Recipe().id == Recipe(json_depth_max=32).id
     (True, False)
+    >>> Recipe(version=1).id
+    '1.30dc22e178303ecd'
     """
 
     body: WholeBody | Members | DigestField = field(default_factory=WholeBody)
@@ -85,6 +91,7 @@ class Recipe:
     json_depth_max: int = 64
     json_bytes_max: int = _MIB
     secret_id: str = ""
+    version: int = RECIPE_VERSION
     id: str = field(init=False, compare=False)
     """Version and configuration in 18 characters, such as "1.3f9a0c2b5d6e7f80"; computed once."""
 
@@ -97,9 +104,17 @@ class Recipe:
             raise PolicyError(f"json_depth_max must be between 1 and {_DEPTH_MAX}, not {self.json_depth_max}.")
         if not isinstance(self.json_bytes_max, int) or self.json_bytes_max < 1:
             raise PolicyError(f"json_bytes_max must be at least 1, not {self.json_bytes_max}.")
+        if type(self.version) is not int or self.version not in RECIPE_VERSIONS:
+            known = ", ".join(map(str, RECIPE_VERSIONS))
+            raise PolicyError(f"version must be one that this Semel knows ({known}); it is {self.version!r}.")
         if self.secret_id and self.algorithm == "sha256":
             raise PolicyError("secret_id names an HMAC secret; use algorithm='hmac-sha256' with it.")
         object.__setattr__(self, "id", self._digest())
+
+    @property
+    def former(self) -> tuple[Recipe, ...]:
+        """The same configuration under each version before this one: records made before an upgrade are under these."""
+        return tuple(replace(self, version=version) for version in RECIPE_VERSIONS if version < self.version)
 
     def _digest(self) -> str:
         names = self.body.names if isinstance(self.body, Members) else ()
@@ -107,4 +122,4 @@ class Recipe:
         # ascii() of texts and numbers is the same in every Python, and different for different values. 64 bits: a
         # store meets a handful of recipes in its life, so that no two of them ever share an id.
         text = ascii((*configuration, self.secret_id))
-        return f"{RECIPE_VERSION}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return f"{self.version}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"

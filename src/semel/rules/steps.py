@@ -143,6 +143,18 @@ def has_begun(step: Step) -> bool:
     return not step.disproved
 
 
+def any_begun(stored: object, generation: int) -> bool:
+    """Whether a stored list holds a step that has begun; True where it cannot be read.
+
+    >>> any_begun(None, 0), any_begun(b"damaged", 0)
+    (False, True)
+    """
+    try:
+        return any(map(has_begun, unpack_steps(stored, generation)))
+    except Unpackable:
+        return True
+
+
 def doubtful(steps: Steps) -> Step | None:
     """The first step whose effect may have happened, and which may not be repeated."""
     return next((step for step in steps if not step.finished and not step.repeatable and has_begun(step)), None)

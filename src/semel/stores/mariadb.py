@@ -17,7 +17,6 @@ from semel.model import (
     Claim,
     Find,
     Found,
-    Proceed,
     Purged,
     Record,
     Renewal,
@@ -29,7 +28,6 @@ from semel.model import (
     State,
     Verdict,
 )
-from semel.rules.decide import decide, is_grant_new
 from semel.rules.lease import PURGE_GRACE_US
 from semel.rules.settle import abandoned_row, action_of, marked_row, renewed_row, resolved_row
 from semel.rules.step_findings import steps_after
@@ -88,17 +86,7 @@ class MariadbStore:
         return [verdicts[claim[:2]] for claim in claims]
 
     def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
-        found = yield from look(sorted({claim.id for claim in claims}))
-        verdicts: list[Verdict | None] = []
-        for claim in claims:
-            if claim.id not in found:
-                verdicts.append(None)
-                continue
-            now, row = found[claim.id]
-            verdict = decide(row, claim, now)
-            writes = type(verdict) is Proceed and is_grant_new(row, verdict.grant)
-            verdicts.append(None if writes else verdict)
-        return verdicts
+        return (yield from VERSIONS.look_at(claims))
 
     def claim_here(self, claim: Claim) -> Flow[Verdict]:
         verdicts: Verdicts = {}

@@ -66,7 +66,8 @@ UPDATE semel_record SET
 WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2) AND lease_until > 0;
 
 -- name: write_record
--- Replace everything that may change, by compare-and-set on the version that was read.
+-- Replace everything that may change, by compare-and-set on the version that was read; with its list of steps where
+-- the grant depends on it (empty for none).
 UPDATE semel_record SET
     recipe = :recipe, fingerprint = :fingerprint, state = :state, effects = :effects, fence = :fence, nonce = :nonce,
     holder = :holder, attempt = :attempt, lapses = :lapses, generation = :generation, operation_id = :operation_id,
@@ -78,7 +79,8 @@ UPDATE semel_record SET
     answer_digest = :answer_digest, sealing_key_id = :sealing_key_id, status = :status, headers = :headers,
     request = :request, body = :body
 WHERE id = :id AND fence = :seen_fence AND nonce = :seen_nonce AND state = :seen_state
-    AND lease_until = :seen_lease_until AND answer_kind = :seen_answer_kind AND doubt <=> :seen_doubt;
+    AND lease_until = :seen_lease_until AND answer_kind = :seen_answer_kind AND doubt <=> :seen_doubt
+    AND (:seen_steps IS NULL OR COALESCE(steps, '') = :seen_steps);
 
 -- name: raise_attention
 -- A record that became UNKNOWN is put where operators look. A hint: the record's own state is the truth.

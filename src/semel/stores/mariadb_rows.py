@@ -23,6 +23,7 @@ from semel.model import (
     State,
 )
 from semel.rules.stored import answer_digest, pack_headers
+from semel.stores.dialect import MARIADB
 from semel.stores.mariadb_asks import Reserve, Several
 from semel.stores.statements import Argument, Execute, Query, Row, statements
 from semel.stores.versions import Seen, Verdicts, Versions
@@ -41,7 +42,7 @@ def claim_all(claims: Sequence[Claim], verdicts: Verdicts, *, here: bool = False
         for claim in left:
             row = rows.get(claim.id)
             if row is not None:
-                yield from VERSIONS.decide(claim, cast(int, row[0]), record(row), verdicts)
+                yield from VERSIONS.decide(claim, cast(int, row[0]), record(row), verdicts, here=here)
         left = [claim for claim in left if claim[:2] not in verdicts]
         if not left:
             return
@@ -109,16 +110,19 @@ def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:
     return {cast(bytes, row[1]): (cast(int, row[0]), record(row)) for row in rows}
 
 
-def replace(seen: Record, written: Record) -> Flow[bool]:
-    """Write over the version that was seen; False where it is not there any more."""
-    write = Execute(SQL["write_record"], replacing(seen, written))
+def replace(seen: Record, written: Record, steps: bytes | None = None) -> Flow[bool]:
+    """Write over the version that was seen; False where it is not there any more.
+
+    Parameters: ``steps`` the list that it must still have.
+    """
+    write = Execute(SQL["write_record"], replacing(seen, written, steps))
     if written.state != State.UNKNOWN:
         return (yield from ask(write)) == 1
     count, _ = yield from ask(Several([write, Execute(SQL["raise_attention"], {"id": written.id})]))
     return bool(count == 1)
 
 
-def replacing(seen: Record, written: Record) -> Mapping[str, Argument]:
+def replacing(seen: Record, written: Record, steps: bytes | None = None) -> Mapping[str, Argument]:
     """The parameters of ``write_record``."""
     params: dict[str, Argument] = written._asdict()
     params["seen_fence"] = seen.fence
@@ -127,10 +131,11 @@ def replacing(seen: Record, written: Record) -> Mapping[str, Argument]:
     params["seen_lease_until"] = seen.lease_until
     params["seen_answer_kind"] = seen.answer_kind
     params["seen_doubt"] = seen.doubt
+    params["seen_steps"] = steps
     return params
 
 
-VERSIONS: Final = Versions(look, replace)
+VERSIONS: Final = Versions(look, replace, MARIADB)
 
 
 def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:

@@ -12,6 +12,10 @@ WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2, 6) AND 
 UPDATE semel_record SET steps = :steps, state = :state, doubt = :doubt
 WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2, 6) AND lease_until > 0;
 
+-- name: list_steps
+-- What is recorded, for a claim by a process that declares no steps. Takes no lock: the grant names the list again.
+SELECT steps FROM semel_record WHERE id = :id;
+
 -- name: lock_steps
 -- What is recorded, for whoever settles the record. It is locked: whoever settles the record writes the list that it has read.
 SELECT steps FROM semel_record WHERE id = :id

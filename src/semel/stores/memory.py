@@ -70,6 +70,10 @@ class Table:
             self.by_operation[row.operation_id] = row.id
         self.records[row.id] = row
 
+    def has_begun(self, row: Record) -> bool:
+        """Whether a step of this record has begun: engines refuse to declare steps on a memory store."""
+        return False
+
     def drop(self, row: Record) -> None:
         """Forget a record."""
         del self.records[row.id], self.seqs[row.id]
@@ -144,7 +148,7 @@ class MemoryStore:
             verdicts: list[Verdict] = []
             for claim in claims:
                 row = table.records.get(claim.id)
-                verdict = decide(row, claim, now)
+                verdict = decide(row, claim, now, begun=row is not None and table.has_begun(row))
                 if type(verdict) is Proceed and is_grant_new(row, verdict.grant):
                     table.put(granted_row(row, claim, verdict.grant))
                 verdicts.append(verdict)
@@ -157,7 +161,7 @@ class MemoryStore:
             verdicts: list[Verdict | None] = []
             for claim in claims:
                 row = table.records.get(claim.id)
-                verdict = decide(row, claim, now)
+                verdict = decide(row, claim, now, begun=row is not None and table.has_begun(row))
                 writes = type(verdict) is Proceed and is_grant_new(row, verdict.grant)
                 verdicts.append(None if writes else verdict)
             return verdicts

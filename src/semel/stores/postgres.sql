@@ -217,8 +217,8 @@ settled AS (
 SELECT 1 / count(*) FROM settled;
 
 -- name: write_record (planned once)
--- Replace everything that may change, by compare-and-set on the version that was read. What becomes UNKNOWN is put
--- where operators look.
+-- Replace everything that may change, by compare-and-set on the version that was read; with its list of steps
+-- where the grant depends on it (empty for none). What becomes UNKNOWN is put where operators look.
 WITH written AS (
     UPDATE semel_record SET
         recipe = :recipe::text, fingerprint = :fingerprint::bytea, state = :state::smallint, effects =
@@ -236,6 +236,7 @@ WITH written AS (
     WHERE id = :id::bytea AND fence = :seen_fence::bigint AND nonce = :seen_nonce::bytea
         AND state = :seen_state::smallint AND lease_until = :seen_lease_until::bigint
         AND answer_kind = :seen_answer_kind::smallint AND doubt IS NOT DISTINCT FROM :seen_doubt::text
+        AND (:seen_steps::bytea IS NULL OR coalesce(steps, ''::bytea) = :seen_steps::bytea)
     RETURNING id, state
 ),
 raised AS (

@@ -29,6 +29,7 @@ from semel.model import (
 )
 from semel.rules.decide import decide, first_grant, is_grant_new
 from semel.rules.stored import answer_digest, pack_headers
+from semel.stores.dialect import POSTGRES
 from semel.stores.postgres_text import all_escaped, escaped, record
 from semel.stores.postgres_text import written as texts_written
 from semel.stores.statements import Argument, Query, Row, Statement, Value, composed, statements
@@ -77,7 +78,7 @@ def claim_all(claims: list[Claim], verdicts: Verdicts, unit: Statement | None = 
                 continue
             seen = record(row[1:])
             if unit is None or (yield from _is_free(claim, now, seen)):
-                yield from VERSIONS.decide(claim, now, seen, verdicts)
+                yield from VERSIONS.decide(claim, now, seen, verdicts, here=unit is not None)
         left = [claim for claim in left if claim[:2] not in verdicts]
         if not left:
             return
@@ -87,7 +88,7 @@ def claim_all(claims: list[Claim], verdicts: Verdicts, unit: Statement | None = 
 
 def _is_free(claim: Claim, now: int, seen: Record) -> Flow[bool]:
     """Whether nobody else's ATOMIC unit is writing over this record: its row would be waited for to that unit's end."""
-    verdict = decide(seen, claim, now)
+    verdict = decide(seen, claim, now, begun=False)  # as if its steps allowed it: then the lock is taken in any case
     if type(verdict) is not Proceed or not is_grant_new(seen, verdict.grant):
         return True
     [(mine,)] = yield from ask(Query(SQL["lock_here"], {"lock": lock_of(claim.id)}))
@@ -147,8 +148,13 @@ def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:
     return {cast(bytes, row[1]): (cast(int, row[0]), record(row[1:])) for row in rows}
 
 
-def replace(seen: Record, written: Record, audit: Mapping[str, Argument] | None = None) -> Flow[bool]:
-    """Write over the version that was seen, with a line of the audit trail; False where it is not there any more."""
+def replace(
+    seen: Record, written: Record, audit: Mapping[str, Argument] | None = None, steps: bytes | None = None
+) -> Flow[bool]:
+    """Write over the version that was seen; False where it is not there any more.
+
+    Parameters: ``audit`` a line of the audit trail; ``steps`` the list that it must still have.
+    """
     params: dict[str, Argument] = texts_written(written)._asdict()
     params["seen_fence"] = seen.fence
     params["seen_nonce"] = seen.nonce
@@ -156,13 +162,14 @@ def replace(seen: Record, written: Record, audit: Mapping[str, Argument] | None 
     params["seen_lease_until"] = seen.lease_until
     params["seen_answer_kind"] = seen.answer_kind
     params["seen_doubt"] = escaped(seen.doubt)
+    params["seen_steps"] = steps
     if audit is not None:
         params.update(audit)
     rows = yield from ask(Query(SQL["write_record" if audit is None else "resolve_record"], params))
     return rows[0][0] == 1
 
 
-VERSIONS: Final = Versions(look, replace)
+VERSIONS: Final = Versions(look, replace, POSTGRES)
 
 
 def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:

@@ -30,6 +30,10 @@ WITH written AS (
 )
 SELECT 1 / count(*) FROM written;
 
+-- name: list_steps (planned once)
+-- What is recorded, for a claim by a process that declares no steps. Takes no lock: the grant names the list again.
+SELECT steps FROM semel_record WHERE id = :id::bytea;
+
 -- name: lock_steps (planned once)
 -- What is recorded, for whoever settles the record. It is locked: whoever settles the record writes the list that it has read.
 SELECT steps FROM semel_record WHERE id = :id::bytea

@@ -117,7 +117,7 @@ class RedisStore:
     def _decide(self, claim: Claim, now: int, row: Record | None) -> Flow[Verdict]:
         """Decide on a record that is there, and write what that grants; if somebody is quicker, decide again."""
         while row is not None:
-            verdict = decide(row, claim, now)
+            verdict = decide(row, claim, now, begun=False)  # there are no steps on Redis
             if type(verdict) is not Proceed or not is_grant_new(row, verdict.grant):
                 return verdict
             if (yield from self._rows.replace(row, granted_row(row, claim, verdict.grant), now)):
@@ -129,7 +129,7 @@ class RedisStore:
         found = yield from self._rows.look_all([claim.id for claim in claims])
         verdicts: list[Verdict | None] = []
         for claim, (now, row) in zip(claims, found, strict=True):
-            verdict = None if row is None else decide(row, claim, now)
+            verdict = None if row is None else decide(row, claim, now, begun=False)
             writes = type(verdict) is Proceed and is_grant_new(row, verdict.grant)
             verdicts.append(None if writes else verdict)
         return verdicts

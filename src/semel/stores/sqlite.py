@@ -34,7 +34,7 @@ from semel.model import (
     State,
     Verdict,
 )
-from semel.rules.decide import decide, first_grant, is_grant_new
+from semel.rules.decide import decide, first_grant, is_grant_new, needs_steps
 from semel.rules.lease import may_drop_answer, may_forget
 from semel.rules.settle import (
     abandoned_row,
@@ -52,7 +52,7 @@ from semel.stores.dialect import SQLITE, Dialect
 from semel.stores.events import settled_with_events
 from semel.stores.memory import granted_row
 from semel.stores.statements import NOW, NOW_LOCKED, Execute, Params, Query, Row, Script, Value, script, statements
-from semel.stores.steps import rewrite_steps, stored_steps
+from semel.stores.steps import decide_with_steps, rewrite_steps, stored_steps
 
 SQL: Final = statements("semel.stores", "sqlite.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects")
@@ -89,6 +89,8 @@ class SqliteStore:
         for claim in claims:
             row = yield from _read(claim.id)
             verdict = None if row is None else decide(row, claim, now)
+            if row is not None and verdict is not None and needs_steps(verdict):
+                verdict, _ = yield from decide_with_steps(SQLITE, row, claim, now)
             stands = verdict is not None and not (type(verdict) is Proceed and is_grant_new(row, verdict.grant))
             verdicts.append(verdict if stands else None)
         return verdicts
@@ -278,15 +280,17 @@ def _grant(claim: Claim) -> Flow[Verdict]:
     row = yield from _read(claim.id)
     if row is None:  # forgotten between the two statements: cannot happen inside the writer's lock
         return (yield from _grant(claim))
-    verdict = decide(row, claim, now)
+    verdict, steps = decide(row, claim, now), None
+    if needs_steps(verdict):
+        verdict, steps = yield from decide_with_steps(SQLITE, row, claim, now)
     if type(verdict) is not Proceed or not is_grant_new(row, verdict.grant):
         return verdict
-    if not (yield from _replace(row, granted_row(row, claim, verdict.grant))):
+    if not (yield from _replace(row, granted_row(row, claim, verdict.grant), steps)):
         return (yield from _grant(claim))
     return verdict
 
 
-def _replace(seen: Record, written: Record) -> Flow[bool]:
+def _replace(seen: Record, written: Record, steps: bytes | None = None) -> Flow[bool]:
     params: dict[str, Value] = written._asdict()
     params["seen_fence"] = seen.fence
     params["seen_nonce"] = seen.nonce
@@ -294,6 +298,7 @@ def _replace(seen: Record, written: Record) -> Flow[bool]:
     params["seen_lease_until"] = seen.lease_until
     params["seen_answer_kind"] = seen.answer_kind
     params["seen_doubt"] = seen.doubt
+    params["seen_steps"] = steps
     return (yield from ask(Execute(_WRITE, params))) == 1
 
 

@@ -61,7 +61,8 @@ UPDATE semel_record SET
 WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2) AND lease_until > 0;
 
 -- name: write_record
--- Replace everything that may change, by compare-and-set on the version that was read.
+-- Replace everything that may change, by compare-and-set on the version that was read; with its list of steps where
+-- the grant depends on it (empty for none).
 UPDATE semel_record SET
     recipe = :recipe, fingerprint = :fingerprint, state = :state, effects = :effects, fence = :fence,
     nonce = :nonce, holder = :holder, attempt = :attempt, lapses = :lapses, generation = :generation,
@@ -74,7 +75,8 @@ UPDATE semel_record SET
     sealing_key_id = :sealing_key_id, status = :status, headers = :headers, request = :request, body = :body,
     business_ref = :business_ref
 WHERE id = :id AND fence = :seen_fence AND nonce = :seen_nonce AND state = :seen_state
-    AND lease_until = :seen_lease_until AND answer_kind = :seen_answer_kind AND doubt IS :seen_doubt;
+    AND lease_until = :seen_lease_until AND answer_kind = :seen_answer_kind AND doubt IS :seen_doubt
+    AND (:seen_steps IS NULL OR coalesce(steps, x'') = :seen_steps);
 
 -- name: find_records
 -- A page for operators, newest first, without headers and bodies; seq is the page's cursor. Without one it is the

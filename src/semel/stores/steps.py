@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple, cast
 
 from semel.flow import Ask, Flow
-from semel.model import Record, Renewal, State
-from semel.rules.steps import Steps, pack_steps
+from semel.model import Claim, Record, Renewal, State, Verdict
+from semel.rules.decide import decide
+from semel.rules.steps import Steps, any_begun, pack_steps
 from semel.stores.dialect import SQLITE, Dialect, dialect_of
 from semel.stores.statements import Execute, Query, Value
 
@@ -77,6 +78,22 @@ class StepRows:
         page: dict[str, Value] = {"limit": limit, "after": after[0], "after_id": after[1]}
         rows = yield from self._dialect.rows(self._sql["find_abandoned"], page)
         return [Abandoned(*cast("tuple[bytes, str, int, int, int]", row)) for row in rows]
+
+
+# --- with a claim by a process that declares no steps ----------------------------------------
+
+
+def decide_with_steps(
+    dialect: Dialect, row: Record, claim: Claim, now: int, *, locked: bool = False
+) -> Flow[tuple[Verdict, bytes]]:
+    """The verdict on a record that may have begun steps, and its list (empty: none), which a grant must still find.
+
+    Parameters: ``locked`` for a claim in a transaction that holds the row's lock, and may read from an older snapshot.
+    """
+    rows = yield from dialect.rows(dialect.statements(NOUN)["lock_steps" if locked else "list_steps"], {"id": row.id})
+    listed = rows[0][0] if rows else None
+    verdict = decide(row, claim, now, begun=any_begun(listed, row.generation))
+    return verdict, listed if isinstance(listed, bytes) else b""
 
 
 # --- with a settlement by an operator or a reconciler, in its transaction --------------------

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from semel.flow import Flow
 from semel.model import Claim, Proceed, Record, Settlement, Settling, Verdict
-from semel.rules.decide import decide, is_grant_new
+from semel.rules.decide import decide, is_grant_new, needs_steps
 from semel.rules.settle import settled_row
+from semel.stores.dialect import Dialect
 from semel.stores.memory import granted_row
+from semel.stores.steps import decide_with_steps
 
 Seen = tuple[int, Record]  # the time to decide by, and the record as it was then
 Rule = Callable[[Record, int], Record | None]
@@ -22,29 +24,52 @@ Verdicts = dict[tuple[bytes, bytes], Verdict]  # by a claim's first two fields: 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """A store's two statements for it.
+    """A store's statements for it.
 
     Parameters: ``look`` answers the records of these ids; ``replace`` writes the second record over the first, and
-    answers False where the first is not there any more.
+    answers False where the first is not there any more, or has another list of steps than the given one; ``dialect``
+    of the statements for steps.
     """
 
     look: Callable[[Sequence[bytes]], Flow[dict[bytes, Seen]]]
-    replace: Callable[[Record, Record], Flow[bool]]
+    replace: Callable[..., Flow[bool]]
+    dialect: Dialect
 
-    def decide(self, claim: Claim, now: int, row: Record, verdicts: Verdicts) -> Flow[None]:
-        """Decide on a record that is there, and write what that grants; no verdict where it was forgotten meanwhile."""
+    def decide(self, claim: Claim, now: int, row: Record, verdicts: Verdicts, *, here: bool = False) -> Flow[None]:
+        """Decide on a record that is there, and write what that grants; no verdict where it was forgotten meanwhile.
+
+        Parameters: ``here``: in a transaction that is open already, and holds the row's lock.
+        """
         while True:
-            verdict = decide(row, claim, now)
+            verdict, steps = decide(row, claim, now), None
+            if needs_steps(verdict):
+                verdict, steps = yield from decide_with_steps(self.dialect, row, claim, now, locked=here)
             if type(verdict) is not Proceed or not is_grant_new(row, verdict.grant):
                 verdicts[claim[:2]] = verdict
                 return
-            if (yield from self.replace(row, granted_row(row, claim, verdict.grant))):
+            if (yield from self.replace(row, granted_row(row, claim, verdict.grant), steps=steps)):
                 verdicts[claim[:2]] = verdict
                 return
             found = yield from self.look([claim.id])
             if claim.id not in found:
                 return
             now, row = found[claim.id]
+
+    def look_at(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
+        """The verdict on each claim's record; None where there is none, or where a claim would write."""
+        found = yield from self.look(sorted({claim.id for claim in claims}))
+        verdicts: list[Verdict | None] = []
+        for claim in claims:
+            if claim.id not in found:
+                verdicts.append(None)
+                continue
+            now, row = found[claim.id]
+            verdict = decide(row, claim, now)
+            if needs_steps(verdict):
+                verdict, _ = yield from decide_with_steps(self.dialect, row, claim, now)
+            writes = type(verdict) is Proceed and is_grant_new(row, verdict.grant)
+            verdicts.append(None if writes else verdict)
+        return verdicts
 
     def rewrite_all(self, rules: Mapping[bytes, Rule]) -> Flow[set[bytes]]:
         """Write what each rule makes of its record; answers the ids of those that were written."""

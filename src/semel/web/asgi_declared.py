@@ -17,7 +17,7 @@ from semel.web.asgi_call import ATOMIC, Call, Message, marked, send_answer
 from semel.web.asgi_listener import Listener
 from semel.web.asgi_tasks import KeptAlive
 from semel.web.exchange import Exchange, Unprotected
-from semel.web.outage import NO_STORE
+from semel.web.outage import UNCLAIMED
 from semel.web.spool import Spool
 
 
@@ -45,7 +45,7 @@ class DeclaredCall(Call):
             return
         try:
             permit = await self._engine.claim(command, wait_seconds=exchange.wait_seconds)
-        except NO_STORE as error:
+        except UNCLAIMED as error:
             await self._go_unclaimed(error)
             return
         except BaseException:

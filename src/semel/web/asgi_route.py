@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
-from semel.errors import ConfigurationError, NothingHappened, RequestTooLarge
+from semel.errors import ConfigurationError, NothingHappened
 from semel.model import Answer, Effects
 from semel.policy import Command
 from semel.rules.classify import Outcome, classify_exception
@@ -22,8 +22,8 @@ from semel.web.asgi_call import App, Call, Message, Receive, Scope, Send
 from semel.web.asgi_listener import Listener
 from semel.web.asgi_scope import captured
 from semel.web.asgi_tasks import KeptAlive
-from semel.web.exchange import Exchange, Unprotected, open_exchange
-from semel.web.outage import NO_STORE
+from semel.web.exchange import Exchange, Unprotected, bytes_read_max, open_exchange, too_large
+from semel.web.outage import UNCLAIMED
 from semel.web.routing import UNSAFE_METHODS, Params, Route
 from semel.web.spool import Spool
 from semel.web.surface import Surface
@@ -93,7 +93,7 @@ class RouteCall(Call):
             return command
         try:
             permit = await self._engine.claim(command, wait_seconds=opened.wait_seconds)
-        except NO_STORE as error:
+        except UNCLAIMED as error:
             refused = opened.unclaimed(error)
             if isinstance(refused, Answer):
                 return refused
@@ -163,7 +163,7 @@ class RouteCall(Call):
 
     async def _command(self, surface: Surface, exchange: Exchange) -> Command | Answer:
         """Read what the application has left unread, and fingerprint the whole."""
-        limit = exchange.route.policy.body_bytes_max
+        limit = bytes_read_max(exchange.route)
         spool = self._spool
         if spool is None:
             spool = self._spool = Spool()
@@ -172,8 +172,7 @@ class RouteCall(Call):
         if self._cut:
             return exchange.cut_short()  # the client went away in the middle: half a request is no command
         if spool.size > limit:
-            text = f"The body is larger than {limit} bytes; send a smaller one."
-            return surface.problems.of_error(RequestTooLarge(text))
+            return surface.problems.of_error(too_large(exchange.route))
         if not spool.on_disk:
             return exchange.command(spool.open().read())
         at = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from semel.engine.permit import Permit
@@ -38,6 +39,7 @@ from semel.web.surface import Surface
 
 UNPROTECTED_HEADER: Final = b"semel-unprotected"
 NAMING_BYTES_MAX: Final = 1024 * 1024  # of a body that a key or a reference is looked for in: it is held in memory
+RETRY_BYTES_MAX: Final = 10 * 1024 * 1024  # of a body that may not run, and is read to find the record of a retry
 ACCEPTED_RETRY_SECONDS: Final = b"1"  # after which whoever was told 202 may look again
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _READ: Final = frozenset({b"content-type", b"content-length", b"content-digest", b"prefer", b"early-data"})
@@ -92,10 +94,10 @@ def open_exchange(
     if type(caller) is not Caller:
         return _uncalled(surface, route, caller)
     try:
-        key = "" if route.key_from is not None else _checked(route, parse_key(keys))
+        key = "" if route.key_from is not None else parse_key(keys)
         length = read.get(b"content-length", b"")
-        if length.isdigit() and (len(length) > 18 or int(length) > route.policy.body_bytes_max):
-            raise _too_large(route)
+        if length.isdigit() and (len(length) > 18 or int(length) > bytes_read_max(route)):
+            raise too_large(route)
     except RequestError as error:
         return surface.problems.of_error(error)
     media_type = read.get(b"content-type", b"").decode("latin-1")
@@ -108,6 +110,8 @@ def open_exchange(
         if wait is not None:
             wait = min(wait, surface.wait_seconds_max)
     exchange = Exchange(surface, route, facts, key, wait)
+    if route.key_from is None:
+        exchange.refusal = _misfit(route, key)
     if route.policy.resumable:
         exchange.resumable(pack_head(method, request, query, headers), read.get(b"prefer"))
     return exchange
@@ -135,13 +139,23 @@ def _read_head(key_name: bytes, headers: Sequence[tuple[bytes, bytes]]) -> tuple
     return keys, read
 
 
-def _checked(route: Route, key: str) -> str:
+def _misfit(route: Route, key: str) -> RequestError | None:
+    """Why a key is not one of the operation's format, if it is not."""
     if route.policy.key_format is not None:
-        route.policy.key_format.check(key)
-    return key
+        try:
+            route.policy.key_format.check(key)
+        except RequestError as error:
+            return error
+    return None
 
 
-def _too_large(route: Route) -> RequestTooLarge:
+def bytes_read_max(route: Route) -> int:
+    """How many bytes of a body are read: more than may run, since a limit may have been higher at the first attempt."""
+    return max(route.policy.body_bytes_max, RETRY_BYTES_MAX)
+
+
+def too_large(route: Route) -> RequestTooLarge:
+    """The refusal of a body that may not run."""
     return RequestTooLarge(f"The body is larger than {route.policy.body_bytes_max} bytes; send a smaller one.")
 
 
@@ -163,6 +177,7 @@ class Exchange:
         "_spool",
         "_surface",
         "_under",
+        "refusal",
         "route",
         "wait_seconds",
         "wants_async",
@@ -178,6 +193,7 @@ class Exchange:
         self._spool: Spool | None = None
         self._under: dict[str, bytes | None] = {}
         self._head: bytes | None = None
+        self.refusal: RequestError | None = None  # a limit that it breaks: unless its key is on record
         self.wants_async = False  # the client would rather be told where to look than wait
         self.route = route
         self.wait_seconds = wait_seconds
@@ -195,20 +211,24 @@ class Exchange:
         """The command of a request whose body came in one piece; or the answer that refuses it."""
         route = self.route
         if len(body) > route.policy.body_bytes_max:
-            return self._surface.problems.of_error(_too_large(route))
+            self.refusal = too_large(route)
+            if len(body) > RETRY_BYTES_MAX:
+                return self._surface.problems.of_error(self.refusal)
+        self._body = body
         try:
             fingerprint = route.fingerprinter.digest(self._facts, body)
         except RequestError as error:
-            return self._surface.problems.of_error(error)
-        self._body = body
-        return self._command(fingerprint)
+            return self._command_under_a_former_recipe(error)
+        return self._command(fingerprint, route.recipe)
 
     def feed(self, chunk: bytes) -> Answer | None:
         """Take a piece of the body; an answer refuses it, and the rest need not be read."""
         self._size += len(chunk)
         try:
             if self._size > self.route.policy.body_bytes_max:
-                raise _too_large(self.route)
+                self.refusal = too_large(self.route)
+                if self._size > RETRY_BYTES_MAX:
+                    raise self.refusal
             if self._hashing is None:
                 self._hashing = self.route.fingerprinter.begin(self._facts)
             self._hashing.feed(chunk)
@@ -220,13 +240,13 @@ class Exchange:
         """The command of a request whose body was fed, and is held in ``spool``; or the answer that refuses it."""
         if self._hashing is None:
             return self.command(b"")
+        self._spool = spool
         try:
             fingerprint = self._hashing.finish()
         except RequestError as error:
-            return self._surface.problems.of_error(error)
+            return self._command_under_a_former_recipe(error)
         self._hashing = None
-        self._spool = spool
-        return self._command(fingerprint)
+        return self._command(fingerprint, self.route.recipe)
 
     def cut_short(self) -> Answer:
         """The answer to a request whose body ended before its announced length."""
@@ -234,15 +254,30 @@ class Exchange:
             InvalidBody("The body is shorter than its Content-Length; send it again.")
         )
 
-    def _command(self, fingerprint: bytes) -> Command | Answer:
-        facts, route = self._facts, self.route
+    def _command_under_a_former_recipe(self, error: RequestError) -> Command | Answer:
+        """The command of a request that the recipe of today refuses; a former one may have taken it."""
+        for recipe in self.route.known:
+            fingerprint = self.under(recipe)
+            if fingerprint is not None and isinstance(error, RequestTooLarge):
+                self.refusal = error
+                return self._command(fingerprint, recipe)
+        return self._surface.problems.of_error(error)
+
+    def _command(self, fingerprint: bytes, recipe: str) -> Command | Answer:
+        facts, route, refusal = self._facts, self.route, self.refusal
         scope = Scope(facts.tenant, facts.caller, facts.operation)
         under = self.under if route.known else None
-        if route.key_from is None and route.reference_from is None and self._head is None:
-            return Command(scope, self._key, fingerprint, route.recipe, route.policy, under)
+        if route.key_from is None and route.reference_from is None and self._head is None and refusal is None:
+            return Command(scope, self._key, fingerprint, recipe, route.policy, under)
         try:
             key, reference = self._names()
-            return Command(scope, key, fingerprint, route.recipe, route.policy, under, reference, self._request())
+            command = partial(Command, scope, key, fingerprint, recipe, route.policy, under, reference)
+            if isinstance(refusal, RequestTooLarge):
+                return command(refusal=refusal)
+            try:
+                return command(self._request(), refusal=self.refusal)
+            except RequestTooLarge as error:  # larger than is kept for a run without its client
+                return command(refusal=error)
         except RequestError as error:
             return self._surface.problems.of_error(error)
 
@@ -263,7 +298,11 @@ class Exchange:
                 raise RequestTooLarge(f"A body that names its command has at most {NAMING_BYTES_MAX} bytes; send less.")
             body = self._body if self._spool is None else b"".join(self._spool.chunks())
         reference = None if route.reference_from is None else route.reference_from.reference(params, body)
-        return self._key if route.key_from is None else _checked(route, route.key_from.key(params, body)), reference
+        if route.key_from is None:
+            return self._key, reference
+        key = route.key_from.key(params, body)
+        self.refusal = self.refusal or _misfit(route, key)
+        return key, reference
 
     def under(self, recipe_id: str) -> bytes | None:
         """The same request's fingerprint under another recipe that the policy knows."""
@@ -323,7 +362,9 @@ class Exchange:
         return Answer(status, tuple(headers), answer.body)
 
     def unclaimed(self, error: SemelError) -> Answer | Unprotected:
-        """What becomes of a command that the store could not take: refused, or run unprotected where declared so."""
+        """What becomes of a command that was not claimed: refused, or run unprotected where the store is away."""
+        if isinstance(error, RequestError):
+            return self._surface.problems.of_error(error)
         self._surface.outage.tell(error)
         if self.route.marks:
             return _marked(self._surface, self.route, "store-unavailable")

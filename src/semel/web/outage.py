@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from semel.errors import IdentityMismatch, SchemaError, SemelError, StoreError
+from semel.errors import IdentityMismatch, RequestError, SchemaError, SemelError, StoreError
 
 EVERY_SECONDS: Final = 10.0
 NO_STORE: Final = (StoreError, SchemaError, IdentityMismatch)  # the store cannot take a command: nothing of it ran
+UNCLAIMED: Final = (*NO_STORE, RequestError)  # or it breaks a limit, and nothing is on record
 
 
 class Outage:

@@ -139,6 +139,9 @@ class Problems:
             case NotReplayable(operation_id, kind, id):
                 text = "The command was done. Query the operation or its resource; do not send it again."
                 return self.answer(NOT_REPLAYABLE, text, operation_id=operation_id, resource=self._resource(kind, id))
+            case Unreadable(operation_id, "steps"):
+                text = "It was begun in steps, which this server's version does not declare. Keep the key; ask again."
+                return self.answer(RECORD_UNREADABLE, text, operation_id=operation_id)
             case Unreadable(operation_id):
                 text = "The stored record cannot be read by this server. The command is not run again; keep the key."
                 return self.answer(RECORD_UNREADABLE, text, operation_id=operation_id)

@@ -86,7 +86,8 @@ class Route:
         self.atomic = policy.terms.effects is Effects.ATOMIC
         self.keeping = Keeping(policy)
         self.recipe = policy.fingerprint.id
-        recipes = (policy.fingerprint, *policy.fingerprints_known)
+        named = (policy.fingerprint, *policy.fingerprints_known)
+        recipes = (*named, *(former for recipe in named for former in recipe.former))
         makers = {
             recipe.id: Fingerprinter(recipe, fingerprint_secret if recipe.algorithm == "hmac-sha256" else None)
             for recipe in recipes

@@ -26,7 +26,7 @@ from semel.web.exchange import (
     note_uncovered,
     open_exchange,
 )
-from semel.web.outage import NO_STORE
+from semel.web.outage import UNCLAIMED
 from semel.web.routing import Params, Route
 from semel.web.spool import CHUNK_BYTES, Spool
 from semel.web.surface import Surface
@@ -103,7 +103,7 @@ class SemelMiddleware:
         environ = {**environ, "wsgi.input": spool.open(), "CONTENT_LENGTH": str(spool.size)}
         try:
             permit = self.engine.claim(command, wait_seconds=exchange.wait_seconds)
-        except NO_STORE as error:
+        except UNCLAIMED as error:
             refused = exchange.unclaimed(error)
             if isinstance(refused, Unprotected):
                 assert refused.mark is not None

@@ -15,7 +15,7 @@ from semel.model import (
     Unreadable,
 )
 from semel.policy import Policy
-from semel.testing.attempts import IDEMPOTENT, OK, attempt, scope
+from semel.testing.attempts import EXTERNAL, IDEMPOTENT, OK, attempt, scope
 from semel.testing.bench import Bench
 
 LEASE_US = 30_000_000
@@ -76,7 +76,7 @@ def another_request_is_refused_in_every_state(bench: Bench) -> None:
     refused()  # UNKNOWN
     bench.settle(grant, State.FAILED_NOT_REPLAYABLE)
     refused()  # FAILED_NOT_REPLAYABLE
-    grant = bench.grant(attempt(nonce=3))
+    grant = bench.grant(attempt(nonce=3, policy=IDEMPOTENT))
     bench.settle(grant)
     refused()  # SUCCEEDED
     bench.clock.advance(DAY_US)
@@ -96,6 +96,29 @@ def another_request_is_refused_even_under_the_same_nonce(bench: Bench) -> None:
     """A nonce reads back its own request only."""
     bench.grant(attempt())
     assert bench.claim(attempt(request=1)) == KeyReused()
+
+
+def an_idempotent_command_is_not_run_by_another_declaration(bench: Bench) -> None:
+    """Its effect may have happened: a handler that is not declared IDEMPOTENT promises no derived keys."""
+    bench.grant(attempt(nonce=1, policy=IDEMPOTENT))
+    bench.clock.advance(LEASE_US)
+    unknown = OutcomeUnknown(attempt(nonce=1).operation_id, "effects-changed")
+    before = bench.row()
+    assert bench.claim(attempt(nonce=2)) == unknown
+    assert bench.claim(attempt(nonce=3, starts=State.CLAIMED)) == unknown
+    assert bench.do(lambda: bench.store.look((attempt(nonce=2),))) == [unknown]
+    assert bench.row() == before
+    assert bench.grant(attempt(nonce=4, policy=IDEMPOTENT)).attempt == 2
+
+
+def a_reservation_without_steps_is_granted_to_every_declaration(bench: Bench) -> None:
+    """CLAIMED and lapsed, and no step has begun: whatever the operation declares now, nothing had started."""
+    for key, policy in (("external", EXTERNAL), ("idempotent", IDEMPOTENT)):
+        again = attempt(key, nonce=2, policy=policy)
+        bench.grant(attempt(key, nonce=1, starts=State.CLAIMED))
+        bench.clock.advance(LEASE_US)
+        assert bench.do(lambda again=again: bench.store.look((again,))) == [None]  # type: ignore[misc]
+        assert bench.grant(again).attempt == 2
 
 
 def another_recipe_is_neither_reuse_nor_run(bench: Bench) -> None:
@@ -281,7 +304,7 @@ def abandoning_touches_no_other_claim(bench: Bench) -> None:
     assert not bench.abandon(attempt(nonce=2))
     bench.settle(grant, State.PROCESSING)
     assert not bench.abandon(attempt(nonce=1))
-    bench.settle(bench.grant(attempt(nonce=3)))
+    bench.settle(bench.grant(attempt(nonce=3, policy=IDEMPOTENT)))
     assert not bench.abandon(attempt(nonce=3))
     assert bench.claim(attempt(nonce=4)) == Replay(OK, attempt(nonce=1).operation_id, State.SUCCEEDED)
 
@@ -293,6 +316,8 @@ ALL = (
     another_request_is_refused_in_every_state,
     another_request_is_refused_on_a_definite_refusal_too,
     another_request_is_refused_even_under_the_same_nonce,
+    an_idempotent_command_is_not_run_by_another_declaration,
+    a_reservation_without_steps_is_granted_to_every_declaration,
     another_recipe_is_neither_reuse_nor_run,
     keys_of_different_scopes_never_meet,
     a_batch_is_answered_in_its_order,

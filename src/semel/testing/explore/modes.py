@@ -31,6 +31,14 @@ MODES: Final = (
     Mode(name="steps-renewed", policy=_STEPS, script=_CHARGE_MAIL, left=Left(0, 0, 1)),
     Mode(name="steps-repeated", policy=_STEPS, script=_CHARGE_MAIL, renews=False, left=Left(1, 0, 0)),
     Mode(name="steps-raising", policy=_STEPS, script=_CHARGE_SHIP, renews=False, left=Left(0, 0, 1, failures=1)),
+    Mode(
+        name="steps-undeclared",
+        policy=_STEPS,
+        script=_CHARGE_MAIL,
+        renews=False,
+        left=Left(1, 0, 0),
+        undeclared=_EXTERNAL,
+    ),
     Mode(name="steps-late", policy=_STEPS, script=_CHARGE_SHIP, renews=False, left=Left(0, 1, 0)),
 )
 

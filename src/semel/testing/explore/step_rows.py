@@ -12,7 +12,7 @@ from semel.flow import Flow, MakeFlow, ask, perform
 from semel.model import OPEN_STATES, Record, Renewal, Resolution, Resolved, Resolving, State
 from semel.rules.settle import resolved_row
 from semel.rules.step_findings import steps_after
-from semel.rules.steps import pack_steps
+from semel.rules.steps import any_begun, pack_steps
 from semel.stores.memory import Call, Table
 from semel.stores.steps import Recorded
 from semel.testing.explore.store import ID
@@ -23,6 +23,9 @@ class StepTable(Table):
     """A memory store's table with lists of steps."""
 
     steps: dict[bytes, bytes] = field(default_factory=dict)
+
+    def has_begun(self, row: Record) -> bool:
+        return any_begun(self.steps.get(row.id), row.generation)
 
 
 def may_write(row: Record | None, holder: Renewal) -> bool:

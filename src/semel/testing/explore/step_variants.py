@@ -49,7 +49,19 @@ def doubt_is_not_told() -> AbstractContextManager[None]:
     return replaced("semel.protocol.steps:outcome_after", lambda _: lambda outcome, *rest, **named: outcome)
 
 
+def steps_are_forgotten() -> AbstractContextManager[None]:
+    """A version of the operation that declares no steps takes whatever has lapsed between two of them."""
+    return replaced("semel.rules.steps:any_begun", lambda _: lambda stored, generation: False)
+
+
 STEP_VARIANTS: Final = (
+    Variant(
+        name="steps-forgotten",
+        does="a version of the operation without steps runs what another one has begun",
+        mode="steps-undeclared",
+        breaks="I4",
+        patch=steps_are_forgotten,
+    ),
     Variant(
         name="step-start-unfenced",
         does="the start of a step is written whoever holds the record",

@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from semel.errors import NothingHappened, SemelError, StoreTimeout
 from semel.flow import Flow
-from semel.model import OPEN_STATES, State
+from semel.model import OPEN_STATES, Proceed, State
 from semel.protocol.commands import settlement
 from semel.protocol.steps import Ledger
 from semel.rules.classify import Outcome, classify_answer, classify_exception
 from semel.rules.identity import derived_key
 from semel.rules.steps import Finished, Step, unpack_steps
 from semel.testing.explore import step_rows, store
-from semel.testing.explore.notebook import stands, told, written
+from semel.testing.explore.notebook import granted, stands, told, written
 from semel.testing.explore.step_outside import step_operator, step_time, with_account
 from semel.testing.explore.steps import Step as Taken
 from semel.testing.explore.steps import (
@@ -64,6 +64,8 @@ def stepped_steps(world: World, mode: Mode) -> Iterator[Taken]:
             idle = True
         for label, after in _worker(world, mode, place, worker):
             yield label, _kept(world, after, mode)
+    for label, after in _without_steps(world, mode):
+        yield label, _kept(world, after, mode)
     for flight in world.flights:
         label = f"the call of {flight.nonce} for {mode.script[flight.part].name} arrives"
         yield label, _kept(world, _arrive(world, mode, flight), mode)
@@ -72,6 +74,23 @@ def stepped_steps(world: World, mode: Mode) -> Iterator[Taken]:
         yield label, _kept(world, after, mode)
     for label, after in (*upkeep(world), *step_operator(world, mode), *step_time(world)):
         yield label, _kept(world, after, mode)
+
+
+def _without_steps(world: World, mode: Mode) -> Iterator[Taken]:
+    """A version without steps is asked. Where it may run, nothing can have happened; it gives the key back at once."""
+    if mode.undeclared is None:
+        return
+    nonce = world.serial + 1
+    attempt = store.claim_of(nonce, mode.undeclared)
+    [verdict], row, _ = step_rows.call(world.row, world.steps, world.now, lambda: store.STORE.claim((attempt,)))
+    if not isinstance(verdict, Proceed):
+        return
+    if any(account.open or account.effects for account in world.accounts):
+        raise Broken("I4", "a version without steps may run, and a step had begun")
+    after = granted(world._replace(serial=nonce), row, nonce)
+    refused = settlement(verdict.grant, classify_exception(_RELEASED, mode.undeclared, begun=True))
+    reply, row = store.settle(after.row, after.now, refused)
+    yield f"a version without steps runs {nonce}, and does nothing", after_settling(after, nonce, reply, row)
 
 
 def _worker(world: World, mode: Mode, place: int, worker: Worker) -> Iterator[Taken]:

@@ -75,10 +75,10 @@ def expiry_runs_from_the_claim() -> AbstractContextManager[None]:
     """The answer's retention counts from the claim, and is over while the command still runs."""
 
     def made(original: Any) -> Any:
-        def situation(row: Record | None, claim: Claim, now: int) -> Situation:
+        def situation(row: Record | None, claim: Claim, now: int, *, begun: bool = True) -> Situation:
             if row is not None and row.created_at + row.lease_us <= now and row.fingerprint == claim.fingerprint:
                 return Situation.EXPIRED_NEW
-            found: Situation = original(row, claim, now)
+            found: Situation = original(row, claim, now, begun=begun)
             return found
 
         return situation
@@ -90,10 +90,10 @@ def replays_before_comparing() -> AbstractContextManager[None]:
     """A stored answer is given out before the fingerprints are compared."""
 
     def made(original: Any) -> Any:
-        def decide(row: Record | None, claim: Claim, now: int) -> Verdict:
+        def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) -> Verdict:
             if row is not None and row.answer_kind == AnswerKind.KEPT and (answer := answer_of(row)) is not None:
                 return Replay(answer, row.operation_id, State(row.state))
-            verdict: Verdict = original(row, claim, now)
+            verdict: Verdict = original(row, claim, now, begun=begun)
             return verdict
 
         return decide

@@ -187,6 +187,7 @@ class Mode:
     script: tuple[Part, ...] = ()  # of a handler with steps
     deduplicates: bool = True  # whether the downstream of steps does
     renews: bool = True  # whether holders with steps renew their leases
+    undeclared: Policy | None = None  # of a version of the operation that declares no steps, and may be asked as well
 
     def first(self) -> World:
         """Where every exploration begins: nothing was ever asked."""

@@ -55,7 +55,7 @@ class Call:
         self.loop = worker.loop
         self.key = key
         self.payload = payload
-        self.command = command(key, payload, schedule.plan.policy)
+        self.command = command(key, payload, schedule.policy_of(worker))
         self.id = record_id(self.command.scope, self.command.key)
         self.run: Execution | None = None
         self.error: Exception | None = None

@@ -46,6 +46,9 @@ async def run_handler(schedule: Schedule, call: Call | Resumption, permit: Permi
     except Violated as violated:
         schedule.fail(violated)  # the engine would take it for a mistake of the handler's
         raise
+    if schedule.plan.script and permit.steps is None:
+        run.running = False
+        raise NothingHappened("a version without steps, which does nothing: that it may run is what is watched")
     if schedule.plan.script:
         return await _run_script(schedule, call, permit, run)
     end = world.pick(ENDS) if world.happens(schedule.plan.handler_trouble) else "succeed"

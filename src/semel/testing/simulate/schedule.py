@@ -11,6 +11,7 @@ from typing import Any, Final
 from semel.engine.permit import Permit
 from semel.errors import SemelError
 from semel.model import Answer, Effects, Find, Record, Resolution, State
+from semel.policy import Policy
 from semel.testing.simulate import shape as shapes
 from semel.testing.simulate.calm import calm
 from semel.testing.simulate.client import Call, Client
@@ -85,7 +86,10 @@ class Schedule:
             asyncio._set_running_loop(before)
 
     def _noting(self) -> AbstractContextManager[None]:
-        return steps_are_noted(self.server, faultless=not self.plan.trouble) if self.plan.script else nullcontext()
+        if not self.plan.script:
+            return nullcontext()
+        undeclared = self.plan.undeclared is not None
+        return steps_are_noted(self.server, faultless=not self.plan.trouble, undeclared=undeclared)
 
     def _start_workers(self) -> None:
         plan = self.plan
@@ -93,6 +97,11 @@ class Schedule:
         for n in range(plan.workers):
             name = f"worker-{n + 1}"
             self.workers.append(Worker(self.world, self.server, name, plan.trouble, faults, coalesces=plan.coalesces))
+
+    def policy_of(self, worker: Worker) -> Policy:
+        """What the operation is declared as in this worker's version."""
+        undeclared = self.plan.undeclared
+        return undeclared if undeclared is not None and self.workers.index(worker) % 2 else self.plan.policy
 
     # --- trouble ------------------------------------------------------------------------------
 
@@ -248,6 +257,8 @@ class Schedule:
         assert isinstance(ledger, StepLedger)
         if ledger.on_their_way.get(row.id) or self._may_happen(row.id):
             return None
+        if self.plan.undeclared is not None and not (row.doubt or "").startswith("step:"):
+            return Resolution(row.id, row.fence, False, None, "olga", "no step had begun")  # of a run without steps
         life = ledger.life(row.id)
         effects = ledger.account(row.id, life, name).effects
         word = Resolution(row.id, row.fence, bool(effects), None, "olga", "asked the provider", step=name)

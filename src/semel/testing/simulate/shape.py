@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Final
 
@@ -26,7 +26,8 @@ class Shape:
     Parameters: ``effects`` the declarations to choose from; ``trouble`` how likely a store call meets a fault
     of the network, at most, 0 to 1; ``sqlite`` the share of schedules on the real SQLite store, 0 to 1;
     ``large`` the share of schedules with more clients and workers; ``steps`` the share of schedules whose handlers have
-    steps, which run on the real SQLite store.
+    steps, which run on the real SQLite store; ``undeclared`` of these, in which every second worker is of a version
+    that declares none.
 
     Raises PolicyError: a share that is none, or no effects at all.
     """
@@ -36,9 +37,10 @@ class Shape:
     sqlite: float = 0.02
     large: float = 0.04
     steps: float = 0.0
+    undeclared: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("trouble", "sqlite", "large", "steps"):
+        for name in ("trouble", "sqlite", "large", "steps", "undeclared"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 raise PolicyError(f"{name} is a share from 0 to 1; it is {value!r}")
@@ -68,6 +70,7 @@ class Plan:
     script: Script = ()  # the steps of every handler, where they have any
     deduplicates: bool = True  # whether the downstream of steps does, by their derived keys
     completes: int = 0
+    undeclared: Policy | None = None  # of every second worker, where its version declares no steps
 
 
 def draw_plan(world: World, shape: Shape) -> Plan:
@@ -105,6 +108,8 @@ def draw_plan(world: World, shape: Shape) -> Plan:
         plan.handler_trouble = world.pick((0.3, 0.9))
         plan.deduplicates = world.happens(0.5)
         plan.completes = world.between(0, 4) if plan.policy.resumable else 0
+        if shape.undeclared > 0 and world.happens(shape.undeclared):
+            plan.undeclared = replace(plan.policy, steps=False, resumable=False)
     return plan
 
 

@@ -61,6 +61,17 @@ class StepLedger(Ledger):
         """Whether any step of its present life took place."""
         return any(self.account(id, self.life(id), part.name).effects for part in self.script)
 
+    def may_have_happened(self, id: bytes) -> bool:
+        """Whether any step of its present life took place, or is an attempt that nobody has disproved.
+
+        Of a local step what counts is what was committed.
+        """
+        for part in self.script:
+            account = self.account(id, self.life(id), part.name)
+            if account.effects or (account.open and part.kind != "local"):
+                return True
+        return False
+
     def completed_by_hand(self, id: bytes) -> None:
         """An operator has found the doubtful step done, and does the rest without Semel."""
         self._by_hand.add((id, self.life(id)))

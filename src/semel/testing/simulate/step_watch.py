@@ -81,6 +81,7 @@ class StepWatch(Watch):
         self._lists: dict[bytes, bytes] = {}
         self._fences: dict[bytes, int] = {}
         self.faultless = False  # no reply gets lost in this schedule
+        self.undeclared = False  # some workers declare no steps
 
     def has_started(self, id: bytes, fence: int, name: str) -> bool:
         """Whether the holder of this fence has recorded that a step begins."""
@@ -114,6 +115,9 @@ class StepWatch(Watch):
                 raise Violated("I6 progress", f"{verb} wrote: {describe(was)} -> {describe(row)}")
             return
         super()._changed(who, asked, was, row, now)
+        without_steps = was is not None and row.fence != was.fence and row.state == State.PROCESSING
+        if without_steps and self._steps.may_have_happened(row.id):
+            raise Violated("I4 no blind rerun", f"granted without its steps: {describe(was)} -> {describe(row)}")
         if row.state == State.UNKNOWN and (was is None or was.state != State.UNKNOWN):
             self._doubt_is_named(verb, row)
 
@@ -143,6 +147,8 @@ class StepWatch(Watch):
         doubt = row.doubt or ""
         if doubt == ATTEMPTS_OVER:
             return
+        if self.undeclared and not doubt.startswith(STEP) and not self._steps.may_have_happened(row.id):
+            return  # a run without steps
         name = doubt.removeprefix(STEP)
         known = {part.name for part in self._steps.script}
         if not doubt.startswith(STEP) or name not in known:
@@ -194,11 +200,11 @@ class StepWatch(Watch):
 
 
 @contextmanager
-def steps_are_noted(server: Server, *, faultless: bool) -> Iterator[None]:
+def steps_are_noted(server: Server, *, faultless: bool, undeclared: bool = False) -> Iterator[None]:
     """Have every flow of steps noted by this server, and what it has recorded looked at, until the block is left."""
     watch, modules = server.watch, (engine_steps, protocol_steps, completer)
     assert isinstance(watch, StepWatch)
-    watch.faultless = faultless
+    watch.faultless, watch.undeclared = faultless, undeclared
     server.on_steps = lambda: watch.lists_are(server.data.steps(), server.data.rows)
     before = [vars(module)["StepRows"] for module in modules]
     try:
