@@ -11,6 +11,7 @@ import weakref
 from typing import Any, Final, Protocol, TypeVar
 
 from semel.drivers.psycopg import Server
+from semel.drivers.shield import shielded
 from semel.errors import JoinRefused, SchemaError, SemelError, StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.base import Identity, Store
@@ -226,7 +227,7 @@ def joined(line: Line, home: Home, made: type[JoinedPostgres] = JoinedPostgres) 
     try:
         if not home.knows(line.session):
             if home.unmet:
-                home.meet(home.driver.run(home.store.identity))
+                home.meet(shielded(lambda: home.driver.run(home.store.identity)))
             home.admit(line.session, unit.run(home.store.identity))
     except BaseException:
         unit.rollback()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from semel.drivers.forks import begin_in_children
+from semel.drivers.shield import begin_own_thread
 from semel.engine.core import Core
 from semel.engine.performing import AsyncPerformer, SyncPerformer
 from semel.engine.permit import Permit
@@ -286,6 +287,7 @@ class SyncUpkeep:
                 del self._unconfirmed[word]
 
     def _serve(self) -> None:
+        begin_own_thread()
         while True:
             with self._changed:
                 if self._closing:
