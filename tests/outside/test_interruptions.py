@@ -1,4 +1,4 @@
-"""Interruptions at random instructions, a few dozen for each store, kind and way: ``python -m tests.outside`` for more."""
+"""Interruptions at random instructions, for each store, kind and way; ``python -m tests.outside`` has more of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.outside.interrupting import By, Kind, interrupt
 from tests.outside.stores import STORES
 from tests.servers import mariadb
 
-TIMES = 60
+TIMES = 40
 CASES = [
     pytest.param(store, kind, marks=[mariadb.MARK] if store == "mariadb" else [])
     for store in STORES
