@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from threading import get_ident
 from typing import Any, TypeVar
 
 from semel.drivers.item_spool import ItemSpool
@@ -108,7 +109,7 @@ class Bulk:
 
     def _let_go(self, permit: Permit, error: BaseException | None) -> None:
         """The caller was interrupted: what is handled is kept, and another run goes on."""
-        if permit.last_word is not None or not permit.is_handed_out:
+        if permit.last_word is not None or permit.handler_thread is None:
             self._engine._drop(permit, error)
         elif permit.grant.nonce in self._engine.core.live:
             relinquish(self._engine, self._items, permit)
@@ -193,7 +194,7 @@ class _Work:
     def whole(self, begun: Callable[[str], object] | None) -> Tally:
         run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total)
         try:
-            self._permit.is_handed_out = True
+            self._permit.handler_thread = get_ident()
             if begun is not None:
                 begun(self._permit.operation_id)
             return self._drive(run.flow())

@@ -29,7 +29,7 @@ class Permit:
         "effects",
         "emission",
         "grant",
-        "is_handed_out",
+        "handler_thread",
         "kept",
         "last_word",
         "lost",
@@ -49,7 +49,7 @@ class Permit:
         self.effects = claim.terms.effects
         self.begun = not command.policy.marks_effects
         self.kept = True
-        self.is_handed_out = False  # its handler has begun
+        self.handler_thread: int | None = None  # where its handler has begun, in threads
         self.last_word: Outcome | None = None  # what the holder has asked to be settled
         self.lost = False
         self.settling = False  # its last word is on its way: what a renewal says meanwhile means nothing

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from threading import get_ident
 from typing import Any, Self, TypeVar
 
 from semel.drivers.shield import Hold, shielded
@@ -24,6 +25,7 @@ from semel.flow import MakeFlow, ask
 from semel.model import Answer, Claim, Effects, InProgress, Settlement, Settling, Superseded, Verdict
 from semel.policy import Command
 from semel.protocol.asks import Begin, Rollback, Unit
+from semel.protocol.atomic import settled_or
 from semel.protocol.commands import await_verdict, reread, settle_until_confirmed
 from semel.protocol.operations import claim_unit, settle_unit
 from semel.rules.classify import Outcome, Refused, classify_exception
@@ -64,7 +66,7 @@ class Engine:
         confirm_seconds: float = 5.0,
         sealer: Seals | None = None,
     ) -> None:
-        self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max, sealer)
+        self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max, sealer, confirm_seconds)
         self.backend = backend
         self.store = backend.store
         self.confirm_seconds = confirm_seconds
@@ -91,9 +93,9 @@ class Engine:
         return self.perform("migrate", lambda: self.store.migrate(*self.core.first_identity()))
 
     def close(self) -> None:
-        """Wait for what is being settled or released, then close the store."""
+        """Wait for live handlers, and for what is being settled or released, then close the store."""
         self._upkeep.close()
-        self.backend.driver.close()
+        shielded(self.backend.driver.close)
 
     def __enter__(self) -> Self:
         return opened(self)
@@ -152,7 +154,7 @@ class Engine:
         """End a permit whose caller was interrupted: as one that never ran, or as its handler has ended."""
         if permit.settling or permit.grant.nonce not in self.core.live:
             return  # it has ended
-        if permit.is_handed_out:
+        if permit.handler_thread is not None:
             error = error if error is not None else InterruptedError("the caller was interrupted")
             word = permit.last_word or classify_exception(error, permit.command.policy, begun=permit.begun)
             with suppress(SemelError):
@@ -193,9 +195,9 @@ class Engine:
             raise
 
     def _claim_atomic(self, claim: Claim, command: Command) -> Verdict:
-        with self.core.running_here(claim) as met:
+        with self.core.running_here(claim) as (met, is_sure):
             if met is not None:
-                return met
+                return met if is_sure else self._performer.drive(settled_or(self.store, claim, command.under, met))
             opened: list[Unit] = []
 
             def begin() -> Unit:
@@ -300,7 +302,7 @@ class Engine:
     def _finish(self, permit: Permit, handler: Callable[[Permit], Answer | Refused]) -> Result:
         policy = permit.command.policy
         try:
-            permit.is_handed_out = True
+            permit.handler_thread = get_ident()
             returned = handler(permit)
             answer = answer_from(returned)
         except BaseException as error:

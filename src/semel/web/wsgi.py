@@ -10,6 +10,7 @@ import contextlib
 import io
 import time
 from collections.abc import Callable, Iterable, Iterator
+from threading import get_ident
 from typing import IO, Any, Final
 
 from semel.drivers.shield import Hold
@@ -153,7 +154,7 @@ class Call:
         """Call the application to its end, settle, and give what may leave."""
         error: BaseException | None = None
         try:
-            self._permit.is_handed_out = True
+            self._permit.handler_thread = get_ident()
             self._iterable = self._app(environ, self.start_response)
             pieces = iter(self._iterable)
             for piece in pieces:
