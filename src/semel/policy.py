@@ -19,6 +19,7 @@ from semel.rules.headers import NEVER_REPLAYED as NEVER_REPLAYED
 from semel.rules.headers import REPLAY_HEADERS as REPLAY_HEADERS
 from semel.rules.keys import KeyFormat
 from semel.rules.references import check_reference, check_sources
+from semel.rules.spans import COUNT_MAX
 from semel.rules.step_options import Resumed, check_request, check_steps
 
 SECOND_US: Final = 1_000_000
@@ -26,6 +27,13 @@ FINGERPRINT_BYTES: Final = 32
 _TEXTS: Final = (str, str, str)
 LEASE_SECONDS_MIN: Final = 1.0  # renewed every third: below a second, scheduling noise would lapse living holders
 REFERENCE_SECONDS: Final = 366 * 86_400.0  # how long a business reference protects where nothing else is said: a year
+SPANS_MAX: Final = {  # seconds; more is a span in milliseconds, or a mistake
+    "lease_seconds": 3600,
+    "deadline_seconds": 2 * 86_400,
+    "wait_seconds": 3600,
+    "dedup_for_seconds": 366 * 86_400,
+}
+SPAN_SECONDS_MIN: Final = 0.001  # a shorter one would be no microsecond of the store's
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400.0  # clamps retention far below the range of int64 microseconds
 
 
@@ -222,6 +230,14 @@ def _check_spans(policy: Policy) -> None:
             raise PolicyError(f"{name} must be a number of seconds; it is {value!r}")
         if value > SPAN_SECONDS_MAX:
             raise PolicyError(f"{name} must be at most ten years; it is {_number(value)} seconds")
+        most = SPANS_MAX.get(name)
+        if most is not None and value > most:
+            raise PolicyError(
+                f"{name} must be at most {_number(most)} seconds; it is {_number(value)}. It is given in seconds, not "
+                "milliseconds"
+            )
+        if 0 < value < SPAN_SECONDS_MIN:
+            raise PolicyError(f"{name} must be at least {_number(SPAN_SECONDS_MIN)} seconds; it is {_number(value)}")
         if value < 0 or (value == 0 and name not in ("wait_seconds", "lease_seconds")):
             raise PolicyError(f"{name} must be more than 0 seconds; it is {_number(value)}")
     if policy.lease_seconds < LEASE_SECONDS_MIN:
@@ -264,6 +280,8 @@ def _check_choices(policy: Policy) -> None:
         value = getattr(policy, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise PolicyError(f"{name} must be a whole number of at least 1; it is {value!r}")
+        if value > COUNT_MAX:
+            raise PolicyError(f"{name} must be at most {COUNT_MAX}, which a store can keep; it is {value}")
     for status in policy.definite_5xx:
         if not isinstance(status, int) or not 500 <= status <= 599:
             raise PolicyError(f"definite_5xx takes statuses from 500 to 599; it has {status!r}")

@@ -15,6 +15,7 @@ from semel.drivers import pymysql as in_threads
 from semel.drivers.mariadb import Conversation, Greeting, Server, converse, greet
 from semel.drivers.mariadb_errors import Lost, Refused, lost, store_error
 from semel.drivers.mariadb_unit import Transaction
+from semel.drivers.shield import shielded
 from semel.errors import JoinRefused, SchemaError, SemelError
 from semel.flow import Ask, MakeFlow
 from semel.stores.base import Identity, Store
@@ -183,7 +184,7 @@ def join(target: Any, home: Home) -> JoinedMariadb:
     greeting = home.greeting(raw)
     if greeting is None:
         if home.unmet:
-            home.meet(home.driver.run(home.store.identity))
+            home.meet(shielded(lambda: home.driver.run(home.store.identity)))
         greeting = _told(raw, home.admission())
         home.admit(raw, greeting)
     return JoinedMariadb(target, raw, home, greeting, began=began)

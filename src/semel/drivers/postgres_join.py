@@ -8,9 +8,13 @@ verdict, Semel ends the empty transaction again. Each client library is reached 
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
+import psycopg
+
 from semel.drivers.psycopg import Server
+from semel.drivers.shield import shielded
 from semel.errors import JoinRefused, SchemaError, SemelError, StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.base import Identity, Store
@@ -226,10 +230,11 @@ def joined(line: Line, home: Home, made: type[JoinedPostgres] = JoinedPostgres) 
     try:
         if not home.knows(line.session):
             if home.unmet:
-                home.meet(home.driver.run(home.store.identity))
+                home.meet(shielded(lambda: home.driver.run(home.store.identity)))
             home.admit(line.session, unit.run(home.store.identity))
     except BaseException:
-        unit.rollback()
+        with suppress(psycopg.Error):  # its owner was interrupted in a statement: theirs to close
+            unit.rollback()
         raise
     return unit
 
@@ -243,6 +248,7 @@ async def joined_async(line: Line, home: Home) -> AsyncJoinedPostgres:
                 home.meet(await home.driver.run_async(home.store.identity))
             home.admit(line.session, await unit.run_async(home.store.identity))
     except BaseException:
-        await unit.rollback_async()
+        with suppress(psycopg.Error):  # as in threads
+            await unit.rollback_async()
         raise
     return unit

@@ -24,6 +24,7 @@ from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
 from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import PatientConnection
 from semel.drivers.psycopg_trip import Said, is_outdated, names_of, said
+from semel.drivers.shield import later
 from semel.errors import StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
@@ -252,8 +253,8 @@ class PsycopgUnit:
 
     def __del__(self) -> None:
         # A unit that nobody holds any more (Ctrl-C in its claim) would keep its connection and its lock for ever.
-        if not self._ended:
-            self.rollback()
+        if not self._ended and self._pid == os.getpid():
+            later(self.rollback)
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Never asked, as ``settle_async``."""

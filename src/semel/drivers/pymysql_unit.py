@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -37,10 +38,37 @@ class UnitConnection(pymysql.connections.Connection):  # type: ignore[misc]  # t
         if not self.speaking.acquire(blocking=False):
             raise pymysql.err.InterfaceError(0, BUSY)
         try:
-            found: int = super().query(sql, unbuffered)
+            with self._whole():
+                found: int = super().query(sql, unbuffered)
             return found
         finally:
             self.speaking.release()
+
+    def next_result(self, unbuffered: bool = False) -> int:
+        """The next one of several."""
+        with self._whole():
+            found: int = super().next_result(unbuffered)
+        return found
+
+    def _read_packet(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super()._read_packet(*args, **options)
+        except pymysql.MySQLError:
+            raise
+        except BaseException:  # as ``_whole``, for each row
+            self._force_close()
+            raise
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """An exchange that an exception from outside cuts leaves an answer unread: the next command would get it."""
+        try:
+            yield
+        except pymysql.MySQLError:
+            raise
+        except BaseException:
+            self._force_close()
+            raise
 
     @cached_property
     def speaking(self) -> threading.Lock:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from semel.drivers.shield import later
 from semel.drivers.sqlite import SqliteDriver
 from semel.drivers.sqlite_connection import BEGIN, is_busy, open_connection, outlives_its_cause, store_error
 from semel.drivers.sqlite_guard import UnitConnection
@@ -114,7 +115,7 @@ class SqliteUnit:
     def __del__(self) -> None:
         # A unit that nobody holds any more would keep the gate for ever. In a forked child it is not ours to end.
         if not self._ended and self._pid == os.getpid():
-            self.rollback()
+            later(self.rollback)
 
     def _end(self) -> None:
         if not self._ended:

@@ -20,6 +20,7 @@ from semel.flow import MakeFlow, ask
 from semel.model import Answer, Claim, Effects, InProgress, Settling, Superseded, Verdict
 from semel.policy import Command
 from semel.protocol.asks import Begin, Rollback, Unit
+from semel.protocol.atomic import settled_or
 from semel.protocol.commands import await_verdict, look_before_refusing, reread
 from semel.protocol.operations import claim_unit, settle_unit
 from semel.rules.classify import Outcome, Refused, classify_exception
@@ -72,7 +73,7 @@ class AsyncEngine:
         confirm_seconds: float = 5.0,
         sealer: Seals | None = None,
     ) -> None:
-        self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max, sealer)
+        self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max, sealer, confirm_seconds)
         self.backend = backend
         self.store = backend.store
         self.confirm_seconds = confirm_seconds
@@ -99,7 +100,7 @@ class AsyncEngine:
         return await self.perform("migrate", lambda: self.store.migrate(*self.core.first_identity()))
 
     async def close(self) -> None:
-        """Wait for what is being settled or released, then close the store."""
+        """Wait for live handlers, and for what is being settled or released, then close the store."""
         await self._upkeep.close()
         await self.backend.driver.close_async()
 
@@ -173,9 +174,11 @@ class AsyncEngine:
             raise
 
     async def _claim_atomic(self, claim: Claim, command: Command) -> Verdict:
-        with self.core.running_here(claim) as met:
+        with self.core.running_here(claim) as (met, is_sure):
             if met is not None:
-                return met
+                return (
+                    met if is_sure else await self._performer.drive(settled_or(self.store, claim, command.under, met))
+                )
             opened: list[Unit] = []
 
             async def begin() -> Unit:

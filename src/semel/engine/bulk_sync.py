@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from threading import get_ident
 from typing import Any, TypeVar
 
 from semel.drivers.item_spool import ItemSpool
+from semel.drivers.shield import Hold, shielded
 from semel.engine.bulk import (
     PAGE,
     BulkItem,
@@ -28,7 +30,7 @@ from semel.engine.sync import Engine
 from semel.errors import SemelError
 from semel.flow import Flow, ask
 from semel.model import Superseded
-from semel.protocol.asks import Begin, Perform, Rollback, Unit
+from semel.protocol.asks import Begin, Rollback, Unit
 from semel.protocol.bulk import HandleInside, HandleOutside, Read
 from semel.rules.items import ItemOutcome, ItemState, Tally, given_again
 from semel.stores.items import Items
@@ -92,11 +94,25 @@ class Bulk:
         with closing(ItemSpool(self.policy.list_terms)) as spool:
             fill(spool, items)
             command = self.policy.command((tenant, caller), key, spool.fingerprint())
-            permit = self._engine.claim(command, wait_seconds=wait_seconds)
-            if not isinstance(permit, Permit):
-                return replayed(permit)
-            work = _Work(self._engine, self.policy, spool, handler, permit)
-            return self._settle(permit, work.whole(begun))
+            hold: Hold[Permit] = Hold(self._let_go)
+            try:
+                permit = self._engine._claim_into(hold, command, wait_seconds)
+                if not isinstance(permit, Permit):
+                    return replayed(permit)
+                work = _Work(self._engine, self.policy, spool, handler, permit)
+                result = self._settle(permit, work.whole(begun))
+                hold.end()
+            except BaseException as error:
+                hold.let_go(error)
+                raise
+            return result
+
+    def _let_go(self, permit: Permit, error: BaseException | None) -> None:
+        """The caller was interrupted: what is handled is kept, and another run goes on."""
+        if permit.last_word is not None or permit.handler_thread is None:
+            self._engine._drop(permit, error)
+        elif permit.grant.nonce in self._engine.core.live:
+            relinquish(self._engine, self._items, permit)
 
     def _settle(self, permit: Permit, tally: Tally) -> BulkResult:
         reply = self._engine.settle(permit, answer_of(tally))
@@ -178,16 +194,22 @@ class _Work:
     def whole(self, begun: Callable[[str], object] | None) -> Tally:
         run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total)
         try:
+            self._permit.handler_thread = get_ident()
             if begun is not None:
                 begun(self._permit.operation_id)
             return self._drive(run.flow())
         except BaseException:
-            self._engine.core.conclude(self._permit)
-            if self._unit is not None:
-                self._perform(Rollback(self._unit))
-            with suppress(SemelError):
-                self._perform(Perform("bulk", lambda: run.items.relinquish(self._permit.grant)))
+            shielded(lambda: self._give_up(run.items))
             raise
+
+    def _give_up(self, items: Items) -> None:
+        if self._unit is not None:
+            self._perform(Rollback(self._unit))
+        relinquish(self._engine, items, self._permit)
+
+    def _begin(self, needed: Begin) -> Unit:
+        self._unit = unit = self._perform(needed)
+        return unit
 
     def _perform(self, needed: Any) -> Any:
         return self._engine._performer.drive(ask(needed))
@@ -221,7 +243,13 @@ class _Work:
             case HandleOutside():
                 return [self._drive(self._handling.outside(listed)) for listed in needed.items]
             case Begin():
-                self._unit = self._perform(needed)
-                return self._unit
+                return shielded(lambda: self._begin(needed))
             case _:
                 return self._perform(needed)
+
+
+def relinquish(engine: Engine, items: Items, permit: Permit) -> None:
+    """End this run: another one goes on where it was."""
+    engine.core.conclude(permit)
+    with suppress(SemelError):
+        engine.perform("bulk", lambda: items.relinquish(permit.grant))

@@ -56,11 +56,13 @@ from semel.rules.keys import weakness
 from semel.rules.lease import RENEWALS_PER_LEASE
 from semel.rules.sealed import Seals as Seals
 from semel.rules.sealed import checked, sealed
+from semel.rules.spans import check_seconds
 from semel.stores.base import Identity, Observed
 from semel.telemetry import Observer, Silence
 
 SCHEMA_VERSION_MAX: Final = 2
 ID_SECRET_BYTES_MIN: Final = 16
+CONFIRM_SECONDS_MAX: Final = 600.0
 DRAIN_LOOK_SECONDS: Final = 0.02
 
 
@@ -74,7 +76,12 @@ class Core:
         waiters_max: int,
         waiters_per_caller_max: int,
         sealer: Seals | None = None,
+        confirm_seconds: float = 5.0,
     ) -> None:
+        check_seconds("confirm_seconds", confirm_seconds, least=0, most=CONFIRM_SECONDS_MAX)
+        for name, count in (("waiters_max", waiters_max), ("waiters_per_caller_max", waiters_per_caller_max)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise PolicyError(f"{name} must be a whole number of at least 0; it is {count!r}")
         if id_secret is not None and len(id_secret) < ID_SECRET_BYTES_MIN:
             raise PolicyError(f"id_secret must have at least {ID_SECRET_BYTES_MIN} bytes; it has {len(id_secret)}")
         self.observer: Observer = observer if observer is not None else Silence()
@@ -186,18 +193,19 @@ class Core:
     # --- ATOMIC commands of this process, still invisible in the store ------------------------
 
     @contextmanager
-    def running_here(self, claim: Claim) -> Iterator[Verdict | None]:
+    def running_here(self, claim: Claim) -> Iterator[tuple[Verdict | None, bool]]:
         """Enter an ATOMIC command; yields what another one of this process, with the same key, means to it.
 
-        One that has not been granted may itself be refused: whose key it is, is not said yet.
+        And whether that is sure: another attempt that has not been granted may itself be refused, or be a replay. Whose
+        key it is, only the store can say.
         """
         other = self.running.setdefault(claim.id, claim)
         if other is not claim:
             granted = other.nonce in self.units or other.nonce in self.live
-            yield _met(other, claim) if granted else InProgress(other.operation_id, other.terms.lease_us)
+            yield (_met(other, claim) if granted else InProgress(other.operation_id, other.terms.lease_us)), granted
             return
         try:
-            yield None
+            yield None, True
         finally:
             if claim.nonce not in self.units:  # not granted: nothing runs here
                 del self.running[claim.id]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final, TypeVar
 
+from semel.drivers.shield import Hold
 from semel.engine.aio import AsyncEngine
 from semel.engine.backend import UNIT_RUNS_MAX, Backend
 from semel.engine.sync import Engine
@@ -21,6 +22,7 @@ from semel.rules.identity import derived_key, frame
 from semel.stores.inbox import CONSUMER_MAX, MESSAGE_ID_MAX, InboxRows, Parked, Receipt
 
 T = TypeVar("T")
+Entered = tuple[Receipt | None, Unit | None]
 SECOND_US: Final = 1_000_000
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400
 _NOBODY: Final = bytes(16)
@@ -134,23 +136,32 @@ class Inbox(_Inbox):
         run = 0
         while True:
             run += 1
-            met, unit = self._drive(self._enter(message_id, deliveries if run == 1 else 1, Begin()))
-            if unit is None:
-                return _known(met)
+            hold: Hold[Unit] = Hold(lambda unit, _: self._drive(ask(Rollback(unit))))
             try:
-                handler(Message(self.consumer, message_id, unit.connection))
-            except Exception as error:
-                met = self._drive(self._failed_or_again(message_id, unit, error, deliveries, run))
-                if met is Receipt.BUSY:
-                    continue
-                if met is None:
-                    raise
-                return met
-            except BaseException:
-                self._drive(ask(Rollback(unit)))
+                receipt = self._handle_once(hold, message_id, handler, deliveries, run)
+                hold.end()
+            except BaseException as error:
+                hold.let_go(error)
                 raise
-            self._drive(self._leave(message_id, unit))
-            return Receipt.HANDLED
+            if receipt is not None:
+                return receipt
+
+    def _handle_once(
+        self, hold: Hold[Unit], message_id: str, handler: Callable[[Message], object], deliveries: int, run: int
+    ) -> Receipt | None:
+        """One delivery, from its claim to its end; None: it met a conflict, and is run again at once."""
+        met, unit = self._drive(_into(hold, self._enter(message_id, deliveries if run == 1 else 1, Begin())))
+        if unit is None:
+            return _known(met)
+        try:
+            handler(Message(self.consumer, message_id, unit.connection))
+        except Exception as error:
+            met = self._drive(self._failed_or_again(message_id, unit, error, deliveries, run))
+            if met is None:
+                raise
+            return None if met is Receipt.BUSY else met
+        self._drive(self._leave(message_id, unit))
+        return Receipt.HANDLED
 
     @contextmanager
     def within(self, connection: Any, message_id: str) -> Iterator[Message]:
@@ -278,6 +289,16 @@ class AsyncInbox(_Inbox):
         if isinstance(reply, tuple) and reply[1] is not None:  # begun for a caller who is gone
             await whole(self._engine._performer.drive(ask(Rollback(reply[1]))))
         raise cancelled
+
+
+def _into(
+    hold: Hold[Unit], entered: Flow[tuple[Receipt | None, Unit | None]]
+) -> Flow[tuple[Receipt | None, Unit | None]]:
+    """The same, with the unit given to the hold as well."""
+    met, unit = yield from entered
+    if unit is not None:
+        hold.give(unit)
+    return met, unit
 
 
 def _known(met: Receipt | None) -> Receipt:

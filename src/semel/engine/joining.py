@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, Literal, TypeVar
 
+from semel.drivers.shield import shielded
 from semel.engine.backend import Backend
 from semel.engine.core import Core
 from semel.engine.performing import AsyncPerformer, SyncPerformer
@@ -58,9 +59,7 @@ class _Block(Generic[P]):
             raise PolicyError(
                 "only commands with effects='atomic' join a transaction: committed early, any other would run again"
             )
-        claim = self._core.attempt(self._command)
-        self._core.entering.add(claim.nonce)
-        return claim
+        return self._core.attempt(self._command)
 
     def _enter(self, claim: Claim, join: Callable[[], Any]) -> Flow[None]:
         verdict, unit = yield from claim_unit(self._backend.store, claim, self._command.under, Begin(join))
@@ -73,6 +72,16 @@ class _Block(Generic[P]):
         self._core.units[claim.nonce] = unit
         self.permit = self._core.permit(self._command, claim, verdict.grant)
         self.operation_id = uuid_text(verdict.grant.operation_id)
+
+    def _forget(self, claim: Claim) -> None:
+        """The block was not entered: nothing of it is left here, and the user rolls back."""
+        self._core.units.pop(claim.nonce, None)
+        self._core.live.pop(claim.nonce, None)
+        self.permit = None
+
+    def _end(self) -> None:
+        if self.permit is not None and self.permit.grant.nonce in self._core.live:
+            self._core.conclude(self.permit)
 
     def _exit(self, *, failed: bool) -> Flow[None]:
         permit = self.permit
@@ -134,17 +143,28 @@ class Atomic(_Block[SyncPerformer]):
 
     def __enter__(self) -> Atomic:
         if not self._core.checked:
-            self._performer.first_look.take()
+            shielded(self._performer.first_look.take)
         claim = self._attempt()
         try:
-            self._performer.drive(self._enter(claim, lambda: self._backend.join(self._connection)))
+            self._core.entering.add(claim.nonce)
+            self._performer.drive_here(self._enter(claim, lambda: self._backend.join(self._connection)))
+        except BaseException:
+            self._forget(claim)
+            raise
         finally:
             self._core.entering.discard(claim.nonce)
         return self
 
     def __exit__(self, kind: object, *_: object) -> Literal[False]:
-        self._performer.drive(self._exit(failed=kind is not None))
+        try:
+            self._performer.drive_here(self._exit(failed=kind is not None))
+        finally:
+            self._end()
         return False
+
+    def __del__(self) -> None:
+        # An exception from outside came between the block and its end: the transaction is the user's to roll back.
+        self._end()
 
 
 class AsyncAtomic(_Block[AsyncPerformer]):
@@ -157,6 +177,7 @@ class AsyncAtomic(_Block[AsyncPerformer]):
             await self._performer.first_look.take()
         claim = self._attempt()
         try:
+            self._core.entering.add(claim.nonce)
             await self._performer.drive(self._enter(claim, lambda: self._backend.join_async(self._connection)))
         finally:
             self._core.entering.discard(claim.nonce)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from semel.drivers.shield import pause, shielded
 from semel.engine.backend import Backend
 from semel.engine.coalesce import Coalescers
 from semel.engine.core import Core
@@ -173,7 +174,7 @@ class AsyncPerformer:
 
 
 class SyncPerformer:
-    """Performs engine flows in the calling thread."""
+    """Performs engine flows for ordinary threads: in threads that no exception from outside reaches (``shield``)."""
 
     def __init__(self, core: Core, backend: Backend) -> None:
         self._core = core
@@ -190,6 +191,9 @@ class SyncPerformer:
 
     def store_call(self, verb: str, make: MakeFlow[T]) -> T:
         """One store call: the door through which every one of them passes, and where it is observed."""
+        return shielded(lambda: self._store_call(verb, make))
+
+    def _store_call(self, verb: str, make: MakeFlow[T]) -> T:
         core = self._core
         started = time.perf_counter()
         try:
@@ -225,6 +229,10 @@ class SyncPerformer:
 
     def drive(self, flow: Flow[T], attempt: Callable[[], Verdict] | None = None) -> T:
         """Perform a flow to its end; an error of the store's is thrown into it, which may repeat it or clean up."""
+        return shielded(lambda: self.drive_here(flow, attempt))
+
+    def drive_here(self, flow: Flow[T], attempt: Callable[[], Verdict] | None = None) -> T:
+        """The same in the calling thread, which the user's own connection may belong to: only for joined units."""
         try:
             needed = next(flow)
             while True:
@@ -267,7 +275,7 @@ class SyncPerformer:
     def _pause(self, seconds: float, id: bytes | None) -> None:
         woken = threading.Event()
         if id is None:
-            woken.wait(seconds)
+            pause(woken, seconds)
             return
         with self._core.waking(id, woken.set):
-            woken.wait(seconds)
+            pause(woken, seconds)

@@ -29,7 +29,9 @@ class Permit:
         "effects",
         "emission",
         "grant",
+        "handler_thread",
         "kept",
+        "last_word",
         "lost",
         "renewed_monotonic",
         "resource_id",
@@ -47,6 +49,8 @@ class Permit:
         self.effects = claim.terms.effects
         self.begun = not command.policy.marks_effects
         self.kept = True
+        self.handler_thread: int | None = None  # where its handler has begun, in threads
+        self.last_word: Outcome | None = None  # what the holder has asked to be settled
         self.lost = False
         self.settling = False  # its last word is on its way: what a renewal says meanwhile means nothing
         self.renewed_monotonic = now_monotonic

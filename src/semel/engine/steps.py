@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from semel.drivers.shield import Hold
 from semel.engine.backend import UNIT_RUNS_MAX, Backend
 from semel.engine.whole import whole
 from semel.errors import NothingHappened, StepError, SupersededError
@@ -91,10 +92,16 @@ class SyncSteps(StepBook):
         """See :meth:`semel.engine.permit.Permit.step`."""
         shape = shape_of(name, call, returns)
         want = self.want(name, ordinal, repeat=repeat)
-        with self._writing:
-            met = self._performer.drive(self.ledger.begin(want))
-        if isinstance(met, Finished):
-            return recorded(name, met, shape)
+        hold: Hold[Step] = Hold(lambda step, _: self.ledger.fail(step, nothing_happened=True))
+        try:
+            with self._writing:
+                met = self._performer.drive(_into(hold, self.ledger.begin(want)))
+            if isinstance(met, Finished):
+                return recorded(name, met, shape)
+            hold.end()
+        except BaseException as error:
+            hold.let_go(error)
+            raise
         try:
             value = call()
         except BaseException as error:
@@ -109,16 +116,18 @@ class SyncSteps(StepBook):
         runs = 0
         while True:
             runs += 1
-            with self._writing:
-                met = drive(ledger.open(self.want(name, ordinal, repeat=False), BeginUnit()))
-            if isinstance(met, Finished):
-                return recorded(name, met, shape)
+            hold: Hold[Opened] = Hold(lambda opened, _: drive(ledger.undo(opened)))
             try:
+                with self._writing:
+                    met = drive(_into(hold, ledger.open(self.want(name, ordinal, repeat=False), BeginUnit())))
+                if isinstance(met, Finished):
+                    return recorded(name, met, shape)
                 body, value = written(name, call(met[1].connection), shape)
                 with self._writing:
                     drive(ledger.commit(met, body))
+                hold.end()
             except BaseException as error:
-                drive(ledger.undo(met))
+                hold.let_go(error)
                 if not self.conflicts(error, runs):
                     raise
             else:
@@ -217,6 +226,14 @@ class AsyncSteps(StepBook):
     async def _whole(self, flow: Flow[T]) -> tuple[T, asyncio.CancelledError | None]:
         """Perform a flow to its end, also where the caller is cancelled meanwhile; what it ended with, and that."""
         return await whole(self._performer.drive(flow))
+
+
+def _into(hold: Hold[T], begun: Flow[Finished | T]) -> Flow[Finished | T]:
+    """The same, with what was begun given to the hold as well."""
+    met = yield from begun
+    if not isinstance(met, Finished):
+        hold.give(met)
+    return met
 
 
 # --- results ----------------------------------------------------------------------------------

@@ -1,10 +1,16 @@
-"""The sync engine: a thin shell that performs the flows of ``protocol`` in the calling thread."""
+"""The sync engine: a thin shell over the flows of ``protocol``, for ordinary threads.
+
+Handlers run in the calling thread, Semel's own work in threads that no exception from outside reaches (``shield``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from threading import get_ident
 from typing import Any, Self, TypeVar
 
+from semel.drivers.shield import Hold, shielded
 from semel.engine.backend import Backend, UnitRuns
 from semel.engine.connect import connect_backend
 from semel.engine.core import Core, Seals
@@ -14,11 +20,12 @@ from semel.engine.performing import SyncPerformer
 from semel.engine.permit import Permit
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, outcome_from
 from semel.engine.upkeep import SyncUpkeep
-from semel.errors import NotReplicated, StoreError, StoreTimeout
+from semel.errors import NotReplicated, SemelError, StoreError, StoreTimeout
 from semel.flow import MakeFlow, ask
 from semel.model import Answer, Claim, Effects, InProgress, Settlement, Settling, Superseded, Verdict
 from semel.policy import Command
 from semel.protocol.asks import Begin, Rollback, Unit
+from semel.protocol.atomic import settled_or
 from semel.protocol.commands import await_verdict, look_before_refusing, reread, settle_until_confirmed
 from semel.protocol.operations import claim_unit, settle_unit
 from semel.rules.classify import Outcome, Refused, classify_exception
@@ -59,7 +66,7 @@ class Engine:
         confirm_seconds: float = 5.0,
         sealer: Seals | None = None,
     ) -> None:
-        self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max, sealer)
+        self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max, sealer, confirm_seconds)
         self.backend = backend
         self.store = backend.store
         self.confirm_seconds = confirm_seconds
@@ -86,9 +93,9 @@ class Engine:
         return self.perform("migrate", lambda: self.store.migrate(*self.core.first_identity()))
 
     def close(self) -> None:
-        """Wait for what is being settled or released, then close the store."""
+        """Wait for live handlers, and for what is being settled or released, then close the store."""
         self._upkeep.close()
-        self.backend.driver.close()
+        shielded(self.backend.driver.close)
 
     def __enter__(self) -> Self:
         return opened(self)
@@ -112,6 +119,23 @@ class Engine:
         Raises StoreUnavailable or StoreTimeout: the handler must not run. Raises the command's ``refusal``, if it has
         one and nothing is on record under its key.
         """
+        hold = self._hold()
+        try:
+            met = self._claim_into(hold, command, wait_seconds)
+            hold.end()
+        except BaseException as error:
+            hold.let_go(error)
+            raise
+        return met
+
+    def _hold(self) -> Hold[Permit]:
+        """What a claim gives its permit to: where its caller is interrupted, the hold ends it."""
+        return Hold(self._drop)
+
+    def _claim_into(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
+        return shielded(lambda: self._granted(hold, command, wait_seconds))
+
+    def _granted(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
         core = self.core
         if not core.checked:
             self._performer.first_look.take()
@@ -124,7 +148,24 @@ class Engine:
             core.entering.discard(claim.nonce)
         if isinstance(met, Permit):
             self._upkeep.granted(met)
+            hold.give(met)
         return met
+
+    def _drop(self, permit: Permit, error: BaseException | None) -> None:
+        """End a permit whose caller was interrupted: as one that never ran, or as its handler has ended."""
+        if permit.settling or permit.grant.nonce not in self.core.live:
+            return  # it has ended
+        if permit.handler_thread is not None:
+            error = error if error is not None else InterruptedError("the caller was interrupted")
+            word = permit.last_word or classify_exception(error, permit.command.policy, begun=permit.begun)
+            with suppress(SemelError):
+                self.settle(permit, word)
+            return
+        self.core.conclude(permit)
+        if permit.unit is not None:
+            self._performer.drive(ask(Rollback(permit.unit)))
+        else:
+            self._upkeep.abandon(permit.claim)
 
     def _verdict(self, claim: Claim, command: Command, wait_seconds: float | None) -> Verdict:
         core = self.core
@@ -152,15 +193,16 @@ class Engine:
         try:
             verdict = self._performer.claim_one(claim, command.under)
             return verdict if claim.request is None else self._performer.keep_request(claim, verdict)
-        except (StoreTimeout, KeyboardInterrupt):
+        except Exception as error:
             # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
-            self._upkeep.abandon(claim)
+            if isinstance(error, StoreTimeout) or not isinstance(error, SemelError):
+                self._upkeep.abandon(claim)
             raise
 
     def _claim_atomic(self, claim: Claim, command: Command) -> Verdict:
-        with self.core.running_here(claim) as met:
+        with self.core.running_here(claim) as (met, is_sure):
             if met is not None:
-                return met
+                return met if is_sure else self._performer.drive(settled_or(self.store, claim, command.under, met))
             opened: list[Unit] = []
 
             def begin() -> Unit:
@@ -169,8 +211,10 @@ class Engine:
 
             try:
                 verdict, unit = self._performer.drive(claim_unit(self.store, claim, command.under, Begin(begin)))
-            except KeyboardInterrupt:
-                for open_unit in opened:  # whoever catches it, as a console does, would keep its connection and locks
+            except SemelError:
+                raise
+            except BaseException:  # of a library's, which the flow does not hear of
+                for open_unit in opened:
                     self._performer.drive(ask(Rollback(open_unit)))
                 raise
             return self.core.unit_claimed(claim, verdict, unit)
@@ -183,6 +227,10 @@ class Engine:
         Raises StoreTimeout: not confirmed within ``confirm_seconds``: the outcome is not known yet; it is repeated in
         the background until the lease is over.
         """
+        permit.last_word = outcome
+        return shielded(lambda: self._settle(permit, outcome))
+
+    def _settle(self, permit: Permit, outcome: Outcome) -> Settling:
         core = self.core
         try:
             if permit.steps is not None:
@@ -238,18 +286,28 @@ class Engine:
         """
         runs = UnitRuns(self.backend)
         while True:
-            permit = self.claim(command, wait_seconds=wait_seconds)
-            if not isinstance(permit, Permit):
-                return begun_result(permit)
+            hold = self._hold()
             try:
-                return self._finish(permit, handler)
-            except Exception as error:
-                if not runs.again(permit.unit, error):
-                    raise
+                permit = self._claim_into(hold, command, wait_seconds)
+                if not isinstance(permit, Permit):
+                    return begun_result(permit)
+                try:
+                    result = self._finish(permit, handler)
+                except Exception as error:
+                    if not runs.again(permit.unit, error):
+                        raise
+                    hold.end()
+                else:
+                    hold.end()
+                    return result
+            except BaseException as error:
+                hold.let_go(error)
+                raise
 
     def _finish(self, permit: Permit, handler: Callable[[Permit], Answer | Refused]) -> Result:
         policy = permit.command.policy
         try:
+            permit.handler_thread = get_ident()
             returned = handler(permit)
             answer = answer_from(returned)
         except BaseException as error:

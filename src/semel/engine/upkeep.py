@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from semel.drivers.forks import begin_in_children
+from semel.drivers.shield import begin_own_thread, shielded
 from semel.engine.core import Core
 from semel.engine.performing import AsyncPerformer, SyncPerformer
 from semel.engine.permit import Permit
@@ -25,6 +26,7 @@ from semel.stores.base import Store
 
 THREAD_NAME: Final = "semel-upkeep"
 ABANDON_EVERY_SECONDS: Final = 0.25
+CLOSE_LOOK_SECONDS: Final = 0.02
 ABANDON_MAX: Final = 200
 OUTAGE_SECONDS_MAX: Final = 600.0  # for how long after its lease a claim is tried of which the store has said nothing
 
@@ -207,7 +209,20 @@ class SyncUpkeep:
         self._closing = False
 
     def close(self) -> None:
-        """End the thread, after what it was doing; what is unconfirmed or given up is tried once more."""
+        """Wait for the live handlers, whose leases are renewed to the end; then end the thread.
+
+        What is unconfirmed or given up is tried once more. A handler past its deadline is not waited for, nor one of
+        the calling thread, which could never end.
+        """
+        while any(self._is_awaited(permit) for permit in list(self._core.live.values())):
+            threading.Event().wait(CLOSE_LOOK_SECONDS)
+        shielded(self._end)
+
+    def _is_awaited(self, permit: Permit) -> bool:
+        ours = permit.handler_thread not in (None, threading.get_ident())
+        return ours and time.monotonic() < permit.deadline_monotonic
+
+    def _end(self) -> None:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -286,6 +301,7 @@ class SyncUpkeep:
                 del self._unconfirmed[word]
 
     def _serve(self) -> None:
+        begin_own_thread()
         while True:
             with self._changed:
                 if self._closing:

@@ -11,7 +11,19 @@ from contextlib import suppress
 
 from semel.errors import EarlyCommit, NotReplicated, SemelError, StoreError, StoreTimeout, StoreUnavailable
 from semel.flow import Flow, ask
-from semel.model import Claim, Grant, Proceed, Record, Settled, Settlement, Settling, State, Superseded, Verdict
+from semel.model import (
+    Claim,
+    Grant,
+    InProgress,
+    Proceed,
+    Record,
+    Settled,
+    Settlement,
+    Settling,
+    State,
+    Superseded,
+    Verdict,
+)
 from semel.protocol.asks import Begin, Commit, Perform, Rollback, SettleWithin, Unit, Within
 from semel.protocol.commands import Under, look_once, recast, settlement
 from semel.rules.classify import Outcome, Refused, Succeeded, Unprovable
@@ -38,7 +50,15 @@ def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) ->
         yield from ask(Rollback(unit))
         raise
     yield from ask(Rollback(unit))
+    if type(verdict) is InProgress and store.capabilities.settles_by_proof:
+        verdict = yield from settled_or(store, claim, under, verdict)
     return verdict, None
+
+
+def settled_or(store: Store, claim: Claim, under: Under | None, running: Verdict) -> Flow[Verdict]:
+    """What a settled record means to a claim that found its key locked, maybe by another replay; else ``running``."""
+    seen, _ = yield from look_once(store, claim, under)
+    return running if seen is None else seen
 
 
 def _claim_within(store: Store, unit: Unit, claim: Claim, under: Under | None) -> Flow[Verdict]:

@@ -10,8 +10,10 @@ import contextlib
 import io
 import time
 from collections.abc import Callable, Iterable, Iterator
+from threading import get_ident
 from typing import IO, Any, Final
 
+from semel.drivers.shield import Hold
 from semel.engine.permit import Permit
 from semel.engine.sync import Engine
 from semel.errors import ConfigurationError, SemelError, StoreError
@@ -85,15 +87,23 @@ class SemelMiddleware:
             return send_answer(start_response, opened)
         if isinstance(opened, Unprotected):
             return self.app(environ, start_response if opened.mark is None else marked(start_response, opened.mark))
-        spool = Spool()
+        spool, hold = Spool(), self.engine._hold()
         try:
-            return self._spooled(opened, environ, start_response, spool)
-        except BaseException:
+            pieces = self._spooled(opened, environ, start_response, spool, hold)
+            hold.end()  # what is left of the command ends with the answer
+        except BaseException as error:
+            hold.let_go(error)
             spool.close()  # nobody else will: a client or a store that failed, an interrupted process
             raise
+        return pieces
 
     def _spooled(
-        self, exchange: Exchange, environ: Environ, start_response: StartResponse, spool: Spool
+        self,
+        exchange: Exchange,
+        environ: Environ,
+        start_response: StartResponse,
+        spool: Spool,
+        hold: Hold[Permit],
     ) -> Iterable[bytes]:
         """Read the body, claim and answer. The spool is closed with the answer; where this raises, by the caller."""
         command = _read(exchange, environ, spool)
@@ -102,7 +112,7 @@ class SemelMiddleware:
             return send_answer(start_response, command)
         environ = {**environ, "wsgi.input": spool.open(), "CONTENT_LENGTH": str(spool.size)}
         try:
-            permit = self.engine.claim(command, wait_seconds=exchange.wait_seconds)
+            permit = self.engine._claim_into(hold, command, exchange.wait_seconds)
         except UNCLAIMED as error:
             refused = exchange.unclaimed(error)
             if isinstance(refused, Unprotected):
@@ -144,6 +154,7 @@ class Call:
         """Call the application to its end, settle, and give what may leave."""
         error: BaseException | None = None
         try:
+            self._permit.handler_thread = get_ident()
             self._iterable = self._app(environ, self.start_response)
             pieces = iter(self._iterable)
             for piece in pieces:

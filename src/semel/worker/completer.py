@@ -32,10 +32,11 @@ from semel.errors import (
     StoreError,
 )
 from semel.model import Operation, Record, Scope
-from semel.policy import Command, Policy
+from semel.policy import SPAN_SECONDS_MAX, Command, Policy
 from semel.protocol.operations import find_operation
 from semel.rules.classify import Unprovable
 from semel.rules.sealed import opened
+from semel.rules.spans import check_seconds
 from semel.rules.step_options import Resumed
 from semel.stores.steps import FIRST, Abandoned, StepRows
 from semel.worker.loop import Loop
@@ -67,13 +68,13 @@ class Completer(Loop):
     def __init__(
         self, engine: AsyncEngine | Engine, *, every_seconds: float = 0.5, rest_seconds: float = 5.0, at_once: int = 10
     ) -> None:
+        check_seconds("every_seconds", every_seconds, least=0, most=SPAN_SECONDS_MAX)
         if not 0 < every_seconds <= EVERY_SECONDS_MAX:
             raise PolicyError(
                 f"every_seconds must be more than 0 and at most {EVERY_SECONDS_MAX}, so that an abandoned execution is "
                 f"taken over within a second of its lapse; it is {every_seconds!r}"
             )
-        if not rest_seconds > 0:
-            raise PolicyError(f"rest_seconds must be more than 0; it is {rest_seconds!r}")
+        check_seconds("rest_seconds", rest_seconds, most=86_400)
         if isinstance(at_once, bool) or not isinstance(at_once, int) or at_once < 1:
             raise PolicyError(f"at_once must be a whole number of at least 1; it is {at_once!r}")
         super().__init__("semel-completer", every_seconds)

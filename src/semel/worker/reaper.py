@@ -16,9 +16,11 @@ from semel.engine.aio import AsyncEngine
 from semel.errors import PolicyError, SchemaError, StoreError
 from semel.flow import Flow
 from semel.model import Purged, Record, State
+from semel.policy import SPAN_SECONDS_MAX
 from semel.protocol.operations import lapse
 from semel.protocol.purging import PurgedAll, purge_all
 from semel.protocol.upkeep import PURGE_CHUNK, rest_seconds
+from semel.rules.spans import check_seconds
 from semel.worker.loop import Loop
 
 LAPSE_CHUNK: Final = 100
@@ -41,13 +43,13 @@ class Reaper(Loop):
     """
 
     def __init__(self, engine: AsyncEngine, every_seconds: float = 0.5, purge_every_seconds: float = 3600) -> None:
+        check_seconds("every_seconds", every_seconds, least=0, most=SPAN_SECONDS_MAX)
         if not 0 < every_seconds <= EVERY_SECONDS_MAX:
             raise PolicyError(
                 f"every_seconds must be more than 0 and at most {EVERY_SECONDS_MAX}, so that UNKNOWN is visible "
                 f"within a second of the lapse; it is {every_seconds!r}"
             )
-        if not purge_every_seconds > 0:
-            raise PolicyError(f"purge_every_seconds must be more than 0; it is {purge_every_seconds!r}")
+        check_seconds("purge_every_seconds", purge_every_seconds, most=SPAN_SECONDS_MAX)
         super().__init__("semel-reaper", every_seconds)
         self._engine = engine
         self._purge_every_seconds = purge_every_seconds

@@ -23,6 +23,7 @@ from semel.model import Find, Found, MovedOn, Record, Resolution, Resolved, Stat
 from semel.protocol.operations import find_operation
 from semel.protocol.reconcile import settle_found
 from semel.rules.reconcile import Again, DidNotHappen, Finding, StepSucceeded, StillUnknown, SucceededWith, judge
+from semel.rules.spans import check_count, check_seconds
 from semel.stores.reconciliations import Reconciliations
 from semel.worker.case import Case
 from semel.worker.loop import Loop
@@ -121,10 +122,8 @@ class Reconciling(Loop):
     def __init__(
         self, engine: AsyncEngine, reconcilers: Iterable[Reconciler], *, every_seconds: float = 5, at_once: int = 4
     ) -> None:
-        if not every_seconds > 0:
-            raise PolicyError(f"every_seconds must be more than 0; it is {every_seconds!r}")
-        if at_once < 1:
-            raise PolicyError(f"at_once must be at least 1; it is {at_once!r}")
+        check_seconds("every_seconds", every_seconds, most=86_400)
+        check_count("at_once", at_once)
         super().__init__("semel-reconciling", every_seconds)
         self._engine = engine
         self._rows = Reconciliations(engine.store)

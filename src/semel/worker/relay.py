@@ -20,11 +20,13 @@ from typing import Final, Self
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.events import listening
-from semel.errors import PolicyError, SchemaError, StoreError
+from semel.errors import SchemaError, StoreError
 from semel.events import Event, Waiting
+from semel.policy import LEASE_SECONDS_MIN, SPAN_SECONDS_MAX
 from semel.protocol.outbox import TRIES_MAX, Away, Batch, event_wait_seconds, outage_wait_seconds
 from semel.rules.events import LANES
 from semel.rules.identity import uuid7_bytes, uuid_text
+from semel.rules.spans import check_count, check_seconds
 from semel.stores.dialect import POSTGRES, dialect_of
 from semel.stores.events import Depth, Events
 from semel.stores.lanes import Lanes
@@ -80,9 +82,12 @@ class Relay:
         lease_seconds: float = LEASE_SECONDS,
         poll_seconds: float | None = None,
     ) -> None:
-        for name, value in (("batch", batch), ("tries_max", tries_max), ("lease_seconds", lease_seconds)):
-            if not value > 0:
-                raise PolicyError(f"{name} must be more than 0; it is {value!r}")
+        for name, count in (("batch", batch), ("batch_bytes", batch_bytes), ("tries_max", tries_max)):
+            check_count(name, count)
+        check_seconds("lease_seconds", lease_seconds, least=LEASE_SECONDS_MIN, most=3600)
+        check_seconds("keep_seconds", keep_seconds, least=0, most=SPAN_SECONDS_MAX)
+        if poll_seconds is not None:
+            check_seconds("poll_seconds", poll_seconds, most=3600)
         dialect = dialect_of(engine.store, "events")
         self.name = f"{engine.core.holder}:{uuid_text(uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10)))[-12:]}"
         self.sink = sink
