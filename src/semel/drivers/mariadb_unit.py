@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from semel.drivers.clock import Clock
 from semel.drivers.mariadb import Conversation, Greeting, Result, converse, literal, written
 from semel.drivers.mariadb_errors import CONFLICTS, ELSEWHERE, SAVEPOINT_MISSING, SIGNALLED, Lost, Refused, is_elsewhere
-from semel.errors import StoreUnavailable
+from semel.errors import HandlerRefused
 from semel.flow import Ask, MakeFlow
 from semel.stores.mariadb_asks import SettleAnd
 from semel.stores.statements import Execute
@@ -127,9 +127,9 @@ def is_not_ours(error: Refused) -> bool:
     return error.code == SAVEPOINT_MISSING or (error.code == SIGNALLED and _UNSETTLED in error.text)
 
 
-def undone() -> StoreUnavailable:
+def undone() -> HandlerRefused:
     """The error to raise where a handler ended before its own statement did: its connection was closed under that."""
-    return StoreUnavailable(f"{BUSY}: its transaction was rolled back, and nothing of it remains")
+    return HandlerRefused(f"{BUSY}: its transaction was rolled back, and nothing of it remains")
 
 
 def is_conflict(error: BaseException) -> bool:

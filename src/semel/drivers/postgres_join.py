@@ -11,7 +11,7 @@ import weakref
 from typing import Any, Final, Protocol, TypeVar
 
 from semel.drivers.psycopg import Server
-from semel.errors import JoinRefused, SchemaError, SemelError, StoreUnavailable
+from semel.errors import HandlerRefused, JoinRefused, SchemaError, SemelError
 from semel.flow import Ask, MakeFlow
 from semel.stores.base import Identity, Store
 from semel.stores.statements import Query
@@ -118,7 +118,7 @@ class _Joined:
         if failed.sqlstate == _DIVISION:
             return False
         if failed.sqlstate == _IN_FAILED:
-            raise StoreUnavailable(_GONE) from failed.__cause__
+            raise HandlerRefused(_GONE) from failed.__cause__
         raise failed.error from failed.__cause__
 
     def hand_out(self) -> Any:

@@ -6,6 +6,10 @@ from typing import Final
 
 from semel.errors import StoreTimeout, StoreUnavailable
 
+WENT_ON: Final = (
+    "the handler's transaction had failed, or was rolled back, before its end, and the handler went on: nothing of it "
+    "remains, and the key is free; let the handler raise a statement's error, or make such a statement in a savepoint"
+)
 BROKEN_RULE: Final = (
     "what the handler wrote breaks this rule of the database: nothing of it remains, and the key is free; correct the "
     "handler, or refuse such a request before it writes"

@@ -95,7 +95,7 @@ def check_sessions(endpoint: Callable[..., Any], sessions: tuple[str, ...], *, a
         )
     if sessions and not on_sqlite and not inspect.iscoroutinefunction(plain_function(endpoint)):
         raise ConfigurationError(
-            f"{name}: semel.atomic_session is an AsyncSession, which a function in a thread cannot await; write async def"
+            f"{name}: semel.atomic_session is an AsyncSession, which no function in a thread can use; write async def"
         )
     orm, asynchronous = sys.modules.get("sqlalchemy.orm"), sys.modules.get("sqlalchemy.ext.asyncio")
     refused = (orm and orm.Session) if not on_sqlite else (asynchronous and asynchronous.AsyncSession)

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from semel.errors import EarlyCommit, NotReplicated, SemelError, StoreError, StoreTimeout, StoreUnavailable
+from semel.errors import (
+    EarlyCommit,
+    HandlerRefused,
+    NotReplicated,
+    SemelError,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+)
 from semel.flow import Flow, ask
 from semel.model import Claim, Grant, Proceed, Record, Settled, Settlement, Settling, State, Superseded, Verdict
 from semel.protocol.asks import Begin, Commit, Perform, Rollback, SettleWithin, Unit, Within
@@ -114,7 +122,7 @@ def _settle_with_commit(store: Store, unit: Unit, grant: Grant, word: Settlement
     if holds(row, grant.fence, grant.nonce):
         raise (yield from note_early_commit(store, grant))
     if row is None:
-        raise StoreUnavailable("the handler's transaction was rolled back behind its unit; nothing of it remains")
+        raise HandlerRefused("the handler's transaction was rolled back behind its unit; nothing of it remains")
     return Superseded(state_of(row))
 
 
