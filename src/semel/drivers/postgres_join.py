@@ -11,6 +11,7 @@ import weakref
 from typing import Any, Final, Protocol, TypeVar
 
 from semel.drivers.psycopg import Server
+from semel.drivers.refusals import SAVEPOINT_OPEN
 from semel.errors import HandlerRefused, JoinRefused, SchemaError, SemelError
 from semel.flow import Ask, MakeFlow
 from semel.stores.base import Identity, Store
@@ -35,6 +36,7 @@ ELSEWHERE: Final = (
 _GONE: Final = "the transaction failed before its settlement: roll it back, do not commit; nothing of it remains"
 _DIVISION: Final = "22012"  # how the store's statements refuse a transaction that is not the claim's own
 _IN_FAILED: Final = "25P02"
+FAILED: Final = "25P02"
 
 
 class LineFailed(Exception):
@@ -57,6 +59,11 @@ class Line(Protocol):
 
     def is_open(self) -> bool:
         """Whether a transaction is open, and still the one that was joined as far as the client knows."""
+
+    def is_nested(self) -> bool:
+        """Whether a savepoint is open, where the server says that one exists: libraries leave those that they have
+        rolled back to.
+        """
 
     def end(self) -> Any:
         """Roll back what the join itself began, and nothing else; awaited on a loop."""
@@ -112,6 +119,11 @@ class _Joined:
     def _told(self, failed: LineFailed) -> SemelError:
         return JoinRefused(SAVEPOINT) if failed.sqlstate == _DIVISION else failed.error
 
+    def _check_outermost(self, rows: list[Any]) -> None:
+        if not rows[0][1] and self._line.is_nested():
+            self._line.fail()
+            raise JoinRefused(SAVEPOINT_OPEN)
+
     def _refused(self, failed: LineFailed) -> bool:
         """A settlement that failed: False where the claim is not this transaction's own."""
         self._line.fail()
@@ -155,9 +167,10 @@ class JoinedPostgres(_Joined):
         if not self._line.is_open():
             return False
         try:
-            self._line.execute(*self._values(needed))
+            rows = self._line.execute(*self._values(needed))
         except LineFailed as failed:
             return self._refused(failed)
+        self._check_outermost(rows)
         return True
 
     def rollback(self) -> None:
@@ -198,9 +211,10 @@ class AsyncJoinedPostgres(_Joined):
         if not self._line.is_open():
             return False
         try:
-            await self._line.execute(*self._values(needed))
+            rows = await self._line.execute(*self._values(needed))
         except LineFailed as failed:
             return self._refused(failed)
+        self._check_outermost(rows)
         return True
 
     async def rollback_async(self) -> None:

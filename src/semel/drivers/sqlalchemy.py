@@ -139,7 +139,7 @@ def join_sqlalchemy(target: Session | Connection, file: StoreFile) -> JoinedUnit
     check_joinable(driver if isinstance(driver, sqlite3.Connection) else _Joinable(raw, driver))
     execute = executing_on(target)
     begin_immediate(execute, file)
-    return JoinedUnit(target, execute, file.clock)
+    return JoinedUnit(target, execute, file.clock, connection.in_nested_transaction)
 
 
 def _connection_of(target: Session | Connection) -> Connection:

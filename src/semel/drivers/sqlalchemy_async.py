@@ -83,7 +83,7 @@ class AsyncJoinedUnit(JoinedUnit):
     """The same on an AsyncSession or AsyncConnection, through its ``run_sync``."""
 
     def __init__(self, target: AsyncSession | AsyncConnection, unit: JoinedUnit) -> None:
-        super().__init__(target, unit.execute, unit.clock)
+        super().__init__(target, unit.execute, unit.clock)  # what is known of savepoints is the synchronous one's
         self._unit = unit
 
     async def run_async(self, make: MakeFlow[T]) -> T:
