@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from semel import Policy
@@ -15,7 +15,7 @@ from tests.engine.telling import at_once
 from tests.web.driving import KEY, Response, asgi_call, asgi_scope, head, wsgi_call, wsgi_environ
 
 ALICE = Caller("acme", "alice")
-Writing = Callable[[Any], Awaitable[None]]
+Writing = Callable[[Any], Coroutine[Any, Any, None]]
 PATH = "/payments"
 SETTINGS: dict[str, Any] = {
     "caller": from_state("user"),

@@ -23,6 +23,7 @@ T = TypeVar("T")
 LATE: Final = "this command's transaction is over; nothing more can be written in it"
 BUSY: Final = "a statement is under way on this command's connection; await each one, also where another call fails"
 OVER: Final = "the transaction was over before Semel could commit it"
+NOT_ROLLED_BACK: Final = 1196  # the server's warning: a table without transactions keeps what was written
 _UNSETTLED: Final = "semel: nothing was settled"
 _HERE: Final = (
     "IF NOT (BINARY DATABASE() <=> {database}) THEN "
@@ -120,6 +121,11 @@ class Transaction:
                 return False
             raise
         return True
+
+
+def is_incomplete(warnings: Any) -> bool:
+    """Whether the warnings of a ROLLBACK say that some of the writes remain."""
+    return any(int(code) == NOT_ROLLED_BACK for _, code, *_ in warnings or ())
 
 
 def is_not_ours(error: Refused) -> bool:

@@ -36,7 +36,6 @@ ELSEWHERE: Final = (
 _GONE: Final = "the transaction failed before its settlement: roll it back, do not commit; nothing of it remains"
 _DIVISION: Final = "22012"  # how the store's statements refuse a transaction that is not the claim's own
 _IN_FAILED: Final = "25P02"
-FAILED: Final = "25P02"
 
 
 class LineFailed(Exception):

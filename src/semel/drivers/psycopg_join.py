@@ -27,8 +27,9 @@ class PsycopgLine:
     """The transaction of a ``psycopg.Connection``.
 
     Parameters: ``connection``; ``target`` what the user gave, where that is a wrapper; ``is_current`` whether the
-    wrapper still has this connection; ``is_nested`` whether the wrapper has a savepoint open; ``block`` how a transaction is begun there; ``fail`` tells the wrapper that
-    nobody may commit; ``begun`` whether the wrapper has begun, also where the server was told nothing yet.
+    wrapper still has this connection; ``is_nested`` whether the wrapper has a savepoint open; ``block`` how a
+    transaction is begun there; ``fail`` tells the wrapper that nobody may commit; ``begun`` whether the wrapper has
+    begun, also where the server was told nothing yet.
 
     Raises JoinRefused.
     """

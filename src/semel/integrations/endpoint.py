@@ -95,7 +95,7 @@ def check_sessions(endpoint: Callable[..., Any], sessions: tuple[str, ...], *, a
         )
     if sessions and not on_sqlite and not inspect.iscoroutinefunction(plain_function(endpoint)):
         raise ConfigurationError(
-            f"{name}: semel.atomic_session is an AsyncSession, which no function in a thread can use; write async def"
+            f"{name}: semel.atomic_session is an AsyncSession, which no thread can use; write async def"
         )
     orm, asynchronous = sys.modules.get("sqlalchemy.orm"), sys.modules.get("sqlalchemy.ext.asyncio")
     refused = (orm and orm.Session) if not on_sqlite else (asynchronous and asynchronous.AsyncSession)
@@ -103,8 +103,8 @@ def check_sessions(endpoint: Callable[..., Any], sessions: tuple[str, ...], *, a
     for each in sessions:
         kind = getattr(hints[each], "__origin__", hints[each]) if hasattr(hints[each], "__metadata__") else hints[each]
         if refused and inspect.isclass(kind) and issubclass(kind, refused):
-            fits = "Session, since SQLite's writes wait for nothing" if on_sqlite else "AsyncSession"
-            raise ConfigurationError(f"{name}: on this store semel.atomic_session is a {fits}; annotate {each!r} so")
+            fits = "a Session, since SQLite's writes wait for nothing" if on_sqlite else "an AsyncSession"
+            raise ConfigurationError(f"{name}: on this store semel.atomic_session is {fits}; annotate {each!r} so")
 
 
 def _is_permit(hint: Any) -> bool:
