@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, nullcontext
@@ -213,7 +212,9 @@ class Semel:
         async with asyncio.timeout(max(0.0, permit.deadline_monotonic - time.monotonic())):
             if not sessions:
                 return await _call(endpoint, args, kwargs)
-            return await _call_with_session(endpoint, permit.connection, args, kwargs, sessions)
+            on_sqlite = self.engine.backend.name == "sqlite"
+            call = _call_with_session if on_sqlite else _call_with_async_session
+            return await call(endpoint, permit.connection, args, kwargs, sessions)
 
     # --- installing -----------------------------------------------------------------------------
 
@@ -324,13 +325,18 @@ async def _call_with_session(
     endpoint: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]
 ) -> Any:
     """Call the endpoint with a session of SQLAlchemy's; what the session holds is flushed when the endpoint returns."""
-    if isinstance(connection, sqlite3.Connection):
-        from semel.drivers.sqlalchemy import session_on
+    from semel.drivers.sqlalchemy import session_on
 
-        with session_on(connection, expire_on_commit=False) as session:
-            result = await _call(endpoint, args, {**kwargs, **dict.fromkeys(names, session)})
-            await _call(session.commit, (), {})
-            return result
+    with session_on(connection, expire_on_commit=False) as session:
+        result = await _call(endpoint, args, {**kwargs, **dict.fromkeys(names, session)})
+        session.commit()  # of SQLite, which waits for nothing inside the unit
+        return result
+
+
+async def _call_with_async_session(
+    endpoint: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]
+) -> Any:
+    """As ``_call_with_session``, with an AsyncSession."""
     from semel.drivers.sqlalchemy_async import async_session_on
 
     async with async_session_on(connection) as session:
