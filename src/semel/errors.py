@@ -26,6 +26,7 @@ The first split is whose fault it is, the second whether the same call may be re
     ├── StoreError                the store's: may be repeated with the same key
     │   ├── StoreUnavailable      it did not answer; the handler did not run
     │   │   └── StatementRefused  it answered this one statement with an error
+    │   │       └── HandlerRefused  an ATOMIC handler's own writes cannot be committed: its fault, not the store's
     │   └── StoreTimeout          it did not answer in time: not known yet
     │       └── NotReplicated     it answered, and says itself that a failover may take it back
     ├── SupersededError           another holder was granted the record; this one's writes are refused
@@ -155,6 +156,14 @@ class StoreUnavailable(StoreError):
 
 class StatementRefused(StoreUnavailable):
     """The store answered this statement with an error, and did nothing of it. Others may fare better."""
+
+
+class HandlerRefused(StatementRefused):
+    """The database does not commit what an ATOMIC handler wrote: nothing of it remains, and the key is free.
+
+    The handler broke a rule that is checked at the commit, or went on after a failed statement or its own rollback. The
+    same will happen again until the handler is corrected; over HTTP this is its own 500.
+    """
 
 
 class StoreTimeout(StoreError):

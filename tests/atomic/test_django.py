@@ -140,3 +140,30 @@ def test_an_early_commit_is_told(engine: Engine, connection: Any, outside: Outsi
     with pytest.raises(EarlyCommit):
         commits()
     assert (outside.rows(), outside.states) == ([1], [State.UNKNOWN])
+
+
+def test_a_block_that_is_still_open_inside_is_refused(engine: Engine, connection: Any, outside: Outside) -> None:
+    inner = transaction.atomic(using=ALIAS)
+
+    def leaves_it_open() -> None:
+        with transaction.atomic(using=ALIAS):
+            try:
+                with engine.atomic(connection, WHAT) as once:
+                    inner.__enter__()
+                    write(connection, 1)
+                    once.answer = MADE
+            finally:
+                inner.__exit__(None, None, None)
+
+    with pytest.raises(JoinRefused, match="still open"):
+        leaves_it_open()
+    assert (outside.rows(), outside.states) == ([], [])
+    assert view(engine, connection) is False
+
+
+def test_an_attached_file_is_refused(engine: Engine, connection: Any, outside: Outside, tmp_path: Path) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"ATTACH '{tmp_path / 'biz.db'}' AS biz")
+    with pytest.raises(JoinRefused, match="another database file"):
+        view(engine, connection)
+    assert outside.states == []

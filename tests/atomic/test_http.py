@@ -8,11 +8,12 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
+from sqlalchemy.orm import Session
 
 from semel import AsyncEngine, NothingHappened, Permit
 from semel.drivers.sqlalchemy import session_on
@@ -24,6 +25,7 @@ from tests.engine.drivers import sqlite
 from tests.integrations.driving import Web, both, caller_of
 
 PERMIT: Any = Semel.permit
+SESSION: Any = Semel.atomic_session
 UNKNOWN = "IDEMPOTENCY_OUTCOME_UNKNOWN"
 RUNNING = "IDEMPOTENCY_REQUEST_IN_PROGRESS"
 UNAVAILABLE = "IDEMPOTENCY_STORE_UNAVAILABLE"
@@ -87,7 +89,20 @@ def make_with_session_sync(permit: Permit = PERMIT) -> str:
     return "made"
 
 
-@pytest.mark.parametrize("endpoint", [make, make_sync, make_with_session, make_with_session_sync])
+async def make_in_its_session(session: Session = SESSION) -> str:
+    session.add(Effect(n=1))
+    return "made"
+
+
+def make_in_its_session_sync(session: Annotated[Session, SESSION], permit: Permit = PERMIT) -> str:
+    session.add(Effect(n=1))
+    return "made"
+
+
+IN_A_SESSION = [make_in_its_session, make_in_its_session_sync]
+
+
+@pytest.mark.parametrize("endpoint", [make, make_sync, make_with_session, make_with_session_sync, *IN_A_SESSION])
 def test_writes_and_answer_are_one_commit(file: Path, outside: Outside, endpoint: Any) -> None:
     with protected(file, endpoint) as web:
         driver = web.engine.backend.driver
@@ -108,6 +123,20 @@ async def fails(permit: Permit = PERMIT) -> None:
 def fails_sync(permit: Permit = PERMIT) -> None:
     insert(permit)
     raise RuntimeError("no")
+
+
+async def fails_in_its_session(session: Session = SESSION) -> None:
+    session.add(Effect(n=1))
+    session.flush()
+    raise RuntimeError("no")
+
+
+async def breaks_a_rule_in_its_session(session: Session = SESSION) -> str:
+    session.add(Effect(n=1))
+    session.flush()
+    session.expunge_all()
+    session.add(Effect(n=1))  # flushed when the endpoint returns
+    return "made"
 
 
 async def unavailable(permit: Permit = PERMIT) -> None:
@@ -156,13 +185,15 @@ async def rolled_back_by_sqlite(permit: Permit = PERMIT) -> str:
     [
         (fails, 500, None),
         (fails_sync, 500, None),
+        (fails_in_its_session, 500, None),
+        (breaks_a_rule_in_its_session, 500, None),
         (unavailable, 503, None),
         (nothing_happened, 500, None),
         (too_long, 500, TOO_LARGE),
         (too_long_streamed, 500, TOO_LARGE),
         (events, 500, TOO_LARGE),
         (fails_in_background, 500, None),
-        (rolled_back_by_sqlite, 503, UNAVAILABLE),
+        (rolled_back_by_sqlite, 500, None),
     ],
 )
 def test_what_is_no_answer_is_rolled_back_and_the_key_is_free(

@@ -394,24 +394,6 @@ def test_a_rollback_to_a_savepoint_of_the_user_keeps_the_record(
     assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
 
 
-def test_a_settlement_inside_a_savepoint_that_is_rolled_back_is_unknown_and_not_success(
-    joiner: Joiner, connection: sqlite3.Connection, outside: Outside, clock: SettableClock
-) -> None:
-    """The user leaves the block inside a savepoint, undoes it, and commits the claim alone."""
-
-    def opens(once: Any) -> None:
-        connection.execute("SAVEPOINT mine")
-        writes(connection)(once)
-
-    joiner.run(connection, WHAT, opens)
-    connection.execute("ROLLBACK TO mine")
-    connection.commit()
-    assert (outside.rows(), outside.states) == ([], [State.PROCESSING])
-    clock.advance(seconds=31)
-    with pytest.raises(OutcomeUnknownError):
-        joiner.run(connection, WHAT, never)
-
-
 def test_an_answer_that_nobody_set_is_an_empty_one(joiner: Joiner, connection: sqlite3.Connection) -> None:
     joiner.run(connection, WHAT, lambda once: None)
     connection.commit()
@@ -470,3 +452,62 @@ def test_two_joins_of_one_command_on_one_loop_are_one_command(
     replayed = asyncio.run(main())
     assert sorted(replayed) == [False, True, True, True, True]
     assert len(outside.rows()) == 1
+
+
+# --- other files, and savepoints that are left open ---
+
+
+@pytest.mark.parametrize("attached", ["before", "inside"])
+def test_a_connection_with_another_file_attached_is_refused(
+    joiner: Joiner, connection: sqlite3.Connection, outside: Outside, tmp_path: Path, attached: str
+) -> None:
+    def attach() -> None:
+        connection.execute("ATTACH ? AS biz", (str(tmp_path / "biz.db"),))
+
+    def block(once: Any) -> None:
+        attach()
+        once.answer = MADE
+
+    if attached == "before":
+        attach()
+    with pytest.raises(JoinRefused, match=r"another database file is attached to this connection \(biz\)"):
+        joiner.run(connection, WHAT, never if attached == "before" else block)
+    connection.rollback()
+    assert (outside.states, connection.in_transaction) == ([], False)
+    connection.execute("DETACH biz")
+    connection.commit()
+    connection.execute("ATTACH ':memory:' AS scratch")
+    connection.execute("CREATE TEMP TABLE t (n)")
+    connection.commit()
+    joiner.run(connection, WHAT, writes(connection))
+    connection.commit()
+    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
+
+
+def test_a_savepoint_that_is_left_open_cannot_take_the_writes_back(
+    joiner: Joiner, connection: sqlite3.Connection, outside: Outside
+) -> None:
+    def block(once: Any) -> None:
+        connection.execute("SAVEPOINT mine")
+        writes(connection)(once)
+
+    joiner.run(connection, WHAT, block)
+    with pytest.raises(sqlite3.OperationalError, match="no such savepoint"):
+        connection.execute("ROLLBACK TO mine")
+    connection.commit()
+    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
+
+
+def test_a_savepoint_that_ends_inside_the_block_is_the_users_own(
+    joiner: Joiner, connection: sqlite3.Connection, outside: Outside
+) -> None:
+    def block(once: Any) -> None:
+        connection.execute("SAVEPOINT mine")
+        connection.execute("INSERT INTO effect VALUES (7)")
+        connection.execute("ROLLBACK TO mine")
+        connection.execute("RELEASE mine")
+        writes(connection)(once)
+
+    joiner.run(connection, WHAT, block)
+    connection.commit()
+    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])

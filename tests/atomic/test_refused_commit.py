@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from semel.drivers.sqlite_connection import store_error
-from semel.errors import StatementRefused
+from semel.errors import HandlerRefused
 
 
 def test_a_deferred_constraint_that_fails_at_the_commit_has_a_remedy() -> None:
@@ -19,7 +19,7 @@ def test_a_deferred_constraint_that_fails_at_the_commit_has_a_remedy() -> None:
         with pytest.raises(sqlite3.IntegrityError) as refused:
             connection.commit()
         said = store_error(refused.value, committing=True)
-    assert type(said) is StatementRefused
+    assert type(said) is HandlerRefused
     assert "FOREIGN KEY constraint failed" in str(said)
     assert "correct the handler" in str(said)
     assert "doctor" not in str(said)

@@ -424,3 +424,21 @@ def test_an_async_join_that_waits_for_the_file_blocks_no_loop(
 
     asyncio.run(main())
     assert outside.rows() == [1]
+
+
+def test_a_savepoint_that_is_open_at_the_settlement_is_refused(tell: Tell, outside: Outside) -> None:
+    async def story(join: Any, db: Sync) -> None:
+        async def leaves_it_open() -> None:
+            async with join(WHAT) as once:
+                nested = db.begin_nested()
+                if hasattr(nested, "__await__"):
+                    await nested
+                await db.execute("INSERT INTO effect VALUES (1)")
+                once.answer = MADE
+
+        with pytest.raises(JoinRefused, match="still open"):
+            await leaves_it_open()
+        await db.rollback()
+
+    tell(story)
+    assert (outside.rows(), outside.states) == ([], [])

@@ -393,3 +393,19 @@ def test_only_an_atomic_command_has_a_connection(shell: Shell) -> None:
         return MADE
 
     shell.run(command(), handler)
+
+
+def test_no_other_file_can_be_attached(shell: Shell, outside: Outside, tmp_path: Path) -> None:
+    other = tmp_path / "biz.db"
+
+    def handler(permit: Permit) -> Answer:
+        for named in (f"'{other}'", f"'file:{other}?mode=rwc'"):
+            with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+                permit.connection.execute(f"ATTACH {named} AS biz")
+        with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+            permit.connection.execute("ATTACH ? AS biz", (str(other),))
+        permit.connection.execute("ATTACH ':memory:' AS scratch")
+        return MADE
+
+    assert shell.run(WHAT, handler).answer == MADE
+    assert not other.exists()

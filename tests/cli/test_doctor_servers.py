@@ -113,6 +113,29 @@ def test_rights_that_are_missing_are_named(owner: psycopg.Connection[Any], capsy
         engine.open()  # not at the first settlement, when the handler has run
 
 
+def test_tables_that_a_crash_empties_are_named(owner: psycopg.Connection[Any], capsys: Capture) -> None:
+    owner.execute(f"CREATE UNLOGGED TABLE {SCHEMA}.doctor_cache (n integer)")
+    code, found = looked(url_of_role(), capsys)
+    assert (code, found["tables"]["level"]) == (0, "note")
+    assert "doctor_cache" in found["tables"]["detail"]
+    owner.execute(f"ALTER TABLE {SCHEMA}.semel_record SET UNLOGGED")
+    code, found = looked(url_of_role(), capsys)
+    assert (code, found["tables"]["level"]) == (1, "problem")
+    assert found["tables"]["detail"].startswith("unlogged: semel_record, ")
+
+
+def test_foreign_tables_are_named(owner: psycopg.Connection[Any], capsys: Capture) -> None:
+    owner.execute("CREATE FOREIGN DATA WRAPPER doctor_wrapper")
+    try:
+        owner.execute("CREATE SERVER doctor_server FOREIGN DATA WRAPPER doctor_wrapper")
+        owner.execute(f"CREATE FOREIGN TABLE {SCHEMA}.doctor_far (n integer) SERVER doctor_server")
+        _, found = looked(url_of_role(), capsys)
+    finally:
+        owner.execute("DROP FOREIGN DATA WRAPPER doctor_wrapper CASCADE")
+    assert found["tables"]["level"] == "note"
+    assert "foreign: doctor_far; " in found["tables"]["detail"]
+
+
 @pytest.mark.parametrize(
     ("changed", "check", "level"),
     [
@@ -148,6 +171,11 @@ def test_mariadb(capsys: Capture) -> None:
         assert (code, [name for name, each in found.items() if each["level"] == "warning"]) == (1, ["flush"])
         assert found["defaults"]["level"] == "ok"
         assert found["grants"]["level"] == "ok"
+        assert found["tables"]["level"] == "ok"
+        cursor.execute(f"CREATE TABLE {server.database}.log (n integer) ENGINE=MyISAM")
+        listed = looked(mariadb.url(server), capsys)[1]["tables"]
+        assert (listed["level"], listed["detail"].partition(":")[0]) == ("note", "log (MyISAM) without transactions")
+        cursor.execute(f"DROP TABLE {server.database}.log")
         assert "about 0 rows" in found["room"]["detail"]
         assert "connections are taken" in found["connections"]["detail"]
         assert "with this host's within 0." in found["clock"]["detail"]

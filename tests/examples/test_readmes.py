@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.docs.pages import ROOT, links
 from tests.examples.readme import run_readme
+from tests.servers.postgres import postgres
 
 TOLD: dict[str, dict[str, str]] = {
+    "bookings": {},  # and the URL of a database of its own
     "cases": {},
     "orders": {},
     "payments": {"PROVIDER_URL": "http://127.0.0.1:8001"},
 }
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", [name for name in TOLD if name != "bookings"])
 def test_the_commands_of(name: str, tmp_path: Path) -> None:
     run_readme(name, tmp_path, TOLD[name])
+
+
+def test_the_commands_of_bookings(tmp_path: Path) -> None:
+    name = f"semel_readme_{os.getpid()}"
+    with psycopg.connect(postgres(), autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}")
+        try:
+            # By this name, since the addresses that a page shows are replaced by others.
+            url = postgres().rpartition("/")[0].replace("127.0.0.1", "localhost") + f"/{name}"
+            run_readme("bookings", tmp_path, {"DATABASE_URL": url})
+        finally:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.mark.parametrize("name", TOLD)

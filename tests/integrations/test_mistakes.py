@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import APIRouter, FastAPI
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
@@ -172,3 +175,23 @@ def test_an_unmigrated_store_names_the_whole_command(tmp_path: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf"semel migrate --url sqlite:///{tmp_path}/app\.db"):
         engine.open()
     engine.close()
+
+
+def test_a_session_that_could_not_be_had_is_refused_when_the_endpoint_is_declared(tmp_path: Path) -> None:
+    on_sqlite = Semel(AsyncEngine.connect(f"sqlite:///{tmp_path}/semel.db"), caller=single_caller)
+    on_postgres = Semel(AsyncEngine.connect("postgresql://127.0.0.1/nowhere"), caller=single_caller)
+
+    async def with_async(session: AsyncSession = Semel.atomic_session) -> None: ...
+
+    async def with_sync(session: Session = Semel.atomic_session) -> None: ...
+
+    def in_a_thread(session: AsyncSession = Semel.atomic_session) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="declare effects='atomic'"):
+        on_sqlite.command("external", effects="external")(with_sync)
+    with pytest.raises(ConfigurationError, match=r"on this store semel\.atomic_session is a Session"):
+        on_sqlite.command("async", effects="atomic")(with_async)
+    with pytest.raises(ConfigurationError, match=r"on this store semel\.atomic_session is an AsyncSession"):
+        on_postgres.command("sync", effects="atomic")(with_sync)
+    with pytest.raises(ConfigurationError, match="write async def"):
+        on_postgres.command("thread", effects="atomic")(in_a_thread)

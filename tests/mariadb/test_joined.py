@@ -235,3 +235,30 @@ def test_what_is_no_connection_of_this_kind_is_refused(server: Server) -> None:
     with pytest.raises(JoinRefused, match="closed"):
         closed.join(nothing)
     closed.close()
+
+
+def test_a_savepoint_that_is_open_at_the_settlement_cannot_take_the_writes_back(user: User, outside: Outside) -> None:
+    def nests() -> None:
+        if user.how == "session":
+            user.target.begin_nested()
+        elif user.how == "async session":
+            user.tell(_begun(user.target.begin_nested()))
+        else:
+            user.execute("SAVEPOINT mine")
+        user.execute("INSERT INTO effect VALUES (1)")
+
+    if "session" in user.how:
+        with pytest.raises(JoinRefused, match="still open"):
+            user.join(nests)
+        user.say("rollback")
+        assert (outside.rows(), outside.states) == ([], [])
+    else:
+        user.join(nests)
+        with pytest.raises((pymysql.MySQLError, asyncmy.errors.MySQLError), match="SAVEPOINT mine does not exist"):
+            user.execute("ROLLBACK TO SAVEPOINT mine")
+        user.say("commit")
+        assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
+
+
+async def _begun(nested: Any) -> None:
+    await nested

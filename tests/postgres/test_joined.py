@@ -28,7 +28,7 @@ from semel.model import State
 from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, WHAT, Outside
-from tests.postgres.users import USERS, Asyncpg, AsyncPsycopg, Psycopg, User
+from tests.postgres.users import USERS, Asyncpg, AsyncpgPool, AsyncPsycopg, Psycopg, User
 from tests.servers.postgres import schema
 
 Tell = Callable[[Callable[[User], Awaitable[None]]], None]
@@ -449,3 +449,28 @@ def test_one_of_many_wins(made: type[User], conninfo: str, outside: Outside) -> 
 
 def test_an_engine_of_either_kind_says_what_it_joins(conninfo: str) -> None:
     assert isinstance(AsyncEngine(postgres_backend(conninfo)).backend.joins, Callable)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tell", [made for made in USERS if made not in (Asyncpg, AsyncpgPool)], indirect=True)
+@pytest.mark.parametrize("emits", [False, True])
+def test_a_savepoint_that_is_open_at_the_settlement_is_refused(tell: Tell, outside: Outside, emits: bool) -> None:
+    async def story(user: User) -> None:
+        async def leaves_it_open() -> None:
+            async with user.join(WHAT) as once:
+                left_open.append(user.savepoint())
+                await left_open[0].__aenter__()
+                await user.insert()
+                if once.permit is not None and emits:
+                    once.permit.emit("made", {})
+                once.answer = MADE
+
+        await user.begin()
+        with pytest.raises(JoinRefused, match="savepoint that was opened inside this block is still open"):
+            await leaves_it_open()
+        with suppress(Exception):  # what a library thinks of the end of its savepoint is its own
+            await left_open[0].__aexit__(KeyError, KeyError(), None)
+        await user.rollback()
+
+    left_open: list[Any] = []
+    tell(story)
+    assert (outside.rows(), outside.states) == ([], [])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Final
 
-from semel.cli.finding import Finding, look_at_connections, size_text
+from semel.cli.finding import Finding, look_at_connections, names_text, size_text
 from semel.engine.sync import Engine
 from semel.flow import ask
 from semel.stores.statements import Query, Row, statements
@@ -25,11 +25,31 @@ def look_at_room(engine: Engine) -> Iterator[Finding]:
     yield rights({str(right) for right, _ in held}, has_role=any(role is not None for _, role in held))
     mode, isolation = _row(engine, "defaults")
     yield defaults(str(mode), str(isolation))
+    found = engine.perform("other_engines", lambda: ask(Query(SQL["other_engines"], {})))
+    yield tables({str(name): str(kind) for name, kind in found})
 
 
 def _row(engine: Engine, name: str) -> Row:
     rows = engine.perform(name, lambda: ask(Query(SQL[name], {})))
     return rows[0] if rows else (None, None)
+
+
+def tables(others: Mapping[str, str]) -> Finding:
+    """The finding on the tables that know no transactions, by name, with their engine.
+
+    >>> tables({"log": "MyISAM"}).detail
+    'log (MyISAM) without transactions: what an ATOMIC handler writes there is kept when it is rolled back'
+    """
+    if not others:
+        return Finding("tables", "ok", "every table of this database has transactions")
+    named = names_text([f"{name} ({engine})" for name, engine in others.items()])
+    ours = any(name.startswith("semel_") for name in others)
+    return Finding(
+        "tables",
+        "problem" if ours else "note",
+        f"{named} without transactions: what an ATOMIC handler writes there is kept when it is rolled back",
+        f"ALTER TABLE {next(iter(others))} ENGINE=InnoDB, or write it in no ATOMIC handler",
+    )
 
 
 def rights(held: Set[str], *, has_role: bool) -> Finding:

@@ -28,3 +28,12 @@ FROM (
     WHERE table_schema = DATABASE() AND table_name = 'semel_record'
 ) AS held
 WHERE grantee = CONCAT('''', SUBSTRING_INDEX(CURRENT_USER(), '@', 1), '''@''', SUBSTRING_INDEX(CURRENT_USER(), '@', -1), '''');
+
+-- name: other_engines
+-- The database's tables that know no transactions, with their engine. What an ATOMIC handler writes there stays.
+SELECT t.table_name, t.engine
+FROM information_schema.tables AS t
+LEFT JOIN information_schema.engines AS e ON e.engine = t.engine
+WHERE t.table_schema = DATABASE() AND t.table_type = 'BASE TABLE' AND COALESCE(e.transactions, 'NO') <> 'YES'
+ORDER BY t.table_name LIKE 'semel~_%' ESCAPE '~' DESC, t.table_name
+LIMIT 100;

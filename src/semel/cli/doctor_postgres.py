@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, cast
 
-from semel.cli.finding import Finding, look_at_connections, size_text
+from semel.cli.finding import Finding, look_at_connections, names_text, size_text
 from semel.engine.sync import Engine
 from semel.flow import ask
 from semel.stores.statements import Query, statements
@@ -20,6 +20,30 @@ def look_at_room(engine: Engine) -> Iterator[Finding]:
     yield room(*cast("tuple[int, int, int]", rows[0] if rows else (0, 0, 0)))
     [counted] = engine.perform("connections", lambda: ask(Query(SQL["connections"], {})))
     yield look_at_connections(*cast("tuple[int, int]", counted))
+    found = engine.perform("other_tables", lambda: ask(Query(SQL["other_tables"], {})))
+    yield tables({str(name): str(kind) for name, kind in found})
+
+
+def tables(others: Mapping[str, str]) -> Finding:
+    """The finding on unlogged (``u``) and foreign (``f``) tables, by name.
+
+    >>> tables({"cache": "u"}).detail
+    'unlogged: cache; a server crash empties them, while the record and the answer remain'
+    """
+    unlogged = [name for name, kind in others.items() if kind == "u"]
+    foreign = [name for name, kind in others.items() if kind == "f"]
+    said: list[str] = []
+    if unlogged:
+        said.append(
+            f"unlogged: {names_text(unlogged)}; a server crash empties them, while the record and the answer remain"
+        )
+    if foreign:
+        said.append(f"foreign: {names_text(foreign)}; they are another server's, with a commit of its own")
+    if not said:
+        return Finding("tables", "ok", "every table is logged and this server's own")
+    ours = any(name.startswith("semel_") for name in others)
+    remedy = "ALTER TABLE … SET LOGGED, and write foreign tables in no ATOMIC handler"
+    return Finding("tables", "problem" if ours else "note", "; ".join(said), remedy)
 
 
 def room(size: int, living: int, dead: int) -> Finding:

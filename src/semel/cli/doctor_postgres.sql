@@ -11,3 +11,13 @@ WHERE relid = 'semel_record'::regclass;
 SELECT
     (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
     current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint;
+
+-- name: other_tables
+-- Tables whose rows are not as durable as the record, or not in its commit: unlogged (u) and foreign ones (f).
+SELECT c.relname::text, CASE c.relkind WHEN 'f' THEN 'f' ELSE 'u' END
+FROM pg_class AS c
+JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE (c.relkind = 'f' OR (c.relkind IN ('r', 'p') AND c.relpersistence = 'u'))
+    AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg~_toast%' ESCAPE '~'
+ORDER BY c.relname LIKE 'semel~_%' ESCAPE '~' DESC, c.relname
+LIMIT 100;

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 Level = Literal["ok", "note", "warning", "problem"]
+NAMES_SHOWN: Final = 5
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,16 @@ class Finding:
     def is_bad(self) -> bool:
         """Whether somebody should act."""
         return self.level in ("warning", "problem")
+
+
+def names_text(names: Sequence[str]) -> str:
+    """The first few of many names.
+
+    >>> names_text(["a", "b", "c", "d", "e", "f", "g"])
+    'a, b, c, d, e and 2 more'
+    """
+    rest = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def look_at_connections(used: int, most: int) -> Finding:

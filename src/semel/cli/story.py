@@ -40,6 +40,7 @@ from semel.web.problem import Problems
 _NONCE: Final = bytes(16)  # an attempt that nobody makes
 _DOUBTS: Final[Mapping[str, str]] = {
     "lapsed": "its holder was not heard of again while the handler may have been at work",
+    "not-rolled-back": "the handler failed, and what it wrote into a table without transactions could not be undone",
     "committed-early": "the record was committed before its answer: the handler ended the transaction itself",
     "dedup-over": "so long after the first start, the other side may have forgotten the derived key",
     "attempts-over": "it has cost too many holders their lease",

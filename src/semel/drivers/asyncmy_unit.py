@@ -15,7 +15,7 @@ from semel.drivers.lifo import AsyncLifo
 from semel.drivers.loops import Loops
 from semel.drivers.mariadb import Conversation, Server
 from semel.drivers.mariadb_errors import Lost, Refused, lost, store_error
-from semel.drivers.mariadb_unit import BUSY, LATE, OVER, Transaction, undone
+from semel.drivers.mariadb_unit import BUSY, LATE, OVER, Transaction, is_incomplete, undone
 from semel.errors import EarlyCommit
 from semel.flow import Ask, MakeFlow
 
@@ -92,6 +92,7 @@ class AsyncmyUnit:
         self._pid = os.getpid()
         self._begun = False
         self._ended = False
+        self.left_writes = False
         self._transaction = self._new_transaction()
 
     def _new_transaction(self) -> Transaction:
@@ -198,7 +199,9 @@ class AsyncmyUnit:
             self.connection.transaction = None
             try:
                 async with asyncio.timeout(self._pool.server.patience_seconds):
-                    await self.connection.rollback()
+                    await self.connection.query("ROLLBACK")
+                    if self.connection._result.warning_count:
+                        self.left_writes = is_incomplete(await self.connection.show_warnings())
             except (MySQLError, TimeoutError):
                 sound = False
         await self._end(sound=sound)

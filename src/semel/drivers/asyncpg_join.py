@@ -45,6 +45,10 @@ class AsyncpgLine:
         gone = isinstance(self.target, PoolConnectionProxy) and self.target._con is None
         return not gone and self.session.is_in_transaction()
 
+    def is_nested(self) -> bool:
+        """Not known: asyncpg leaves a savepoint that it has rolled back to, and counts none."""
+        return False
+
     async def end(self) -> None:
         """Nothing: asyncpg's transactions are begun by their owners."""
 

@@ -25,7 +25,8 @@ from semel.drivers.postgres_errors import cannot_connect, is_conflict
 from semel.drivers.postgres_notices import Notices
 from semel.drivers.psycopg import CONFLICTS_MAX, Server
 from semel.drivers.psycopg_trip import is_outdated
-from semel.errors import StoreError, StoreUnavailable
+from semel.drivers.refusals import WENT_ON
+from semel.errors import HandlerRefused, StoreError, StoreUnavailable
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
 
@@ -34,7 +35,6 @@ T = TypeVar("T")
 _LOST: Final = (OSError, asyncpg.PostgresError, *BROKEN)
 _RESET: Final = "BEGIN; RESET ALL; RESET ROLE; END; "  # as in ``psycopg_unit``
 _BROKEN: Final = (asyncpg.InFailedSQLTransactionError, asyncpg.InvalidSavepointSpecificationError)
-_GONE: Final = "the handler's transaction was rolled back by the server; nothing of it remains"
 _OVER: Final = "the transaction of this command is over: nothing more can be written in it"
 
 
@@ -133,7 +133,7 @@ class AsyncpgUnit:
         """Settle, then COMMIT. False: the claim is not this transaction's own; rolled back.
 
         Raises:
-            StatementRefused: the server refused the commit (a deferred constraint): rolled back.
+            HandlerRefused: the server refused the commit (a deferred constraint): rolled back.
             StoreTimeout: not answered: not known yet. NotReplicated: its wait for the standby was cut short.
         """
         assert isinstance(needed, Query)
@@ -147,7 +147,7 @@ class AsyncpgUnit:
             return False
         except _BROKEN as error:
             await self.rollback_async()
-            raise StoreUnavailable(_GONE) from error
+            raise HandlerRefused(WENT_ON) from error
         except (*_LOST, TimeoutError) as error:
             await self.rollback_async()
             raise told(error) from error

@@ -23,7 +23,12 @@ class JoinedBlock(JoinedUnit):
 def join_django(connection: Any, file: StoreFile) -> JoinedBlock:
     """Join Django's open block. Raises JoinRefused."""
     check_block(connection, "sqlite", "SQLite")
+    block = connection.atomic_blocks[-1]
     execute = executing(connection.connection)
     if not is_of_file(execute, file):
         raise JoinRefused(ELSEWHERE)
-    return JoinedBlock(connection, execute, file.clock)
+
+    def is_nested() -> bool:
+        return block in connection.atomic_blocks and connection.atomic_blocks[-1] is not block
+
+    return JoinedBlock(connection, execute, file.clock, is_nested)

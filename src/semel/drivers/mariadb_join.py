@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from semel.drivers import asyncmy as on_loops
@@ -15,6 +16,7 @@ from semel.drivers import pymysql as in_threads
 from semel.drivers.mariadb import Conversation, Greeting, Server, converse, greet
 from semel.drivers.mariadb_errors import Lost, Refused, lost, store_error
 from semel.drivers.mariadb_unit import Transaction
+from semel.drivers.refusals import SAVEPOINT_OPEN
 from semel.drivers.shield import shielded
 from semel.errors import JoinRefused, SchemaError, SemelError
 from semel.flow import Ask, MakeFlow
@@ -83,13 +85,33 @@ class Home:
 
 
 class _Joined:
-    """The user's transaction with the record in it. Its owner commits or rolls back, never Semel."""
+    """The user's transaction with the record in it. Its owner commits or rolls back, never Semel.
 
-    def __init__(self, target: Any, raw: Any, home: Home, greeting: Greeting, *, began: bool) -> None:
+    The settlement releases the savepoint behind the claim, and with it every savepoint that was opened since: whoever
+    wants to roll back to one of those afterwards fails. What a library knows to be open is refused.
+
+    Parameters: ``is_nested`` whether the user's library knows of a savepoint that is open.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        raw: Any,
+        home: Home,
+        greeting: Greeting,
+        *,
+        began: bool,
+        is_nested: Callable[[], bool],
+    ) -> None:
         self.connection = target
+        self._is_nested = is_nested
         self._raw = raw
         self._began = began
         self._transaction = Transaction(home.server.clock, greeting, joined=True)
+
+    def _check_outermost(self) -> None:
+        if self._is_nested():
+            raise JoinRefused(SAVEPOINT_OPEN)
 
     def hand_out(self) -> Any:
         """The user has the connection already."""
@@ -112,7 +134,8 @@ class JoinedMariadb(_Joined):
         return _told(self._raw, self._transaction.run(make))
 
     def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Settle; False where the claim is not this transaction's own."""
+        """Settle; False where the claim is not this transaction's own. Raises JoinRefused in a savepoint."""
+        self._check_outermost()
         return bool(self._raw.open) and _told(self._raw, self._transaction.settle(needed, commit=False))
 
     def rollback(self) -> None:
@@ -141,7 +164,8 @@ class AsyncJoinedMariadb(_Joined):
         return await _told_async(self._raw, self._transaction.run(make))
 
     async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Settle; False where the claim is not this transaction's own."""
+        """As :meth:`JoinedMariadb.settle`."""
+        self._check_outermost()
         return bool(self._raw.connected) and await _told_async(
             self._raw, self._transaction.settle(needed, commit=False)
         )
@@ -170,10 +194,12 @@ def join(target: Any, home: Home) -> JoinedMariadb:
     Raises JoinRefused and StoreError.
     """
     raw = target
+    is_nested = _is_never_nested
     if _is_alchemy(target):
         _check_outermost(target.in_nested_transaction())
         connection = target.connection() if hasattr(target, "get_bind") else target
         raw = connection.connection.driver_connection
+        is_nested = connection.in_nested_transaction
     if not isinstance(raw, in_threads.CONNECTION):
         raise JoinRefused(
             _unknown(target, "Engine: a PyMySQL connection, or a SQLAlchemy Session or Connection on one")
@@ -187,7 +213,7 @@ def join(target: Any, home: Home) -> JoinedMariadb:
             home.meet(shielded(lambda: home.driver.run(home.store.identity)))
         greeting = _told(raw, home.admission())
         home.admit(raw, greeting)
-    return JoinedMariadb(target, raw, home, greeting, began=began)
+    return JoinedMariadb(target, raw, home, greeting, began=began, is_nested=is_nested)
 
 
 async def join_async(target: Any, home: Home) -> JoinedMariadb | AsyncJoinedMariadb:
@@ -196,11 +222,13 @@ async def join_async(target: Any, home: Home) -> JoinedMariadb | AsyncJoinedMari
     Raises JoinRefused and StoreError.
     """
     raw = target
+    is_nested = _is_never_nested
     if _is_async_alchemy(target):
         session = getattr(target, "sync_session", None)
         _check_outermost((session or target).in_nested_transaction())
         connection = await target.connection() if session is not None else target
         raw = (await connection.get_raw_connection()).driver_connection
+        is_nested = connection.in_nested_transaction
     if not isinstance(raw, on_loops.CONNECTION):
         wanted = "AsyncEngine: an asyncmy connection, or an AsyncSession or AsyncConnection on one"
         raise JoinRefused(_unknown(target, wanted))
@@ -213,7 +241,7 @@ async def join_async(target: Any, home: Home) -> JoinedMariadb | AsyncJoinedMari
             home.meet(await home.driver.run_async(home.store.identity))
         greeting = await _told_async(raw, home.admission())
         home.admit(raw, greeting)
-    return AsyncJoinedMariadb(target, raw, home, greeting, began=began)
+    return AsyncJoinedMariadb(target, raw, home, greeting, began=began, is_nested=is_nested)
 
 
 def _begins(raw: Any) -> bool:
@@ -228,6 +256,10 @@ def _begins(raw: Any) -> bool:
 def _check_outermost(nested: object) -> None:
     if nested:
         raise JoinRefused(SAVEPOINT)
+
+
+def _is_never_nested() -> bool:
+    return False  # what a plain connection has open, nobody says
 
 
 def _is_alchemy(target: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from semel.drivers.clock import Clock
 from semel.drivers.mariadb import Conversation, Greeting, Result, converse, literal, written
 from semel.drivers.mariadb_errors import CONFLICTS, ELSEWHERE, SAVEPOINT_MISSING, SIGNALLED, Lost, Refused, is_elsewhere
-from semel.errors import StoreUnavailable
+from semel.errors import HandlerRefused
 from semel.flow import Ask, MakeFlow
 from semel.stores.mariadb_asks import SettleAnd
 from semel.stores.statements import Execute
@@ -23,6 +23,7 @@ T = TypeVar("T")
 LATE: Final = "this command's transaction is over; nothing more can be written in it"
 BUSY: Final = "a statement is under way on this command's connection; await each one, also where another call fails"
 OVER: Final = "the transaction was over before Semel could commit it"
+NOT_ROLLED_BACK: Final = 1196  # the server's warning: a table without transactions keeps what was written
 _UNSETTLED: Final = "semel: nothing was settled"
 _HERE: Final = (
     "IF NOT (BINARY DATABASE() <=> {database}) THEN "
@@ -122,14 +123,19 @@ class Transaction:
         return True
 
 
+def is_incomplete(warnings: Any) -> bool:
+    """Whether the warnings of a ROLLBACK say that some of the writes remain."""
+    return any(int(code) == NOT_ROLLED_BACK for _, code, *_ in warnings or ())
+
+
 def is_not_ours(error: Refused) -> bool:
     """Whether a settle met another transaction than that of its claim."""
     return error.code == SAVEPOINT_MISSING or (error.code == SIGNALLED and _UNSETTLED in error.text)
 
 
-def undone() -> StoreUnavailable:
+def undone() -> HandlerRefused:
     """The error to raise where a handler ended before its own statement did: its connection was closed under that."""
-    return StoreUnavailable(f"{BUSY}: its transaction was rolled back, and nothing of it remains")
+    return HandlerRefused(f"{BUSY}: its transaction was rolled back, and nothing of it remains")
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.drivers.refusals import BROKEN_RULE
+from semel.drivers.refusals import BROKEN_RULE, WENT_ON
 from semel.engine.backend import shown_url
-from semel.errors import SchemaError, StatementRefused, StoreError, StoreTimeout, StoreUnavailable
+from semel.errors import HandlerRefused, SchemaError, StatementRefused, StoreError, StoreTimeout, StoreUnavailable
 
 _REMEDIES: Final = {
     "25006": "the server is read-only (a standby, or a failover is on its way): point the URL at the primary",
@@ -34,6 +34,7 @@ _CONNECTS: Final = "this user may not connect to the database: GRANT CONNECT on 
 _CONFLICTS: Final = frozenset({"40001", "40P01"})  # another transaction was first: the same again may well succeed
 # What a handler's own writes can be refused for, also at the commit: constraints, and triggers that raise.
 _OF_THE_HANDLER: Final = ("23", "44", "P0")
+_WENT_ON: Final = frozenset({"25P02", "3B001"})  # in a failed transaction; the unit's savepoint is gone
 _UNDECIDED: Final = frozenset({"40003", "57P01", "57P02", "57P05"})  # the connection ended under a statement
 
 
@@ -55,8 +56,11 @@ def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
         return SchemaError("this database's Semel tables are of another version; run: semel migrate")
     if sqlstate == "57014":
         return StoreTimeout("PostgreSQL: the statement was cancelled: whether it took effect is not known yet")
-    remedy = BROKEN_RULE if sqlstate.startswith(_OF_THE_HANDLER) else _REMEDIES.get(sqlstate, "run: semel doctor")
-    return StatementRefused(f"PostgreSQL: {text} ({remedy})")
+    if sqlstate in _WENT_ON:
+        return HandlerRefused(WENT_ON)
+    if sqlstate.startswith(_OF_THE_HANDLER):
+        return HandlerRefused(f"PostgreSQL: {text} ({BROKEN_RULE})")
+    return StatementRefused(f"PostgreSQL: {text} ({_REMEDIES.get(sqlstate, 'run: semel doctor')})")
 
 
 def is_conflict(error: BaseException | None) -> bool:

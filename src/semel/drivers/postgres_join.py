@@ -14,8 +14,9 @@ from typing import Any, Final, Protocol, TypeVar
 import psycopg
 
 from semel.drivers.psycopg import Server
+from semel.drivers.refusals import SAVEPOINT_OPEN
 from semel.drivers.shield import shielded
-from semel.errors import JoinRefused, SchemaError, SemelError, StoreUnavailable
+from semel.errors import HandlerRefused, JoinRefused, SchemaError, SemelError
 from semel.flow import Ask, MakeFlow
 from semel.stores.base import Identity, Store
 from semel.stores.statements import Query
@@ -61,6 +62,11 @@ class Line(Protocol):
 
     def is_open(self) -> bool:
         """Whether a transaction is open, and still the one that was joined as far as the client knows."""
+
+    def is_nested(self) -> bool:
+        """Whether a savepoint is open, where the server says that one exists: libraries leave those that they have
+        rolled back to.
+        """
 
     def end(self) -> Any:
         """Roll back what the join itself began, and nothing else; awaited on a loop."""
@@ -116,13 +122,18 @@ class _Joined:
     def _told(self, failed: LineFailed) -> SemelError:
         return JoinRefused(SAVEPOINT) if failed.sqlstate == _DIVISION else failed.error
 
+    def _check_outermost(self, rows: list[Any]) -> None:
+        if not rows[0][1] and self._line.is_nested():
+            self._line.fail()
+            raise JoinRefused(SAVEPOINT_OPEN)
+
     def _refused(self, failed: LineFailed) -> bool:
         """A settlement that failed: False where the claim is not this transaction's own."""
         self._line.fail()
         if failed.sqlstate == _DIVISION:
             return False
         if failed.sqlstate == _IN_FAILED:
-            raise StoreUnavailable(_GONE) from failed.__cause__
+            raise HandlerRefused(_GONE) from failed.__cause__
         raise failed.error from failed.__cause__
 
     def hand_out(self) -> Any:
@@ -159,9 +170,10 @@ class JoinedPostgres(_Joined):
         if not self._line.is_open():
             return False
         try:
-            self._line.execute(*self._values(needed))
+            rows = self._line.execute(*self._values(needed))
         except LineFailed as failed:
             return self._refused(failed)
+        self._check_outermost(rows)
         return True
 
     def rollback(self) -> None:
@@ -202,9 +214,10 @@ class AsyncJoinedPostgres(_Joined):
         if not self._line.is_open():
             return False
         try:
-            await self._line.execute(*self._values(needed))
+            rows = await self._line.execute(*self._values(needed))
         except LineFailed as failed:
             return self._refused(failed)
+        self._check_outermost(rows)
         return True
 
     async def rollback_async(self) -> None:

@@ -27,8 +27,9 @@ class PsycopgLine:
     """The transaction of a ``psycopg.Connection``.
 
     Parameters: ``connection``; ``target`` what the user gave, where that is a wrapper; ``is_current`` whether the
-    wrapper still has this connection; ``block`` how a transaction is begun there; ``fail`` tells the wrapper that
-    nobody may commit; ``begun`` whether the wrapper has begun, also where the server was told nothing yet.
+    wrapper still has this connection; ``is_nested`` whether the wrapper has a savepoint open; ``block`` how a
+    transaction is begun there; ``fail`` tells the wrapper that nobody may commit; ``begun`` whether the wrapper has
+    begun, also where the server was told nothing yet.
 
     Raises JoinRefused.
     """
@@ -39,6 +40,7 @@ class PsycopgLine:
         *,
         target: Any = None,
         is_current: Callable[[], bool] = lambda: True,
+        is_nested: Callable[[], bool] = lambda: True,
         block: str = _BLOCK,
         fail: Callable[[], None] = lambda: None,
         begun: bool = False,
@@ -46,6 +48,7 @@ class PsycopgLine:
         self.session = connection
         self.target = connection if target is None else target
         self._is_current = is_current
+        self.is_nested = is_nested
         self._begun = is_begun(connection, block) or begun
         self.fail = fail
 
@@ -80,11 +83,13 @@ class AsyncPsycopgLine:
         *,
         target: Any = None,
         is_current: Callable[[], bool] = lambda: True,
+        is_nested: Callable[[], bool] = lambda: True,
         block: str = f"async {_BLOCK}",
     ) -> None:
         self.session = connection
         self.target = connection if target is None else target
         self._is_current = is_current
+        self.is_nested = is_nested
         self._begun = is_begun(connection, block)
 
     async def execute(self, text: str, values: list[Any]) -> list[Any]:

@@ -24,8 +24,9 @@ from semel.drivers.psycopg import CONFLICTS_MAX, Server, is_lost, is_stale, told
 from semel.drivers.psycopg_arrays import with_arrays
 from semel.drivers.psycopg_patience import PatientConnection
 from semel.drivers.psycopg_trip import Said, is_outdated, names_of, said
+from semel.drivers.refusals import WENT_ON
 from semel.drivers.shield import later
-from semel.errors import StoreUnavailable
+from semel.errors import HandlerRefused
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
 
@@ -42,7 +43,6 @@ ROLLBACK_TO: Final = b"ROLLBACK TO SAVEPOINT semel_unit"
 # makes a command final.
 RESET: Final[tuple[Said, ...]] = tuple((text, None) for text in (b"BEGIN", b"RESET ALL", b"RESET ROLE", b"END"))
 NOTHING_TO_KEEP: Final = (TransactionStatus.IDLE, TransactionStatus.INERROR)
-GONE: Final = "the handler's transaction was rolled back by the server; nothing of it remains"
 LEFT: Final = (
     "the handler left rows half read, or a COPY open, on its connection; it was closed, and nothing of it remains"
 )
@@ -185,7 +185,7 @@ class PsycopgUnit:
         """Settle, and COMMIT in the same round trip. False: the claim is not this transaction's own; rolled back.
 
         Raises:
-            StatementRefused: the server refused the commit (a deferred constraint): rolled back.
+            HandlerRefused: the server refused the commit (a deferred constraint): rolled back.
             StoreTimeout: not answered: not known yet. NotReplicated: its wait for the standby was cut short.
         """
         assert isinstance(needed, Query)
@@ -195,7 +195,7 @@ class PsycopgUnit:
         connection.patience_seconds = self._pool.server.patience_seconds
         if not connection.is_left_alone(self._pool.server.patience_seconds):
             self._end(sound=False)
-            raise StoreUnavailable(LEFT)
+            raise HandlerRefused(LEFT)
         values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
         try:
             self._tripped((needed.statement.numbered.encode(), values), (b"COMMIT", None))
@@ -204,7 +204,7 @@ class PsycopgUnit:
             return False
         except BROKEN as error:
             self.rollback()
-            raise StoreUnavailable(GONE) from error
+            raise HandlerRefused(WENT_ON) from error
         except psycopg.Error as error:
             if is_lost(error):
                 self._end(sound=False)

@@ -18,7 +18,6 @@ from semel.drivers.psycopg_patience import PatientAsyncConnection
 from semel.drivers.psycopg_trip import Said, is_outdated, said_async
 from semel.drivers.psycopg_unit import (
     BROKEN,
-    GONE,
     LATE,
     LEFT,
     NOTHING_TO_KEEP,
@@ -28,7 +27,8 @@ from semel.drivers.psycopg_unit import (
     before,
     successor,
 )
-from semel.errors import StoreUnavailable
+from semel.drivers.refusals import WENT_ON
+from semel.errors import HandlerRefused
 from semel.flow import Ask, MakeFlow
 from semel.stores.statements import Query
 
@@ -151,7 +151,7 @@ class AsyncPsycopgUnit:
         """Settle, and COMMIT in the same round trip. False: the claim is not this transaction's own; rolled back.
 
         Raises:
-            StatementRefused: the server refused the commit (a deferred constraint): rolled back.
+            HandlerRefused: the server refused the commit (a deferred constraint): rolled back.
             StoreTimeout: not answered: not known yet. NotReplicated: its wait for the standby was cut short.
         """
         assert isinstance(needed, Query)
@@ -161,7 +161,7 @@ class AsyncPsycopgUnit:
         connection.patience_seconds = self._pool.server.patience_seconds
         if not await connection.is_left_alone(self._pool.server.patience_seconds):
             await self._end(sound=False)
-            raise StoreUnavailable(LEFT)
+            raise HandlerRefused(LEFT)
         values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
         try:
             await self._tripped((needed.statement.numbered.encode(), values), (b"COMMIT", None))
@@ -170,7 +170,7 @@ class AsyncPsycopgUnit:
             return False
         except BROKEN as error:
             await self.rollback_async()
-            raise StoreUnavailable(GONE) from error
+            raise HandlerRefused(WENT_ON) from error
         except psycopg.Error as error:
             if is_lost(error):
                 await self._end(sound=False)

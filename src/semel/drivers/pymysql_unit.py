@@ -20,7 +20,7 @@ from semel.drivers.forks import begin_in_children
 from semel.drivers.lifo import Lifo
 from semel.drivers.mariadb import Conversation, Server
 from semel.drivers.mariadb_errors import Lost, Refused, lost, store_error
-from semel.drivers.mariadb_unit import BUSY, LATE, OVER, Transaction, undone
+from semel.drivers.mariadb_unit import BUSY, LATE, OVER, Transaction, is_incomplete, undone
 from semel.drivers.pymysql import Taken, close, is_sound, open_connection, perform
 from semel.errors import EarlyCommit
 from semel.flow import Ask, MakeFlow
@@ -126,6 +126,7 @@ class PymysqlUnit:
         self._pid = os.getpid()
         self._begun = False
         self._ended = False
+        self.left_writes = False
         self._transaction = self._new_transaction()
 
     def _new_transaction(self) -> Transaction:
@@ -233,7 +234,9 @@ class PymysqlUnit:
             self.connection.transaction = None
             self.connection.patience(self._pool.patience)
             try:
-                self.connection.rollback()
+                self.connection.query("ROLLBACK")
+                if self.connection._result.warning_count:
+                    self.left_writes = is_incomplete(self.connection.show_warnings())
             except pymysql.MySQLError:
                 sound = False
         self._end(sound=sound)

@@ -6,6 +6,14 @@ from typing import Final
 
 from semel.errors import StoreTimeout, StoreUnavailable
 
+WENT_ON: Final = (
+    "the handler's transaction had failed, or was rolled back, before its end, and the handler went on: nothing of it "
+    "remains, and the key is free; let the handler raise a statement's error, or make such a statement in a savepoint"
+)
+SAVEPOINT_OPEN: Final = (
+    "a savepoint that was opened inside this block is still open: rolling back to it would undo what the record calls "
+    "done; end it before the block ends. Roll back now, do not commit"
+)
 BROKEN_RULE: Final = (
     "what the handler wrote breaks this rule of the database: nothing of it remains, and the key is free; correct the "
     "handler, or refuse such a request before it writes"

@@ -1,28 +1,89 @@
-"""Joining the transaction of a SQLAlchemy ``AsyncSession`` or ``AsyncConnection``, through its ``run_sync``.
+"""SQLAlchemy on an event loop: sessions on an ATOMIC unit's connection, and joining an ``AsyncSession`` or
+``AsyncConnection`` on SQLite through its ``run_sync``.
 
 A file of its own because SQLAlchemy's asyncio module needs greenlet, which synchronous users need not have.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+import sqlite3
+import sys
+from typing import Any, Final, TypeVar
 
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
-from semel.drivers.sqlalchemy import join_sqlalchemy
+from semel.drivers.sqlalchemy import bound_engine, join_sqlalchemy, postgres_server
 from semel.drivers.sqlite_join import JoinedUnit, StoreFile
+from semel.errors import ConfigurationError
 from semel.flow import MakeFlow
 
-__all__ = ["AsyncConnection", "AsyncSession", "join_sqlalchemy_async"]
+__all__ = ["AsyncConnection", "AsyncSession", "async_session_on", "join_sqlalchemy_async"]
 
 T = TypeVar("T")
+
+_SQLITE: Final = (
+    "on SQLite the connection of an ATOMIC unit is sqlite3's, also on an event loop: its writes take the file's lock "
+    "that the unit holds, and wait for nothing; open a session on it with session_on of semel.drivers.sqlalchemy"
+)
+_NO_CONNECTION: Final = (
+    "a {kind} is no connection that an AsyncEngine gives its handlers; pass permit.connection, and in a handler that "
+    "runs in a thread use session_on of semel.drivers.sqlalchemy"
+)
+
+
+def async_session_on(connection: Any, **options: Any) -> AsyncSession:
+    """An AsyncSession on an ATOMIC unit's connection: psycopg's, asyncpg's or asyncmy's.
+
+    ``commit()`` and ``rollback()`` as :func:`semel.drivers.sqlalchemy.session_on` has them.
+
+    Parameters: ``connection`` is ``permit.connection``; ``options`` are those of SQLAlchemy's ``AsyncSession``, with
+    ``expire_on_commit=False`` where they say nothing else, so that objects may be read when the session is closed.
+
+    Raises ConfigurationError for any other connection; SQLite's too, which is for ``session_on``.
+
+    >>> import sqlite3
+    >>> async_session_on(sqlite3.connect(":memory:"))
+    Traceback (most recent call last):
+        ...
+    semel.errors.ConfigurationError: on SQLite the connection of an ATOMIC unit is sqlite3's, also on an event loop: ...
+    """
+    dialect, server = _dialect_of(connection)
+
+    async def lend() -> Any:
+        if hasattr(connection, "commit"):  # as in ``session_on``; with asyncpg a session has a savepoint of its own
+            await connection.commit()
+        return connection
+
+    def borrow(made: Dialect) -> Any:
+        assert made.dbapi is not None
+        return made.dbapi.connect(async_creator_fn=lend)
+
+    return AsyncSession(AsyncEngine(bound_engine(dialect, server, borrow)), **{"expire_on_commit": False, **options})
+
+
+def _dialect_of(connection: Any) -> tuple[str, tuple[Any, ...]]:
+    if isinstance(connection, sqlite3.Connection):
+        raise ConfigurationError(_SQLITE)
+    psycopg, asyncpg, asyncmy = (sys.modules.get(name) for name in ("psycopg", "asyncpg", "asyncmy"))
+    if psycopg is not None and isinstance(connection, psycopg.AsyncConnection):
+        return "postgresql+psycopg_async", postgres_server(connection)
+    if asyncpg is not None and isinstance(connection, (asyncpg.Connection, asyncpg.pool.PoolConnectionProxy)):
+        params = connection._params  # asyncpg publishes neither its address nor its database
+        return "postgresql+asyncpg", (connection._addr, params.database, connection.get_server_version())
+    if asyncmy is not None and isinstance(connection, asyncmy.Connection):
+        address = connection._host, connection._port, connection._db
+        return "mariadb+asyncmy", (*address, connection.get_server_info())
+    raise ConfigurationError(
+        _NO_CONNECTION.format(kind=f"{type(connection).__module__}.{type(connection).__qualname__}")
+    )
 
 
 class AsyncJoinedUnit(JoinedUnit):
     """The same on an AsyncSession or AsyncConnection, through its ``run_sync``."""
 
     def __init__(self, target: AsyncSession | AsyncConnection, unit: JoinedUnit) -> None:
-        super().__init__(target, unit.execute, unit.clock)
+        super().__init__(target, unit.execute, unit.clock)  # what is known of savepoints is the synchronous one's
         self._unit = unit
 
     async def run_async(self, make: MakeFlow[T]) -> T:

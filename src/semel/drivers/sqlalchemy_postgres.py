@@ -33,7 +33,13 @@ def line_of(target: Session | Connection) -> PsycopgLine:
             "postgresql+psycopg, or with AsyncEngine an AsyncSession on postgresql+psycopg or postgresql+asyncpg"
         )
     driver: Any = connection.connection.driver_connection
-    return PsycopgLine(driver, target=target, is_current=is_current(connection, driver), block=_BLOCK)
+    return PsycopgLine(
+        driver,
+        target=target,
+        is_current=is_current(connection, driver),
+        is_nested=connection.in_nested_transaction,
+        block=_BLOCK,
+    )
 
 
 async def line_of_async(target: Any) -> AsyncPsycopgLine | AsyncpgAlchemyLine:
@@ -44,7 +50,13 @@ async def line_of_async(target: Any) -> AsyncPsycopgLine | AsyncpgAlchemyLine:
     driver: Any = connection.connection.driver_connection
     if connection.dialect.driver == "asyncpg":
         return AsyncpgAlchemyLine(target, connection, driver)
-    return AsyncPsycopgLine(driver, target=target, is_current=is_current(connection, driver), block=_BLOCK)
+    return AsyncPsycopgLine(
+        driver,
+        target=target,
+        is_current=is_current(connection, driver),
+        is_nested=connection.in_nested_transaction,
+        block=_BLOCK,
+    )
 
 
 def connection_of(target: Session | Connection) -> Connection:
@@ -79,6 +91,7 @@ class AsyncpgAlchemyLine:
         self.session = driver
         self._connection = connection
         self._is_current = is_current(connection, driver)
+        self.is_nested = connection.in_nested_transaction
         if getattr(connection.connection.dbapi_connection, "autocommit", False):
             raise JoinRefused(AUTOCOMMIT.format(block=_BLOCK))
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from semel.drivers.clock import Clock
 from semel.drivers.refusals import BROKEN_RULE
 from semel.drivers.sqlite_fork import refuse_inherited
-from semel.errors import SchemaError, StatementRefused, StoreError, StoreTimeout, StoreUnavailable
+from semel.errors import HandlerRefused, SchemaError, StoreError, StoreTimeout, StoreUnavailable
 from semel.flow import Ask
 from semel.stores.statements import NOW_LOCKED, Execute, Now, Query, Script
 
@@ -195,7 +195,7 @@ def store_error(error: sqlite3.Error, path: str = "", *, committing: bool = Fals
     if path and code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):  # SQLite's own text names nothing
         return StoreUnavailable(f"SQLite: {text} (the database file {path!r} cannot be used: {why_not(Path(path))})")
     if code == sqlite3.SQLITE_CONSTRAINT:
-        return StatementRefused(f"SQLite: {text} ({BROKEN_RULE})")
+        return HandlerRefused(f"SQLite: {text} ({BROKEN_RULE})")
     remedy = {
         sqlite3.SQLITE_FULL: "the disk is full: make room; answers already stored are still replayed",
         sqlite3.SQLITE_READONLY: "the database file is read-only: check its owner, its directory and the mount",

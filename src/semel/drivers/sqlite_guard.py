@@ -105,7 +105,7 @@ class UnitConnection(sqlite3.Connection):
     def _set_guarded(self, guarded: bool) -> None:
         if guarded is not self._guarded:
             self._guarded = guarded
-            self.set_authorizer(_deny_transactions if guarded else None)
+            self.set_authorizer(_deny if guarded else None)
 
     # --- the handler's side ---------------------------------------------------------------------
 
@@ -162,5 +162,7 @@ class UnitConnection(sqlite3.Connection):
         return False
 
 
-def _deny_transactions(action: int, first: str | None, *_: object) -> int:
-    return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION else sqlite3.SQLITE_OK
+def _deny(action: int, first: str | None, *_: object) -> int:
+    # In WAL mode SQLite commits each attached file by itself: a crash between them would keep the record alone.
+    attaches = action == sqlite3.SQLITE_ATTACH and first not in ("", ":memory:")
+    return sqlite3.SQLITE_DENY if attaches or action == sqlite3.SQLITE_TRANSACTION else sqlite3.SQLITE_OK

@@ -8,6 +8,7 @@ autocommit connection, a begun transaction and a savepoint are refused.
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from semel.drivers.clock import Clock
+from semel.drivers.refusals import SAVEPOINT_OPEN
 from semel.drivers.sqlite_connection import is_busy, store_error
 from semel.errors import JoinRefused
 from semel.flow import Ask, MakeFlow, perform
@@ -41,6 +43,12 @@ ELSEWHERE: Final = (
 )
 
 
+ATTACHED: Final = (
+    "another database file is attached to this connection ({names}): SQLite commits each file by itself, so that a "
+    "crash could keep the record and lose the rows; DETACH it, and keep the rows in the store's own file"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class StoreFile:
     """The store that a transaction is joined to: its file, its clock, and how long its lock is waited for."""
@@ -51,19 +59,50 @@ class StoreFile:
 
 
 class JoinedUnit:
-    """The user's transaction with the record in it. Its owner commits or rolls back, never Semel."""
+    """The user's transaction with the record in it. Its owner commits or rolls back, never Semel.
 
-    def __init__(self, connection: Any, execute: Execute, clock: Clock) -> None:
+    Behind the claim stands a savepoint. The settlement releases it, and with it every savepoint that was opened since:
+    whoever wants to roll back to one of those afterwards fails.
+
+    Parameters: ``is_nested`` whether the user's library knows of a savepoint that is open.
+    """
+
+    def __init__(
+        self, connection: Any, execute: Execute, clock: Clock, is_nested: Callable[[], bool] = lambda: False
+    ) -> None:
         self.connection = connection
         self.execute = execute
         self.clock = clock
+        self._is_nested = is_nested
+        self._savepoint: str | None = None
 
     def run(self, make: MakeFlow[T]) -> T:
-        """Run a store flow inside the transaction."""
+        """Run a store flow inside the transaction.
+
+        Raises:
+            JoinRefused: another file is attached, or a savepoint is open that was opened since the claim.
+            StoreError: SQLite refused.
+        """
         try:
-            return perform(make(), self._answer)
+            check_alone(self.execute)
+            if self._savepoint is not None:
+                self._release(self._savepoint)
+                return perform(make(), self._answer)
+            result = perform(make(), self._answer)
+            self._savepoint = f"semel_{secrets.token_hex(8)}"
+            self.execute(f"SAVEPOINT {self._savepoint}", ())
+            return result
         except sqlite3.Error as error:
             raise store_error(error) from error
+
+    def _release(self, savepoint: str) -> None:
+        if self._is_nested():
+            raise JoinRefused(SAVEPOINT_OPEN)
+        try:
+            self.execute(f"RELEASE {savepoint}", ())
+        except sqlite3.OperationalError as error:
+            if "no such savepoint" not in str(error):  # released before, or the transaction is over: the record tells
+                raise
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """As ``run``: the file's lock is held already, so nothing waits."""
@@ -155,6 +194,14 @@ def begin_immediate(execute: Execute, file: StoreFile) -> None:
             if not is_busy(error) or time.monotonic() >= ends:
                 raise store_error(error) from error
         time.sleep(BUSY_PAUSE_SECONDS)
+
+
+def check_alone(execute: Execute) -> None:
+    """Raise JoinRefused where a connection has other database files than its own; in memory they are lost anyway."""
+    databases, _ = execute("PRAGMA database_list", ())
+    others = [name for _, name, path in databases if path and name not in ("main", "temp")]
+    if others:
+        raise JoinRefused(ATTACHED.format(names=", ".join(others)))
 
 
 def is_of_file(execute: Execute, file: StoreFile) -> bool:

@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from semel.drivers.refusals import WENT_ON
 from semel.drivers.shield import later
 from semel.drivers.sqlite import SqliteDriver
 from semel.drivers.sqlite_connection import BEGIN, is_busy, open_connection, outlives_its_cause, store_error
 from semel.drivers.sqlite_guard import UnitConnection
 from semel.drivers.sqlite_job import Job
-from semel.errors import EarlyCommit, StoreUnavailable
+from semel.errors import EarlyCommit, HandlerRefused
 from semel.flow import Ask, MakeFlow, perform
 
 T = TypeVar("T")
@@ -43,12 +44,12 @@ class SqliteUnit:
         """Run a flow inside the transaction. Quick: the file's lock is held already.
 
         Raises:
-            StoreUnavailable: SQLite has ended the transaction (a conflict's ROLLBACK, a full disk).
+            HandlerRefused: SQLite had ended the transaction (a conflict's ROLLBACK), and the handler went on.
         """
         try:
             with self.connection.unguarded():
                 if not self.connection.in_transaction:
-                    raise StoreUnavailable("SQLite rolled the handler's transaction back; nothing of it remains")
+                    raise HandlerRefused(WENT_ON)
                 return perform(make(), self._answer)
         except sqlite3.Error as error:
             if outlives_its_cause(error):

@@ -21,12 +21,12 @@ from semel.errors import (
     MissingKey,
     NothingHappened,
     NotReplayableError,
+    NotReplicated,
     OutcomeUnknownError,
     RecordUnreadableError,
     RequestError,
     RequestTooLarge,
     StoreError,
-    StoreUnavailable,
 )
 from semel.functions.annotations import Shapes
 from semel.functions.arguments import MakeCaller, MakeKey, check_key
@@ -366,7 +366,8 @@ class Call:
 
     def unconfirmed(self, error: StoreError) -> BaseException:
         """What is raised where the store failed: before the function ran, or when it was over."""
-        if self._permit is None or (self._declared.atomic and isinstance(error, StoreUnavailable)):
+        # An ATOMIC command is committed with its answer, or not at all: calling again is safe.
+        if self._permit is None or (self._declared.atomic and not isinstance(error, NotReplicated)):
             return error
         if self._failed is not None:
             return self._failed

@@ -1,13 +1,14 @@
-"""What can be told about an endpoint before it is called: what it is, and which of its parameters take the permit."""
+"""What can be told about an endpoint before it is called: what it is, and which of its parameters Semel fills."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError
@@ -18,6 +19,20 @@ class PermitHere:
 
     def __repr__(self) -> str:
         return "semel.permit"
+
+
+class SessionHere:
+    """Marks the parameter of an ATOMIC endpoint that takes a session of SQLAlchemy's on the command's connection."""
+
+    def __repr__(self) -> str:
+        return "semel.atomic_session"
+
+
+class Filled(NamedTuple):
+    """The parameters of an endpoint that Semel fills, by name."""
+
+    permits: tuple[str, ...]
+    sessions: tuple[str, ...]
 
 
 def plain_function(endpoint: Any) -> Any:
@@ -42,8 +57,11 @@ def check_endpoint(endpoint: Any) -> None:
         )
 
 
-def permit_parameters(endpoint: Callable[..., Any]) -> tuple[str, ...]:
-    """The parameters of an endpoint that take the permit: by their default ``semel.permit``, or annotated with it."""
+def filled_parameters(endpoint: Callable[..., Any]) -> Filled:
+    """The parameters that Semel fills: by their default ``semel.permit`` or ``semel.atomic_session``, or annotated so.
+
+    Raises ConfigurationError for a permit that nothing would fill.
+    """
     hints = annotations_of(endpoint)
     for parameter in inspect.signature(endpoint).parameters.values():
         forgotten = parameter.default in (inspect.Parameter.empty, None)
@@ -53,12 +71,40 @@ def permit_parameters(endpoint: Callable[..., Any]) -> tuple[str, ...]:
                 f"Permit without a default, so that nobody fills it; write {parameter.name}: Permit = semel.permit, "
                 "where semel is your Semel object"
             )
+    return Filled(_marked(endpoint, hints, PermitHere), _marked(endpoint, hints, SessionHere))
+
+
+def _marked(endpoint: Callable[..., Any], hints: dict[str, Any], marker: type) -> tuple[str, ...]:
     return tuple(
         parameter.name
         for parameter in inspect.signature(endpoint).parameters.values()
-        if isinstance(parameter.default, PermitHere)
-        or any(isinstance(note, PermitHere) for note in getattr(hints[parameter.name], "__metadata__", ()))
+        if isinstance(parameter.default, marker)
+        or any(isinstance(note, marker) for note in getattr(hints[parameter.name], "__metadata__", ()))
     )
+
+
+def check_sessions(endpoint: Callable[..., Any], sessions: tuple[str, ...], *, atomic: bool, on_sqlite: bool) -> None:
+    """Refuse a session that could not be had: no unit, or one of the other colour than the unit's connection.
+
+    Raises ConfigurationError.
+    """
+    name = getattr(plain_function(endpoint), "__qualname__", endpoint)
+    if sessions and not atomic:
+        raise ConfigurationError(
+            f"{name}: semel.atomic_session is a session in the command's own transaction; declare effects='atomic'"
+        )
+    if sessions and not on_sqlite and not inspect.iscoroutinefunction(plain_function(endpoint)):
+        raise ConfigurationError(
+            f"{name}: semel.atomic_session is an AsyncSession, which no thread can use; write async def"
+        )
+    orm, asynchronous = sys.modules.get("sqlalchemy.orm"), sys.modules.get("sqlalchemy.ext.asyncio")
+    refused = (orm and orm.Session) if not on_sqlite else (asynchronous and asynchronous.AsyncSession)
+    hints = annotations_of(endpoint)
+    for each in sessions:
+        kind = getattr(hints[each], "__origin__", hints[each]) if hasattr(hints[each], "__metadata__") else hints[each]
+        if refused and inspect.isclass(kind) and issubclass(kind, refused):
+            fits = "a Session, since SQLite's writes wait for nothing" if on_sqlite else "an AsyncSession"
+            raise ConfigurationError(f"{name}: on this store semel.atomic_session is {fits}; annotate {each!r} so")
 
 
 def _is_permit(hint: Any) -> bool:

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from semel.errors import ConfigurationError
-from semel.integrations.endpoint import annotations_of, permit_parameters
+from semel.integrations.endpoint import Filled, annotations_of
 from semel.integrations.starlette import DECLARED, Declared, response_of
 from semel.integrations.starlette import Semel as StarletteSemel
 from semel.policy import Policy
@@ -41,7 +41,7 @@ class Semel(StarletteSemel):
     """
 
     def _wrap(self, endpoint: Callable[..., Any], declared: Declared) -> Callable[..., Any]:
-        permits = permit_parameters(endpoint)
+        filled = self.filled(endpoint, declared)
         hints = annotations_of(endpoint)
         # FastAPI fills one parameter with the request: the endpoint's own, where it has one.
         own = next((name for name, hint in hints.items() if _is_request(hint)), None)
@@ -49,9 +49,9 @@ class Semel(StarletteSemel):
         @functools.wraps(endpoint)
         async def claimed(**kwargs: Any) -> Any:
             request = kwargs.pop(_REQUEST) if own is None else kwargs[own]
-            return await self.serve(endpoint, declared, request, (), kwargs, permits)
+            return await self.serve(endpoint, declared, request, (), kwargs, filled)
 
-        claimed.__signature__ = _signature(endpoint, permits, hints, own)  # type: ignore[attr-defined]
+        claimed.__signature__ = _signature(endpoint, filled, hints, own)  # type: ignore[attr-defined]
         claimed.__name__ = getattr(endpoint, "__name__", type(endpoint).__name__)
         setattr(claimed, DECLARED, declared)
         return claimed
@@ -114,9 +114,9 @@ def _is_request(hint: Any) -> bool:
 
 
 def _signature(
-    endpoint: Callable[..., Any], permits: tuple[str, ...], hints: dict[str, Any], own: str | None
+    endpoint: Callable[..., Any], filled: Filled, hints: dict[str, Any], own: str | None
 ) -> inspect.Signature:
-    """What FastAPI shall see: without the permit, with the request."""
+    """What FastAPI shall see: without what Semel fills, with the request."""
     signature = inspect.signature(endpoint)
     if any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in signature.parameters.values()):
         raise ConfigurationError(f"{endpoint!r} has positional-only parameters, which FastAPI cannot fill")
@@ -124,7 +124,7 @@ def _signature(
         # All by keyword, as FastAPI calls: so that the order need not be right without the permit.
         parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
         for parameter in signature.parameters.values()
-        if parameter.name not in permits
+        if parameter.name not in (*filled.permits, *filled.sessions)
     ]
     if own is None:
         kept.append(inspect.Parameter(_REQUEST, inspect.Parameter.KEYWORD_ONLY, annotation=Request))

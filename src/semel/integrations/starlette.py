@@ -24,7 +24,15 @@ from starlette.routing import Route as StarletteRoute
 from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, PolicyError
-from semel.integrations.endpoint import PermitHere, check_endpoint, permit_parameters, plain_function
+from semel.integrations.endpoint import (
+    Filled,
+    PermitHere,
+    SessionHere,
+    check_endpoint,
+    check_sessions,
+    filled_parameters,
+    plain_function,
+)
 from semel.model import Answer, Effects
 from semel.policy import Policy
 from semel.protocol.operations import check_kept
@@ -72,6 +80,7 @@ class Semel:
     """
 
     permit: Any = PermitHere()
+    atomic_session: Any = SessionHere()
 
     def __init__(self, engine: AsyncEngine, *, caller: Any = None, **settings: Any) -> None:
         if not isinstance(engine, AsyncEngine):
@@ -137,13 +146,20 @@ class Semel:
         self._bulks.append(name)
         return made
 
+    def filled(self, endpoint: Callable[..., Any], declared: Declared) -> Filled:
+        """The parameters of an endpoint that Semel fills. Raises ConfigurationError where it cannot."""
+        filled = filled_parameters(endpoint)
+        atomic = declared.policy.terms.effects is Effects.ATOMIC
+        check_sessions(endpoint, filled.sessions, atomic=atomic, on_sqlite=self.engine.backend.name == "sqlite")
+        return filled
+
     def _wrap(self, endpoint: Callable[..., Any], declared: Declared) -> Callable[..., Any]:
-        permits = permit_parameters(endpoint)
+        filled = self.filled(endpoint, declared)
 
         @functools.wraps(endpoint)
         async def claimed(*args: Any) -> Any:
             # The request comes last: of a method, such as HTTPEndpoint.post, the instance comes first.
-            return await self.serve(endpoint, declared, args[-1], args, {}, permits)
+            return await self.serve(endpoint, declared, args[-1], args, {}, filled)
 
         setattr(claimed, DECLARED, declared)
         return claimed
@@ -157,7 +173,7 @@ class Semel:
         request: Request,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        permits: tuple[str, ...],
+        filled: Filled,
     ) -> Any:
         """Claim, then call the endpoint; or return the answer that stands in its way."""
         call = request.scope.get(CALL_KEY)
@@ -174,22 +190,31 @@ class Semel:
         claimed = await call.claim(self.surface, declared.route, params, request)
         if isinstance(claimed, Answer):
             return response_of(claimed)
-        kwargs = {**kwargs, **dict.fromkeys(permits, claimed)}
+        kwargs = {**kwargs, **dict.fromkeys(filled.permits, claimed)}
         try:
             if claimed is None:
-                return await _call(endpoint, args, kwargs)
-            return await self._run(endpoint, claimed, args, kwargs)
+                return await _call(endpoint, args, {**kwargs, **dict.fromkeys(filled.sessions)})
+            return await self._run(endpoint, claimed, args, kwargs, filled.sessions)
         except BaseException as error:
             call.failed(error)
             raise
 
     async def _run(
-        self, endpoint: Callable[..., Any], permit: Permit, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        endpoint: Callable[..., Any],
+        permit: Permit,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        sessions: tuple[str, ...],
     ) -> Any:
-        if permit.effects is Effects.ATOMIC:
-            async with asyncio.timeout(max(0.0, permit.deadline_monotonic - time.monotonic())):
+        if permit.effects is not Effects.ATOMIC:
+            return await _call(endpoint, args, kwargs)
+        async with asyncio.timeout(max(0.0, permit.deadline_monotonic - time.monotonic())):
+            if not sessions:
                 return await _call(endpoint, args, kwargs)
-        return await _call(endpoint, args, kwargs)
+            on_sqlite = self.engine.backend.name == "sqlite"
+            call = _call_with_session if on_sqlite else _call_with_async_session
+            return await call(endpoint, permit.connection, args, kwargs, sessions)
 
     # --- installing -----------------------------------------------------------------------------
 
@@ -294,6 +319,30 @@ async def _call(endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         return await endpoint(*args, **kwargs)
     result = await run_in_threadpool(endpoint, *args, **kwargs)
     return await result if inspect.isawaitable(result) else result
+
+
+async def _call_with_session(
+    endpoint: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]
+) -> Any:
+    """Call the endpoint with a session of SQLAlchemy's; what the session holds is flushed when the endpoint returns."""
+    from semel.drivers.sqlalchemy import session_on
+
+    with session_on(connection, expire_on_commit=False) as session:
+        result = await _call(endpoint, args, {**kwargs, **dict.fromkeys(names, session)})
+        session.commit()  # of SQLite, which waits for nothing inside the unit
+        return result
+
+
+async def _call_with_async_session(
+    endpoint: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]
+) -> Any:
+    """As ``_call_with_session``, with an AsyncSession."""
+    from semel.drivers.sqlalchemy_async import async_session_on
+
+    async with async_session_on(connection) as session:
+        result = await _call(endpoint, args, {**kwargs, **dict.fromkeys(names, session)})
+        await session.commit()
+        return result
 
 
 def response_of(answer: Answer) -> Response:

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from semel.errors import EarlyCommit, NotReplicated, SemelError, StoreError, StoreTimeout, StoreUnavailable
+from semel.errors import (
+    EarlyCommit,
+    HandlerRefused,
+    NotReplicated,
+    SemelError,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+)
 from semel.flow import Flow, ask
 from semel.model import (
     Claim,
@@ -32,6 +40,7 @@ from semel.rules.stored import state_of
 from semel.stores.base import Store
 
 COMMITTED_EARLY = "committed-early"
+NOT_ROLLED_BACK = "not-rolled-back"
 
 
 def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) -> Flow[tuple[Verdict, Unit | None]]:
@@ -81,15 +90,36 @@ def settle_unit(
     """End an ATOMIC command: settle and commit, or roll back; a definite refusal is stored on its own.
 
     Raises:
-        EarlyCommit: the handler's transaction had been committed; the record reads UNKNOWN now.
+        EarlyCommit: the handler's transaction had been committed, or some of its writes were not rolled back; the
+            record reads UNKNOWN now.
         StoreTimeout: the commit was not answered, and the record could not be read back.
     """
+    try:
+        reply = yield from _end_unit(store, unit, claim, grant, outcome, word, under)
+    except StoreError:
+        if not has_left_writes(unit):
+            raise
+    else:
+        if not has_left_writes(unit):
+            return reply
+    raise (yield from note_left_writes(store, claim, under))
+
+
+def _end_unit(
+    store: Store,
+    unit: Unit,
+    claim: Claim,
+    grant: Grant,
+    outcome: Outcome,
+    word: Settlement,
+    under: Under | None,
+) -> Flow[Settling]:
     if isinstance(outcome, Succeeded):
         return (yield from _settle_and_commit(store, unit, grant, word))
     yield from ask(Rollback(unit))
     if (yield from is_visible(store, grant)):
         raise (yield from note_early_commit(store, grant))
-    if not isinstance(outcome, Refused):
+    if not isinstance(outcome, Refused) or has_left_writes(unit):
         return Settled()
     reply = yield from ask(Perform("refuse", lambda: refuse(store, claim, outcome, under)))
     return reply if isinstance(reply, Settled) else Superseded(None)
@@ -134,7 +164,7 @@ def _settle_with_commit(store: Store, unit: Unit, grant: Grant, word: Settlement
     if holds(row, grant.fence, grant.nonce):
         raise (yield from note_early_commit(store, grant))
     if row is None:
-        raise StoreUnavailable("the handler's transaction was rolled back behind its unit; nothing of it remains")
+        raise HandlerRefused("the handler's transaction was rolled back behind its unit; nothing of it remains")
     return Superseded(state_of(row))
 
 
@@ -178,12 +208,27 @@ def note_early_commit(store: Store, grant: Grant) -> Flow[EarlyCommit]:
     )
 
 
+def has_left_writes(unit: Unit) -> bool:
+    """Whether the server said of the unit's ROLLBACK that some of the writes remain. Only MariaDB's has such tables."""
+    return bool(getattr(unit, "left_writes", False))
+
+
+def note_left_writes(store: Store, claim: Claim, under: Under | None) -> Flow[EarlyCommit]:
+    """Record a command that could not be rolled back as UNKNOWN: the claim was, and its key would be free."""
+    with suppress(StoreError):
+        yield from ask(Perform("refuse", lambda: refuse(store, claim, Unprovable(NOT_ROLLED_BACK), under)))
+    return EarlyCommit(
+        "an ATOMIC command was rolled back, but what it wrote into a table without transactions (MyISAM, Aria) "
+        "remains; its outcome is UNKNOWN now. Convert such tables: ALTER TABLE … ENGINE=InnoDB; semel doctor names them"
+    )
+
+
 def _stands(row: Record | None, grant: Grant) -> bool:
     return row is not None and row.nonce == grant.nonce and row.state == State.SUCCEEDED
 
 
-def refuse(store: Store, claim: Claim, outcome: Refused, under: Under | None) -> Flow[Verdict | Settled]:
-    """Store a definite refusal whose business writes were rolled back: claim and settle in one commit.
+def refuse(store: Store, claim: Claim, outcome: Refused | Unprovable, under: Under | None) -> Flow[Verdict | Settled]:
+    """Store a definite refusal whose business writes were rolled back, or a doubt: claim and settle in one commit.
 
     If another answer is there by then, that verdict is returned and nothing is written.
     """

@@ -20,7 +20,7 @@ from semel.stores.statements import Argument, Execute, Query, Row, Statement, co
 
 NOUN: Final = "events"
 REASON_LETTERS_MAX: Final = 500
-_SETTLED: Final = "SELECT 1 / count(*) FROM settled"
+_SETTLED: Final = "SELECT 1 / count(*), bool_and(outermost) FROM settled"
 
 
 class Depth(NamedTuple):
@@ -154,7 +154,10 @@ def _settling_and_writing(settle: Statement) -> Statement:
         emitting, _, _ = emitting.rpartition("\nSELECT 1 FROM emitted")
         settling, found, _ = settle.text.rpartition(f"\n{_SETTLED}")
         assert found, "postgres.sql and stores/events.py disagree on how a unit's settlement ends"
-        ends = "SELECT 1 / (SELECT count(*) FROM settled), (SELECT count(*) FROM rung)"
+        ends = (
+            "SELECT 1 / (SELECT count(*) FROM settled), (SELECT bool_and(outermost) FROM settled), "
+            "(SELECT count(*) FROM rung)"
+        )
         statement = _COMPOSED[settle.text] = composed(f"{settle.name}_and_emit", f"{settling},\n{emitting}\n{ends}")
     return statement
 

@@ -188,7 +188,8 @@ RETURNING r.id;
 
 -- name: settle_here
 -- The same of one record inside an ATOMIC unit, which demands that the claim is this transaction's own: what another one committed,
--- was committed early. Where nothing is settled it divides by zero, so that the server lets nobody commit the rest.
+-- was committed early. Where nothing is settled it divides by zero, so that the server lets nobody commit the rest. It
+-- says whether it ran outside any savepoint.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
@@ -212,9 +213,9 @@ settled AS (
     FROM clock
     WHERE r.id = :id::bytea AND r.fence = :fence::bigint AND r.nonce = :nonce::bytea AND r.state IN (1, 2)
         AND r.lease_until > 0 AND r.xmin::text = (pg_current_xact_id()::text::numeric % 4294967296)::text
-    RETURNING r.id
+    RETURNING r.xmin::text = (pg_current_xact_id()::text::numeric % 4294967296)::text AS outermost
 )
-SELECT 1 / count(*) FROM settled;
+SELECT 1 / count(*), bool_and(outermost) FROM settled;
 
 -- name: write_record (planned once)
 -- Replace everything that may change, by compare-and-set on the version that was read; with its list of steps

@@ -16,10 +16,13 @@ from semel.engine.permit import Permit
 from semel.engine.result import Refusal
 from semel.errors import (
     ConfigurationError,
+    HandlerRefused,
     InvalidBody,
+    NotReplicated,
     RequestError,
     RequestTooLarge,
     SemelError,
+    StoreTimeout,
     StoreUnavailable,
 )
 from semel.model import Answer, InProgress, NotReplayable, Proceed, Replay, Scope, Verdict
@@ -396,6 +399,8 @@ class Exchange:
 
         Parameters: ``error`` the application ended with; ``verdict`` that holds instead of a refused settlement;
         ``unconfirmed`` why the settlement could not be confirmed.
+
+        Raises HandlerRefused: the database refuses what the application wrote: as if the application raised.
         """
         outcome = permit.outcome(outcome)
         is_settled = error is None and verdict is None and unconfirmed is None and permit.kept
@@ -403,6 +408,8 @@ class Exchange:
             return capture.first()  # nearly every command ends so
         problems = self._surface.problems
         operation_id = permit.grant.operation_id
+        if isinstance(unconfirmed, HandlerRefused) and error is None:
+            raise unconfirmed
         if isinstance(unconfirmed, NO_STORE):
             self._surface.outage.tell(unconfirmed)
         if verdict is not None:
@@ -411,8 +418,9 @@ class Exchange:
             return problems.answer_too_large()
         promised = isinstance(outcome, (Succeeded, Refused))
         if unconfirmed is not None and (promised or (error is None and capture.status < 500)):
-            if self.route.atomic and isinstance(unconfirmed, StoreUnavailable):
-                return problems.of_error(unconfirmed)  # it did not commit: nothing of it remains
+            if self.route.atomic and isinstance(unconfirmed, NO_STORE) and not isinstance(unconfirmed, NotReplicated):
+                # All of it is committed or nothing: a retry replays the answer, or runs.
+                return problems.of_error(unconfirmed, maybe_done=isinstance(unconfirmed, StoreTimeout))
             return problems.unknown(operation_id)
         if error is not None and (capture.status < 500 or not capture.complete):
             return None

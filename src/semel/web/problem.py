@@ -146,8 +146,11 @@ class Problems:
                 text = "The stored record cannot be read by this server. The command is not run again; keep the key."
                 return self.answer(RECORD_UNREADABLE, text, operation_id=operation_id)
 
-    def of_error(self, error: SemelError) -> Answer:
-        """The answer to a request that is no command, or to a command that the store could not take."""
+    def of_error(self, error: SemelError, *, maybe_done: bool = False) -> Answer:
+        """The answer to a request that is no command, or to a command that the store could not take.
+
+        Parameters: ``maybe_done`` where an ATOMIC command may have been committed, with its answer, all the same.
+        """
         match error:
             case MissingKey():
                 return self.answer(MISSING_KEY, str(error))
@@ -160,6 +163,11 @@ class Problems:
             case _:
                 # The error's own text may name hosts and files; it is for the log.
                 text = "Nothing was done. Retry with the same key."
+                if maybe_done:
+                    text = (
+                        "The commit was not confirmed: all of it was done, or nothing. Retry with the same key: that "
+                        "gets the first answer, or runs the command."
+                    )
                 return self.answer(STORE_UNAVAILABLE, text, retry_after=1 + secrets.randbelow(STORE_RETRY_SECONDS))
 
     def unknown(self, operation_id: bytes) -> Answer:

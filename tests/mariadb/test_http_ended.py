@@ -1,0 +1,57 @@
+"""ATOMIC over HTTP where MariaDB ends the connection, its COMMIT is cut, or the handler rolled back by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from semel.errors import HandlerRefused
+from semel.model import State
+from tests.atomic.over_http import ask, check_retryable
+from tests.mariadb.conftest import Fellow, Outside, Writes, writes_of
+from tests.servers.relay import Relay
+
+
+async def pays(db: Writes) -> None:
+    await db.insert()
+
+
+def retry_runs(fellow: Fellow, outside: Outside) -> None:
+    """A retry makes the effect, and the next one replays it."""
+    first, again = (ask(fellow, writes_of, pays) for _ in range(2))
+    assert (first.status, first.replayed, again.status, again.replayed) == (201, False, 201, True)
+    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
+
+
+def test_a_transaction_that_the_server_ended_may_be_retried(fellow: Fellow, outside: Outside) -> None:
+    async def is_killed(db: Writes) -> None:
+        await db.insert()
+        [(id,)] = await db.execute("SELECT CONNECTION_ID()")
+        outside.fetch(f"KILL CONNECTION {id}")
+
+    answer = ask(fellow, writes_of, is_killed)
+    check_retryable(answer)
+    assert (outside.rows(), outside.states) == ([], [])
+    retry_runs(fellow, outside)
+
+
+def test_a_commit_that_was_cut_may_be_retried(
+    make_fellow: Callable[..., Fellow], outside: Outside, relay: Relay
+) -> None:
+    fellow = make_fellow(port=relay.port, patience_seconds=1.0)
+    relay.lose("request", "COMMIT AND NO CHAIN")
+    check_retryable(ask(fellow, writes_of, pays))
+    assert outside.rows() == []
+    retry_runs(fellow, outside)
+
+
+def test_a_handler_that_rolled_back_by_itself_is_the_applications_failure(fellow: Fellow, outside: Outside) -> None:
+    async def rolls_back(db: Writes) -> None:
+        await db.insert()
+        await db.execute("ROLLBACK")
+
+    with pytest.raises(HandlerRefused, match="nothing of it remains"):
+        ask(fellow, writes_of, rolls_back)
+    assert (outside.rows(), outside.states) == ([], [])
+    retry_runs(fellow, outside)

@@ -1,0 +1,104 @@
+"""SQLAlchemy's sessions on the connection of a unit that Semel opened on PostgreSQL, through all three libraries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from semel import Answer, Permit
+from semel.drivers import sqlalchemy as alchemy
+from semel.drivers.sqlalchemy_async import async_session_on
+from semel.errors import ConfigurationError
+from semel.model import State
+from tests.atomic.sessions import HABITS, Habit, Talk
+from tests.engine.shells import MADE, command
+from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, never
+
+
+def session_of(permit: Permit) -> Talk:
+    """A session of the kind that fits the connection."""
+    made: Any = alchemy.session_on if _is_sync(permit) else async_session_on
+    return Talk(made(permit.connection))
+
+
+def _is_sync(permit: Permit) -> bool:
+    return type(permit.unit).__name__ == "PsycopgUnit"
+
+
+@pytest.fixture(params=[False, True], ids=["met", "unmet"])
+def is_new(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether SQLAlchemy meets the server for the first time in this process."""
+    if request.param:
+        monkeypatch.setattr(alchemy, "_known", {})
+    return bool(request.param)
+
+
+@pytest.mark.parametrize("habit", HABITS)
+@pytest.mark.parametrize("ends", ["made", "fails"])
+def test_a_session_on_a_unit_commits_with_it_or_not_at_all(
+    fellow: Fellow, outside: Outside, habit: Habit, ends: str, is_new: bool
+) -> None:
+    async def handler(permit: Permit, db: Writes) -> Answer:
+        talk = session_of(permit)
+        await habit(talk)
+        await talk.say("close")
+        assert (outside.rows(), outside.states) == ([], [])
+        if ends == "fails":
+            raise KeyError
+        return MADE
+
+    for _ in range(1 if is_new else 2):
+        if ends == "fails":
+            with pytest.raises(KeyError):
+                fellow.run(WHAT, handler)
+            assert (outside.rows(), outside.states) == ([], [])
+        else:
+            assert fellow.run(WHAT, handler).answer == MADE
+            assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
+            handler = never
+    assert (fellow.units, outside.open_transactions) == ((1, 1), 0)
+
+
+def test_what_was_written_before_the_session_is_kept(fellow: Fellow, outside: Outside, is_new: bool) -> None:
+    async def handler(permit: Permit, db: Writes) -> Answer:
+        await db.insert(5)
+        talk = session_of(permit)
+        await talk.add(1)
+        await talk.say("commit")
+        await talk.say("close")
+        return MADE
+
+    fellow.run(WHAT, handler)
+    assert outside.rows() == [1, 5]
+
+
+def test_a_server_is_asked_about_itself_once_in_a_process(
+    fellow: Fellow, outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alchemy, "_known", {})
+
+    async def handler(permit: Permit, db: Writes) -> Answer:
+        talk = session_of(permit)
+        await talk.say("execute", text("SELECT 1"))
+        await talk.say("close")
+        return MADE
+
+    fellow.run(command("first", policy=ATOMIC), handler)
+    [(dialect, compiled)] = alchemy._known.values()
+    asked: list[Any] = []
+    monkeypatch.setattr(type(dialect), "initialize", lambda *_: asked.append(1))
+    fellow.run(command("second", policy=ATOMIC), handler)
+    assert (asked, len(compiled)) == ([], 1)  # and a statement is compiled once
+    assert len(alchemy._known) == 1
+
+
+def test_a_session_of_the_other_colour_is_refused(fellow: Fellow) -> None:
+    async def handler(permit: Permit, db: Writes) -> Answer:
+        wrong: Any = async_session_on if _is_sync(permit) else alchemy.session_on
+        with pytest.raises(ConfigurationError, match=r"session_on of semel\.drivers\.sqlalchemy"):
+            wrong(permit.connection)
+        return MADE
+
+    assert fellow.run(WHAT, handler).answer == MADE

@@ -1,0 +1,90 @@
+"""ATOMIC over HTTP where the server ends the transaction, its COMMIT is cut, or the handler's writes are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import asyncpg
+import psycopg
+import pytest
+
+from semel.errors import HandlerRefused
+from semel.model import State
+from tests.atomic.over_http import ask, check_retryable
+from tests.postgres.conftest import Fellow, Outside, Writes, writes_of
+from tests.servers.relay import Relay
+from tests.service.served import await_true
+
+COMMIT = "COMMIT"
+
+
+async def pays(db: Writes) -> None:
+    await db.insert()
+
+
+def retry_runs(fellow: Fellow, outside: Outside) -> None:
+    """A retry makes the effect, and the next one replays it."""
+    first, again = (ask(fellow, writes_of, pays) for _ in range(2))
+    assert (first.status, first.replayed, again.status, again.replayed) == (201, False, 201, True)
+    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
+
+
+async def _pid(db: Writes) -> int:
+    [(pid,)] = await db.fetch("SELECT pg_backend_pid()")
+    return int(pid)
+
+
+@pytest.mark.parametrize("by", ["the administrator", "its idle limit"])
+def test_a_transaction_that_the_server_ended_may_be_retried(fellow: Fellow, outside: Outside, by: str) -> None:
+    async def idles(db: Writes) -> None:
+        await db.insert()
+        pid = await _pid(db)
+        if by == "the administrator":
+            outside.connection.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+            return
+        await db.execute("SET LOCAL idle_in_transaction_session_timeout = '20ms'")
+        gone = "SELECT FROM pg_stat_activity WHERE pid = %s"
+        await_true(lambda: not outside.connection.execute(gone, (pid,)).fetchall(), "the server to end it")
+
+    check_retryable(ask(fellow, writes_of, idles))
+    assert (outside.rows(), outside.states) == ([], [])
+    retry_runs(fellow, outside)
+
+
+def test_a_commit_that_was_cut_may_be_retried(
+    make_fellow: Callable[..., Fellow], outside: Outside, relay: Relay
+) -> None:
+    fellow = make_fellow(conninfo=relay.conninfo(), patience_seconds=1.0)
+    relay.lose("request", COMMIT)
+    check_retryable(ask(fellow, writes_of, pays))
+    assert outside.rows() == []
+    retry_runs(fellow, outside)
+
+
+def test_a_deferred_constraint_is_the_applications_failure(fellow: Fellow, outside: Outside) -> None:
+    outside.connection.execute("CREATE TABLE child (n integer REFERENCES effect (n) DEFERRABLE INITIALLY DEFERRED)")
+
+    async def orphan(db: Writes) -> None:
+        await db.execute("INSERT INTO child VALUES (99)")
+
+    for _ in range(2):
+        with pytest.raises(HandlerRefused, match="child_n_fkey"):
+            ask(fellow, writes_of, orphan)
+        assert (outside.rows("child"), outside.states) == ([], [])
+    retry_runs(fellow, outside)
+
+
+@pytest.mark.parametrize("how", ["a failed statement", "a rollback of its own"])
+def test_a_handler_that_goes_on_is_the_applications_failure(fellow: Fellow, outside: Outside, how: str) -> None:
+    async def goes_on(db: Writes) -> None:
+        await db.insert()
+        if how == "a rollback of its own":
+            await db.execute("ROLLBACK")
+            return
+        with pytest.raises((psycopg.errors.UniqueViolation, asyncpg.UniqueViolationError)):
+            await db.insert()
+
+    with pytest.raises(HandlerRefused, match="nothing of it remains"):
+        ask(fellow, writes_of, goes_on)
+    assert (outside.rows(), outside.states, outside.open_transactions) == ([], [], 0)
+    retry_runs(fellow, outside)
