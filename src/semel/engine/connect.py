@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from semel.engine.backend import Backend
 from semel.errors import ConfigurationError, UrlError
+from semel.stores.redis import RedisStore
 
 GROUP: Final = "semel.stores"
 _OTHERS: Final = f"a store of another package is found by its entry point in the group {GROUP!r}: install that package"
@@ -65,6 +66,8 @@ def connect_backend(url: str) -> Backend:
     backend = make(parts, options)
     if options:
         raise UrlError(_unknown_option(sorted(options)[0], parts.scheme))
+    if accepts_loss and isinstance(backend.store, RedisStore):
+        backend.store.accepts_loss = True
     return replace(backend, url=url, accepts_loss=accepts_loss)
 
 

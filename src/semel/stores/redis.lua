@@ -26,13 +26,19 @@ end
 return {time(ARGV[1]), redis.call('GET', KEYS[1])}
 
 -- name: claim
--- KEYS: record, operation, all, open, due. Reserve a key that was never seen, else answer its record. Whether a claim
+-- KEYS: record, operation, all, open, due, marker. Reserve a key that was never seen, else answer its record. The
+-- marker is given where forgetting would be a second effect: while the server has it, it has neither been flushed nor
+-- begun to evict, which would drop the marker first (EXISTS does not touch it). Without it nobody knows what this key
+-- was for, and nothing is granted. Whether a claim
 -- is one's own is told by its nonce, never by what this script did: an answer may be lost, and the call made again.
 -- Nothing that is open expires: the time to live begins with the settlement. Its place in the order of creation is
 -- after all that this slot holds, and after all that the caller has seen anywhere.
 local now = time(ARGV[1])
 local record = redis.call('GET', KEYS[1])
 if record then return {now, record} end
+if KEYS[6] and redis.call('EXISTS', KEYS[6]) == 0 then
+    return redis.error_reply('LOSTRECORDS a marker of this store is gone: records may be gone with it')
+end
 local id, state, nonce, operation = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local lease_us, deadline_us, dedup_us = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local lease_until = now + math.min(lease_us, deadline_us)
@@ -148,7 +154,17 @@ if ARGV[4] ~= '' then redis.call('ZADD', KEYS[2], ARGV[4], ARGV[2]) else redis.c
 return 1
 
 -- name: migrate
--- KEYS: meta. Written once; 0 where it is there.
+-- KEYS: meta. Written once, as the first version; 0 where it is there.
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-redis.call('HSET', KEYS[1], 'store_id', ARGV[2], 'schema_version', ARGV[3], 'epoch', '1', 'id_format', '1', 'secret_check', ARGV[4])
+redis.call('HSET', KEYS[1], 'store_id', ARGV[2], 'schema_version', '1', 'epoch', '1', 'id_format', '1', 'secret_check', ARGV[3])
+return 1
+
+-- name: mark
+-- KEYS: marker. ARGV: time, ms to live.
+redis.call('SET', KEYS[1], '1', 'PX', ARGV[2])
+return 1
+
+-- name: version
+-- KEYS: meta. ARGV: time, version.
+redis.call('HSET', KEYS[1], 'schema_version', ARGV[2])
 return 1
