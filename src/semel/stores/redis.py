@@ -277,7 +277,8 @@ class RedisStore:
 
     def _missing_markers(self) -> Flow[int]:
         calls = tuple([Call(None, (marker,), (), "EXISTS") for marker in self.keys.markers])
-        return TAGS - sum((yield from ask(Calls(calls))))
+        replies = yield from ask(Calls(calls))
+        return TAGS - sum(int(reply) for reply in replies)
 
     def memory(self) -> Flow[set[tuple[int, int]]]:
         """Bytes in use and allowed (0: no bound), of each server that holds a part of the records."""

@@ -8,6 +8,7 @@ a compare-and-set. The reaper never decides an outcome; that is an operator's or
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from contextlib import suppress
 from typing import Any, Final
@@ -15,12 +16,14 @@ from typing import Any, Final
 from semel.engine.aio import AsyncEngine
 from semel.errors import PolicyError, SchemaError, StoreError
 from semel.flow import Flow
-from semel.model import Purged, Record, State
+from semel.model import Find, Purged, Record, State
 from semel.protocol.operations import lapse
 from semel.protocol.purging import PurgedAll, purge_all
 from semel.protocol.upkeep import PURGE_CHUNK, rest_seconds
+from semel.rules.clock import PurgeClock
 from semel.worker.loop import Loop
 
+_LOG: Final = logging.getLogger("semel")
 LAPSE_CHUNK: Final = 100
 EVERY_SECONDS_MAX: Final = 0.75  # lease + 1 s is a promise; the rest of the second is for the call itself
 
@@ -53,6 +56,7 @@ class Reaper(Loop):
         self._purge_every_seconds = purge_every_seconds
         self._purging: asyncio.Task[None] | None = None
         self._purge_at = 0.0
+        self._clock = PurgeClock()
 
     async def run_once(self) -> int:
         """Make all lapsed records of unknown outcome visible; how many there were.
@@ -89,6 +93,8 @@ class Reaper(Loop):
     async def run(self) -> None:
         """Reap until cancelled. What the store refuses is observed, and tried again at the next look."""
         self._purge_at = self._purge_time()
+        with suppress(StoreError, SchemaError):  # then it is read before the first purge
+            await self._read_clock()
         await super().run()
 
     async def _look(self) -> None:
@@ -110,7 +116,23 @@ class Reaper(Loop):
     async def _purge_meanwhile(self) -> None:
         # A walk over millions of records takes minutes; what lapses meanwhile must be visible in time all the same.
         with suppress(StoreError, SchemaError):  # the observer was told; a store that comes back finds its reaper alive
-            await self.purge()
+            moved = await self._read_clock()
+            if not moved:
+                await self.purge()
+            else:
+                _LOG.warning(
+                    "nothing was purged: the store's clock is %.1f h later than this process can explain. Check the "
+                    "clock of the store's host (NTP). The reaper purges again once the clock has gone right for a day; "
+                    "run semel purge --clock-is-right where it is right",
+                    moved / 3_600_000_000,
+                )
+
+    async def _read_clock(self) -> int:
+        """How far the store's clock has moved without an explanation, in microseconds. Raises StoreError."""
+        store = self._engine.store
+        found = await self._engine.perform("find", lambda: store.find(Find(limit=1)))
+        newest = max((record.created_at for record in found.records), default=None)
+        return self._clock.doubt(found.now, newest, time.monotonic())
 
     def _purge_time(self) -> float:
         # Spread over the second half of the interval: the processes of one service do not purge together.
