@@ -311,3 +311,12 @@ def test_a_store_of_the_first_version_goes_on(evicting: Running, opened: Opens) 
             assert old.run(command(policy=EXTERNAL), lambda permit: MADE).answer == MADE
             assert engine.migrate() == ["0002_markers"]
             assert old.run(command("other", policy=EXTERNAL), lambda permit: MADE).answer == MADE
+
+
+def test_accepted_loss_is_refused_where_the_store_must_be_durable(forgetful: Running) -> None:
+    engine = Engine.connect(f"redis://127.0.0.1:{forgetful.port}/0?persistence=none", require_durable=True)
+    engine.migrate()
+    engine.core.needs.declare("payments.create", EXTERNAL)
+    with pytest.raises(ConfigurationError, match="keeps no append-only file"):
+        engine.open()
+    engine.close()

@@ -33,7 +33,8 @@ def connect_backend(url: str) -> Backend:
     ``?patience_seconds=5`` (docs/redis.md). ``mysql://USER:PASSWORD@HOST:PORT/DATABASE`` (or ``mariadb://``) is a
     MariaDB server, through PyMySQL in threads and asyncmy on event loops; its options are ``?connections_max=8``,
     ``?patience_seconds=5``, ``?socket=/PATH``, ``?tls=yes`` and ``?tls_ca=/PATH`` (docs/mariadb.md). Every server
-    takes ``?persistence=none``: EXTERNAL commands may run where its settings make it forget (docs/stores.md).
+    takes ``?persistence=none``: EXTERNAL commands may run where its settings make it forget (docs/stores.md); on
+    ``memory://`` it silences the warning that each process has its own.
 
     A store of somebody else's package is found by its entry point of the group ``semel.stores``: a function of
     the URL that answers a :class:`~semel.engine.backend.Backend`.
@@ -243,7 +244,7 @@ _TLS: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 _MARIADB: Final = ("charset", "socket", "tls", "tls_ca", "unix_socket", *_POOL)
 OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys([scheme for scheme in _SCHEMES if scheme.startswith(("mariadb", "mysql"))], _MARIADB),
-    "memory": (),
+    "memory": ("persistence",),
     **dict.fromkeys(("postgresql", "postgresql+asyncpg"), ("prepared", "schema", *_POOL)),
     **dict.fromkeys(("redis", "redis+cluster"), _REDIS),
     **dict.fromkeys(("rediss", "rediss+cluster"), (*_TLS, *_REDIS)),
