@@ -145,6 +145,29 @@ return redis.call('ZREM', KEYS[3], ARGV[2])
 local now = time(ARGV[1])
 return {now, redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[2])}
 
+-- name: turn
+-- flags: allow-oom
+-- KEYS: turns, and the due sets of all tags (none in a cluster). ARGV: time, the turn that the caller has ('' for none),
+-- microseconds between two turns. All processes take turns at looking, so that the looks of a fleet are as far apart as
+-- those of one process: whoever looks takes the turn after the last one that was taken. Where the last look is longer
+-- ago than it should be, a process that had a turn is gone: the turns begin anew. Answers the time, the caller's next
+-- turn, and the earliest that is due: '' for nothing, the time itself where that is not known.
+local now, mine, every = time(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local earliest = #KEYS == 1 and now or ''
+for place = 2, #KEYS do
+    local due = redis.call('ZRANGE', KEYS[place], 0, 0, 'WITHSCORES')[2]
+    if due and (earliest == '' or tonumber(due) < earliest) then earliest = tonumber(due) end
+end
+if earliest ~= '' then earliest = string.format('%.0f', earliest) end
+if mine and now < mine and mine < now + 100 * every then return {now, string.format('%.0f', mine), earliest} end
+local seen = redis.call('HMGET', KEYS[1], 'last', 'looked')
+local last, looked = tonumber(seen[1]) or now, tonumber(seen[2]) or 0
+if last < now or looked > now or now - looked > every * 1.5 then last = now end
+local turn = math.min(last, now + 60 * every) + every
+redis.call('HSET', KEYS[1], 'last', string.format('%.0f', turn), 'looked', string.format('%.0f', now))
+redis.call('PEXPIRE', KEYS[1], 600000)
+return {now, string.format('%.0f', turn), earliest}
+
 -- name: postpone
 -- flags: allow-oom
 -- KEYS: record, due. Not due after all: look again at ARGV[4] ('' for never), if the record is still the one seen.

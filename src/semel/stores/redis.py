@@ -41,7 +41,7 @@ from semel.rules.decide import decide, first_grant, is_grant_new
 from semel.rules.lease import PURGE_GRACE_US
 from semel.rules.settle import abandoned_row, marked_row, renewed_row, resolved_row, settled_row
 from semel.rules.stored import DIGEST_BYTES, answer_digest, pack_headers
-from semel.stores.base import Capabilities, Identity, Observed
+from semel.stores.base import Capabilities, Identity, Observed, Turn
 from semel.stores.memory import granted_row
 from semel.stores.redis_keys import TAGS, Keys
 from semel.stores.redis_layout import Names, decode_any, frames, number
@@ -86,12 +86,15 @@ class RedisStore:
         atomic_with_business_writes=False,
     )
 
-    def __init__(self, prefix: str = "semel", *, wait_replicas: int = 0, accepts_loss: bool = False) -> None:
+    def __init__(
+        self, prefix: str = "semel", *, wait_replicas: int = 0, accepts_loss: bool = False, cluster: bool = False
+    ) -> None:
         self.keys = Keys(prefix)
         self._wait_replicas = wait_replicas
         self._rows = Rows(self.keys)
         self._pages = Pages(self._rows)
         self.accepts_loss = accepts_loss
+        self._cluster = cluster
         self._marked = False  # whether the store is known to have its markers: one of the first version has none
         self._newest = 0  # the last place that this process has seen: what it claims next is listed after it
 
@@ -257,6 +260,14 @@ class RedisStore:
 
     def lapse(self, limit: int) -> Flow[list[Record]]:
         return self._pages.lapse(limit)
+
+    def turn(self, mine: int | None, every_us: int) -> Flow[Turn]:
+        """As :class:`semel.stores.base.TakesTurns`. In a cluster no script sees all slots: something is always due."""
+        keys = (self.keys.turns,) if self._cluster else (self.keys.turns, *[tag + b"due" for tag in self.keys.tags])
+        [(now, turn, earliest)] = yield from ask(
+            Calls((Call(LUA["turn"], keys, (b"" if mine is None else mine, every_us)),))
+        )
+        return Turn(int(now), int(turn), None if earliest == b"" else int(earliest))
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         return self._pages.purge(after, chunk)

@@ -29,6 +29,7 @@ class Keys:
         name = prefix.encode()
         self.tags: Final = tuple(b"{%s:%02x}:" % (name, tag) for tag in range(TAGS))
         self.meta: Final = b"%s:meta" % name
+        self.turns: Final = self.tags[0] + b"turns"
         self.markers: Final = tuple([tag + b"marker" for tag in self.tags])
 
     def tag(self, id: bytes) -> bytes:

@@ -21,10 +21,13 @@ from semel.protocol.operations import lapse
 from semel.protocol.purging import PurgedAll, purge_all
 from semel.protocol.upkeep import PURGE_CHUNK, rest_seconds
 from semel.rules.clock import PurgeClock
+from semel.stores.base import TakesTurns
 from semel.worker.loop import Loop
 
 _LOG: Final = logging.getLogger("semel")
 LAPSE_CHUNK: Final = 100
+TURNS_PER_LOOK: Final = 2  # with the usual half second: one look a second of all processes together
+DUE_LATER_US: Final = 10_000
 EVERY_SECONDS_MAX: Final = 0.75  # lease + 1 s is a promise; the rest of the second is for the call itself
 
 
@@ -57,6 +60,8 @@ class Reaper(Loop):
         self._purging: asyncio.Task[None] | None = None
         self._purge_at = 0.0
         self._clock = PurgeClock()
+        self._turn: int | None = None  # of this process, where the store has all of them take turns
+        self._rest: float | None = None
 
     async def run_once(self) -> int:
         """Make all lapsed records of unknown outcome visible; how many there were.
@@ -98,14 +103,33 @@ class Reaper(Loop):
         await super().run()
 
     async def _look(self) -> None:
+        self._rest = None
         with suppress(StoreError, SchemaError):  # as in _purge_meanwhile
-            await self.run_once()
+            if isinstance(self._engine.store, TakesTurns):
+                await self._take_turn(self._engine.store)
+            else:
+                await self.run_once()
         if self._purging is not None and self._purging.done():
             self._purging.result()  # an error that nobody expects ends the reaper here, too
             self._purging = None
         if time.monotonic() >= self._purge_at and self._purging is None:
             self._purge_at = self._purge_time()
             self._purging = asyncio.create_task(self._purge_meanwhile(), name="semel-purge")
+
+    async def _take_turn(self, store: TakesTurns) -> None:
+        """Look where something may be due, and rest until this process's next turn, or until something is due."""
+        every_us = int(TURNS_PER_LOOK * self._every_seconds * 1_000_000)
+        turn = await self._engine.perform("turn", lambda: store.turn(self._turn, every_us))
+        self._turn = turn.next
+        if turn.earliest is not None and turn.earliest <= turn.now:
+            await self.run_once()
+        ahead = turn.next - turn.now
+        if turn.earliest is not None and turn.now < turn.earliest < turn.next:
+            ahead = turn.earliest - turn.now + DUE_LATER_US
+        self._rest = ahead / 1_000_000
+
+    def _rest_seconds(self) -> float:
+        return super()._rest_seconds() if self._rest is None else self._rest
 
     async def _leave(self) -> None:
         if self._purging is not None:
