@@ -255,6 +255,11 @@ class NotReplayable:
 
 
 @dataclass(frozen=True, slots=True)
+class ReferenceTaken:
+    """Another caller's command has this business reference. Says nothing else about it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Unreadable:
     """The record cannot be read by this process (``recipe`` unknown, or ``corrupt``). Never run again."""
 
@@ -263,7 +268,17 @@ class Unreadable:
     recipe: str | None = None
 
 
-Verdict = Proceed | Replay | InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | Unreadable
+Verdict = (
+    Proceed
+    | Replay
+    | InProgress
+    | KeyReused
+    | OutcomeUnknown
+    | KeyExpired
+    | NotReplayable
+    | ReferenceTaken
+    | Unreadable
+)
 
 
 # --- settlement ------------------------------------------------------------------------------
