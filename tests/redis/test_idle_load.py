@@ -61,7 +61,7 @@ class Fleet:
             wakes, number, reaper = heapq.heappop(self._wakes)
             self.clock.set(max(wakes, self.clock()))
             await reaper._look()
-            again = self.clock() + max(1, int(reaper._rest_seconds() * SECOND_US))
+            again = self.clock() + max(1, int(reaper._next_rest() * SECOND_US))
             heapq.heappush(self._wakes, (again, number, reaper))
             if until is not None and await until():
                 return (self.clock() - began) / SECOND_US

@@ -22,6 +22,7 @@ from semel.model import (
     OutcomeUnknown,
     Proceed,
     Record,
+    ReferenceTaken,
     Replay,
     State,
     Unreadable,
@@ -168,6 +169,8 @@ def named(row: Record | None, verdict: Verdict) -> str:
             return "expired"
         case NotReplayable():
             return "not replayable"
+        case ReferenceTaken():
+            return "taken"
 
 
 def grant_name(row: Record | None, grant: Grant) -> str:

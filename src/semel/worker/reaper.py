@@ -128,8 +128,8 @@ class Reaper(Loop):
             ahead = turn.earliest - turn.now + DUE_LATER_US
         self._rest = ahead / 1_000_000
 
-    def _rest_seconds(self) -> float:
-        return super()._rest_seconds() if self._rest is None else self._rest
+    def _next_rest(self) -> float:
+        return super()._next_rest() if self._rest is None else self._rest
 
     async def _leave(self) -> None:
         if self._purging is not None:
