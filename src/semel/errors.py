@@ -142,6 +142,10 @@ class NotReplayableError(CommandError):
     """The command was done, but its answer was not kept."""
 
 
+class ReferenceTakenError(CommandError):
+    """Another caller's command has this business reference. Nothing was done for this one."""
+
+
 class RecordUnreadableError(CommandError):
     """The stored record cannot be read by this process. It is never run again."""
 

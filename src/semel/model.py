@@ -255,6 +255,11 @@ class NotReplayable:
 
 
 @dataclass(frozen=True, slots=True)
+class ReferenceTaken:
+    """Another caller's command has this business reference. Says nothing else about it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Unreadable:
     """This process cannot go on from the record. Never run again.
 
@@ -267,7 +272,17 @@ class Unreadable:
     recipe: str | None = None
 
 
-Verdict = Proceed | Replay | InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | Unreadable
+Verdict = (
+    Proceed
+    | Replay
+    | InProgress
+    | KeyReused
+    | OutcomeUnknown
+    | KeyExpired
+    | NotReplayable
+    | ReferenceTaken
+    | Unreadable
+)
 
 
 # --- settlement ------------------------------------------------------------------------------

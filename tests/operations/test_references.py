@@ -8,10 +8,18 @@ import pytest
 
 from semel import Answer, NothingHappened, Policy
 from semel.engine.result import Result
-from semel.errors import ConfigurationError, InProgressError, NotReplayableError, OutcomeUnknownError, PolicyError
-from semel.model import InProgress, NotReplayable, OutcomeUnknown, Resolution, State
+from semel.errors import (
+    ConfigurationError,
+    InProgressError,
+    NotReplayableError,
+    OutcomeUnknownError,
+    PolicyError,
+    ReferenceTakenError,
+)
+from semel.model import InProgress, NotReplayable, OutcomeUnknown, ReferenceTaken, Resolution, State
 from semel.protocol.operations import lapse, purge_operations, resolve
 from semel.protocol.upkeep import Walked, rest_seconds
+from semel.rules.classify import Unprovable
 from semel.rules.identity import reference_id, uuid_bytes
 from semel.testing.attempts import bits
 from semel.worker.reaper import Reaper
@@ -49,9 +57,16 @@ def test_another_reference_another_operation_and_another_tenant_are_free(each: W
 
 def test_another_caller_of_the_tenant_learns_that_it_is_taken_and_no_more(each: World) -> None:
     shell, cashier = each.shell(), Cashier()
-    first = shell.run(paying("a"), cashier)
-    met = shell.claim(paying("a", caller="bob"))
-    assert met == NotReplayable(uuid_bytes(first.operation_id) or b"", None, None)
+    permit = shell.permit(paying("a"))
+    assert shell.claim(paying("a", caller="bob"), wait_seconds=5) == ReferenceTaken()  # at once
+    shell.settle(permit)
+    assert shell.claim(paying("a", caller="bob")) == ReferenceTaken()
+    with pytest.raises(ReferenceTakenError, match="nothing was done") as refused:
+        shell.run(paying("b", caller="bob"), cashier)
+    assert refused.value.operation_id is None
+    shell.settle(shell.permit(paying("c", "inv-2")), Unprovable("died"))
+    assert shell.claim(paying("d", "inv-2", caller="bob")) == ReferenceTaken()
+    assert cashier.ran == []
 
 
 def test_while_it_runs_another_key_is_told_so(each: World) -> None:

@@ -185,3 +185,138 @@ def test_the_documented_rights_are_enough_and_one_that_is_missing_is_told() -> N
                     engine.run(command("new"), lambda permit: MADE)
                 plain.execute_command("ACL", "SETUSER", prefix, right.replace("-", "+"))
         plain.execute_command("ACL", "DELUSER", prefix)
+
+
+FAR: int = 10**12  # bytes: a bound that this server never reaches
+
+
+@pytest.fixture
+def evicting(tmp_path: Path) -> Iterator[Running]:
+    """A server that keeps its file, until a test lets it evict."""
+    server = servers.start(tmp_path / "evicting", "appendonly yes")
+    yield server
+    stop(server)
+
+
+def doctor(port: int, capsys: pytest.CaptureFixture[str], prefix: str) -> dict[str, dict[str, str]]:
+    """The findings of `semel doctor`, by their names."""
+    main(["doctor", "--json", "--url", f"redis://127.0.0.1:{port}/0?prefix={prefix}"])
+    return {finding["check"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
+
+
+def test_a_flushed_server_grants_no_external_command(evicting: Running, opened: Opens) -> None:
+    """Under a running engine; what is idempotent by its derived keys goes on."""
+    shell = opened(evicting.port)
+    assert shell.run(command(policy=EXTERNAL), lambda permit: MADE).answer == MADE
+    with Redis(port=evicting.port) as plain:
+        plain.flushall()
+    with pytest.raises(StoreUnavailable, match=r"LOSTRECORDS .*semel migrate --records-may-be-lost"):
+        shell.run(command(policy=EXTERNAL), lambda permit: pytest.fail("it ran twice"))
+    assert shell.run(command(policy=IDEMPOTENT), lambda permit: MADE).answer == MADE
+
+
+def test_accepted_loss_grants_on_a_flushed_server(evicting: Running, opened: Opens) -> None:
+    shell = opened(evicting.port, accepts_loss=True)
+    with Redis(port=evicting.port) as plain:
+        plain.flushall()
+    assert shell.run(command(policy=EXTERNAL), lambda permit: MADE).answer == MADE
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu", "volatile-lru", "allkeys-random"])
+def test_a_server_that_begins_to_evict_grants_nothing_again(policy: str, evicting: Running, opened: Opens) -> None:
+    """What was executed before the eviction is replayed or refused, and never runs again."""
+    shell = opened(evicting.port)
+    ran: list[str] = []
+    names = [f"k{number}" for number in range(40)]
+
+    def run(name: str) -> None:
+        def handler(permit: Any) -> Answer:
+            ran.append(name)
+            return Answer(201, (), b"x" * 2_000)
+
+        shell.run(command(name, policy=EXTERNAL), handler)
+
+    for name in names:
+        run(name)
+    with Redis(port=evicting.port) as plain:
+        markers = set(plain.scan_iter("*marker", count=10_000))
+        assert len(markers) == 64
+        assert all(plain.ttl(marker) > 10**9 for marker in markers)  # volatile policies may choose them, too
+        plain.config_set("maxmemory-policy", policy)
+        plain.delete(*markers)  # what such a server drops first: nothing has touched them since the migration
+        plain.delete(*plain.scan_iter("*:r:*", count=10_000))
+    for name in names:
+        with pytest.raises(StoreUnavailable, match="LOSTRECORDS"):
+            run(name)
+    assert ran == names
+
+
+def test_a_claim_does_not_touch_its_marker(evicting: Running, opened: Opens) -> None:
+    """What looks idle is evicted first: the marker looks as old as the store, however many claims ask for it."""
+    shell = opened(evicting.port)
+    with Redis(port=evicting.port) as plain:
+        plain.config_set("maxmemory-policy", "allkeys-lfu")
+        [first, *_] = plain.scan_iter("*marker", count=10_000)
+        before = plain.object("FREQ", first)
+        for number in range(200):
+            shell.run(command(f"k{number}", policy=EXTERNAL), lambda permit: MADE)
+        assert all(plain.object("FREQ", marker) <= before for marker in plain.scan_iter("*marker", count=10_000))
+
+
+def test_migrate_refuses_a_store_that_has_lost_keys(evicting: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    """Until whoever looked says so: then claims are granted again."""
+    url = f"redis://127.0.0.1:{evicting.port}/0?prefix=shop"
+    with Redis(port=evicting.port) as plain, migrated(evicting.port, "shop") as engine:
+        for gone in ("{shop:07}:marker", "shop:meta"):
+            plain.delete(gone)
+            assert main(["migrate", "--url", url]) != 0
+            assert "--records-may-be-lost" in capsys.readouterr().err
+            assert doctor(evicting.port, capsys, "shop")
+            assert main(["migrate", "--url", url, "--records-may-be-lost"]) == 0
+            capsys.readouterr()
+            assert engine.run(command(gone, policy=EXTERNAL), lambda permit: MADE).answer == MADE
+
+
+def test_an_engine_refuses_to_open_on_a_store_that_has_lost_keys(evicting: Running) -> None:
+    migrated(evicting.port, "shop").close()
+    with Redis(port=evicting.port) as plain:
+        plain.delete("{shop:07}:marker")
+    engine = Engine.connect(f"redis://127.0.0.1:{evicting.port}/0?prefix=shop")
+    engine.core.needs.declare("payments.create", EXTERNAL)
+    with pytest.raises(ConfigurationError, match="1 of 64 markers are gone"):
+        engine.open()
+    engine.close()
+
+
+def test_doctor_names_the_policy_where_the_identity_is_gone(
+    evicting: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    migrated(evicting.port, "shop").close()
+    with Redis(port=evicting.port) as plain:
+        plain.flushall()
+        plain.config_set("maxmemory-policy", "allkeys-lru")
+        plain.config_set("maxmemory", FAR)
+    found = doctor(evicting.port, capsys, "shop")
+    assert found["identity"]["level"] == "problem"
+    assert "allkeys-lru" in found["eviction"]["detail"]
+    assert "records may be lost" in found["records"]["detail"]
+
+
+def test_a_store_of_the_first_version_goes_on(evicting: Running, opened: Opens) -> None:
+    """It has no markers yet: `semel migrate` writes them, and engines that are open meanwhile notice nothing."""
+    with Redis(port=evicting.port) as plain, migrated(evicting.port, "old") as engine:
+        plain.delete(*plain.scan_iter("*marker", count=10_000))
+        plain.hset("old:meta", "schema_version", "1")
+        with Engine.connect(f"redis://127.0.0.1:{evicting.port}/0?prefix=old") as old:
+            assert old.run(command(policy=EXTERNAL), lambda permit: MADE).answer == MADE
+            assert engine.migrate() == ["0002_markers"]
+            assert old.run(command("other", policy=EXTERNAL), lambda permit: MADE).answer == MADE
+
+
+def test_accepted_loss_is_refused_where_the_store_must_be_durable(forgetful: Running) -> None:
+    engine = Engine.connect(f"redis://127.0.0.1:{forgetful.port}/0?persistence=none", require_durable=True)
+    engine.migrate()
+    engine.core.needs.declare("payments.create", EXTERNAL)
+    with pytest.raises(ConfigurationError, match="keeps no append-only file"):
+        engine.open()
+    engine.close()

@@ -24,6 +24,7 @@ from semel.model import (
     OutcomeUnknown,
     Proceed,
     Record,
+    ReferenceTaken,
     Replay,
     State,
     Unreadable,
@@ -213,6 +214,8 @@ def named(row: Record | None, verdict: Verdict) -> str:
             return "expired"
         case NotReplayable():
             return "not replayable"
+        case ReferenceTaken():
+            return "taken"
 
 
 def grant_name(row: Record | None, grant: Grant) -> str:

@@ -24,6 +24,7 @@ from semel.model import (
     KeyReused,
     NotReplayable,
     OutcomeUnknown,
+    ReferenceTaken,
     Unreadable,
 )
 from semel.web.problem import KINDS, Kind, Problems, Refusal
@@ -44,6 +45,7 @@ def header(answer: Answer, name: bytes) -> list[bytes]:
         (InProgress(ID, 2_000_001), 409, "IDEMPOTENCY_REQUEST_IN_PROGRESS", True, "keep", True),
         (OutcomeUnknown(ID, STORED), 409, "IDEMPOTENCY_OUTCOME_UNKNOWN", False, "keep", True),
         (KeyExpired(ID), 409, "IDEMPOTENCY_RECORD_EXPIRED", False, "query", True),
+        (ReferenceTaken(), 409, "IDEMPOTENCY_REFERENCE_TAKEN", False, "keep", False),
         (NotReplayable(ID, STORED, STORED), 409, "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE", False, "query", True),
         (Unreadable(ID, "recipe", STORED), 500, "IDEMPOTENCY_RECORD_UNREADABLE", False, "keep", True),
     ],

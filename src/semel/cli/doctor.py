@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Final
 
@@ -24,7 +25,7 @@ from semel.drivers.sqlite import SqliteDriver
 from semel.engine.sync import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
 from semel.model import Find
-from semel.stores.base import Observable
+from semel.stores.base import Identity, Observable
 
 CLOCK_STEP_US_MAX: Final = 2_000_000
 EPOCH_FLOOR_US: Final = 1_704_067_200_000_000  # 2024-01-01: a host clock before this was never set
@@ -79,7 +80,8 @@ def examine(engine: Engine, *, full: bool = False, progress: bool = False) -> tu
     except StoreError as error:
         return [*found, _problem("store", error, "repair the store, then run: semel doctor")], False
     except ConfigurationError as error:
-        return [*found, _problem("identity", error, None)], False
+        found.append(_problem("identity", error, None))
+        return [*found, *_look_at_lost(engine, identity)], False
     assert identity is not None
     found.append(Finding("identity", "ok", f"{identity.store_id}, schema {identity.schema_version}"))
     try:
@@ -96,6 +98,21 @@ def examine(engine: Engine, *, full: bool = False, progress: bool = False) -> tu
     except (StoreError, SchemaError) as error:
         return [*found, _problem("store", error, "repair the store, then run: semel doctor")], False
     return found, True
+
+
+def _look_at_lost(engine: Engine, identity: Identity | None) -> Iterator[Finding]:
+    """What the server's settings say of a store that has no identity: it may have had one, and lost it."""
+    if identity is not None or not isinstance(engine.store, Observable):
+        return
+    with suppress(StoreError, SchemaError):  # the missing identity was told
+        server = list(look_at_server(engine, engine.store))
+        yield from server
+        if any(finding.is_bad and finding.check in ("eviction", "persistence") for finding in server):
+            detail = (
+                "if this store was migrated before, the server has lost its identity, and records may be lost with it"
+            )
+            remedy = "find out from your own systems which commands ran before you run: semel migrate"
+            yield Finding("records", "problem", detail, remedy)
 
 
 def _problem(check: str, error: Exception, remedy: str | None) -> Finding:

@@ -9,12 +9,15 @@ from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit
 from semel.cli.progress import Progress, add_progress
 from semel.cli.store import opened
-from semel.cli.terminal import Output
+from semel.cli.terminal import Output, span_text
+from semel.engine.sync import Engine
+from semel.errors import ConfigurationError
 from semel.flow import perform
-from semel.model import Purged
+from semel.model import Find, Purged
 from semel.protocol.asks import Perform
 from semel.protocol.purging import KEEP_EVENTS_SECONDS, PurgedAll, purge_all
 from semel.protocol.upkeep import PURGE_CHUNK, rest_seconds
+from semel.rules.clock import unexplained_gap
 
 _SECONDS_MAX = 10 * 365 * 86_400
 _BESIDE = ("operations", "items", "messages", "events")
@@ -43,6 +46,11 @@ def add(commands: Commands[Parser]) -> None:
         metavar="SECONDS",
         help="how long published events are kept, as of semel worker (default a day)",
     )
+    parser.add_argument(
+        "--clock-is-right",
+        action="store_true",
+        help="purge although the newest record is more than a day old; without it a wrong clock could forget every key",
+    )
     add_progress(parser)
     parser.set_defaults(run=run)
 
@@ -58,6 +66,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
             time.sleep(rest_seconds(done, time.monotonic() - began))
             return done
 
+        if not options.clock_is_right:
+            _check_clock(engine)
         known = sum(engine.perform("counts", engine.store.counts).values())
         progress = Progress("purge", asked=options.progress, total=known)
 
@@ -70,6 +80,18 @@ def run(options: argparse.Namespace, out: Output) -> int:
     out.document({**counted, **{f"{name}Forgotten": getattr(total, name) for name in _BESIDE}})
     out.say(f"purged: {total.scanned} looked at, {_work(total.answers, total.records)}{_beside(total)}")
     return Exit.OK
+
+
+def _check_clock(engine: Engine) -> None:
+    """Raise ConfigurationError where nothing explains how late the store's clock says it is."""
+    found = engine.perform("find", lambda: engine.store.find(Find(limit=1)))
+    gap = unexplained_gap(found.now, max((record.created_at for record in found.records), default=None))
+    if gap:
+        raise ConfigurationError(
+            f"nothing was purged: the newest record is {span_text(gap)} old, so the store's clock may be wrong, and a "
+            "purge would forget keys whose time is not over. Check the clock of the store's host; where "
+            "it is right, run: semel purge --clock-is-right"
+        )
 
 
 def _work(dropped: int, forgotten: int) -> str:

@@ -7,11 +7,11 @@ again. What may be asked again, because it surely did not run, is decided in ``r
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from semel.drivers.forks import begin_in_children
+from semel.drivers.loops import Loops
 from semel.drivers.redis_connections import Loop, Server, Threads
 from semel.drivers.redis_routes import Refused, Replies, Routes, perform, raise_refused
 from semel.flow import MakeFlow
@@ -33,7 +33,7 @@ class RedisDriver:
 
     def _begin(self) -> None:
         self._threads = Threads(self.server)
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Loop] = weakref.WeakKeyDictionary()
+        self._loops = Loops(lambda: Loop(self.server), Loop.drop_idle)
         self.routes: Routes = self.server.routes()
 
     def begin_process(self) -> None:
@@ -116,11 +116,7 @@ class RedisDriver:
             return _sound(stop.value)
 
     def _loop(self) -> Loop:
-        running = asyncio.get_running_loop()
-        loop = self._loops.get(running)
-        if loop is None:
-            loop = self._loops[running] = Loop(self.server)
-        return loop
+        return self._loops.here()
 
     async def close_async(self) -> None:
         """Wait for what is on its way, then close the connections of this loop and the threads'."""

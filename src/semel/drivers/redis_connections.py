@@ -18,6 +18,7 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.retry import Retry
 
 from semel.drivers.lifo import AsyncLifo, Lifo
+from semel.drivers.loops import cut
 from semel.drivers.redis_errors import cannot_connect, error_reply, lost
 from semel.drivers.redis_packing import packed
 from semel.drivers.redis_routes import TAKEN_OVER, Cluster, Exchange, Node, Replies, Routes, Single, Terms
@@ -243,6 +244,20 @@ class Loop:
             await asyncio.wait(set(self.tasks))
         for pool in self._pools.values():
             await _close_all_async(pool)
+
+    def drop_idle(self) -> None:
+        """As ``close``, where the loop is over: nothing can be awaited."""
+        for pool in self._pools.values():
+            for connection in pool.forget_idle():
+                drop(connection)
+
+
+def drop(connection: Any) -> None:
+    """Close a connection whose loop is over."""
+    writer = connection._writer
+    connection._reader = connection._writer = None  # redis-py would close them again, on the loop that is over
+    if writer is not None:
+        cut(writer.transport)
 
 
 async def _said_async(connection: Any, wanted: Exchange, seconds: float) -> Replies:

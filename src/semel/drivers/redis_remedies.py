@@ -9,6 +9,8 @@ _RIGHTS: Final = (
     "of Semel's keys"
 )
 _REMEDIES: Final = {
+    "LOSTRECORDS": "nothing ran; "
+    "find out from your own systems which commands ran, then run: semel migrate --records-may-be-lost",
     "READONLY": "the server is a replica, or a failover is on its way: point the URL at the primary",
     "OOM": "the server's memory is full and it evicts nothing: raise maxmemory, or shorten the retention",
     "MISCONF": "the server cannot write to its disk: make room, and check its log",

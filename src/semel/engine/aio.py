@@ -72,8 +72,10 @@ class AsyncEngine:
         waiters_per_caller_max: int = 100,
         confirm_seconds: float = 5.0,
         sealer: Seals | None = None,
+        require_durable: bool = False,
     ) -> None:
         self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max, sealer, confirm_seconds)
+        self.core.needs.require_durable = require_durable
         self.backend = backend
         self.store = backend.store
         self.confirm_seconds = confirm_seconds

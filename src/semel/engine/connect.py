@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from semel.engine.backend import Backend
 from semel.errors import ConfigurationError, UrlError
+from semel.stores.redis import RedisStore
 
 GROUP: Final = "semel.stores"
 _OTHERS: Final = f"a store of another package is found by its entry point in the group {GROUP!r}: install that package"
@@ -32,7 +33,8 @@ def connect_backend(url: str) -> Backend:
     ``?patience_seconds=5`` (docs/redis.md). ``mysql://USER:PASSWORD@HOST:PORT/DATABASE`` (or ``mariadb://``) is a
     MariaDB server, through PyMySQL in threads and asyncmy on event loops; its options are ``?connections_max=8``,
     ``?patience_seconds=5``, ``?socket=/PATH``, ``?tls=yes`` and ``?tls_ca=/PATH`` (docs/mariadb.md). Every server
-    takes ``?persistence=none``: EXTERNAL commands may run where its settings make it forget (docs/stores.md).
+    takes ``?persistence=none``: EXTERNAL commands may run where its settings make it forget (docs/stores.md); on
+    ``memory://`` it silences the warning that each process has its own.
 
     A store of somebody else's package is found by its entry point of the group ``semel.stores``: a function of
     the URL that answers a :class:`~semel.engine.backend.Backend`.
@@ -65,6 +67,8 @@ def connect_backend(url: str) -> Backend:
     backend = make(parts, options)
     if options:
         raise UrlError(_unknown_option(sorted(options)[0], parts.scheme))
+    if accepts_loss and isinstance(backend.store, RedisStore):
+        backend.store.accepts_loss = True
     return replace(backend, url=url, accepts_loss=accepts_loss)
 
 
@@ -241,7 +245,7 @@ _TLS: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 _MARIADB: Final = ("charset", "socket", "tls", "tls_ca", "unix_socket", *_POOL)
 OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys([scheme for scheme in _SCHEMES if scheme.startswith(("mariadb", "mysql"))], _MARIADB),
-    "memory": (),
+    "memory": ("persistence",),
     **dict.fromkeys(("postgresql", "postgresql+asyncpg"), ("prepared", "schema", *_POOL)),
     **dict.fromkeys(("redis", "redis+cluster"), _REDIS),
     **dict.fromkeys(("rediss", "rediss+cluster"), (*_TLS, *_REDIS)),

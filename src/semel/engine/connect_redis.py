@@ -106,7 +106,8 @@ def redis_backend(
         service,
         sentinel_auth,
     )
-    store, driver = RedisStore(prefix, wait_replicas=wait_replicas), RedisDriver(server)
+    store = RedisStore(prefix, wait_replicas=wait_replicas, accepts_loss=accepts_loss, cluster=cluster)
+    driver = RedisDriver(server)
     lane = (lambda id: driver.lane(store.keys.record(id))) if cluster else None
     return Backend("redis", store, driver, accepts_loss=accepts_loss, lane=lane)
 

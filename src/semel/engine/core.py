@@ -379,6 +379,7 @@ class Core:
         """Refuse a store that is not the one on record, or whose server forgets what a declared operation must not."""
         identity, observed = said
         self.check_identity(identity, pasted_url(backend.url) if backend.url else "")
+        self.needs.learn_kind(backend.name, backend.store.capabilities, accepts_loss=backend.accepts_loss)
         self.needs.learn(observed, accepts_loss=backend.accepts_loss)
         self.checked = True
 

@@ -13,6 +13,7 @@ from semel.errors import (
     NotReplayableError,
     OutcomeUnknownError,
     RecordUnreadableError,
+    ReferenceTakenError,
     SupersededError,
 )
 from semel.model import (
@@ -23,6 +24,7 @@ from semel.model import (
     NotReplayable,
     OutcomeUnknown,
     Proceed,
+    ReferenceTaken,
     Replay,
     Unreadable,
     Verdict,
@@ -31,7 +33,7 @@ from semel.policy import Policy
 from semel.rules.classify import Outcome, Refused, classify_answer
 from semel.rules.identity import uuid_text
 
-Refusal = Replay | InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | Unreadable
+Refusal = Replay | InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | ReferenceTaken | Unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ def command_error(verdict: Refusal) -> CommandError:
                 "steps=True goes on with it",
                 operation_id=uuid_text(operation_id),
             )
+        case ReferenceTaken():
+            return ReferenceTakenError("another caller's command has this business reference; nothing was done")
         case Unreadable(operation_id, reason):
             return RecordUnreadableError(
                 f"the stored record cannot be read ({reason}); it is never run again",

@@ -19,6 +19,7 @@ from semel.model import (
     OutcomeUnknown,
     Proceed,
     Record,
+    ReferenceTaken,
     Settlement,
     Settling,
     State,
@@ -110,19 +111,20 @@ class Keeping:
 def verdict_of(holder: Seen, record: Record | None, claim: Claim) -> Verdict | None:
     """What the operation that has a reference means to another command with the same one; None: nothing any more.
 
-    Its record tells, while there is one. Another caller learns that it is taken, and no name of what was made.
+    Its record tells, while there is one. Another caller learns that it is taken, and nothing else.
     """
     now, operation = holder
     own = record is not None and record.operation_id == operation.operation_id
+    is_mine = (operation.tenant, operation.caller) == claim.scope[:2]
     state = record.state if record is not None and own else operation.state
     id = operation.operation_id
     match state:
-        case State.SUCCEEDED:
-            mine = (operation.tenant, operation.caller) == claim.scope[:2]
-            resource = _resource(operation, record if own else None) if mine else (None, None)
-            return NotReplayable(id, *resource)
         case State.FAILED_REPLAYABLE | State.FAILED_NOT_REPLAYABLE:
             return None
+        case _ if not is_mine:
+            return ReferenceTaken()
+        case State.SUCCEEDED:
+            return NotReplayable(id, *_resource(operation, record if own else None))
         case State.CLAIMED | State.PROCESSING if record is not None and own:
             return _open(record, id, now)
         case _:

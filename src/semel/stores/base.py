@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from semel.flow import Ask, Flow
 from semel.model import (
@@ -61,6 +61,22 @@ class Observable(Protocol):
 
     def observe(self) -> Flow[list[Observed]]:
         """What the server says of itself now."""
+
+
+class Turn(NamedTuple):
+    """When a reaper looks again: microseconds of the store's clock. ``earliest`` None: nothing will lapse by itself."""
+
+    now: int
+    next: int
+    earliest: int | None
+
+
+@runtime_checkable
+class TakesTurns(Protocol):
+    """A store on which the reapers of all processes take turns, so that an idle fleet asks as little as one process."""
+
+    def turn(self, mine: int | None, every_us: int) -> Flow[Turn]:
+        """The next turn of a process that has this one now (None: it begins), ``every_us`` after the last one taken."""
 
 
 @dataclass(frozen=True, slots=True)

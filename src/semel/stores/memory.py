@@ -6,8 +6,10 @@ survives the process, nothing is shared with another. Each verb is one ask, perf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 from semel.flow import Ask, Flow, ask
@@ -28,6 +30,7 @@ from semel.model import (
     Resolving,
     Settlement,
     Settling,
+    State,
     Verdict,
 )
 from semel.rules.decide import decide, is_grant_new
@@ -44,6 +47,8 @@ from semel.rules.stored import matches
 from semel.stores.base import Capabilities, Identity
 
 R = TypeVar("R")
+_PROCESSING: Final = int(State.PROCESSING)
+_GONE_MIN: Final = 64
 _UNSETTLED: Final = tuple(Record._field_defaults.values())
 
 
@@ -54,6 +59,8 @@ class Table:
     records: dict[bytes, Record] = field(default_factory=dict)
     by_operation: dict[bytes, bytes] = field(default_factory=dict)
     seqs: dict[bytes, int] = field(default_factory=dict)
+    order: list[tuple[int, bytes]] = field(default_factory=list)  # by place; some of them are gone
+    running: set[bytes] = field(default_factory=set)  # what may lapse: a reaper looks at nothing else
     next_seq: int = 1
     audits: list[Audit] = field(default_factory=list)
     identity: Identity | None = None
@@ -63,12 +70,17 @@ class Table:
         known = self.records.get(row.id)
         if known is None:
             self.seqs[row.id] = self.next_seq
+            self.order.append((self.next_seq, row.id))
             self.next_seq += 1
             self.by_operation[row.operation_id] = row.id
         elif known.operation_id != row.operation_id:
             del self.by_operation[known.operation_id]
             self.by_operation[row.operation_id] = row.id
         self.records[row.id] = row
+        if row.state == _PROCESSING:
+            self.running.add(row.id)
+        else:
+            self.running.discard(row.id)
 
     def has_begun(self, row: Record) -> bool:
         """Whether a step of this record has begun: engines refuse to declare steps on a memory store."""
@@ -78,6 +90,24 @@ class Table:
         """Forget a record."""
         del self.records[row.id], self.seqs[row.id]
         self.by_operation.pop(row.operation_id, None)
+        self.running.discard(row.id)
+        if len(self.order) > 2 * len(self.seqs) + _GONE_MIN:
+            self.order = [(seq, id) for id, seq in self.seqs.items()]  # in the order in which they were put
+
+    def after(self, seq: int) -> Iterator[tuple[int, bytes]]:
+        """The records behind a place, in the order of creation."""
+        for at in range(bisect_left(self.order, (seq + 1, b"")), len(self.order)):
+            place, id = self.order[at]
+            if self.seqs.get(id) == place:
+                yield place, id
+
+    def before(self, seq: int | None) -> Iterator[tuple[int, bytes]]:
+        """The records before a place, the newest first."""
+        end = len(self.order) if seq is None else bisect_left(self.order, (seq, b""))
+        for at in range(end - 1, -1, -1):
+            place, id = self.order[at]
+            if self.seqs.get(id) == place:
+                yield place, id
 
 
 class Call(Ask[R]):
@@ -233,9 +263,9 @@ class MemoryStore:
         def act(table: Table, now: int) -> Found:
             page: list[Record] = []
             last: int | None = None
-            for id, seq in sorted(table.seqs.items(), key=lambda item: -item[1]):
+            for seq, id in table.before(query.before):
                 row = table.records[id]
-                if (query.before is None or seq < query.before) and matches(row, query, now):
+                if matches(row, query, now):
                     if len(page) == query.limit:
                         return Found(tuple(page), last, now)
                     page.append(row._replace(headers=None, request=None, body=None))
@@ -257,8 +287,8 @@ class MemoryStore:
 
     def lapse(self, limit: int) -> Flow[list[Record]]:
         def act(table: Table, now: int) -> list[Record]:
-            lapsed = [row for row in (lapsed_row(row, now) for row in table.records.values()) if row is not None]
-            lapsed.sort(key=lambda row: row.lease_until)
+            lapsed = [row for id in table.running if (row := lapsed_row(table.records[id], now)) is not None]
+            lapsed.sort(key=lambda row: (row.lease_until, table.seqs[row.id]))
             for row in lapsed[:limit]:
                 table.put(row)
             return lapsed[:limit]
@@ -267,7 +297,7 @@ class MemoryStore:
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         def act(table: Table, now: int) -> Purged:
-            window = sorted((seq, id) for id, seq in table.seqs.items() if after is None or seq > after)[:chunk]
+            window = list(islice(table.after(0 if after is None else after), chunk))
             dropped = forgotten = 0
             for _, id in window:
                 row = table.records[id]

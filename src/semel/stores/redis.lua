@@ -26,13 +26,19 @@ end
 return {time(ARGV[1]), redis.call('GET', KEYS[1])}
 
 -- name: claim
--- KEYS: record, operation, all, open, due. Reserve a key that was never seen, else answer its record. Whether a claim
+-- KEYS: record, operation, all, open, due, marker. Reserve a key that was never seen, else answer its record. The
+-- marker is given where forgetting would be a second effect: while the server has it, it has neither been flushed nor
+-- begun to evict, which would drop the marker first (EXISTS does not touch it). Without it nobody knows what this key
+-- was for, and nothing is granted. Whether a claim
 -- is one's own is told by its nonce, never by what this script did: an answer may be lost, and the call made again.
 -- Nothing that is open expires: the time to live begins with the settlement. Its place in the order of creation is
 -- after all that this slot holds, and after all that the caller has seen anywhere.
 local now = time(ARGV[1])
 local record = redis.call('GET', KEYS[1])
 if record then return {now, record} end
+if KEYS[6] and redis.call('EXISTS', KEYS[6]) == 0 then
+    return redis.error_reply('LOSTRECORDS a marker of this store is gone: records may be gone with it')
+end
 local id, state, nonce, operation = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local lease_us, deadline_us, dedup_us = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local lease_until = now + math.min(lease_us, deadline_us)
@@ -139,6 +145,29 @@ return redis.call('ZREM', KEYS[3], ARGV[2])
 local now = time(ARGV[1])
 return {now, redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[2])}
 
+-- name: turn
+-- flags: allow-oom
+-- KEYS: turns, and the due sets of all tags (none in a cluster). ARGV: time, the turn that the caller has ('' for none),
+-- microseconds between two turns. All processes take turns at looking, so that the looks of a fleet are as far apart as
+-- those of one process: whoever looks takes the turn after the last one that was taken. Where the last look is longer
+-- ago than it should be, a process that had a turn is gone: the turns begin anew. Answers the time, the caller's next
+-- turn, and the earliest that is due: '' for nothing, the time itself where that is not known.
+local now, mine, every = time(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local earliest = #KEYS == 1 and now or ''
+for place = 2, #KEYS do
+    local due = redis.call('ZRANGE', KEYS[place], 0, 0, 'WITHSCORES')[2]
+    if due and (earliest == '' or tonumber(due) < earliest) then earliest = tonumber(due) end
+end
+if earliest ~= '' then earliest = string.format('%.0f', earliest) end
+if mine and now < mine and mine < now + 100 * every then return {now, string.format('%.0f', mine), earliest} end
+local seen = redis.call('HMGET', KEYS[1], 'last', 'looked')
+local last, looked = tonumber(seen[1]) or now, tonumber(seen[2]) or 0
+if last < now or looked > now or now - looked > every * 1.5 then last = now end
+local turn = math.min(last, now + 60 * every) + every
+redis.call('HSET', KEYS[1], 'last', string.format('%.0f', turn), 'looked', string.format('%.0f', now))
+redis.call('PEXPIRE', KEYS[1], 600000)
+return {now, string.format('%.0f', turn), earliest}
+
 -- name: postpone
 -- flags: allow-oom
 -- KEYS: record, due. Not due after all: look again at ARGV[4] ('' for never), if the record is still the one seen.
@@ -148,7 +177,17 @@ if ARGV[4] ~= '' then redis.call('ZADD', KEYS[2], ARGV[4], ARGV[2]) else redis.c
 return 1
 
 -- name: migrate
--- KEYS: meta. Written once; 0 where it is there.
+-- KEYS: meta. Written once, as the first version; 0 where it is there.
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-redis.call('HSET', KEYS[1], 'store_id', ARGV[2], 'schema_version', ARGV[3], 'epoch', '1', 'id_format', '1', 'secret_check', ARGV[4])
+redis.call('HSET', KEYS[1], 'store_id', ARGV[2], 'schema_version', '1', 'epoch', '1', 'id_format', '1', 'secret_check', ARGV[3])
+return 1
+
+-- name: mark
+-- KEYS: marker. ARGV: time, ms to live.
+redis.call('SET', KEYS[1], '1', 'PX', ARGV[2])
+return 1
+
+-- name: version
+-- KEYS: meta. ARGV: time, version.
+redis.call('HSET', KEYS[1], 'schema_version', ARGV[2])
 return 1

@@ -8,9 +8,11 @@ takes over) is lost with its fences: see ``docs/redis.md`` before money hangs on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Final
 
+from semel.errors import SchemaError
 from semel.flow import Ask, Flow, ask
 from semel.model import (
     ANSWERED_STATES,
@@ -39,7 +41,7 @@ from semel.rules.decide import decide, first_grant, is_grant_new
 from semel.rules.lease import PURGE_GRACE_US
 from semel.rules.settle import abandoned_row, marked_row, renewed_row, resolved_row, settled_row
 from semel.rules.stored import DIGEST_BYTES, answer_digest, pack_headers
-from semel.stores.base import Capabilities, Identity, Observed
+from semel.stores.base import Capabilities, Identity, Observed, Turn
 from semel.stores.memory import granted_row
 from semel.stores.redis_keys import TAGS, Keys
 from semel.stores.redis_layout import Names, decode_any, frames, number
@@ -48,8 +50,17 @@ from semel.stores.redis_rows import LUA, Rows
 from semel.stores.redis_settings import memory, observe, setting
 from semel.stores.scripts import Call, Calls
 
-MIGRATIONS: Final = ("0001_first",)
+MIGRATIONS: Final = ("0001_first", "0002_markers")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
+MARKER_MS: Final = 100 * 365 * 86_400_000  # with a time to live, so that every eviction policy may choose it
+LOST: Final = (
+    "the server has lost keys of this store (it evicts, was flushed, or keys were deleted by hand): records may be "
+    "gone, and a retry of their keys would run again"
+)
+LOST_REMEDY: Final = (
+    "set maxmemory-policy noeviction, find out from your own systems which commands ran, then run: "
+    "semel migrate --records-may-be-lost"
+)
 _NEVER_SETTLED: Final = frames((None,) * 8)
 _NOTHING_YET: Final = _NEVER_SETTLED + frames((None,) * 3)
 _CLAIM: Final = LUA["claim"]
@@ -64,7 +75,8 @@ class RedisStore:
     """The store contract in Redis scripts.
 
     Parameters: ``prefix`` of every key, so that several stores share a server; ``wait_replicas`` how many replicas the
-    driver waits for, of which :meth:`observe` speaks.
+    driver waits for, of which :meth:`observe` speaks; ``accepts_loss`` whether EXTERNAL commands may run on a
+    server that has lost records.
     """
 
     capabilities = Capabilities(
@@ -74,11 +86,16 @@ class RedisStore:
         atomic_with_business_writes=False,
     )
 
-    def __init__(self, prefix: str = "semel", *, wait_replicas: int = 0) -> None:
+    def __init__(
+        self, prefix: str = "semel", *, wait_replicas: int = 0, accepts_loss: bool = False, cluster: bool = False
+    ) -> None:
         self.keys = Keys(prefix)
         self._wait_replicas = wait_replicas
         self._rows = Rows(self.keys)
         self._pages = Pages(self._rows)
+        self.accepts_loss = accepts_loss
+        self._cluster = cluster
+        self._marked = False  # whether the store is known to have its markers: one of the first version has none
         self._newest = 0  # the last place that this process has seen: what it claims next is listed after it
 
     # --- a command's life -------------------------------------------------------------------
@@ -105,9 +122,12 @@ class RedisStore:
         granted, starts, spans, due = _terms(claim.terms, claim.holder)
         claimed = names + granted
         tag, lengths = self.keys.tag(id), b"%08d%08d" % (len(claimed), len(_NEVER_SETTLED))
+        keys = (_record(tag, id), b"%bo:%b" % (tag, operation), tag + b"all", tag + b"open", tag + b"due")
+        if self._marked and claim.terms.effects == Effects.EXTERNAL and not self.accepts_loss:
+            keys = (*keys, self.keys.marker(id))  # type: ignore[assignment]
         return Call(
             _CLAIM,
-            (_record(tag, id), b"%bo:%b" % (tag, operation), tag + b"all", tag + b"open", tag + b"due"),
+            keys,
             (
                 *(id, starts, nonce.hex().encode(), operation, *spans),
                 *(lengths, claimed, _NOTHING_YET, due, after),
@@ -241,6 +261,14 @@ class RedisStore:
     def lapse(self, limit: int) -> Flow[list[Record]]:
         return self._pages.lapse(limit)
 
+    def turn(self, mine: int | None, every_us: int) -> Flow[Turn]:
+        """As :class:`semel.stores.base.TakesTurns`. In a cluster no script sees all slots: something is always due."""
+        keys = (self.keys.turns,) if self._cluster else (self.keys.turns, *[tag + b"due" for tag in self.keys.tags])
+        [(now, turn, earliest)] = yield from ask(
+            Calls((Call(LUA["turn"], keys, (b"" if mine is None else mine, every_us)),))
+        )
+        return Turn(int(now), int(turn), None if earliest == b"" else int(earliest))
+
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         return self._pages.purge(after, chunk)
 
@@ -251,8 +279,17 @@ class RedisStore:
         return self._pages.audit(record, limit)
 
     def observe(self) -> Flow[list[Observed]]:
-        """What the server's settings make of the store's promise."""
-        return observe(self.keys.tags, self._wait_replicas)
+        """What the server's settings make of the store's promise, and whether it has lost keys already."""
+        observed = yield from observe(self.keys.tags, self._wait_replicas)
+        gone = (yield from self._missing_markers()) if self._marked else 0
+        if gone:
+            observed.append(Observed("records", "forgets", f"{LOST} ({gone} of {TAGS} markers are gone)", LOST_REMEDY))
+        return observed
+
+    def _missing_markers(self) -> Flow[int]:
+        calls = tuple([Call(None, (marker,), (), "EXISTS") for marker in self.keys.markers])
+        replies = yield from ask(Calls(calls))
+        return TAGS - sum(int(reply) for reply in replies)
 
     def memory(self) -> Flow[set[tuple[int, int]]]:
         """Bytes in use and allowed (0: no bound), of each server that holds a part of the records."""
@@ -266,19 +303,43 @@ class RedisStore:
         [pairs] = yield from ask(Calls((Call(None, (self.keys.meta,), (), "HGETALL"),)))
         fields = {bytes(name).decode(): bytes(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
         if not fields:
+            # A flush takes the markers too: what is left of them tells that there was a store.
+            self._marked = (yield from self._missing_markers()) < TAGS
             return None
+        version = int(fields["schema_version"])
+        self._marked = version >= SCHEMA_VERSION
         return Identity(
             fields["store_id"].decode(),
-            int(fields["schema_version"]),
+            version,
             int(fields["epoch"]),
             int(fields["id_format"]),
             fields["secret_check"],
         )
 
     def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
-        call = Call(LUA["migrate"], (self.keys.meta,), (store_id.encode(), SCHEMA_VERSION, secret_check))
-        [new] = yield from ask(Calls((call,)))
-        return list(MIGRATIONS) if int(new) == 1 else []
+        known = yield from self.identity()
+        if self._marked and (known is None or (yield from self._missing_markers())):
+            raise SchemaError(f"{LOST}. Not migrated: {LOST_REMEDY}")
+        return (yield from self._write_identity(known, store_id, secret_check))
+
+    def restore(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
+        """As :meth:`migrate` of a store that has lost keys: from now on its claims are granted again."""
+        known = yield from self.identity()
+        if known is not None:
+            known = replace(known, schema_version=1)
+        return (yield from self._write_identity(known, store_id, secret_check))
+
+    def _write_identity(self, known: Identity | None, store_id: str, secret_check: bytes) -> Flow[list[str]]:
+        """The markers go before the version that claims rely on: whoever dies in between has written version 1."""
+        done = 0 if known is None else known.schema_version
+        if known is None:
+            yield from ask(Calls((Call(LUA["migrate"], (self.keys.meta,), (store_id.encode(), secret_check)),)))
+        if done < SCHEMA_VERSION:
+            marked = [Call(LUA["mark"], (marker,), (MARKER_MS,)) for marker in self.keys.markers]
+            yield from ask(Calls(tuple(marked)))
+            yield from ask(Calls((Call(LUA["version"], (self.keys.meta,), (SCHEMA_VERSION,)),)))
+        self._marked = True
+        return list(MIGRATIONS[done:])
 
 
 def _record(tag: bytes, id: bytes) -> bytes:

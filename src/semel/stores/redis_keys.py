@@ -29,10 +29,16 @@ class Keys:
         name = prefix.encode()
         self.tags: Final = tuple(b"{%s:%02x}:" % (name, tag) for tag in range(TAGS))
         self.meta: Final = b"%s:meta" % name
+        self.turns: Final = self.tags[0] + b"turns"
+        self.markers: Final = tuple([tag + b"marker" for tag in self.tags])
 
     def tag(self, id: bytes) -> bytes:
         """What all keys of this record begin with."""
         return self.tags[id[0] % TAGS]
+
+    def marker(self, id: bytes) -> bytes:
+        """The tag's marker: a key that a server which evicts or is flushed loses before, or with, its records."""
+        return self.markers[id[0] % TAGS]
 
     def record(self, id: bytes) -> bytes:
         """The record itself."""

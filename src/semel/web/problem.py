@@ -29,12 +29,13 @@ from semel.model import (
     KeyReused,
     NotReplayable,
     OutcomeUnknown,
+    ReferenceTaken,
     Unreadable,
 )
 from semel.rules.identity import uuid_text
 
 KeyAction = Literal["keep", "new", "query"]
-Refusal = InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | Unreadable
+Refusal = InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | ReferenceTaken | Unreadable
 
 
 class Kind(NamedTuple):
@@ -60,6 +61,7 @@ RECORD_EXPIRED: Final = Kind("IDEMPOTENCY_RECORD_EXPIRED", 409, "The answer is n
 NOT_REPLAYABLE: Final = Kind(
     "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE", 409, "It was done; its answer was not kept", "query"
 )
+REFERENCE_TAKEN: Final = Kind("IDEMPOTENCY_REFERENCE_TAKEN", 409, "The business reference is taken", "keep")
 TOO_LARGE: Final = Kind("IDEMPOTENCY_REQUEST_TOO_LARGE", 413, "The request is too large", "keep")
 RECORD_UNREADABLE: Final = Kind("IDEMPOTENCY_RECORD_UNREADABLE", 500, "The record cannot be read", "keep")
 STORE_UNAVAILABLE: Final = Kind(
@@ -79,6 +81,7 @@ KINDS: Final = (
     OUTCOME_UNKNOWN,
     RECORD_EXPIRED,
     NOT_REPLAYABLE,
+    REFERENCE_TAKEN,
     TOO_LARGE,
     RECORD_UNREADABLE,
     STORE_UNAVAILABLE,
@@ -142,6 +145,9 @@ class Problems:
             case Unreadable(operation_id, "steps"):
                 text = "It was begun in steps, which this server's version does not declare. Keep the key; ask again."
                 return self.answer(RECORD_UNREADABLE, text, operation_id=operation_id)
+            case ReferenceTaken():
+                text = "Another caller's command has this business reference. Nothing was done for this one."
+                return self.answer(REFERENCE_TAKEN, text)
             case Unreadable(operation_id):
                 text = "The stored record cannot be read by this server. The command is not run again; keep the key."
                 return self.answer(RECORD_UNREADABLE, text, operation_id=operation_id)

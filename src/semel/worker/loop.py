@@ -28,6 +28,10 @@ class Loop(ABC):
     async def _look(self) -> None:
         """One look. What the store refuses was told to the observer, and is met by the next one."""
 
+    def _next_rest(self) -> float:
+        """How long until the next look."""
+        return self._every_seconds * (1 - self._random.random() / 4)
+
     async def _leave(self) -> None:
         """What is to be done at the end, also when it is cancelled: nothing, unless a worker has more."""
         return
@@ -48,6 +52,6 @@ class Loop(ABC):
             while True:
                 with suppress(StoreError, SchemaError):
                     await self._look()
-                await asyncio.sleep(self._every_seconds * (1 - self._random.random() / 4))
+                await asyncio.sleep(self._next_rest())
         finally:
             await self._leave()

@@ -8,6 +8,7 @@ a compare-and-set. The reaper never decides an outcome; that is an operator's or
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from contextlib import suppress
 from typing import Any, Final
@@ -15,15 +16,20 @@ from typing import Any, Final
 from semel.engine.aio import AsyncEngine
 from semel.errors import PolicyError, SchemaError, StoreError
 from semel.flow import Flow
-from semel.model import Purged, Record, State
+from semel.model import Find, Purged, Record, State
 from semel.policy import SPAN_SECONDS_MAX
 from semel.protocol.operations import lapse
 from semel.protocol.purging import PurgedAll, purge_all
 from semel.protocol.upkeep import PURGE_CHUNK, rest_seconds
+from semel.rules.clock import PurgeClock
 from semel.rules.spans import check_seconds
+from semel.stores.base import TakesTurns
 from semel.worker.loop import Loop
 
+_LOG: Final = logging.getLogger("semel")
 LAPSE_CHUNK: Final = 100
+TURNS_PER_LOOK: Final = 2  # with the usual half second: one look a second of all processes together
+DUE_LATER_US: Final = 10_000
 EVERY_SECONDS_MAX: Final = 0.75  # lease + 1 s is a promise; the rest of the second is for the call itself
 
 
@@ -55,6 +61,9 @@ class Reaper(Loop):
         self._purge_every_seconds = purge_every_seconds
         self._purging: asyncio.Task[None] | None = None
         self._purge_at = 0.0
+        self._clock = PurgeClock()
+        self._turn: int | None = None  # of this process, where the store has all of them take turns
+        self._rest: float | None = None
 
     async def run_once(self) -> int:
         """Make all lapsed records of unknown outcome visible; how many there were.
@@ -91,17 +100,38 @@ class Reaper(Loop):
     async def run(self) -> None:
         """Reap until cancelled. What the store refuses is observed, and tried again at the next look."""
         self._purge_at = self._purge_time()
+        with suppress(StoreError, SchemaError):  # then it is read before the first purge
+            await self._read_clock()
         await super().run()
 
     async def _look(self) -> None:
+        self._rest = None
         with suppress(StoreError, SchemaError):  # as in _purge_meanwhile
-            await self.run_once()
+            if isinstance(self._engine.store, TakesTurns):
+                await self._take_turn(self._engine.store)
+            else:
+                await self.run_once()
         if self._purging is not None and self._purging.done():
             self._purging.result()  # an error that nobody expects ends the reaper here, too
             self._purging = None
         if time.monotonic() >= self._purge_at and self._purging is None:
             self._purge_at = self._purge_time()
             self._purging = asyncio.create_task(self._purge_meanwhile(), name="semel-purge")
+
+    async def _take_turn(self, store: TakesTurns) -> None:
+        """Look where something may be due, and rest until this process's next turn, or until something is due."""
+        every_us = int(TURNS_PER_LOOK * self._every_seconds * 1_000_000)
+        turn = await self._engine.perform("turn", lambda: store.turn(self._turn, every_us))
+        self._turn = turn.next
+        if turn.earliest is not None and turn.earliest <= turn.now:
+            await self.run_once()
+        ahead = turn.next - turn.now
+        if turn.earliest is not None and turn.now < turn.earliest < turn.next:
+            ahead = turn.earliest - turn.now + DUE_LATER_US
+        self._rest = ahead / 1_000_000
+
+    def _next_rest(self) -> float:
+        return super()._next_rest() if self._rest is None else self._rest
 
     async def _leave(self) -> None:
         if self._purging is not None:
@@ -112,7 +142,23 @@ class Reaper(Loop):
     async def _purge_meanwhile(self) -> None:
         # A walk over millions of records takes minutes; what lapses meanwhile must be visible in time all the same.
         with suppress(StoreError, SchemaError):  # the observer was told; a store that comes back finds its reaper alive
-            await self.purge()
+            moved = await self._read_clock()
+            if not moved:
+                await self.purge()
+            else:
+                _LOG.warning(
+                    "nothing was purged: the store's clock is %.1f h later than this process can explain. Check the "
+                    "clock of the store's host (NTP). The reaper purges again once the clock has gone right for a day; "
+                    "run semel purge --clock-is-right where it is right",
+                    moved / 3_600_000_000,
+                )
+
+    async def _read_clock(self) -> int:
+        """How far the store's clock has moved without an explanation, in microseconds. Raises StoreError."""
+        store = self._engine.store
+        found = await self._engine.perform("find", lambda: store.find(Find(limit=1)))
+        newest = max((record.created_at for record in found.records), default=None)
+        return self._clock.doubt(found.now, newest, time.monotonic())
 
     def _purge_time(self) -> float:
         # Spread over the second half of the interval: the processes of one service do not purge together.

@@ -19,6 +19,7 @@ from semel.model import (
     NotReplayable,
     OutcomeUnknown,
     Proceed,
+    ReferenceTaken,
     Replay,
     Resolved,
     Resolving,
@@ -105,6 +106,8 @@ def verdict_words(met: Permit | Refusal | Verdict) -> Words:
             return {"verdict": "outcome-unknown", "doubt": doubt}
         case NotReplayable():
             return {"verdict": "not-replayable"}
+        case ReferenceTaken():
+            return {"verdict": "reference-taken"}
         case KeyExpired():
             return {"verdict": "expired"}
         case Unreadable(_, reason):

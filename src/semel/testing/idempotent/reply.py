@@ -15,6 +15,7 @@ from semel.errors import (
     NotReplayableError,
     OutcomeUnknownError,
     RecordUnreadableError,
+    ReferenceTakenError,
     RequestError,
     SchemaError,
     StoreError,
@@ -49,6 +50,7 @@ _BY_CODE: Final = {
     "IDEMPOTENCY_OUTCOME_UNKNOWN": Came.UNKNOWN,
     "IDEMPOTENCY_RECORD_EXPIRED": Came.EXPIRED,
     "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE": Came.NOT_REPLAYABLE,
+    "IDEMPOTENCY_REFERENCE_TAKEN": Came.REFUSED,
     "IDEMPOTENCY_STORE_UNAVAILABLE": Came.UNAVAILABLE,
 }
 # What an application without Semel's codes most likely means.
@@ -62,6 +64,7 @@ _BY_ERROR: Final[tuple[tuple[type[BaseException], Came], ...]] = (
     (OutcomeUnknownError, Came.UNKNOWN),
     (KeyExpiredError, Came.EXPIRED),
     (NotReplayableError, Came.NOT_REPLAYABLE),
+    (ReferenceTakenError, Came.REFUSED),
     (RecordUnreadableError, Came.FAILED),
     (SchemaError, Came.UNAVAILABLE),
     (StoreError, Came.UNAVAILABLE),

@@ -102,7 +102,15 @@ class MemoryDatabase:
     def copy(self) -> MemoryDatabase:
         mine = self._table
         return MemoryDatabase(
-            memory.Table(dict(mine.records), dict(mine.by_operation), dict(mine.seqs), mine.next_seq, list(mine.audits))
+            memory.Table(
+                dict(mine.records),
+                dict(mine.by_operation),
+                dict(mine.seqs),
+                list(mine.order),
+                set(mine.running),
+                mine.next_seq,
+                list(mine.audits),
+            )
         )
 
     def adopt(self, copy: MemoryDatabase) -> None:

@@ -1,0 +1,53 @@
+"""Whether the store's clock may be believed by a purge: a host whose year is wrong would forget every finished key.
+
+Nothing here reads a clock. A purge that waits for a day costs some disk; one under a wrong clock costs a second effect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+JUMP_US_MAX: Final = 600_000_000  # as much as a purge waits beyond each retention
+GAP_US_MAX: Final = 86_400_000_000  # a store without a new record for longer may as well have a wrong clock
+PROVING_SECONDS: Final = 86_400.0  # for how long a clock must then agree with this process
+
+
+def unexplained_gap(now: int, newest: int | None) -> int:
+    """By how many microseconds the clock is later than the newest record, where that is more than a day; else 0.
+
+    >>> unexplained_gap(31 * GAP_US_MAX, 0) == 31 * GAP_US_MAX, unexplained_gap(GAP_US_MAX, 0), unexplained_gap(7, None)
+    (True, 0, 0)
+    """
+    gap = 0 if newest is None else now - newest
+    return gap if gap > GAP_US_MAX else 0
+
+
+@dataclass(slots=True)
+class PurgeClock:
+    """What one process has seen of a store's clock since it began to look.
+
+    Parameters: ``now`` and ``newest`` are microseconds of the store's clock, ``uptime`` seconds of this process's
+    monotonic one, which no setting of the host's time moves.
+    """
+
+    _last: tuple[int, float] | None = field(default=None)
+    _doubted: float | None = field(default=None)  # since when, in uptime
+    _moved: int = field(default=0)
+
+    def doubt(self, now: int, newest: int | None, uptime: float) -> int:
+        """How far the clock has moved without an explanation, in microseconds; 0 where a purge may believe it."""
+        last, self._last = self._last, (now, uptime)
+        if last is None:
+            moved = unexplained_gap(now, newest)
+        else:
+            moved = now - last[0] - int((uptime - last[1]) * 1_000_000)
+            if moved < -JUMP_US_MAX:  # it was set back: what was doubted before may be over
+                self._doubted = None
+                moved = unexplained_gap(now, newest)
+        if moved > JUMP_US_MAX:
+            self._doubted, self._moved = uptime, moved
+        if self._doubted is None or uptime - self._doubted >= PROVING_SECONDS:
+            self._doubted = None
+            return 0
+        return self._moved

@@ -1,0 +1,110 @@
+"""A purge under a clock that cannot be right forgets nothing, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from semel import Answer, AsyncEngine, Permit
+from semel.cli.main import main
+from semel.drivers.local import LocalDriver
+from semel.engine.backend import Backend
+from semel.rules.clock import GAP_US_MAX, JUMP_US_MAX, PROVING_SECONDS, PurgeClock
+from semel.stores.memory import MemoryStore
+from semel.worker.reaper import Reaper
+from tests.cli.everything import fill, fresh
+from tests.engine.drivers import sqlite
+from tests.worker.test_reaper import SECOND_US, Times, command
+
+MONTH_US = 31 * 86_400 * SECOND_US
+NOW = 1_800_000_000 * SECOND_US
+HOUR = 3_600.0
+
+
+def test_a_clock_that_goes_on_is_believed() -> None:
+    clock = PurgeClock()
+    for hour in range(100):
+        assert clock.doubt(NOW + hour * 3_600 * SECOND_US, NOW, hour * HOUR) == 0
+
+
+def test_a_jump_is_doubted_for_a_day() -> None:
+    clock = PurgeClock()
+    assert clock.doubt(NOW, NOW, 0.0) == 0
+    for hour in range(1, 25):
+        now = NOW + MONTH_US + hour * 3_600 * SECOND_US
+        assert clock.doubt(now, now, hour * HOUR) == MONTH_US  # also where records were written since
+    assert clock.doubt(NOW + MONTH_US + 25 * 3_600 * SECOND_US, NOW, HOUR + PROVING_SECONDS) == 0
+
+
+def test_a_jump_that_is_taken_back_is_forgotten() -> None:
+    clock = PurgeClock()
+    clock.doubt(NOW, NOW, 0.0)
+    assert clock.doubt(NOW + MONTH_US, NOW, 1.0) != 0
+    assert clock.doubt(NOW + 2 * SECOND_US, NOW, 2.0) == 0
+
+
+def test_a_process_that_begins_a_month_after_the_newest_record_waits_for_a_day() -> None:
+    clock = PurgeClock()
+    assert clock.doubt(NOW + MONTH_US, NOW, 0.0) == MONTH_US
+    assert clock.doubt(NOW + MONTH_US + 3_600 * SECOND_US, NOW + MONTH_US, HOUR) == MONTH_US
+    assert clock.doubt(NOW + MONTH_US + GAP_US_MAX, NOW + MONTH_US, PROVING_SECONDS) == 0
+
+
+@pytest.mark.parametrize(("moved", "doubted"), [(JUMP_US_MAX, 0), (JUMP_US_MAX + 1, JUMP_US_MAX + 1), (-MONTH_US, 0)])
+def test_what_a_purge_waits_anyway_is_no_jump(moved: int, doubted: int) -> None:
+    clock = PurgeClock()
+    clock.doubt(NOW, NOW, 0.0)
+    assert clock.doubt(NOW + moved, NOW, 0.0) == doubted
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_the_reaper_forgets_nothing_after_a_jump(store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The key's answer is still there once the clock is right again."""
+
+    async def scenario() -> None:
+        times = Times()
+        made = Backend("memory", MemoryStore(), LocalDriver(clock=times))
+        backend = made if store == "memory" else sqlite(tmp_path / "semel.db", times)
+        ran: list[int] = []
+
+        async def answer(permit: Permit) -> Answer:
+            ran.append(1)
+            return Answer(200, (), b"done")
+
+        engine = AsyncEngine(backend)
+        await engine.migrate()
+        await engine.run(command("key"), answer)
+        reaper = Reaper(engine)
+        await reaper._read_clock()  # as when it begins to run
+        times.now += MONTH_US
+        with caplog.at_level(logging.WARNING, "semel"):
+            await reaper._purge_meanwhile()
+        assert "semel purge --clock-is-right" in caplog.text
+        times.now -= MONTH_US
+        await reaper._purge_meanwhile()
+        assert (await engine.run(command("key"), answer)).replayed
+        assert ran == [1]
+        await engine.close()
+
+    asyncio.run(scenario())
+
+
+def test_purge_refuses_where_the_newest_record_is_a_month_old(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "all.db"
+    url = f"sqlite:///{file}"
+    fill(fresh(url))
+    with closing(sqlite3.connect(file)) as db, db:
+        db.execute("UPDATE semel_record SET created_at = created_at - ?, forget_after = 1", (MONTH_US,))
+    capsys.readouterr()
+    assert main(["purge", "--url", url]) != 0
+    assert "--clock-is-right" in capsys.readouterr().err
+    assert main(["purge", "--json", "--url", url, "--clock-is-right"]) == 0
+    assert json.loads(capsys.readouterr().out)["recordsForgotten"] > 0
