@@ -10,32 +10,15 @@ import json
 import os
 import shutil
 import sys
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO, TextIOWrapper
 from typing import Final, TextIO
 
+from semel.telemetry import safe
+
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
-# Controls, formats (bidi overrides, zero-width), surrogates, private use, unassigned; line and paragraph separators.
-_ESCAPED_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _STYLES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
-
-
-def safe(text: str) -> str:
-    r"""Text that a terminal shows and does not obey.
-
-    >>> safe("caf\u00e9 \x1b[31mred\u202e")
-    'café \\x1b[31mred\\u202e'
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_escaped(char) if unicodedata.category(char) in _ESCAPED_CATEGORIES else char for char in text)
-
-
-def _escaped(char: str) -> str:
-    code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 class Output:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from semel.engine.aio import AsyncEngine
+from semel.engine.trouble import Trouble
 from semel.errors import PolicyError, SchemaError, StoreError
 from semel.flow import Flow
 from semel.model import Purged, Record, State
@@ -53,6 +54,7 @@ class Reaper(Loop):
         self._purge_every_seconds = purge_every_seconds
         self._purging: asyncio.Task[None] | None = None
         self._purge_at = 0.0
+        self._purge_trouble = Trouble("the reaper's purge")
 
     async def run_once(self) -> int:
         """Make all lapsed records of unknown outcome visible; how many there were.
@@ -95,7 +97,6 @@ class Reaper(Loop):
         with suppress(StoreError, SchemaError):  # as in _purge_meanwhile
             await self.run_once()
         if self._purging is not None and self._purging.done():
-            self._purging.result()  # an error that nobody expects ends the reaper here, too
             self._purging = None
         if time.monotonic() >= self._purge_at and self._purging is None:
             self._purge_at = self._purge_time()
@@ -109,17 +110,23 @@ class Reaper(Loop):
 
     async def _purge_meanwhile(self) -> None:
         # A walk over millions of records takes minutes; what lapses meanwhile must be visible in time all the same.
-        with suppress(StoreError, SchemaError):  # the observer was told; a store that comes back finds its reaper alive
+        try:
             await self.purge()
+        except (StoreError, SchemaError):  # the observer was told; the next purge is hourly anyway
+            return
+        except Exception as error:  # noqa: BLE001 - what cannot be purged must not keep lapses from being seen
+            self._purge_trouble.met(error)
+        else:
+            self._purge_trouble.over()
 
     def _purge_time(self) -> float:
         # Spread over the second half of the interval: the processes of one service do not purge together.
         return time.monotonic() + self._purge_every_seconds * (1 - self._random.random() / 2)
 
     def _tell(self, record: Record) -> None:
-        tell = self._engine.core.tell
-        tell("lapsed", record.operation)
-        tell("unknown", record.operation, doubt=record.doubt or "lapsed")
+        core = self._engine.core
+        core.tell_lapsed(record.operation, record.operation_id, record.caller)
+        core.tell_unknown(record.operation, record.doubt or "lapsed", record.operation_id, record.caller)
 
     async def _drive(self, flow: Flow[PurgedAll]) -> PurgedAll:
         needed: Any = next(flow)

@@ -20,6 +20,7 @@ from typing import Final, Self
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.events import listening
+from semel.engine.trouble import Trouble
 from semel.errors import PolicyError, SchemaError, StoreError
 from semel.events import Event, Waiting
 from semel.protocol.outbox import TRIES_MAX, Away, Batch, event_wait_seconds, outage_wait_seconds
@@ -111,6 +112,8 @@ class Relay:
         self._walk_seconds = 0.0  # what the last look past those that are away has cost
         self._woken = asyncio.Event()
         self._stopping = False
+        self._trouble = Trouble("the relay")
+        self._house_trouble = Trouble("the relay's gauge and sweep")
         self._task: asyncio.Task[None] | None = None
 
     # --- one turn ---------------------------------------------------------------------------
@@ -302,6 +305,7 @@ class Relay:
         try:
             await self._attend_in_time()
             sent = await self._turn(self._away.passed_over(time.monotonic()))
+            self._trouble.over()
             if self._struck:
                 return outage_wait_seconds(self._outages, self._random.random())
             if self._full != self._busy:  # nobody need ring for a relay that looks again at once
@@ -312,6 +316,9 @@ class Relay:
                 return 0
         except (StoreError, SchemaError):  # the observer was told; a store that comes back finds its relay alive
             return STORE_REST_SECONDS
+        except Exception as error:  # noqa: BLE001 - a relay that dies unseen leaves every event behind it unsent
+            self._struck = True  # no bell shortens the rest
+            return self._trouble.met(error)
         poll = self._poll_seconds
         if poll is None:
             poll = LISTENING_POLL_SECONDS if rung else POLL_SECONDS
@@ -334,11 +341,16 @@ class Relay:
     async def _keep_house(self) -> None:
         sweep_at = time.monotonic() + SWEEP_SECONDS * self._random.random()
         while True:
-            with suppress(StoreError, SchemaError):  # told to the observer, and done next time
+            try:
                 await self.gauge()
                 if time.monotonic() >= sweep_at:
                     sweep_at = time.monotonic() + SWEEP_SECONDS
                     await self.sweep()
+                self._house_trouble.over()
+            except (StoreError, SchemaError):  # told to the observer, and done next time
+                pass
+            except Exception as error:  # noqa: BLE001 - as in _round
+                self._house_trouble.met(error)
             await asyncio.sleep(GAUGE_SECONDS * (1 - self._random.random() / 4))
 
     async def gauge(self) -> Depth:
