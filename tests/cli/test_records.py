@@ -12,7 +12,8 @@ from io import StringIO
 
 import pytest
 
-from semel.cli.terminal import Output, safe, span_text
+from semel.cli.terminal import Output, span_text
+from semel.telemetry import safe
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 
 Run = Callable[..., Ran]

@@ -165,7 +165,7 @@ def test_the_relay_survives_what_nobody_expects(tmp_path: Path, caplog: pytest.L
                     raise ZeroDivisionError("a mistake of ours")
                 return due(*args, **named)
 
-            relay._events.due = mistaken  # type: ignore[assignment,method-assign]
+            relay._events.due = mistaken  # type: ignore[method-assign]
             async with asyncio.timeout(30), relay:
                 await broker.has(3)
 

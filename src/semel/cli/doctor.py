@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Final
 
 from semel.cli.arguments import Commands, Parser, add_command
+from semel.cli.doctor_messages import look_at_messages
 from semel.cli.doctor_records import look_at_records
 from semel.cli.doctor_schema import look_at_schema
 from semel.cli.doctor_server import look_at_server
@@ -41,7 +42,7 @@ def add(commands: Commands[Parser]) -> None:
         "semel doctor\nsemel doctor --full --progress\nsemel doctor --json --url sqlite:////var/lib/shop/semel.db",
         "Changes nothing. Exit code 1 where there is a warning or a problem, 3 where the store cannot be used.",
     )
-    parser.add_argument("--full", action="store_true", help="check the integrity of a file of any size")
+    parser.add_argument("--full", action="store_true", help="check the integrity of a file of any size, and every row")
     add_progress(parser)
     parser.set_defaults(run=run)
 
@@ -93,6 +94,7 @@ def examine(engine: Engine, *, full: bool = False, progress: bool = False) -> tu
         found.append(schema)
         found += _look_at_clock(engine)
         found += look_at_records(engine)
+        found += look_at_messages(engine, full=full)
     except (StoreError, SchemaError) as error:
         return [*found, _problem("store", error, "repair the store, then run: semel doctor")], False
     return found, True

@@ -55,6 +55,11 @@ class Output:
         """Whether a person's terminal shows the result."""
         return not self.machine and self._stdout.isatty()
 
+    @property
+    def is_terminal(self) -> bool:
+        """Whether stdout is a terminal, whatever is written to it."""
+        return self._stdout.isatty()
+
     def redraw(self, lines: Sequence[str]) -> None:
         """Draw lines over a terminal's whole screen, each made safe, and cut to its width with a mark."""
         width, height = shutil.get_terminal_size()
@@ -62,7 +67,12 @@ class Output:
         print("\x1b[H" + "\n".join(shown) + "\x1b[J", end="", file=self._stdout, flush=True)
 
     def raw(self, text: str) -> None:
-        """Text for programs, as it is: an export's lines, a completion script. Flush when it is whole."""
+        """Text for programs, as it is: an export's lines, a completion script. Flush when it is whole.
+
+        Where a terminal shows it instead, each line is made safe.
+        """
+        if self.is_terminal:
+            text = "\n".join(safe(line.removesuffix("\r")) for line in text.split("\n"))
         self._stdout.write(text)
 
     def flush(self) -> None:

@@ -177,7 +177,7 @@ class Relay:
         outage: str | None = None
         unreached_topics: set[str] = set()
         while wave := batch.wave():
-            replies = await self._deliver([each.event for each in wave])
+            replies = await self._deliver_readable(wave)
             for each, reply in zip(wave, replies, strict=True):
                 if reply is None:
                     batch.arrived(each)
@@ -199,7 +199,14 @@ class Relay:
         if outage is not None or not self._away:
             self.outage = outage
 
+    async def _deliver_readable(self, wave: Sequence[Waiting]) -> list[Reply]:
+        """Deliver a wave, less what is damaged: that is parked at once, and the others go on."""
+        readable = iter(await self._deliver([each.event for each in wave if each.damage is None]))
+        return [next(readable) if each.damage is None else Refused(each.damage, for_good=True) for each in wave]
+
     async def _deliver(self, events: Sequence[Event]) -> list[Reply]:
+        if not events:
+            return []
         try:
             return await self.sink.publish(events)
         except Exception as error:  # noqa: BLE001 - a sink that breaks its promise must not stop the others' events
@@ -215,10 +222,10 @@ class Relay:
         for each, reply in zip(wave, replies, strict=True):
             if not isinstance(reply, Refused):
                 continue
-            id, seq, reason = each.event.id, each.seq, reply.reason
+            seq, reason = each.seq, reply.reason
             self._tell("events_refused", each.event.topic)
             if reply.for_good or each.tries + 1 >= self._tries_max:
-                if await perform("events_park", lambda id=id, reason=reason: events.park(id, reason)):  # type: ignore[misc]
+                if await perform("events_park", lambda seq=seq, reason=reason: events.park_row(seq, reason)):  # type: ignore[misc]
                     self.parked += 1
                     self._tell("events_parked", each.event.topic)
             else:
