@@ -159,9 +159,12 @@ def test_what_a_retry_would_meet_is_said(semel: Run, shelf: Shelf, said: str, ma
 
 
 def test_what_a_retry_would_meet_after_settling_is_said(semel: Run, shelf: Shelf) -> None:
-    for key, word, said in (("a", "--succeeded", "not kept"), ("b", "--did-not-happen", "a retry runs it")):
+    for key, words, said in (
+        ("a", ("--succeeded", "--no-answer"), "not kept"),
+        ("b", ("--did-not-happen",), "a retry runs it"),
+    ):
         operation_id = shelf.unknown(key, ago_us=HOUR_US)
-        assert semel("settle", operation_id, word, "--reason", "seen").code == 0
+        assert semel("settle", operation_id, *words, "--reason", "seen").code == 0
         assert said in semel("show", operation_id, "--json").document["nextAttempt"]
 
 
@@ -207,3 +210,27 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
     assert shown(StringIO) == "x\\x1by\n"
     monkeypatch.setenv("NO_COLOR", "1")
     assert shown(Terminal) == "x\\x1by\n"
+
+
+def test_what_a_retry_runs_is_called_so_and_machines_read_what_is_stored(semel: Run, shelf: Shelf) -> None:
+    operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
+    assert semel("settle", operation_id, "--did-not-happen", "--reason", "no charge").code == 0
+    assert semel("list").out.splitlines()[1].startswith("RETRYABLE  pay")
+    assert semel("list", "--json").document["records"][0]["state"] == "FAILED_NOT_REPLAYABLE"
+    for name in ("retryable", "failed_not_replayable"):
+        assert [row["operationId"] for row in semel("list", "--state", name, "--json").document["records"]] == [
+            operation_id
+        ]
+    assert "RETRYABLE (stored as FAILED_NOT_REPLAYABLE)" in semel("show", operation_id).out
+    explained = semel("explain", operation_id).out
+    assert "RETRYABLE: settled" in explained
+    assert "and a retry runs it" in " ".join(explained.split())
+    assert "1 retryable" in semel("doctor").out
+
+
+def test_a_lapsed_record_is_marked_in_the_list(semel: Run, shelf: Shelf) -> None:
+    shelf.abandoned("key-1", ago_us=HOUR_US)
+    shelf.succeeded("key-2")
+    lines = semel("list").out.splitlines()
+    assert lines[1].startswith("SUCCEEDED  ")
+    assert lines[2].startswith("PROCESSING, lapsed  ")

@@ -6,7 +6,7 @@ import argparse
 from typing import Final
 
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
-from semel.cli.describe import record_document, row_document, state_name
+from semel.cli.describe import has_lapsed, record_document, row_document, shown_state, state_name
 from semel.cli.exits import Exit, NotFound, UsageFailed
 from semel.cli.filters import add_filters, pages, query_of
 from semel.cli.lookup import check_beginning, find_key, find_named, key_of
@@ -84,7 +84,9 @@ def run_list(options: argparse.Namespace, out: Output) -> int:
 
 def _row(record: Record, now: int, *, needs_operator: bool) -> tuple[str, ...]:
     return (
-        state_name(record, now) + (", needs operator" if needs_operator else ""),
+        shown_state(state_name(record, now))
+        + (", lapsed" if has_lapsed(record, now) else "")
+        + (", needs operator" if needs_operator else ""),
         record.operation,
         f"{record.tenant}/{record.caller}",
         span_text(now - record.created_at),
@@ -112,7 +114,9 @@ def run_show(options: argparse.Namespace, out: Output) -> int:
     for name, value in document.items():
         # What is not so is not said: `lapsed` beside a doubt of the same name would only confuse.
         if name not in ("audit", "derivedKeys") and value is not None and value is not False:
-            out.say(f"{name.ljust(width)}  {value}")
+            shown = shown_state(str(value)) if name == "state" else value
+            stored = f" (stored as {value})" if shown != value else ""
+            out.say(f"{name.ljust(width)}  {shown}{stored}")
     for name, key in derived.items():
         out.say(f"{'derivedKey'.ljust(width)}  {name}: {key}")
     for line in audit:
