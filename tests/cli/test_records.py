@@ -12,6 +12,9 @@ from io import StringIO
 
 import pytest
 
+from semel.cli import records
+from semel.cli.arguments import parse
+from semel.cli.main import grammar
 from semel.cli.terminal import Output, span_text
 from semel.telemetry import safe
 from tests.cli.conftest import HOUR_US, Ran, Shelf
@@ -234,3 +237,37 @@ def test_a_lapsed_record_is_marked_in_the_list(semel: Run, shelf: Shelf) -> None
     lines = semel("list").out.splitlines()
     assert lines[1].startswith("SUCCEEDED  ")
     assert lines[2].startswith("PROCESSING, lapsed  ")
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_wrapped_lines_with_a_hanging_indent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = Terminal()
+    text = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
+    Output(machine=False, stdout=shown).say_hanging("ok       store           ", text)
+    lines = shown.getvalue().splitlines()
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= 60
+    assert lines[0].startswith("ok       store           one two")
+    assert all(line.startswith(" " * 25 + line.lstrip()) for line in lines[1:])
+    plain = StringIO()
+    Output(machine=False, stdout=plain).say_hanging("ok  ", text)
+    assert plain.getvalue() == f"ok  {text}\n"
+
+
+def test_unknown_and_lapsed_rows_are_coloured_on_a_terminal(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    shelf.unknown("key-1")
+    shelf.abandoned("key-2", ago_us=HOUR_US)
+    shelf.succeeded("key-3")
+    shown = Terminal()
+    assert records.run_list(parse(*grammar(), ["list", "--url", shelf.url]), Output(machine=False, stdout=shown)) == 0
+    lines = shown.getvalue().splitlines()
+    assert any(line.startswith("\x1b[31mUNKNOWN") for line in lines)
+    assert any(line.startswith("\x1b[33mPROCESSING, lapsed") for line in lines)
+    assert any(line.startswith("SUCCEEDED") for line in lines)

@@ -30,6 +30,7 @@ from semel.stores.base import Observable
 CLOCK_STEP_US_MAX: Final = 2_000_000
 EPOCH_FLOOR_US: Final = 1_704_067_200_000_000  # 2024-01-01: a host clock before this was never set
 _MARKS: Final = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
+_WIDTH: Final = 15  # of the longest check, and one
 _STYLES: Final = {"warning": "yellow", "problem": "red"}
 
 
@@ -59,10 +60,11 @@ def run(options: argparse.Namespace, out: Output) -> int:
     code = Exit.STORE if not usable else Exit.REFUSED if bad else Exit.OK
     out.document({"healthy": not bad, "findings": [asdict(finding) for finding in findings]})
     for finding in findings:
-        line = f"{_MARKS[finding.level]:<8} {finding.check:<12} {finding.detail}"
-        out.say_styled(_STYLES[finding.level], line) if finding.level in _STYLES else out.say(line)
+        out.say_hanging(
+            f"{_MARKS[finding.level]:<8} {finding.check:<{_WIDTH}} ", finding.detail, _STYLES.get(finding.level)
+        )
         if finding.remedy:
-            out.say(f"{'':<21} → {finding.remedy}")
+            out.say_hanging(f"{'':<8} {'':<{_WIDTH}} → ", finding.remedy)
     out.say("", f"{len(bad)} finding(s)" if bad else "healthy: nothing found")
     return code
 

@@ -14,7 +14,7 @@ from semel.cli.reconciled import left_to_operators
 from semel.cli.store import opened
 from semel.cli.terminal import Output, span_text
 from semel.engine.sync import Engine
-from semel.model import Find, Record, Scope
+from semel.model import Find, Record, Scope, State
 from semel.rules.identity import derived_key, uuid_text
 
 AUDIT_LINES: Final = 20
@@ -76,10 +76,18 @@ def run_list(options: argparse.Namespace, out: Output) -> int:
         left = left_to_operators(engine, page.records)
     rows = [{**row_document(record, page.now), "needsOperator": record.id in left} for record in page.records]
     out.document({"records": rows, "nextBefore": page.next_before})
-    out.table(_HEADS, [_row(record, page.now, needs_operator=record.id in left) for record in page.records])
+    out.table_styled(
+        _HEADS,
+        [_row(record, page.now, needs_operator=record.id in left) for record in page.records],
+        [_style(record, page.now) for record in page.records],
+    )
     if page.next_before is not None:
         out.say(f"there are more: --before {page.next_before}")
     return Exit.OK
+
+
+def _style(record: Record, now: int) -> str | None:
+    return "red" if record.state == State.UNKNOWN else "yellow" if has_lapsed(record, now) else None
 
 
 def _row(record: Record, now: int, *, needs_operator: bool) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO, TextIOWrapper
 from typing import Final, TextIO
@@ -49,6 +50,18 @@ class Output:
             shown = safe(line)
             text = f"\x1b[{_STYLES[style]}m{shown}\x1b[0m" if self._coloured else shown
             print(text, file=self._stdout, flush=True)
+
+    def say_hanging(self, head: str, text: str, style: str | None = None) -> None:
+        """``head`` and ``text`` on one line; on a terminal wrapped to its width, the text's lines below each other."""
+        line = head + safe(text)
+        if self.on_terminal:
+            width = max(40, shutil.get_terminal_size().columns)
+            indent = " " * (len(head) if len(head) <= width // 2 else 4)
+            lines = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        else:
+            lines = [line]
+        for each in lines:
+            self.say(each) if style is None else self.say_styled(style, each)
 
     @property
     def on_terminal(self) -> bool:
@@ -91,6 +104,13 @@ class Output:
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Left-aligned columns, as wide as their content."""
         self.say(*columns(heads, rows))
+
+    def table_styled(self, heads: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str | None]) -> None:
+        """As ``table``, each row in its style where a terminal shows one."""
+        head, *lines = columns(heads, rows)
+        self.say(head)
+        for line, style in zip(lines, styles, strict=True):
+            self.say(line) if style is None else self.say_styled(style, line)
 
 
 def _cut(line: str, width: int) -> str:

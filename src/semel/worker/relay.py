@@ -14,7 +14,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Self
 
@@ -223,11 +223,12 @@ class Relay:
             if not isinstance(reply, Refused):
                 continue
             seq, reason = each.seq, reply.reason
-            self._tell("events_refused", each.event.topic)
+            detail = {"event": each.event.id, "reason": reason}
+            self._tell("events_refused", each.event.topic, detail=detail)
             if reply.for_good or each.tries + 1 >= self._tries_max:
                 if await perform("events_park", lambda seq=seq, reason=reason: events.park_row(seq, reason)):  # type: ignore[misc]
                     self.parked += 1
-                    self._tell("events_parked", each.event.topic)
+                    self._tell("events_parked", each.event.topic, detail=detail)
             else:
                 wait = int(event_wait_seconds(each.tries, self._random.random()) * 1_000_000)
                 make = lambda seq=seq, wait=wait, reason=reason: events.postpone(seq, wait, reason)  # noqa: E731
@@ -243,8 +244,8 @@ class Relay:
         for topic, count in counts.items():
             self._tell("events_published", topic, count)
 
-    def _tell(self, name: str, topic: str, value: float = 1) -> None:
-        self._engine.core.observer.event(name, value, {"topic": topic}, {})
+    def _tell(self, name: str, topic: str, value: float = 1, detail: Mapping[str, str] | None = None) -> None:
+        self._engine.core.observer.event(name, value, {"topic": topic}, detail or {})
 
     # --- lanes ------------------------------------------------------------------------------
 
