@@ -195,7 +195,14 @@ class JoinRefused(ConfigurationError):
 
 
 class ResolveRefused(SemelError):
-    """An operator's settlement was refused: too early, or the record has moved on."""
+    """A settlement by an operator or a report was refused: too early, or the record has moved on.
+
+    ``retry_after_seconds`` says when the same may be accepted; None: it contradicts what is known.
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class NothingHappened(Exception):

@@ -1,13 +1,16 @@
 """What Semel tells about itself: fixed event names and label sets, behind one small interface.
 
-An observer gets an event's name and its labels and must not raise. Nothing here exports anything:
-exporters are observers. No label ever carries a key, a body or a credential.
+An observer gets an event's name and its labels. Nothing here exports anything: exporters are observers. No label
+ever carries a key, a body or a credential. What an observer raises never reaches a command (:func:`guarded`), and an
+unknown outcome is logged where there is no observer.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, Protocol
 
 # name -> label names. The list is a promise: dashboards are built on it.
@@ -39,17 +42,64 @@ EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class Observer(Protocol):
-    """Receives every event. Implementations must be quick, thread-safe, and must not raise."""
+    """Receives every event. Implementations must be quick and thread-safe; what they raise is logged once."""
 
     def event(self, name: str, value: float, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
         """Take one event: ``name`` and the label names are those of EVENTS; ``detail`` is for logs only."""
 
 
 class Silence:
-    """The observer that does nothing: the default."""
+    """The observer that does nothing. An engine that is given it does not log unknown outcomes either."""
 
     def event(self, name: str, value: float, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
         return None
+
+
+class Guarded:
+    """An observer whose exceptions are counted, logged once, and stop nothing. Made by :func:`guarded`."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self.errors = 0  # how many events the observer has raised at
+        self._event = observer.event
+
+    def event(self, name: str, value: float, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
+        try:
+            self._event(name, value, labels, detail)
+        except Exception as error:
+            self.errors += 1
+            if self.errors == 1:
+                import logging  # a process whose observers are well never needs it
+
+                with suppress(Exception):  # as for the observer: a log handler must not stop commands either
+                    logging.getLogger("semel").error(
+                        "the observer %s raised %s at the event %r; commands go on without it, and its further errors "
+                        "are counted, not logged",
+                        type(self.observer).__name__,
+                        type(error).__name__,
+                        name,
+                        exc_info=error,
+                    )
+
+
+def guarded(observer: Observer) -> Observer:
+    """The observer, with its exceptions caught: counted in ``errors``, logged once, never raised.
+
+    Every engine does this to the observer it is given; do it yourself where you call observers of others.
+
+    Raises TypeError where it has no method ``event``.
+
+    >>> guarded(Counting()).event("replays", 1, {"operation": "pay"}, {})
+    >>> guarded(print)
+    Traceback (most recent call last):
+        ...
+    TypeError: an observer has a method event(name, value, labels, detail); <built-in function print> has none
+    """
+    if isinstance(observer, (Guarded, Silence)):
+        return observer
+    if not callable(getattr(observer, "event", None)):
+        raise TypeError(f"an observer has a method event(name, value, labels, detail); {observer!r} has none")
+    return Guarded(observer)
 
 
 class Counting:
@@ -75,10 +125,10 @@ class Counting:
 
 
 class Both:
-    """Hands every event to several observers in turn."""
+    """Hands every event to several observers in turn, each :func:`guarded`: one that raises hides nothing."""
 
     def __init__(self, *observers: Observer) -> None:
-        self._observers = observers
+        self._observers = tuple(guarded(observer) for observer in observers)
 
     def event(self, name: str, value: float, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
         for observer in self._observers:
@@ -101,12 +151,89 @@ _QUIET = frozenset(
 
 
 class Logging:
-    """Writes each event as one line to a standard logger, e.g. ``Logging(logging.getLogger("semel"))``."""
+    r"""Writes each event as one line to a standard logger, e.g. ``Logging(logging.getLogger("semel"))``.
+
+    A value that contains a space, a quote or "=" is quoted, and control characters are spelled out: a caller's id
+    cannot forge a line or a field.
+
+    >>> class Lines:
+    ...     def log(self, level: int, msg: str, *args: object) -> None:
+    ...         print(msg % args)
+    >>> Logging(Lines()).event("replays", 1, {"operation": "pay"}, {"caller": "al ice\nsemel.claims"})
+    semel.replays operation=pay caller="al ice\x0asemel.claims" value=1
+    """
 
     def __init__(self, logger: Log) -> None:
         self._logger = logger
 
     def event(self, name: str, value: float, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
         level = _WARNING if name in _LOUD else _DEBUG if name in _QUIET else _INFO
-        words = " ".join(f"{k}={v}" for k, v in (*labels.items(), *detail.items()))
+        words = " ".join(f"{k}={field(v)}" for k, v in (*labels.items(), *detail.items()))
         self._logger.log(level, "semel.%s %s value=%g", name, words, value)
+
+
+class UnknownOutcomes:
+    """Logs unknown outcomes where an engine has no observer: one warning for each operation id.
+
+    The last ``REMEMBERED_MAX`` of them are remembered, so that retries of one command do not fill the log.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[str, None] = {}
+
+    def tell(self, operation: str, doubt: str, operation_id: str, caller: str) -> bool:
+        """Write a warning, unless this operation id had one. True: it was written."""
+        if operation_id in self._told:
+            return False
+        self._told[operation_id] = None
+        if len(self._told) > REMEMBERED_MAX:
+            self._told.pop(next(iter(self._told), ""), None)  # another thread may have been quicker
+        import logging  # a process without unknown outcomes never needs it
+
+        with suppress(Exception):  # a log handler must not take a command's answer away
+            logging.getLogger("semel").warning(
+                "the outcome of an execution is unknown: operation=%s operation_id=%s caller=%s doubt=%s. Find out "
+                "what happened, then run: semel settle %s",
+                field(operation),
+                operation_id,
+                field(caller),
+                field(doubt),
+                operation_id,
+            )
+        return True
+
+
+REMEMBERED_MAX: Final = 1000
+
+# --- text from outside, in logs and on terminals ------------------------------------------------
+
+# Controls, formats (bidi overrides, zero-width), surrogates, private use, unassigned; line and paragraph separators.
+_ESCAPED_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def safe(text: str) -> str:
+    r"""Text that a terminal shows and does not obey, and that stays on its line of a log.
+
+    >>> safe("caf\u00e9 \x1b[31mred\u202e")
+    'café \\x1b[31mred\\u202e'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escaped(char) if unicodedata.category(char) in _ESCAPED_CATEGORIES else char for char in text)
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def field(value: str) -> str:
+    """A value as one field of a log line: safe, and quoted where it would read as several.
+
+    >>> field("alice"), field("alice operation=pay"), field("")
+    ('alice', '"alice operation=pay"', '""')
+    """
+    text = safe(str(value))
+    if text and not any(char in text for char in ' "='):
+        return text
+    return '"' + text.replace('"', '\\"') + '"'

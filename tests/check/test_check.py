@@ -106,7 +106,7 @@ def test_reconcilers_that_are_declared_and_those_that_are_said_to_run(capsys: py
         ("guarded", "POST /a/{id}", "key scope", "unsafe", "on_unprotected='mark'"),
         ("guarded", "POST /a/{id}", "retention", "unsafe", "after_expiry='new'"),
         ("guarded", "POST /a/{id}", "atomic claim", "unsafe", "lives and dies with one process"),
-        ("guarded", "POST /a/{id}", "metrics and alerts", "unsafe", "nobody hears"),
+        ("guarded", "POST /a/{id}", "metrics and alerts", "open", "warnings of the logger"),
         ("guarded", "POST /a/{id}", "cleanup", "open", "nothing here runs a reaper"),
         ("guarded", "b", "key scope", "open", "what by_header returns"),
         ("guarded", "b", "fingerprint canonical", "open", "only amount count"),
@@ -154,7 +154,7 @@ def test_an_answer(
 def test_routes_that_nobody_declared(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = check(capsys, f"{SHOP}:by_user")
     assert code == 1
-    assert "UNSAFE  not declared                   POST /login is not protected: a retry runs it again" in out
+    assert "UNSAFE  not declared                     POST /login is not protected: a retry runs it again" in out
     assert "open    not declared                   PUT /profile is not protected; PUT may be repeated" in out
     assert "--unprotected-ok 'POST /login'" in out
     code, out, _ = check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import csv
 import json
@@ -18,8 +19,11 @@ import pytest
 
 from semel import Answer
 from semel.cli import exporting, filters
+from semel.cli.arguments import parse
 from semel.cli.exits import CommandFailed
 from semel.cli.exporting import cell
+from semel.cli.main import grammar
+from semel.cli.terminal import Output
 from semel.cli.whole_file import WholeFile
 from semel.stores.sqlite import SQL
 from tests.cli.conftest import HOUR_US, Ran, Shelf
@@ -204,3 +208,33 @@ def test_a_page_begins_where_the_last_one_ended(shelf: Shelf) -> None:
     with closing(sqlite3.connect(shelf.path)) as connection:
         plan = connection.execute(f"EXPLAIN QUERY PLAN {statement.qmark}", [None] * len(statement.names)).fetchall()
     assert [row[3] for row in plan] == ["SEARCH semel_record USING INTEGER PRIMARY KEY (rowid<?)"]
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+NASTY = "=cmd\x1b[2J\x1b]0;owned\x07\u202e\x9b31m"
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_terminal_is_not_harmed_by_an_export(shelf: Shelf, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shelf.unknown("one", caller=NASTY)
+    options, out = parsed(shelf, form), Terminal()
+    assert exporting.run(options, Output(machine=False, stdout=out)) == 0
+    assert all(line.isprintable() for line in out.getvalue().split("\n"))
+    assert "\\x1b[2J" in out.getvalue() if form == "csv" else "\\u001b[2J" in out.getvalue()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_file_gets_what_is_stored_as_it_is(shelf: Shelf) -> None:
+    shelf.unknown("one", caller=NASTY)
+    options, out = parsed(shelf, "csv"), StringIO()
+    assert exporting.run(options, Output(machine=False, stdout=out)) == 0
+    [row] = csv.DictReader(StringIO(out.getvalue(), newline=""))
+    assert row["caller"] == f"'{NASTY}"
+
+
+def parsed(shelf: Shelf, form: str) -> argparse.Namespace:
+    return parse(*grammar(), ["export", "--format", form, "--url", shelf.url])

@@ -12,7 +12,11 @@ from io import StringIO
 
 import pytest
 
-from semel.cli.terminal import Output, safe, span_text
+from semel.cli import records
+from semel.cli.arguments import parse
+from semel.cli.main import grammar
+from semel.cli.terminal import Output, span_text
+from semel.telemetry import safe
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 
 Run = Callable[..., Ran]
@@ -158,9 +162,12 @@ def test_what_a_retry_would_meet_is_said(semel: Run, shelf: Shelf, said: str, ma
 
 
 def test_what_a_retry_would_meet_after_settling_is_said(semel: Run, shelf: Shelf) -> None:
-    for key, word, said in (("a", "--succeeded", "not kept"), ("b", "--did-not-happen", "a retry runs it")):
+    for key, words, said in (
+        ("a", ("--succeeded", "--no-answer"), "not kept"),
+        ("b", ("--did-not-happen",), "a retry runs it"),
+    ):
         operation_id = shelf.unknown(key, ago_us=HOUR_US)
-        assert semel("settle", operation_id, word, "--reason", "seen").code == 0
+        assert semel("settle", operation_id, *words, "--reason", "seen").code == 0
         assert said in semel("show", operation_id, "--json").document["nextAttempt"]
 
 
@@ -206,3 +213,61 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
     assert shown(StringIO) == "x\\x1by\n"
     monkeypatch.setenv("NO_COLOR", "1")
     assert shown(Terminal) == "x\\x1by\n"
+
+
+def test_what_a_retry_runs_is_called_so_and_machines_read_what_is_stored(semel: Run, shelf: Shelf) -> None:
+    operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
+    assert semel("settle", operation_id, "--did-not-happen", "--reason", "no charge").code == 0
+    assert semel("list").out.splitlines()[1].startswith("RETRYABLE  pay")
+    assert semel("list", "--json").document["records"][0]["state"] == "FAILED_NOT_REPLAYABLE"
+    for name in ("retryable", "failed_not_replayable"):
+        assert [row["operationId"] for row in semel("list", "--state", name, "--json").document["records"]] == [
+            operation_id
+        ]
+    assert "RETRYABLE (stored as FAILED_NOT_REPLAYABLE)" in semel("show", operation_id).out
+    explained = semel("explain", operation_id).out
+    assert "RETRYABLE: settled" in explained
+    assert "and a retry runs it" in " ".join(explained.split())
+    assert "1 retryable" in semel("doctor").out
+
+
+def test_a_lapsed_record_is_marked_in_the_list(semel: Run, shelf: Shelf) -> None:
+    shelf.abandoned("key-1", ago_us=HOUR_US)
+    shelf.succeeded("key-2")
+    lines = semel("list").out.splitlines()
+    assert lines[1].startswith("SUCCEEDED  ")
+    assert lines[2].startswith("PROCESSING, lapsed  ")
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_wrapped_lines_with_a_hanging_indent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = Terminal()
+    text = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
+    Output(machine=False, stdout=shown).say_hanging("ok       store           ", text)
+    lines = shown.getvalue().splitlines()
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= 60
+    assert lines[0].startswith("ok       store           one two")
+    assert all(line.startswith(" " * 25 + line.lstrip()) for line in lines[1:])
+    plain = StringIO()
+    Output(machine=False, stdout=plain).say_hanging("ok  ", text)
+    assert plain.getvalue() == f"ok  {text}\n"
+
+
+def test_unknown_and_lapsed_rows_are_coloured_on_a_terminal(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    shelf.unknown("key-1")
+    shelf.abandoned("key-2", ago_us=HOUR_US)
+    shelf.succeeded("key-3")
+    shown = Terminal()
+    assert records.run_list(parse(*grammar(), ["list", "--url", shelf.url]), Output(machine=False, stdout=shown)) == 0
+    lines = shown.getvalue().splitlines()
+    assert any(line.startswith("\x1b[31mUNKNOWN") for line in lines)
+    assert any(line.startswith("\x1b[33mPROCESSING, lapsed") for line in lines)
+    assert any(line.startswith("SUCCEEDED") for line in lines)

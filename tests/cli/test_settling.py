@@ -58,7 +58,14 @@ def test_the_beginning_of_a_name_is_enough_where_one_record_fits(semel: Run, she
 
 def test_it_succeeded_without_an_answer(semel: Run, shelf: Shelf) -> None:
     operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
-    assert semel("settle", operation_id, "--succeeded", "--reason", "seen").code == 0
+    refused = semel("settle", operation_id, "--succeeded", "--reason", "seen")
+    assert refused.code == 2
+    assert "is final" in refused.err
+    assert "--no-answer" in refused.err
+    assert semel("show", operation_id, "--json").document["state"] == "UNKNOWN"
+    ran = semel("settle", operation_id, "--succeeded", "--no-answer", "--reason", "seen")
+    assert ran.code == 0
+    assert "gets no answer; this is final" in ran.out
     with pytest.raises(NotReplayableError):
         replayed(shelf, "key-1")
 
@@ -100,7 +107,7 @@ def test_what_is_known_is_not_settled_by_hand(semel: Run, shelf: Shelf) -> None:
 
 def test_it_is_settled_once(semel: Run, shelf: Shelf) -> None:
     operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
-    assert semel("settle", operation_id, "--succeeded", "--reason", "first").code == 0
+    assert semel("settle", operation_id, "--succeeded", "--no-answer", "--reason", "first").code == 0
     assert semel("settle", operation_id, "--did-not-happen", "--reason", "second").code == 1
     assert len(semel("show", operation_id, "--json").document["audit"]) == 1
 
@@ -197,6 +204,8 @@ WRONG = {
     "blank reason": ([ID, "--succeeded", "--reason", "  "], "--reason"),
     "endless reason": ([ID, "--succeeded", "--reason", "x" * 1001], "--reason"),
     "blank actor": ([ID, "--succeeded", "--reason", "x", "--actor", ""], "--actor"),
+    "no answer and one": ([ID, "--succeeded", "--no-answer", "--status", "201", "--reason", "x"], "--no-answer"),
+    "no answer to nothing": ([ID, "--did-not-happen", "--no-answer", "--reason", "x"], "--no-answer"),
     "no uuid": (["17", "--succeeded", "--reason", "x"], "OPERATION_ID"),
     "status 99": ([ID, "--succeeded", "--reason", "x", "--status", "99"], "--status"),
     "status text": ([ID, "--succeeded", "--reason", "x", "--status", "ok"], "--status"),

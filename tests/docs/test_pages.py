@@ -216,9 +216,9 @@ def test_a_page_with_a_test_client_says_what_brings_it() -> None:
             assert re.search(r"semel\[[a-z,]*testing[],]", text), f"{path.name} uses a test client and names no extra"
 
 
-def test_decisions_are_numbered_without_gaps_and_listed() -> None:
+def test_decisions_are_numbered_once_and_listed() -> None:
     numbers = [int(path.name[:4]) for path in RECORDS if path.name != "README.md"]
-    assert numbers == list(range(1, len(numbers) + 1))
+    assert sorted(numbers) == sorted(set(numbers))  # gaps are fine: branches take ranges
     listed = set(links(page("internals/decisions/README.md")))
     assert {path.name for path in RECORDS} - {"README.md"} <= listed
 

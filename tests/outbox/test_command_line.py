@@ -147,7 +147,7 @@ def test_sigterm_ends_a_worker_after_its_batch(place: Place) -> None:
     command = [sys.executable, "-m", "semel.cli", "--url", place.url, "worker", "--sink", "python:builtins:repr"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline().startswith("working: relay and reaper on sqlite://")
+        assert process.stdout.readline().partition("Z ")[2].startswith("working: relay and reaper on sqlite://")
         process.send_signal(signal.SIGTERM)
         said = process.stdout.read()
         assert process.wait(30) == 0

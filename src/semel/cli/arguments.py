@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import shutil
+import textwrap
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
-from semel.cli.exits import EXIT_CODES_TEXT, UsageFailed
+from semel.cli.exits import UsageFailed
 
 GLOBALS: Final = ("--url", "--json")
 
@@ -38,8 +40,12 @@ def add_command(commands: Commands[Parser], name: str, summary: str, examples: s
     parser = commands.add_parser(
         name,
         help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.{' ' + description if description else ''}",
-        epilog=f"examples:\n{lines}\n\n{EXIT_CODES_TEXT}",
+        description=textwrap.fill(
+            f"{summary[0].upper()}{summary[1:]}.{' ' + description if description else ''}",
+            max(40, shutil.get_terminal_size().columns - 2),
+            break_on_hyphens=False,
+        ),
+        epilog=f"examples:\n{lines}\n\nexit codes: see semel --help",
     )
     add_globals(parser)
     return parser

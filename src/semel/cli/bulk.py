@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
-from semel.cli.describe import state_name
+from semel.cli.describe import shown_state, state_name
 from semel.cli.exits import CommandFailed, Exit, NotFound, UsageFailed
 from semel.cli.explaining import find
 from semel.cli.lookup import is_beginning, key_of, name_of
@@ -172,7 +172,7 @@ def line(tally: Tally) -> str:
 
 def _standing(record: Record, now: int) -> str:
     if record.state not in OPEN_STATES:
-        return state_name(record, now)
+        return shown_state(state_name(record, now))
     if record.lease_until > now:
         return f"running: its lease is for {span_text(record.lease_until - now)} more, and renewed"
     return "interrupted: nobody runs it; call it again with the same key and list, and it goes on"

@@ -248,8 +248,15 @@ def _gateway(operation: Operation) -> Said:
 
 
 def _metrics(operation: Operation) -> Said:
-    observer = operation.engine.core.observer
+    core = operation.engine.core
+    observer = getattr(core.observer, "observer", core.observer)  # what the guard holds
     if isinstance(observer, Silence):
+        if core.logs_unknown:
+            return (
+                "open",
+                "unknown outcomes are warnings of the logger 'semel'; mismatches and lapsed leases are not told",
+                "give the engine an observer: Logging(logging.getLogger('semel')), or your metrics",
+            )
         return (
             "unsafe",
             "none: nobody hears of unknown outcomes, mismatches and lapsed leases",

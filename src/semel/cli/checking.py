@@ -23,7 +23,7 @@ from semel.errors import SemelError
 
 _MARKS: Final = {"ok": "ok", "open": "open", "unsafe": "UNSAFE"}
 _STYLES: Final = {"open": "yellow", "unsafe": "red"}
-_WIDTH: Final = 30
+_WIDTH: Final = 32
 _REPEATABLE: Final = ("PUT", "DELETE")  # by their definition in HTTP a repetition does no harm; yours must keep to it
 
 
@@ -138,10 +138,10 @@ def _unprotected(route: str) -> Answer:
 
 
 def _say(answer: Answer, out: Output) -> None:
-    line = f"  {_MARKS[answer.level]:<7} {answer.question:<{_WIDTH}} {answer.said}"
-    out.say_styled(_STYLES[answer.level], line) if answer.level in _STYLES else out.say(line)
+    head = f"  {_MARKS[answer.level]:<7} {answer.question:<{_WIDTH}} "
+    out.say_hanging(head, answer.said, _STYLES.get(answer.level))
     if answer.remedy:
-        out.say(f"  {'':<7} {'':<{_WIDTH}} → {answer.remedy}")
+        out.say_hanging(f"  {'':<7} {'':<{_WIDTH}} → ", answer.remedy)
 
 
 def _found(spec: str) -> Discovered:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import IntEnum
+from typing import Final
 
 from semel.cli.damaged import DAMAGED_STATE, is_damaged, mended
 from semel.cli.terminal import Json
@@ -17,6 +18,19 @@ def state_name(record: Record, now: int) -> str:
     """The state's name; EXPIRED where the answer's retention is over, which no store ever writes."""
     expired = record.state in ANSWERED_STATES and record.answer_until is not None and record.answer_until <= now
     return "EXPIRED" if expired else _name(State, record.state)
+
+
+RETRYABLE: Final = "RETRYABLE"
+"""What people see of FAILED_NOT_REPLAYABLE, whose stored name says the opposite of what it means: a retry runs it."""
+
+
+def shown_state(name: str) -> str:
+    """A state's name for people; machines get the name that is stored.
+
+    >>> shown_state("FAILED_NOT_REPLAYABLE"), shown_state("UNKNOWN")
+    ('RETRYABLE', 'UNKNOWN')
+    """
+    return RETRYABLE if name == State.FAILED_NOT_REPLAYABLE.name else name
 
 
 def _name(kind: type[IntEnum], value: int) -> str:

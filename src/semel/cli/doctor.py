@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Final
 
 from semel.cli.arguments import Commands, Parser, add_command
+from semel.cli.doctor_messages import look_at_messages
 from semel.cli.doctor_records import look_at_records
 from semel.cli.doctor_schema import look_at_schema
 from semel.cli.doctor_server import look_at_server
@@ -30,6 +31,7 @@ from semel.stores.base import Identity, Observable
 CLOCK_STEP_US_MAX: Final = 2_000_000
 EPOCH_FLOOR_US: Final = 1_704_067_200_000_000  # 2024-01-01: a host clock before this was never set
 _MARKS: Final = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
+_WIDTH: Final = 15  # of the longest check, and one
 _STYLES: Final = {"warning": "yellow", "problem": "red"}
 
 
@@ -42,7 +44,7 @@ def add(commands: Commands[Parser]) -> None:
         "semel doctor\nsemel doctor --full --progress\nsemel doctor --json --url sqlite:////var/lib/shop/semel.db",
         "Changes nothing. Exit code 1 where there is a warning or a problem, 3 where the store cannot be used.",
     )
-    parser.add_argument("--full", action="store_true", help="check the integrity of a file of any size")
+    parser.add_argument("--full", action="store_true", help="check the integrity of a file of any size, and every row")
     add_progress(parser)
     parser.set_defaults(run=run)
 
@@ -59,10 +61,11 @@ def run(options: argparse.Namespace, out: Output) -> int:
     code = Exit.STORE if not usable else Exit.REFUSED if bad else Exit.OK
     out.document({"healthy": not bad, "findings": [asdict(finding) for finding in findings]})
     for finding in findings:
-        line = f"{_MARKS[finding.level]:<8} {finding.check:<12} {finding.detail}"
-        out.say_styled(_STYLES[finding.level], line) if finding.level in _STYLES else out.say(line)
+        out.say_hanging(
+            f"{_MARKS[finding.level]:<8} {finding.check:<{_WIDTH}} ", finding.detail, _STYLES.get(finding.level)
+        )
         if finding.remedy:
-            out.say(f"{'':<21} → {finding.remedy}")
+            out.say_hanging(f"{'':<8} {'':<{_WIDTH}} → ", finding.remedy)
     out.say("", f"{len(bad)} finding(s)" if bad else "healthy: nothing found")
     return code
 
@@ -95,6 +98,7 @@ def examine(engine: Engine, *, full: bool = False, progress: bool = False) -> tu
         found.append(schema)
         found += _look_at_clock(engine)
         found += look_at_records(engine)
+        found += look_at_messages(engine, full=full)
     except (StoreError, SchemaError) as error:
         return [*found, _problem("store", error, "repair the store, then run: semel doctor")], False
     return found, True

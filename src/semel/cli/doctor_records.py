@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from semel.cli.describe import shown_state
 from semel.cli.filters import pages
 from semel.cli.finding import Finding
 from semel.cli.reconciled import look_at_reconciliations
@@ -34,7 +35,7 @@ class _Standing:
 def look_at_records(engine: Engine) -> Iterator[Finding]:
     """The findings about what the store holds."""
     counts = engine.perform("counts", engine.store.counts)
-    names = {int(state): state.name.lower() for state in State}
+    names = {int(state): shown_state(state.name).lower() for state in State}
     listed = ", ".join(f"{count} {names.get(state, f'damaged ({state})')}" for state, count in sorted(counts.items()))
     damaged = [state for state in counts if state not in names]
     yield Finding(
@@ -104,6 +105,8 @@ def _about_lapsed(lapsed: _Standing, now: int) -> Finding:
     over = now - oldest.lease_until
     detail = f"{lapsed.count} open with a lapsed lease, the oldest for {span_text(over)}"
     if oldest.effects != Effects.IDEMPOTENT and over > REAPED_WITHIN_US:
-        remedy = "start one: semel serve, semel.install(app), or semel.worker.Reaper in your own process"
+        remedy = (
+            "start one: semel worker, or manage_engine=True, semel.install(app) or semel.worker.Reaper in your process"
+        )
         return Finding("lapsed", "warning", f"{detail}; no reaper is running", remedy)
     return Finding("lapsed", "note", detail)

@@ -106,13 +106,15 @@ def _page(engine: Engine, events: Events, options: argparse.Namespace) -> list[W
 
 
 def _state(each: Waiting) -> str:
+    if each.damage is not None:
+        return "damaged" if each.parked_at is None else "damaged, parked"
     return "parked" if each.parked_at is not None else "postponed" if each.tries else "waiting"
 
 
 def _row(each: Waiting) -> tuple[str, ...]:
     event = each.event
     about = f"{event.aggregate_type}/{event.aggregate_id}"
-    return event.id, event.topic, about, str(each.tries), _state(each), each.reason or ""
+    return event.id, event.topic, about, str(each.tries), _state(each), each.damage or each.reason or ""
 
 
 def _document(each: Waiting) -> dict[str, Any]:
@@ -130,4 +132,5 @@ def _document(each: Waiting) -> dict[str, Any]:
         "tries": each.tries,
         "state": _state(each),
         "reason": each.reason,
+        "damage": each.damage,
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator, Mapping
+from enum import IntEnum
 from typing import Any, Final
 
 from semel.cli.describe import time_text
@@ -16,23 +17,46 @@ from semel.cli.terminal import Json
 from semel.engine.sync import Engine
 from semel.model import State
 from semel.protocol.operations import is_kept_by
+from semel.rules.damage import damage_of, mended
 from semel.rules.events import unpack_headers
 from semel.rules.identity import uuid_text
 from semel.rules.items import ItemState
 from semel.stores.copies import BULKS, EVENTS, ITEMS, MESSAGES, OPERATIONS, Noun
 
 Document = dict[str, Json]
+Damaged = Callable[[str, str], None]  # a row's name, and what is wrong with it
 Values = Mapping[str, Any]
 
 
-def documents(engine: Engine, kind: str, *, contents: bool) -> Iterator[Document]:
-    """Every row of a kind, a page at a time in memory. Raises UsageFailed where the store can have none."""
+def documents(engine: Engine, kind: str, *, contents: bool, damaged: Damaged) -> Iterator[Document]:
+    """Every row of a kind, a page at a time in memory; ``damaged`` is told each one that cannot be read as it is.
+
+    Raises UsageFailed where the store can have none.
+    """
     if not is_kept_by(engine.store):
         raise UsageFailed(f"--of {kind} needs a SQL database: no other store holds any")
     noun, shown = KINDS[kind]
     for page in pages_of(engine, noun):
         for row in page:
-            yield shown(dict(zip(noun.columns, row, strict=False)), contents)
+            values = dict(zip(noun.columns, row, strict=False))
+            damage = damage_of(kind, values)
+            if damage is not None:
+                values = mended(kind, values)
+                damaged(row_name(kind, values), damage)
+            yield shown(values, contents)
+
+
+def row_name(kind: str, values: Values) -> str:
+    """What a row is called for people, damaged or not."""
+    match kind:
+        case "events":
+            return f"event {values['id']}"
+        case "messages":
+            return f"message {values['message_id']} of consumer {values['consumer']}"
+        case "items":
+            return f"item {values['item_id']} of operation {uuid_text(values['operation_id'])}"
+        case _:
+            return f"{kind.removesuffix('s')} {uuid_text(values['operation_id'])}"
 
 
 def columns(kind: str, *, contents: bool) -> list[str]:
@@ -50,7 +74,7 @@ def _operation(row: Values, contents: bool) -> Document:
         "caller": row["caller"],
         "operation": row["operation"],
         "businessReference": row["business_ref"],
-        "state": State(row["state"]).name,
+        "state": _state_name(State, row["state"]),
         "resourceType": row["resource_type"],
         "resourceId": row["resource_id"],
         "errorCode": row["error_code"],
@@ -71,7 +95,7 @@ def _item(row: Values, contents: bool) -> Document:
         "operationId": uuid_text(row["operation_id"]),
         "place": row["place"],
         "id": row["item_id"],
-        "state": ItemState(row["state"]).name,
+        "state": _state_name(ItemState, row["state"]),
         "targetId": row["target_id"],
         "resultId": row["result_id"],
         "errorCode": row["error_code"],
@@ -120,6 +144,13 @@ def _message(row: Values, contents: bool) -> Document:
         "parkedAt": time_text(parked),
         "forgetAfter": time_text(row["forget_after"]),
     }
+
+
+def _state_name(kind: type[IntEnum], value: int) -> str:
+    try:
+        return kind(value).name
+    except ValueError:
+        return f"DAMAGED ({value})"
 
 
 def _bytes(name: str, value: bytes | None) -> Document:

@@ -26,9 +26,11 @@ from semel.cli.whole_file import WholeFile
 from semel.engine.sync import Engine
 from semel.model import AnswerKind, Find, Record
 from semel.rules.stored import answer_of
+from semel.telemetry import safe
 
 # An answer may have a megabyte: few are read at once.
 ANSWERS_AT_ONCE: Final = 8
+DAMAGED_SHOWN_MAX: Final = 5
 # What `show` says and an export does not: whoever has a fingerprint may try out requests.
 _LEFT_OUT: Final = ("fingerprint", "nextAttempt", "audit", "ageSeconds", "bodyBytes")
 # A spreadsheet takes a cell that begins so for a formula, and runs it.
@@ -73,36 +75,60 @@ def run(options: argparse.Namespace, out: Output) -> int:
         raise UsageFailed("--state, --operation, --tenant, --caller and --lapsed are about records: leave out --of")
     if options.output is None or options.output == "-":
         with opened(options) as engine:
-            _export(engine, options, out.raw)
+            _export(engine, options, out, out.raw)
         out.flush()
         return Exit.OK
     # Before the store is asked: a file that is in the way would be found an hour too late.
     with WholeFile(options.output, "--output", replace=options.force) as file, opened(options) as engine:
-        count = _export(engine, options, file.write)
+        count = _export(engine, options, out, file.write)
         file.keep()
     out.document({"exported": count, "of": options.of, "file": options.output, "format": options.format})
     out.say(f"exported: {count} {options.of} to {options.output}")
     return Exit.OK
 
 
-def _export(engine: Engine, options: argparse.Namespace, write: Write) -> int:
+class _Damaged:
+    """Rows that were exported without what cannot be read of them; the first ones are named."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.named: list[str] = []
+
+    def add(self, name: str, damage: str) -> None:
+        self.count += 1
+        if len(self.named) < DAMAGED_SHOWN_MAX:
+            self.named.append(f"{name} ({damage})")
+
+    def tell(self, out: Output) -> None:
+        if self.count:
+            more = "" if self.count <= len(self.named) else f" and {self.count - len(self.named)} more"
+            out.note(
+                f"semel: damaged, exported without what cannot be read: {'; '.join(self.named)}{more}; restore from a "
+                "backup"
+            )
+
+
+def _export(engine: Engine, options: argparse.Namespace, out: Output, write: Write) -> int:
     query, of, contents = query_of(options), options.of, options.answers
     total = None
     if of == "records" and query == Find():
         total = sum(engine.perform("counts", engine.store.counts).values())
+    damaged = _Damaged()
     progress = Progress("export", asked=options.progress, total=total)
     if of == "records":
         found = _documents(engine, query, answers=contents)
         heads = [*_columns(), *(("answerHeaders", "answerBody", "answerBodyBase64") if contents else ())]
     else:
-        found, heads = documents(engine, of, contents=contents), columns(of, contents=contents)
-    put = _csv(write, heads) if options.format == "csv" else _lines(write)
+        found = documents(engine, of, contents=contents, damaged=damaged.add)
+        heads = columns(of, contents=contents)
+    put = _csv(write, heads, shown=write == out.raw and out.is_terminal) if options.format == "csv" else _lines(write)
     count = 0
     for document in found:
         put(document)
         count += 1
         progress.tell(count)
     progress.end()
+    damaged.tell(out)
     return count
 
 
@@ -144,15 +170,15 @@ def _lines(write: Write) -> Callable[[Document], None]:
     return put
 
 
-def _csv(write: Write, heads: list[str]) -> Callable[[Document], None]:
-    """Rows under one head, which is there also where nothing is exported."""
+def _csv(write: Write, heads: list[str], *, shown: bool) -> Callable[[Document], None]:
+    """Rows under one head, which is there also where nothing is exported; ``shown`` on a terminal: made safe."""
     buffer = StringIO()
     rows = csv.writer(buffer, lineterminator="\r\n")  # RFC 4180
 
     def put_row(cells: list[str]) -> None:
         buffer.seek(0)
         buffer.truncate()
-        rows.writerow(cells)
+        rows.writerow([safe(cell) for cell in cells] if shown else cells)
         write(buffer.getvalue())
 
     put_row(heads)

@@ -8,11 +8,12 @@ from typing import Final
 
 from semel.cli.arguments import near
 from semel.cli.damaged import mended
+from semel.cli.describe import RETRYABLE, shown_state
 from semel.engine.sync import Engine
 from semel.model import Find, Found, State
 
 PAGE: Final = 500
-_STATES: Final = tuple(state.name.lower() for state in State)
+_STATES: Final = tuple(shown_state(state.name).lower() for state in State)
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +26,9 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
 
 
 def _state(text: str) -> State:
+    name = text.upper().replace("-", "_")
     try:
-        return State[text.upper().replace("-", "_")]
+        return State.FAILED_NOT_REPLAYABLE if name == RETRYABLE else State[name]
     except KeyError:
         raise argparse.ArgumentTypeError(f"unknown state {text!r}{near(text, _STATES)}") from None
 

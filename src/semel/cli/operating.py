@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from semel.cli.arguments import Commands, Parser, add_command
-from semel.cli.describe import time_text
+from semel.cli.describe import shown_state, time_text
 from semel.cli.exits import Exit, NotFound, UsageFailed
 from semel.cli.store import opened
 from semel.cli.terminal import Json, Output
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     width = max(map(len, document))
     for label, value in document.items():
         if value not in (None, False):
-            out.say(f"{label.ljust(width)}  {value}")
+            out.say(f"{label.ljust(width)}  {shown_state(str(value)) if label == 'state' else value}")
     return Exit.OK
 
 

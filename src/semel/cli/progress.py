@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Final, TextIO, TypeVar
 
-from semel.cli.terminal import safe, span_text
+from semel.cli.terminal import span_text
+from semel.telemetry import safe
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import argparse
 from typing import Final
 
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
-from semel.cli.describe import record_document, row_document, state_name
+from semel.cli.describe import has_lapsed, record_document, row_document, shown_state, state_name
 from semel.cli.exits import Exit, NotFound, UsageFailed
 from semel.cli.filters import add_filters, pages, query_of
 from semel.cli.lookup import check_beginning, find_key, find_named, key_of
@@ -14,7 +14,7 @@ from semel.cli.reconciled import left_to_operators
 from semel.cli.store import opened
 from semel.cli.terminal import Output, span_text
 from semel.engine.sync import Engine
-from semel.model import Find, Record, Scope
+from semel.model import Find, Record, Scope, State
 from semel.rules.identity import derived_key, uuid_text
 
 AUDIT_LINES: Final = 20
@@ -76,15 +76,25 @@ def run_list(options: argparse.Namespace, out: Output) -> int:
         left = left_to_operators(engine, page.records)
     rows = [{**row_document(record, page.now), "needsOperator": record.id in left} for record in page.records]
     out.document({"records": rows, "nextBefore": page.next_before})
-    out.table(_HEADS, [_row(record, page.now, needs_operator=record.id in left) for record in page.records])
+    out.table_styled(
+        _HEADS,
+        [_row(record, page.now, needs_operator=record.id in left) for record in page.records],
+        [_style(record, page.now) for record in page.records],
+    )
     if page.next_before is not None:
         out.say(f"there are more: --before {page.next_before}")
     return Exit.OK
 
 
+def _style(record: Record, now: int) -> str | None:
+    return "red" if record.state == State.UNKNOWN else "yellow" if has_lapsed(record, now) else None
+
+
 def _row(record: Record, now: int, *, needs_operator: bool) -> tuple[str, ...]:
     return (
-        state_name(record, now) + (", needs operator" if needs_operator else ""),
+        shown_state(state_name(record, now))
+        + (", lapsed" if has_lapsed(record, now) else "")
+        + (", needs operator" if needs_operator else ""),
         record.operation,
         f"{record.tenant}/{record.caller}",
         span_text(now - record.created_at),
@@ -112,7 +122,9 @@ def run_show(options: argparse.Namespace, out: Output) -> int:
     for name, value in document.items():
         # What is not so is not said: `lapsed` beside a doubt of the same name would only confuse.
         if name not in ("audit", "derivedKeys") and value is not None and value is not False:
-            out.say(f"{name.ljust(width)}  {value}")
+            shown = shown_state(str(value)) if name == "state" else value
+            stored = f" (stored as {value})" if shown != value else ""
+            out.say(f"{name.ljust(width)}  {shown}{stored}")
     for name, key in derived.items():
         out.say(f"{'derivedKey'.ljust(width)}  {name}: {key}")
     for line in audit:

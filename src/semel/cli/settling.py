@@ -64,6 +64,11 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument("--reason", required=True, help="how you know; kept in the audit trail")
     parser.add_argument("--actor", help="who settles it (default: the user name)")
     parser.add_argument("--force", action="store_true", help="before the deadline: you know the handler is gone")
+    parser.add_argument(
+        "--no-answer",
+        action="store_true",
+        help="with --succeeded and without --status: retries get no answer, for ever, only that it was done",
+    )
     parser.add_argument("--status", type=whole_number(200, 599), help="with --succeeded: the answer's HTTP status")
     parser.add_argument("--body-file", metavar="FILE", help="with --status: the answer's body")
     parser.add_argument(
@@ -128,7 +133,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
 def _then(options: argparse.Namespace, state: State, step: str | None, answer: Answer | None) -> str:
     """What it was settled as, and what becomes of it."""
     if options.succeeded:
-        return f"it succeeded; {'a retry gets it' if answer is not None else 'a retry is told so'}"
+        then = "a retry gets it" if answer is not None else "a retry is told so and gets no answer; this is final"
+        return f"it succeeded; {then}"
     what = "it" if step is None else f"step {step!r}"
     said = f"{what} {'did not happen' if options.did_not_happen else 'succeeded'}"
     match state:
@@ -179,6 +185,7 @@ def _answer(options: argparse.Namespace) -> Answer | None:
             ("--status", options.status),
             ("--body-file", options.body_file),
             ("--header", options.header),
+            ("--no-answer", options.no_answer),
         ):
             if given:
                 raise UsageFailed(f"{name} belongs to --succeeded: only an answer to the whole command has one")
@@ -186,7 +193,15 @@ def _answer(options: argparse.Namespace) -> Answer | None:
     if options.status is None:
         if options.body_file or options.header:
             raise UsageFailed("--status is missing: an answer has a status, such as --status 201")
+        if not options.no_answer:
+            raise UsageFailed(
+                "--succeeded without --status is final: every retry is refused with NOT_REPLAYABLE, and no answer can "
+                "be given later. Give the answer that clients should get (--status 201 --body-file answer.json), or "
+                "confirm with --no-answer"
+            )
         return None
+    if options.no_answer:
+        raise UsageFailed("give either --status or --no-answer, not both")
     return Answer(options.status, tuple(_header(line) for line in options.header), _body(options.body_file))
 
 

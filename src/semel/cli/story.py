@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from semel.cli.damaged import DAMAGED_STATE, is_damaged, mended
-from semel.cli.describe import has_lapsed, state_name, time_text
+from semel.cli.describe import has_lapsed, shown_state, state_name, time_text
 from semel.cli.terminal import Json, span_text
 from semel.model import (
     AfterExpiry,
@@ -175,7 +175,7 @@ def _effects(record: Record) -> str:
 
 
 def _standing(record: Record, now: int) -> str:
-    state = state_name(record, now)
+    state = shown_state(state_name(record, now))
     if is_damaged(record):
         what = "columns hold" if record.state == DAMAGED_STATE else f"its state is {record.state}:"
         return f"The record is damaged: {what} what no Semel writes."
@@ -199,7 +199,8 @@ def _standing(record: Record, now: int) -> str:
             return f"UNKNOWN: {_doubt(record.doubt)}. Its last holder was {record.holder}."
         case State.FAILED_NOT_REPLAYABLE:
             because = f" ({record.doubt})" if record.doubt else ""
-            return f"{state}: settled {_ago(record.settled_at, now)}; it is proven that nothing happened{because}."
+            ago = _ago(record.settled_at, now)
+            return f"{state}: settled {ago}; it is proven that nothing happened{because}, and a retry runs it."
         case _:
             return f"{state}: settled {_ago(record.settled_at, now)}, {_answer_text(record, state)}."
 
@@ -245,7 +246,7 @@ def _operator(record: Record, same: Attempt, now: int) -> list[str]:
             "Ask the other side what happened, by the derived key that it was given:",
             f"semel show {id} --derived {named}",
             f"Then say what you found{early}:",
-            f"semel settle {id} --succeeded --reason '...'",
+            f"semel settle {id} --succeeded --status STATUS --body-file FILE --reason '...'",
             *of_step,
             f"semel settle {id} --did-not-happen --reason '...'",
         ]

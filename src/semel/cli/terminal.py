@@ -10,32 +10,16 @@ import json
 import os
 import shutil
 import sys
-import unicodedata
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO, TextIOWrapper
 from typing import Final, TextIO
 
+from semel.telemetry import safe
+
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
-# Controls, formats (bidi overrides, zero-width), surrogates, private use, unassigned; line and paragraph separators.
-_ESCAPED_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _STYLES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
-
-
-def safe(text: str) -> str:
-    r"""Text that a terminal shows and does not obey.
-
-    >>> safe("caf\u00e9 \x1b[31mred\u202e")
-    'café \\x1b[31mred\\u202e'
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_escaped(char) if unicodedata.category(char) in _ESCAPED_CATEGORIES else char for char in text)
-
-
-def _escaped(char: str) -> str:
-    code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 class Output:
@@ -67,10 +51,27 @@ class Output:
             text = f"\x1b[{_STYLES[style]}m{shown}\x1b[0m" if self._coloured else shown
             print(text, file=self._stdout, flush=True)
 
+    def say_hanging(self, head: str, text: str, style: str | None = None) -> None:
+        """``head`` and ``text`` on one line; on a terminal wrapped to its width, the text's lines below each other."""
+        line = head + safe(text)
+        if self.on_terminal:
+            width = max(40, shutil.get_terminal_size().columns)
+            indent = " " * (len(head) if len(head) <= width // 2 else 4)
+            lines = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        else:
+            lines = [line]
+        for each in lines:
+            self.say(each) if style is None else self.say_styled(style, each)
+
     @property
     def on_terminal(self) -> bool:
         """Whether a person's terminal shows the result."""
         return not self.machine and self._stdout.isatty()
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether stdout is a terminal, whatever is written to it."""
+        return self._stdout.isatty()
 
     def redraw(self, lines: Sequence[str]) -> None:
         """Draw lines over a terminal's whole screen, each made safe, and cut to its width with a mark."""
@@ -79,7 +80,12 @@ class Output:
         print("\x1b[H" + "\n".join(shown) + "\x1b[J", end="", file=self._stdout, flush=True)
 
     def raw(self, text: str) -> None:
-        """Text for programs, as it is: an export's lines, a completion script. Flush when it is whole."""
+        """Text for programs, as it is: an export's lines, a completion script. Flush when it is whole.
+
+        Where a terminal shows it instead, each line is made safe.
+        """
+        if self.is_terminal:
+            text = "\n".join(safe(line.removesuffix("\r")) for line in text.split("\n"))
         self._stdout.write(text)
 
     def flush(self) -> None:
@@ -98,6 +104,13 @@ class Output:
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Left-aligned columns, as wide as their content."""
         self.say(*columns(heads, rows))
+
+    def table_styled(self, heads: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str | None]) -> None:
+        """As ``table``, each row in its style where a terminal shows one."""
+        head, *lines = columns(heads, rows)
+        self.say(head)
+        for line, style in zip(lines, styles, strict=True):
+            self.say(line) if style is None else self.say_styled(style, line)
 
 
 def _cut(line: str, width: int) -> str:

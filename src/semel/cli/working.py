@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, redirect_stdout, suppress
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
@@ -104,6 +105,22 @@ def run(options: argparse.Namespace, out: Output) -> int:
         return asyncio.run(_work(options, load_application(options.complete), out))
 
 
+_WORDS: Final[Mapping[str, str]] = {
+    "lapsed": "lapsed commands made visible",
+    "asked": "reconcilers asked",
+    "settled": "settled by reconcilers",
+    "gaveUp": "left to an operator",
+    "completed": "executions completed",
+    "failed": "runs that failed",
+    "published": "events published",
+    "parked": "events parked now",
+    "waiting": "events waiting",
+    "allParked": "events parked in all",
+    "outage": "the sink cannot be reached",
+    "heldElsewhere": "held by another relay",
+}
+
+
 class _Notes:
     """What goes wrong while it works, as lines on stderr; why it does not begin is said once, by its end."""
 
@@ -113,7 +130,7 @@ class _Notes:
 
     def log(self, level: int, msg: str, *args: object) -> None:
         if level >= 30 and self.begun:
-            self._out.note(f"semel: {msg % args}")
+            self._out.note(f"{_now()} semel: {msg % args}")
 
 
 async def _work(options: argparse.Namespace, app: Any, out: Output) -> int:
@@ -180,8 +197,8 @@ async def _once(
         done["heldElsewhere"] = relay.held_elsewhere
     out.document(done)
     for name, value in done.items():
-        if value is not None:
-            out.say(f"{name}: {value}")
+        if value is not None and (value or name != "heldElsewhere"):
+            out.say(f"{_WORDS[name]}: {'yes' if value is True else value}")
     if relay is not None and relay.held_elsewhere:
         out.note(f"semel: events wait, and another relay holds the lanes that they are in; it was waited for\n{_HELD}")
     unpublished = relay is not None and (relay.outage is not None or relay.held_elsewhere)
@@ -264,4 +281,9 @@ def _tell_completed(ends: Completing | None, before: int, out: Output) -> int:
 def _line(out: Output, text: str, document: Mapping[str, Any] | None = None) -> None:
     if document is not None:
         out.document(document)
-    out.say(text)
+    out.say(f"{_now()} {text}")
+
+
+def _now() -> str:
+    """The time of a log line, in UTC."""
+    return f"{datetime.now(UTC).isoformat(timespec='seconds').removesuffix('+00:00')}Z"

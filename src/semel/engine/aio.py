@@ -13,11 +13,12 @@ from semel.engine.joining import AsyncAtomic
 from semel.engine.opening import introduction, opened_async
 from semel.engine.performing import AsyncPerformer
 from semel.engine.permit import Permit
+from semel.engine.reported import Reported, settle_reported
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, lost_result, outcome_from
 from semel.engine.upkeep import AsyncUpkeep
 from semel.errors import NotReplicated, RequestTooLarge, StoreError, StoreTimeout
 from semel.flow import MakeFlow, ask
-from semel.model import Answer, Claim, Effects, InProgress, Settling, Superseded, Verdict
+from semel.model import Answer, Claim, Effects, InProgress, Settling, State, Superseded, Verdict
 from semel.policy import Command
 from semel.protocol.asks import Begin, Rollback, Unit
 from semel.protocol.atomic import settled_or
@@ -238,6 +239,10 @@ class AsyncEngine:
         """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
         permit.kept = False
         return (await self.perform("mark_not_kept", lambda: self.store.mark_not_kept(self.core.renewals([permit]))))[0]
+
+    async def settle_by(self, operation_id: str, outcome: Reported, proof: str, *, actor: str = "report") -> State:
+        """As :meth:`Engine.settle_by <semel.engine.sync.Engine.settle_by>`."""
+        return await self._performer.drive(settle_reported(self.store, operation_id, outcome, proof, actor))
 
     def atomic(self, connection: Any, command: Command) -> AsyncAtomic:
         """Join the user's own transaction: see :class:`~semel.engine.joining.AsyncAtomic`."""

@@ -11,8 +11,17 @@ from typing import Any, Final, Literal, NoReturn
 
 from semel.drivers.item_spool import ItemSpool
 from semel.engine.backend import Backend
-from semel.engine.result import Refusal, begun_result, lost_result
-from semel.errors import BulkRefused, HandlerError, InvalidKey, ItemFailed, MissingKey, NothingHappened, PolicyError
+from semel.engine.result import Refusal, Result, begun_result, lost_result
+from semel.errors import (
+    BulkRefused,
+    HandlerError,
+    InvalidKey,
+    ItemFailed,
+    MissingKey,
+    NothingHappened,
+    PolicyError,
+    RecordUnreadableError,
+)
 from semel.flow import Flow
 from semel.model import Answer, Grant, Record, Scope, State, Verdict
 from semel.policy import Command, Policy
@@ -277,14 +286,23 @@ def left_by(backend: Backend, outcomes: list[ItemOutcome], listed: ListedItem, e
 
 def replayed(verdict: Refusal) -> BulkResult:
     """The result of a bulk that was done before. Raises a CommandError for every other verdict."""
-    result = begun_result(verdict)
-    return BulkResult(result.operation_id, tally_of(result.answer.body), True)
+    return _told(begun_result(verdict))
 
 
 def instead(verdict: Verdict) -> BulkResult:
     """The result of a run whose end was refused: what the record says now."""
-    result = lost_result(verdict)
-    return BulkResult(result.operation_id, tally_of(result.answer.body), True)
+    return _told(lost_result(verdict))
+
+
+def _told(result: Result) -> BulkResult:
+    """The result of a bulk that another run has ended. Raises RecordUnreadableError where its answer is no tally."""
+    try:
+        return BulkResult(result.operation_id, tally_of(result.answer.body), True)
+    except (ValueError, TypeError):  # such as the answer that an operator has settled it with
+        raise RecordUnreadableError(
+            "the stored answer is not that of a bulk; it is never run again: see semel bulk",
+            operation_id=result.operation_id,
+        ) from None
 
 
 @contextmanager

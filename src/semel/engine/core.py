@@ -38,6 +38,7 @@ from semel.model import (
     Kept,
     KeyExpired,
     KeyReused,
+    OutcomeUnknown,
     Proceed,
     Renewal,
     Replay,
@@ -58,7 +59,7 @@ from semel.rules.sealed import Seals as Seals
 from semel.rules.sealed import checked, sealed
 from semel.rules.spans import check_seconds
 from semel.stores.base import Identity, Observed
-from semel.telemetry import Observer, Silence
+from semel.telemetry import Observer, Silence, UnknownOutcomes, guarded
 
 SCHEMA_VERSION_MAX: Final = 2
 ID_SECRET_BYTES_MIN: Final = 16
@@ -84,8 +85,9 @@ class Core:
                 raise PolicyError(f"{name} must be a whole number of at least 0; it is {count!r}")
         if id_secret is not None and len(id_secret) < ID_SECRET_BYTES_MIN:
             raise PolicyError(f"id_secret must have at least {ID_SECRET_BYTES_MIN} bytes; it has {len(id_secret)}")
-        self.observer: Observer = observer if observer is not None else Silence()
+        self.observer: Observer = guarded(Silence() if observer is None else observer)
         self.observing = not isinstance(self.observer, Silence)
+        self._unknowns = UnknownOutcomes() if observer is None else None  # logged where nobody observes
         self.id_secret = id_secret
         self.sealer = checked(sealer)
         self.draining = False
@@ -313,10 +315,30 @@ class Core:
 
     # --- telling ----------------------------------------------------------------------------
 
+    @property
+    def logs_unknown(self) -> bool:
+        """Whether unknown outcomes are logged, because no observer was given."""
+        return self._unknowns is not None
+
     def tell(self, event: str, operation: str, value: float = 1, **labels: str) -> None:
         """One event to the observer."""
         if self.observing:
             self.observer.event(event, value, {"operation": operation, **labels}, {})
+
+    def tell_unknown(self, operation: str, doubt: str, operation_id: bytes, caller: str) -> None:
+        """An outcome became unknown: one event to the observer, or a warning where there is none."""
+        id = uuid_text(operation_id)
+        if self.observing:
+            detail = {"operation_id": id, "caller": caller}
+            self.observer.event("unknown", 1, {"operation": operation, "doubt": doubt}, detail)
+        elif self._unknowns is not None:
+            self._unknowns.tell(operation, doubt, id, caller)
+
+    def tell_lapsed(self, operation: str, operation_id: bytes, caller: str, **more: str) -> None:
+        """A lease was found over."""
+        if self.observing:
+            detail = {"operation_id": uuid_text(operation_id), "caller": caller, **more}
+            self.observer.event("lapsed", 1, {"operation": operation}, detail)
 
     _ALSO: Final = {
         Replay: "replays",
@@ -328,6 +350,8 @@ class Core:
     def tell_verdict(self, claim: Claim, verdict: Verdict) -> None:
         """What an attempt met; the log learns the caller and a prefix of the key's hash."""
         if not self.observing:
+            if type(verdict) is OutcomeUnknown and self._unknowns is not None:
+                self.tell_unknown(claim.scope.operation, verdict.doubt, verdict.operation_id, claim.scope.caller)
             return
         operation = claim.scope.operation
         detail = {"caller": claim.scope.caller, "key_hash": claim.key_hash.hex()[:8]}
@@ -336,21 +360,24 @@ class Core:
         if also is not None:
             self.observer.event(also, 1, {"operation": operation}, detail)
         if isinstance(verdict, Proceed) and verdict.grant.lapses:
-            self.observer.event("lapsed", 1, {"operation": operation}, detail)
+            self.tell_lapsed(operation, verdict.grant.operation_id, **detail)
 
     def tell_settled(self, permit: Permit, outcome: Outcome, reply: Settling) -> None:
         """How a permit ended."""
         if permit.emission is not None and permit.emission.events:
             ring()
-        if not self.observing:
+        if not self.observing and self._unknowns is None:
             return
-        operation = permit.command.scope.operation
+        scope = permit.command.scope
         outcome = permit.outcome(outcome)
-        name = type(outcome).__name__ if not isinstance(reply, Superseded) else "Superseded"
-        self.observer.event("settlements", 1, {"operation": operation, "outcome": name}, {})
         doubt = getattr(outcome, "doubt", None)
         if doubt is not None:
-            self.observer.event("unknown", 1, {"operation": operation, "doubt": str(doubt)}, {})
+            self.tell_unknown(scope.operation, str(doubt), permit.grant.operation_id, scope.caller)
+        if not self.observing:
+            return
+        operation = scope.operation
+        name = type(outcome).__name__ if not isinstance(reply, Superseded) else "Superseded"
+        self.observer.event("settlements", 1, {"operation": operation, "outcome": name}, {})
         if isinstance(reply, Superseded):
             self.observer.event("superseded", 1, {"operation": operation}, {})
 

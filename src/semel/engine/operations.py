@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.sync import Engine
-from semel.errors import PolicyError
+from semel.errors import PolicyError, RecordUnreadableError
 from semel.flow import Flow
 from semel.model import Operation, Record, State
 from semel.protocol.operations import find_operation
@@ -48,7 +48,7 @@ def find_execution(engine: Engine, name: str | Reference) -> Execution | None:
 
     Parameters: ``name`` its operation id, or a :class:`Reference`.
 
-    Raises PolicyError for a text that is no operation id, and StoreError.
+    Raises PolicyError for a text that is no operation id, RecordUnreadableError for a damaged one, and StoreError.
 
     >>> import tempfile
     >>> from semel import Answer, Command, Engine, Policy, Scope
@@ -88,13 +88,20 @@ def told(record: Record | None, operation: Operation | None) -> Execution | None
     first: Record | Operation | None = operation if record is None else record
     if first is None:
         return None
+    try:
+        state = State(first.state)
+    except ValueError:
+        raise RecordUnreadableError(
+            f"the execution's row is damaged: its state is {first.state!r}; restore it from a backup",
+            operation_id=uuid_text(first.operation_id) if isinstance(first.operation_id, bytes) else None,
+        ) from None
     id = first.resource_id
     return Execution(
         operation_id=uuid_text(first.operation_id),
         operation=first.operation,
         tenant=first.tenant,
         caller=first.caller,
-        state=State(first.state),
+        state=state,
         business_ref=first.business_ref if operation is None else operation.business_ref,
         resource=None if id is None else (first.resource_type, id),
         error_code=first.error_code if operation is None else operation.error_code,

@@ -18,11 +18,12 @@ from semel.engine.joining import Atomic
 from semel.engine.opening import introduction, opened
 from semel.engine.performing import SyncPerformer
 from semel.engine.permit import Permit
+from semel.engine.reported import Reported, settle_reported
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, outcome_from
 from semel.engine.upkeep import SyncUpkeep
 from semel.errors import NotReplicated, SemelError, StoreError, StoreTimeout
 from semel.flow import MakeFlow, ask
-from semel.model import Answer, Claim, Effects, InProgress, Settlement, Settling, Superseded, Verdict
+from semel.model import Answer, Claim, Effects, InProgress, Settlement, Settling, State, Superseded, Verdict
 from semel.policy import Command
 from semel.protocol.asks import Begin, Rollback, Unit
 from semel.protocol.atomic import settled_or
@@ -269,6 +270,38 @@ class Engine:
         """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
         permit.kept = False
         return (self.perform("mark_not_kept", lambda: self.store.mark_not_kept(self.core.renewals([permit]))))[0]
+
+    def settle_by(self, operation_id: str, outcome: Reported, proof: str, *, actor: str = "report") -> State:
+        """Settle an execution whose outcome another process reports, such as a provider's webhook; its state then.
+
+        Parameters: ``operation_id`` as ``permit.operation_id``, which the handler gave to the provider; ``outcome``
+        ``SucceededWith(answer)``, ``DidNotHappen()`` or ``StepSucceeded(result)`` of :mod:`semel.worker`; ``proof`` how
+        it is known, and ``actor`` who says so, for the audit trail: up to 500 characters each.
+
+        A report that comes again, or behind the handler's own answer, changes nothing where it agrees.
+
+        Raises PolicyError for what is no report; ResolveRefused where it contradicts what is settled, no record has
+        this id, or the handler may still be running (``retry_after_seconds``: have the report delivered again);
+        RecordUnreadableError, StepError, StoreError.
+
+        >>> from semel import Command, Policy, Scope
+        >>> from semel.worker import SucceededWith
+        >>> seen = []
+        >>> def charge(permit: Permit) -> Answer:
+        ...     seen.append(permit.operation_id)  # given to the provider as the charge's metadata
+        ...     raise TimeoutError("the provider does not answer")
+        >>> with Engine.connect("memory://") as engine:
+        ...     command = Command(Scope("acme", "alice", "pay"), "key-1", bytes(32), "demo", Policy())
+        ...     try:
+        ...         _ = engine.run(command, charge)
+        ...     except TimeoutError:
+        ...         paid = SucceededWith(Answer(201, (), b"paid"))
+        ...         print(engine.settle_by(seen[0], paid, "webhook evt_17: charge.succeeded").name)
+        ...     print(engine.run(command, charge).answer.body)
+        SUCCEEDED
+        b'paid'
+        """
+        return self._performer.drive(settle_reported(self.store, operation_id, outcome, proof, actor))
 
     def atomic(self, connection: Any, command: Command) -> Atomic:
         """Join the user's own transaction: see :class:`~semel.engine.joining.Atomic`."""

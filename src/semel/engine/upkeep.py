@@ -18,6 +18,7 @@ from semel.drivers.shield import begin_own_thread, shielded
 from semel.engine.core import Core
 from semel.engine.performing import AsyncPerformer, SyncPerformer
 from semel.engine.permit import Permit
+from semel.engine.trouble import Trouble
 from semel.errors import SemelError, StoreTimeout
 from semel.model import Claim, Settlement, Settling
 from semel.protocol.commands import settle_until_confirmed
@@ -79,6 +80,8 @@ class AsyncUpkeep:
         self._core = core
         self._store = store
         self._performer = performer
+        self._trouble = Trouble("the renewal of leases")
+        self._release_trouble = Trouble("the release of claims that were given up")
         self.begin_process()
         begin_in_children(self)
 
@@ -173,7 +176,11 @@ class AsyncUpkeep:
             held = await self._performer.store_call("renew", lambda: self._store.renew(renewals))
         except SemelError:
             return  # the next beat tries again; two renewals may fail before a lease is over
+        except Exception as error:  # noqa: BLE001 - likewise; it is logged, where a lost task would be silent
+            self._trouble.met(error)
+            return
         self._core.renewed(permits, held)
+        self._trouble.over()
 
     async def _release(self) -> None:
         while self._abandoned:
@@ -182,8 +189,12 @@ class AsyncUpkeep:
                 gone = await self._performer.store_call("abandon", self._abandoned.release(self._store, nonces))
             except SemelError:
                 self._abandoned.unanswered(nonces)
+            except Exception as error:  # noqa: BLE001 - as in renew
+                self._release_trouble.met(error)
+                self._abandoned.unanswered(nonces)
             else:
                 self._abandoned.released(nonces, gone)
+                self._release_trouble.over()
             if self._abandoned and self._closing:
                 self._abandoned = Abandoned()
             elif self._abandoned:
@@ -197,6 +208,9 @@ class SyncUpkeep:
         self._core = core
         self._store = store
         self._performer = performer
+        self._trouble = Trouble("the renewal of leases")
+        self._release_trouble = Trouble("the release of claims that were given up")
+        self._confirm_trouble = Trouble("the confirmation of settlements")
         self.begin_process()
         begin_in_children(self)
 
@@ -268,7 +282,11 @@ class SyncUpkeep:
             held = self._performer.store_call("renew", lambda: self._store.renew(renewals))
         except SemelError:  # also a file that is away for a moment: this thread must outlive everything
             return  # the next beat tries again; two renewals may fail before a lease is over
+        except Exception as error:  # noqa: BLE001 - likewise
+            self._trouble.met(error)
+            return
         self._core.renewed(permits, held)
+        self._trouble.over()
 
     def _release(self) -> None:
         with self._changed:
@@ -277,10 +295,13 @@ class SyncUpkeep:
             return
         try:
             gone = self._performer.store_call("abandon", self._abandoned.release(self._store, nonces))
-        except SemelError:
+        except Exception as error:  # noqa: BLE001 - as in renew
+            if not isinstance(error, SemelError):
+                self._release_trouble.met(error)
             with self._changed:
                 self._abandoned.unanswered(nonces)
             return
+        self._release_trouble.over()
         with self._changed:
             self._abandoned.released(nonces, gone)
 
@@ -289,16 +310,28 @@ class SyncUpkeep:
             words = tuple(sorted(self._unconfirmed, key=lambda word: word.id))
         if not words:
             return
+        over: set[Settlement] = set()
+        failed = False
         try:
             for word in words:
-                self._performer.store_call("settle", settling(self._store, word).make)
-            over = set(words)
-        except SemelError:
-            now = time.monotonic()
-            over = {word for word in words if self._unconfirmed[word] <= now}
+                try:
+                    self._performer.store_call("settle", settling(self._store, word).make)
+                    over.add(word)
+                except SemelError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - one that fails keeps no other from being confirmed
+                    self._confirm_trouble.met(error)
+                    failed = True
+        except SemelError:  # the store is away: the others would wait for it, one after the other
+            pass
+        else:
+            if not failed:
+                self._confirm_trouble.over()
+        now = time.monotonic()
         with self._changed:
-            for word in over:
-                del self._unconfirmed[word]
+            for word in words:
+                if word in over or self._unconfirmed[word] <= now:
+                    del self._unconfirmed[word]
 
     def _serve(self) -> None:
         begin_own_thread()

@@ -41,7 +41,7 @@ from semel.service.notes import Notes
 from semel.service.provider import Charge, Provider
 from semel.service.settings import DEMO_LEASE_SECONDS, Settings
 from semel.service.simulation import DEMO, Broken, TimedOut, Troubles, Unreachable
-from semel.telemetry import Logging
+from semel.telemetry import Logging, safe
 from semel.web.caller import Caller
 from semel.web.openapi import problem_content
 from semel.web.problem import STORE_UNAVAILABLE, Problems
@@ -137,7 +137,7 @@ async def _unavailable(request: Request, error: Exception) -> Response:
     """What was only read may be asked for again. A command says for itself what became of it."""
     if request.method != "GET" or not isinstance(error, StoreError):
         raise error
-    logging.getLogger("semel").warning("%s could not be read: %s", request.url.path, error)
+    logging.getLogger("semel").warning("%s could not be read: %s", safe(request.url.path), safe(str(error)))
     return response_of(Problems().of_error(error))
 
 

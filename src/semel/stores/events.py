@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, cast
 from semel.events import Event, Waiting
 from semel.flow import Ask, Flow
 from semel.model import Settled, Settlement, Settling
+from semel.rules.damage import damage_of, mended
 from semel.rules.events import lane_of, pack_headers, unpack_headers
 from semel.rules.identity import uuid_bytes
 from semel.stores.dialect import MARIADB, POSTGRES, Dialect, Values
@@ -73,6 +74,11 @@ class Events:
         params: Values = {"id": id, "reason": shortened(reason)}
         return (yield from self.dialect.write(self._sql["park"], params)) == 1
 
+    def park_row(self, seq: int, reason: str) -> Flow[bool]:
+        """As :meth:`park`, by its place: the id of a damaged one may be damaged, too."""
+        params: Values = {"seq": seq, "reason": shortened(reason)}
+        return (yield from self.dialect.write(self._sql["park_row"], params)) == 1
+
     def retry(self, id: str) -> Flow[bool]:
         """Try a parked event again; False where it is not parked."""
         return (yield from self._by_id("retry", id))
@@ -96,7 +102,7 @@ class Events:
         """How full it is. Looks at every event that is not published."""
         [row] = yield from self.dialect.rows(self._sql["depth"], {})
         now, waiting, parked, oldest = cast("tuple[int, int, int, int | None]", row)
-        return Depth(waiting, parked, 0 if oldest is None else max(0, now - oldest))
+        return Depth(waiting, parked, max(0, now - oldest) if isinstance(oldest, int) else 0)  # it may be damaged
 
     def sweep(self, keep_us: int, chunk: int) -> Flow[int]:
         """Forget at most ``chunk`` events that were published longer ago than ``keep_us``; how many."""
@@ -191,22 +197,38 @@ def columns(events: Sequence[Event]) -> list[Values]:
     ]
 
 
+_COLUMNS: Final = (
+    *("seq", "id", "topic", "type", "aggregatetype", "aggregateid", "payload", "headers", "tenant", "operation_id"),
+    *("created_at", "tries", "next_at", "parked_at", "reason"),
+)
+
+
 def _waiting(row: Row) -> Waiting:
-    seq, id, topic, kind, aggregate_type, aggregate_id, payload, headers, tenant, operation_id, created_at, tries = row[
-        :12
-    ]
+    values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=False))
+    damage = damage_of(NOUN, values)
+    if damage is not None:
+        values = mended(NOUN, values)
     event = Event(
-        cast(str, id),
-        cast(str, topic),
-        cast(str, kind),
-        cast(str, aggregate_type),
-        cast(str, aggregate_id),
-        cast(bytes, payload),
-        unpack_headers(cast(bytes, headers)),
-        cast(str, tenant),
-        cast("bytes | None", operation_id),
+        values["id"],
+        values["topic"],
+        values["type"],
+        values["aggregatetype"],
+        values["aggregateid"],
+        values["payload"],
+        unpack_headers(values["headers"]),
+        values["tenant"],
+        values["operation_id"],
     )
-    return Waiting(cast(int, seq), event, cast(int, created_at), cast(int, tries), *cast("tuple[Any, ...]", row[12:]))
+    return Waiting(
+        values["seq"],
+        event,
+        values["created_at"],
+        values["tries"],
+        values.get("next_at", 0),
+        values.get("parked_at"),
+        values.get("reason"),
+        damage,
+    )
 
 
 def shortened(reason: str) -> str:

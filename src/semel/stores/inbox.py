@@ -12,9 +12,10 @@ from typing import Any, Final, NamedTuple, cast
 
 from semel.flow import Ask, Flow
 from semel.model import Purged
+from semel.rules.damage import damage_of, mended
 from semel.rules.identity import frame
 from semel.stores.dialect import Dialect, Values, dialect_of
-from semel.stores.statements import Execute, Query
+from semel.stores.statements import Execute, Query, Row
 
 CONSUMER_MAX: Final = 191
 MESSAGE_ID_MAX: Final = 500
@@ -45,6 +46,25 @@ class Seen(NamedTuple):
         return Receipt.DUPLICATE if self.handled else Receipt.PARKED if self.parked_at is not None else None
 
 
+class Tried(NamedTuple):
+    """A message of any consumer that was tried and not handled. ``parked_at`` None: it is still delivered."""
+
+    consumer: str
+    message_id: str
+    tries: int
+    parked_at: int | None
+    reason: str | None
+    damage: str | None = None  # what cannot be read of it
+
+
+class Backlog(NamedTuple):
+    """What the consumers of a store have tried and not handled."""
+
+    tried: int
+    parked: int
+    parked_us: int  # for how long the first has been parked
+
+
 class Parked(NamedTuple):
     """A message that waits for an operator."""
 
@@ -52,6 +72,22 @@ class Parked(NamedTuple):
     tries: int
     parked_at: int
     reason: str
+
+
+def _parked(message_id: Any, tries: Any, parked_at: Any, reason: Any) -> Parked:
+    values = {"message_id": message_id, "tries": tries, "parked_at": parked_at, "reason": reason}
+    damage = damage_of("messages", values)
+    if damage is None:
+        return Parked(message_id, tries, parked_at, reason)
+    return Parked(
+        str(message_id), tries if type(tries) is int else 0, parked_at if type(parked_at) is int else 0, damage
+    )
+
+
+def _tried(row: Row) -> Tried:
+    values = dict(zip(Tried._fields, row, strict=False))
+    damage = damage_of("messages", values)
+    return Tried(**(values if damage is None else mended("messages", values)), damage=damage)
 
 
 class InboxRows:
@@ -73,6 +109,9 @@ class InboxRows:
         if not rows:
             return None
         handled_at, tries, parked_at, reason = cast("Any", rows[0])
+        if damage_of("messages", {"tries": tries, "parked_at": parked_at, "reason": reason}) is not None:
+            # Whether it was handled or parked is still said by what is there; its tries are counted anew.
+            tries, reason = (tries if type(tries) is int else 0), None if reason is None else str(reason)
         return Seen(handled_at is not None, tries, parked_at, reason)
 
     def enter(self, message_id: str) -> Flow[Receipt | None]:
@@ -124,7 +163,28 @@ class InboxRows:
         """A page of what waits for an operator, by name."""
         params: Values = {"consumer": self._consumer, "after": after, "limit": limit}
         rows = yield from self._dialect.rows(self._sql["parked"], params)
-        return [Parked(*cast("tuple[str, int, int, str]", row)) for row in rows]
+        return [_parked(*cast("tuple[Any, Any, Any, Any]", row)) for row in rows]
+
+    def open(self, after: tuple[str, str], limit: int, *, parked: bool) -> Flow[list[Tried]]:
+        """A page of what was tried and not handled, of every consumer where this one's name is empty.
+
+        Parameters: ``after`` the consumer and the id of the last one of the page before; ``parked`` those alone.
+        """
+        params: Values = {
+            "consumer": self._consumer,
+            "after_consumer": after[0],
+            "after": after[1],
+            "parked": int(parked),
+            "limit": limit,
+        }
+        rows = yield from self._dialect.rows(self._sql["open"], params)
+        return [_tried(row) for row in rows]
+
+    def backlog(self) -> Flow[Backlog]:
+        """How many of every consumer's messages were tried and not handled. Looks at every message."""
+        [row] = yield from self._dialect.rows(self._sql["standing"], {})
+        now, tried, parked, since = cast("tuple[int, int, int, int | None]", row)
+        return Backlog(tried, parked, max(0, now - since) if isinstance(since, int) else 0)
 
     def release(self, message_id: str) -> Flow[bool]:
         """Forget a message's tries; False where it was handled, or never met."""

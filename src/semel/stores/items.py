@@ -13,10 +13,12 @@ from typing import Any, Final, NamedTuple, cast
 
 from semel.flow import Ask, Flow
 from semel.model import Grant, Purged
+from semel.rules.damage import damage_of
 from semel.rules.items import ItemOutcome, ItemState, Tally
 from semel.stores.dialect import Dialect, Values, dialect_of
 from semel.stores.statements import Execute, Query, Row, Value
 
+NOUN: Final = "items"
 PUT_MAX: Final = 500
 PUT_BYTES_MAX: Final = 1024 * 1024  # about; it is written down as four times as much at most
 
@@ -45,7 +47,7 @@ class Items:
 
     def __init__(self, store: Any) -> None:
         self._dialect: Dialect = dialect_of(store, "bulk commands")
-        self._sql = self._dialect.statements("items")
+        self._sql = self._dialect.statements(NOUN)
 
     def begin(self, grant: Grant, total: int) -> Flow[Standing | None]:
         """Where the bulk stands at the start of a run; None: superseded."""
@@ -112,7 +114,7 @@ class Items:
         """Places, names and ages (microseconds since the start) of items that have begun and have no outcome."""
         params: Values = {"operation_id": grant.operation_id, "first": 0, "done": done, "limit": limit}
         rows = yield from self._dialect.rows(self._sql["begun"], params)
-        return [(cast(int, row[0]), cast(str, row[1]), cast(int, row[3]) - cast(int, row[2])) for row in rows]
+        return [(cast(int, row[0]), str(row[1]), _age(row[2], cast(int, row[3]))) for row in rows]
 
     def relinquish(self, grant: Grant) -> Flow[int]:
         """Give the lease back, so that whoever asks next goes on at once."""
@@ -189,6 +191,13 @@ def _tally(row: Row) -> Tally:
 
 
 def _outcome(row: Row) -> ItemOutcome:
-    place, item_id, state, target_id, result_id, error_code, retryable, detail = cast("Any", row)
-    known = ItemState(state)
-    return ItemOutcome(place, item_id, known, target_id, result_id, error_code, bool(retryable), detail)
+    values: dict[str, Any] = dict(zip(ItemOutcome._fields, row, strict=True))
+    damage = damage_of(NOUN, values)
+    if damage is not None:  # it is named, so that the items beside it are still told
+        return ItemOutcome(values["place"], str(values["item_id"]), ItemState.UNKNOWN, error_code=damage)
+    return ItemOutcome(**{**values, "state": ItemState(values["state"]), "retryable": bool(values["retryable"])})
+
+
+def _age(begun: Value, now: int) -> int:
+    """How long ago an item began, in microseconds; longer than anything is remembered where that is damaged."""
+    return now - begun if isinstance(begun, int) else now

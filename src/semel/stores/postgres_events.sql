@@ -118,6 +118,15 @@ UPDATE semel_event SET tries = tries + 1, reason = :reason::text, parked_at = cl
 WHERE id = :id::text::uuid AND published_at IS NULL AND parked_at IS NULL
 RETURNING 1;
 
+-- name: park_row
+-- The same by its place.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+)
+UPDATE semel_event SET tries = tries + 1, reason = :reason::text, parked_at = clock.now FROM clock
+WHERE seq = :seq::bigint AND published_at IS NULL AND parked_at IS NULL
+RETURNING 1;
+
 -- name: retry
 -- A parked event is tried again, from its first try.
 UPDATE semel_event SET tries = 0, next_at = 0, parked_at = NULL

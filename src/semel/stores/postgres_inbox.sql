@@ -62,6 +62,22 @@ SELECT message_id, tries, parked_at, reason FROM semel_inbox
 WHERE consumer = :consumer::text AND parked_at IS NOT NULL AND message_id > :after::text
 ORDER BY message_id LIMIT :limit::bigint;
 
+-- name: open
+-- A page of what was tried and not handled, of every consumer or of one: the parked ones, or all.
+SELECT consumer, message_id, tries, parked_at, reason FROM semel_inbox
+WHERE handled_at IS NULL AND (:parked::integer = 0 OR parked_at IS NOT NULL)
+    AND (:consumer::text = '' OR consumer = :consumer::text)
+    AND (consumer > :after_consumer::text OR (consumer = :after_consumer::text AND message_id > :after::text))
+ORDER BY consumer, message_id LIMIT :limit::bigint;
+
+-- name: standing
+-- How many were tried and not handled, how many of them are parked, and since when the first. Looks at every message.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT (SELECT now FROM clock), count(*) FILTER (WHERE parked_at IS NULL), count(parked_at), min(parked_at)
+FROM semel_inbox WHERE handled_at IS NULL;
+
 -- name: release
 -- Forget the tries of a message, so that it may be delivered again.
 DELETE FROM semel_inbox WHERE consumer = :consumer::text AND message_id = :message_id::text AND handled_at IS NULL

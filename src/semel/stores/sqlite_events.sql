@@ -78,6 +78,11 @@ WHERE seq = :seq AND published_at IS NULL AND parked_at IS NULL;
 UPDATE semel_event SET tries = tries + 1, reason = :reason, parked_at = :now
 WHERE id = :id AND published_at IS NULL AND parked_at IS NULL;
 
+-- name: park_row
+-- The same by its place.
+UPDATE semel_event SET tries = tries + 1, reason = :reason, parked_at = :now
+WHERE seq = :seq AND published_at IS NULL AND parked_at IS NULL;
+
 -- name: retry
 -- A parked event is tried again, from its first try.
 UPDATE semel_event SET tries = 0, next_at = 0, parked_at = NULL

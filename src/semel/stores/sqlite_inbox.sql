@@ -39,6 +39,19 @@ SELECT message_id, tries, parked_at, reason FROM semel_inbox
 WHERE consumer = :consumer AND parked_at IS NOT NULL AND message_id > :after
 ORDER BY message_id LIMIT :limit;
 
+-- name: open
+-- A page of what was tried and not handled, of every consumer or of one: the parked ones, or all.
+SELECT consumer, message_id, tries, parked_at, reason FROM semel_inbox
+WHERE handled_at IS NULL AND (:parked = 0 OR parked_at IS NOT NULL)
+    AND (:consumer = '' OR consumer = :consumer)
+    AND (consumer > :after_consumer OR (consumer = :after_consumer AND message_id > :after))
+ORDER BY consumer, message_id LIMIT :limit;
+
+-- name: standing
+-- How many were tried and not handled, how many of them are parked, and since when the first. Looks at every message.
+SELECT :now, count(*) - count(parked_at), count(parked_at), min(parked_at)
+FROM semel_inbox WHERE handled_at IS NULL;
+
 -- name: release
 -- Forget the tries of a message, so that it may be delivered again.
 DELETE FROM semel_inbox WHERE consumer = :consumer AND message_id = :message_id AND handled_at IS NULL;

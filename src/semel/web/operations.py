@@ -19,6 +19,7 @@ from semel.errors import InvalidKey, SemelError
 from semel.flow import Flow
 from semel.model import OPEN_STATES, Answer, AnswerKind, Operation, Record, Scope, State, Unreadable
 from semel.protocol.operations import find_operation, find_operations
+from semel.rules.damage import damage_of
 from semel.rules.identity import record_id, reference_id, uuid_bytes, uuid_text
 from semel.rules.items import Tally
 from semel.rules.keys import parse_key
@@ -148,6 +149,9 @@ class _Queries:
             return self._problem(NOT_FOUND, "There is no such operation of yours.")
         if row is not None and not is_sound(row):
             return self._surface.problems.of_verdict(Unreadable(uuid_of(row), "corrupt"))
+        if row is None and kept is not None and damage_of("operations", kept._asdict()) is not None:
+            id = kept.operation_id
+            return self._surface.problems.of_verdict(Unreadable(id if isinstance(id, bytes) else bytes(16), "corrupt"))
         now = self._core.store_time()
         headers = [_JSON, _NO_STORE]
         document = _remembered(kept) if row is None and kept is not None else describe(told, now)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from semel.errors import IdentityMismatch, RequestError, SchemaError, SemelError, StoreError
+from semel.telemetry import safe
 
 EVERY_SECONDS: Final = 10.0
 NO_STORE: Final = (StoreError, SchemaError, IdentityMismatch)  # the store cannot take a command: nothing of it ran
@@ -33,6 +34,6 @@ class Outage:
         import logging  # a process whose store is well never needs it
 
         logging.getLogger("semel").error(
-            "the store failed under a command (said once in %g seconds): %s", EVERY_SECONDS, error
+            "the store failed under a command (said once in %g seconds): %s", EVERY_SECONDS, safe(str(error))
         )
         return True

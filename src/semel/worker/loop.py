@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from typing import Self
 
+from semel.engine.trouble import Trouble
 from semel.errors import SchemaError, StoreError
 
 
@@ -22,6 +22,7 @@ class Loop(ABC):
         self._name = name
         self._every_seconds = every_seconds
         self._random = random.SystemRandom()
+        self._trouble = Trouble(name)
         self._task: asyncio.Task[None] | None = None
 
     @abstractmethod
@@ -47,11 +48,24 @@ class Loop(ABC):
             self._task = None
 
     async def run(self) -> None:
-        """Go on until cancelled. A store that comes back finds its worker alive."""
+        """Go on until cancelled. A store that comes back finds its worker alive; so does an error that nobody expects.
+
+        Such an error is logged once, and the next look comes after a rest of up to 30 seconds.
+        """
         try:
             while True:
-                with suppress(StoreError, SchemaError):
-                    await self._look()
-                await asyncio.sleep(self._next_rest())
+                rest = await self._look_safely()
+                await asyncio.sleep(max(rest, self._next_rest()))
         finally:
             await self._leave()
+
+    async def _look_safely(self) -> float:
+        """Look; the least seconds to rest."""
+        try:
+            await self._look()
+        except (StoreError, SchemaError):
+            return 0.0
+        except Exception as error:  # noqa: BLE001 - a worker that dies unseen leaves everything behind it undone
+            return self._trouble.met(error)
+        self._trouble.over()
+        return 0.0

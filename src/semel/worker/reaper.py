@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from semel.engine.aio import AsyncEngine
+from semel.engine.trouble import Trouble
 from semel.errors import PolicyError, SchemaError, StoreError
 from semel.flow import Flow
 from semel.model import Find, Purged, Record, State
@@ -61,6 +62,7 @@ class Reaper(Loop):
         self._purge_every_seconds = purge_every_seconds
         self._purging: asyncio.Task[None] | None = None
         self._purge_at = 0.0
+        self._purge_trouble = Trouble("the reaper's purge")
         self._clock = PurgeClock()
         self._turn: int | None = None  # of this process, where the store has all of them take turns
         self._rest: float | None = None
@@ -112,7 +114,6 @@ class Reaper(Loop):
             else:
                 await self.run_once()
         if self._purging is not None and self._purging.done():
-            self._purging.result()  # an error that nobody expects ends the reaper here, too
             self._purging = None
         if time.monotonic() >= self._purge_at and self._purging is None:
             self._purge_at = self._purge_time()
@@ -141,7 +142,7 @@ class Reaper(Loop):
 
     async def _purge_meanwhile(self) -> None:
         # A walk over millions of records takes minutes; what lapses meanwhile must be visible in time all the same.
-        with suppress(StoreError, SchemaError):  # the observer was told; a store that comes back finds its reaper alive
+        try:
             moved = await self._read_clock()
             if not moved:
                 await self.purge()
@@ -152,6 +153,12 @@ class Reaper(Loop):
                     "run semel purge --clock-is-right where it is right",
                     moved / 3_600_000_000,
                 )
+        except (StoreError, SchemaError):  # the observer was told; the next purge is hourly anyway
+            return
+        except Exception as error:  # noqa: BLE001 - what cannot be purged must not keep lapses from being seen
+            self._purge_trouble.met(error)
+        else:
+            self._purge_trouble.over()
 
     async def _read_clock(self) -> int:
         """How far the store's clock has moved without an explanation, in microseconds. Raises StoreError."""
@@ -165,9 +172,9 @@ class Reaper(Loop):
         return time.monotonic() + self._purge_every_seconds * (1 - self._random.random() / 2)
 
     def _tell(self, record: Record) -> None:
-        tell = self._engine.core.tell
-        tell("lapsed", record.operation)
-        tell("unknown", record.operation, doubt=record.doubt or "lapsed")
+        core = self._engine.core
+        core.tell_lapsed(record.operation, record.operation_id, record.caller)
+        core.tell_unknown(record.operation, record.doubt or "lapsed", record.operation_id, record.caller)
 
     async def _drive(self, flow: Flow[PurgedAll]) -> PurgedAll:
         needed: Any = next(flow)

@@ -11,13 +11,13 @@ import asyncio
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.steps import found_result
+from semel.engine.trouble import Trouble
 from semel.errors import ConfigurationError, PolicyError, SchemaError, StatementRefused, StepError, StoreError
 from semel.model import Find, Found, MovedOn, Record, Resolution, Resolved, State, TooEarly
 from semel.protocol.operations import find_operation
@@ -135,6 +135,7 @@ class Reconciling(Loop):
                 raise ConfigurationError(f"two reconcilers are declared for {each.operation!r}")
             self._reconcilers[each.operation] = each
         self._places = asyncio.Semaphore(at_once)
+        self._one_trouble = Trouble("a reconciliation")
 
     async def run_once(self) -> Round:
         """Ask about every UNKNOWN execution that is due, once. Raises StoreError: the rest is met by the next round."""
@@ -163,45 +164,50 @@ class Reconciling(Loop):
         return [row for row in page.records if row.id not in known or known[row.id].is_due(row.fence)]
 
     async def _one(self, each: Reconciler, seen: Record, done: Round) -> None:
+        async with self._places:
+            try:
+                await self._ask_about(each, seen, done)
+            except (StoreError, SchemaError):
+                return  # the observer was told; its lease ends, and the next round asks again
+            except Exception as error:  # noqa: BLE001 - such as a damaged record: the others are asked about all the same
+                self._one_trouble.met(error)
+
+    async def _ask_about(self, each: Reconciler, seen: Record, done: Round) -> None:
         engine = self._engine
         token = os.urandom(16)
         lease = int((each.timeout_seconds + LEASE_MARGIN_SECONDS) * 1_000_000)
-        async with self._places:
-            with suppress(
-                StoreError, SchemaError
-            ):  # the observer was told; its lease ends, and the next round asks again
-                taken = await engine.perform("reconcile", lambda: self._rows.take(seen.id, seen.fence, token, lease))
-                if taken is None:
-                    return
-                record, operation = await engine.perform(
-                    "reconcile", lambda: find_operation(engine.store, operation_id=seen.operation_id)
-                )
-                if record is None or record.state != State.UNKNOWN or record.fence != seen.fence:
-                    await engine.perform("reconcile", lambda: self._rows.forget(seen.id))
-                    return
-                case = Case(record, operation, taken.asked)
-                done.asked += 1
-                found, result = recorded(await _asked(each, case), case)
-                judged = partial(
-                    judge,
-                    record=record,
-                    now=taken.now,
-                    actor=f"reconciler:{each.operation}",
-                    quiet_us=int(each.quiet_for * 1_000_000),
-                    asked=taken.asked,
-                    asked_max=each.asks_max,
-                    jitter=self._random.random(),
-                    result=result,
-                )
-                engine.core.tell("reconciled", each.operation, found=type(found).__name__)
-                try:
-                    await self._write(judged(found), case, token, done)
-                except Exception as error:
-                    if isinstance(error, (StoreError, SchemaError)) and not isinstance(error, StatementRefused):
-                        raise
-                    # Such as a name that is half a character: one finding must not end the worker of all the others.
-                    unwritten = StillUnknown(f"what was found could not be written: {type(error).__name__}")
-                    await self._write(judged(unwritten), case, token, done)
+        taken = await engine.perform("reconcile", lambda: self._rows.take(seen.id, seen.fence, token, lease))
+        if taken is None:
+            return
+        record, operation = await engine.perform(
+            "reconcile", lambda: find_operation(engine.store, operation_id=seen.operation_id)
+        )
+        if record is None or record.state != State.UNKNOWN or record.fence != seen.fence:
+            await engine.perform("reconcile", lambda: self._rows.forget(seen.id))
+            return
+        case = Case(record, operation, taken.asked)
+        done.asked += 1
+        found, result = recorded(await _asked(each, case), case)
+        judged = partial(
+            judge,
+            record=record,
+            now=taken.now,
+            actor=f"reconciler:{each.operation}",
+            quiet_us=int(each.quiet_for * 1_000_000),
+            asked=taken.asked,
+            asked_max=each.asks_max,
+            jitter=self._random.random(),
+            result=result,
+        )
+        engine.core.tell("reconciled", each.operation, found=type(found).__name__)
+        try:
+            await self._write(judged(found), case, token, done)
+        except Exception as error:
+            if isinstance(error, (StoreError, SchemaError)) and not isinstance(error, StatementRefused):
+                raise
+            # Such as a name that is half a character: one finding must not end the worker of all the others.
+            unwritten = StillUnknown(f"what was found could not be written: {type(error).__name__}")
+            await self._write(judged(unwritten), case, token, done)
 
     async def _write(self, judged: Resolution | Again, case: Case, token: bytes, done: Round) -> None:
         engine, record = self._engine, case.record

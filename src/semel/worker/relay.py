@@ -14,12 +14,13 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Self
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.events import listening
+from semel.engine.trouble import Trouble
 from semel.errors import SchemaError, StoreError
 from semel.events import Event, Waiting
 from semel.policy import LEASE_SECONDS_MIN, SPAN_SECONDS_MAX
@@ -116,6 +117,8 @@ class Relay:
         self._walk_seconds = 0.0  # what the last look past those that are away has cost
         self._woken = asyncio.Event()
         self._stopping = False
+        self._trouble = Trouble("the relay")
+        self._house_trouble = Trouble("the relay's gauge and sweep")
         self._task: asyncio.Task[None] | None = None
 
     # --- one turn ---------------------------------------------------------------------------
@@ -179,7 +182,7 @@ class Relay:
         outage: str | None = None
         unreached_topics: set[str] = set()
         while wave := batch.wave():
-            replies = await self._deliver([each.event for each in wave])
+            replies = await self._deliver_readable(wave)
             for each, reply in zip(wave, replies, strict=True):
                 if reply is None:
                     batch.arrived(each)
@@ -201,7 +204,14 @@ class Relay:
         if outage is not None or not self._away:
             self.outage = outage
 
+    async def _deliver_readable(self, wave: Sequence[Waiting]) -> list[Reply]:
+        """Deliver a wave, less what is damaged: that is parked at once, and the others go on."""
+        readable = iter(await self._deliver([each.event for each in wave if each.damage is None]))
+        return [next(readable) if each.damage is None else Refused(each.damage, for_good=True) for each in wave]
+
     async def _deliver(self, events: Sequence[Event]) -> list[Reply]:
+        if not events:
+            return []
         try:
             return await self.sink.publish(events)
         except Exception as error:  # noqa: BLE001 - a sink that breaks its promise must not stop the others' events
@@ -217,12 +227,13 @@ class Relay:
         for each, reply in zip(wave, replies, strict=True):
             if not isinstance(reply, Refused):
                 continue
-            id, seq, reason = each.event.id, each.seq, reply.reason
-            self._tell("events_refused", each.event.topic)
+            seq, reason = each.seq, reply.reason
+            detail = {"event": each.event.id, "reason": reason}
+            self._tell("events_refused", each.event.topic, detail=detail)
             if reply.for_good or each.tries + 1 >= self._tries_max:
-                if await perform("events_park", lambda id=id, reason=reason: events.park(id, reason)):  # type: ignore[misc]
+                if await perform("events_park", lambda seq=seq, reason=reason: events.park_row(seq, reason)):  # type: ignore[misc]
                     self.parked += 1
-                    self._tell("events_parked", each.event.topic)
+                    self._tell("events_parked", each.event.topic, detail=detail)
             else:
                 wait = int(event_wait_seconds(each.tries, self._random.random()) * 1_000_000)
                 make = lambda seq=seq, wait=wait, reason=reason: events.postpone(seq, wait, reason)  # noqa: E731
@@ -238,8 +249,8 @@ class Relay:
         for topic, count in counts.items():
             self._tell("events_published", topic, count)
 
-    def _tell(self, name: str, topic: str, value: float = 1) -> None:
-        self._engine.core.observer.event(name, value, {"topic": topic}, {})
+    def _tell(self, name: str, topic: str, value: float = 1, detail: Mapping[str, str] | None = None) -> None:
+        self._engine.core.observer.event(name, value, {"topic": topic}, detail or {})
 
     # --- lanes ------------------------------------------------------------------------------
 
@@ -307,6 +318,7 @@ class Relay:
         try:
             await self._attend_in_time()
             sent = await self._turn(self._away.passed_over(time.monotonic()))
+            self._trouble.over()
             if self._struck:
                 return outage_wait_seconds(self._outages, self._random.random())
             if self._full != self._busy:  # nobody need ring for a relay that looks again at once
@@ -317,6 +329,9 @@ class Relay:
                 return 0
         except (StoreError, SchemaError):  # the observer was told; a store that comes back finds its relay alive
             return STORE_REST_SECONDS
+        except Exception as error:  # noqa: BLE001 - a relay that dies unseen leaves every event behind it unsent
+            self._struck = True  # no bell shortens the rest
+            return self._trouble.met(error)
         poll = self._poll_seconds
         if poll is None:
             poll = LISTENING_POLL_SECONDS if rung else POLL_SECONDS
@@ -339,11 +354,16 @@ class Relay:
     async def _keep_house(self) -> None:
         sweep_at = time.monotonic() + SWEEP_SECONDS * self._random.random()
         while True:
-            with suppress(StoreError, SchemaError):  # told to the observer, and done next time
+            try:
                 await self.gauge()
                 if time.monotonic() >= sweep_at:
                     sweep_at = time.monotonic() + SWEEP_SECONDS
                     await self.sweep()
+                self._house_trouble.over()
+            except (StoreError, SchemaError):  # told to the observer, and done next time
+                pass
+            except Exception as error:  # noqa: BLE001 - as in _round
+                self._house_trouble.met(error)
             await asyncio.sleep(GAUGE_SECONDS * (1 - self._random.random() / 4))
 
     async def gauge(self) -> Depth:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, Final
 
 from semel.engine.inbox import Inbox, Message
 from semel.errors import ConfigurationError, StoreError
-from semel.integrations.consumers.delivery import fitting
+from semel.integrations.consumers.delivery import fitting, log_busy, log_failed
 from semel.rules.blame import is_wrong_for_all
 from semel.stores.inbox import Receipt
 
@@ -18,7 +17,6 @@ try:
 except ModuleNotFoundError as error:
     raise ConfigurationError("the inbox's tasks need Celery; install it: pip install 'semel[celery]'") from error
 
-_LOG: Final = logging.getLogger("semel.consumers")
 _FIXED: Final = ("acks_late", "acks_on_timeout", "reject_on_worker_lost", "max_retries")
 
 
@@ -94,7 +92,7 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
         if receipt is Receipt.HANDLED:
             return results[0]
         if receipt is Receipt.BUSY:
-            return self._again(id, StoreError(f"another worker is at message {id}"))
+            return self._again(id, StoreError(f"another worker is at message {id}"), busy=True)
         if receipt is Receipt.PARKED and failures:
             raise failures[0]  # Celery is told that it failed, and acknowledges it
         if self.request.called_directly:
@@ -110,10 +108,13 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
             )
         return fitting(str(id))
 
-    def _again(self, id: str, error: Exception) -> Any:
+    def _again(self, id: str, error: Exception, *, busy: bool = False) -> Any:
         if self.request.called_directly or (self.request.is_eager and is_wrong_for_all(error)):
             raise error  # nobody can put it right between two tries
-        _LOG.warning("message %s failed (%s); it is delivered again", id, type(error).__name__)
+        if busy:
+            log_busy(id)
+        else:
+            log_failed(id, error)
         try:
             return self.retry(exc=error, countdown=self._retry_seconds)
         except Reject as rejected:  # the broker did not take it: it has the first one still

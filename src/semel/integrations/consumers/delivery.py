@@ -11,6 +11,7 @@ from semel.engine.inbox import AsyncInbox, Message
 from semel.errors import StoreError
 from semel.rules.blame import is_wrong_for_all
 from semel.stores.inbox import MESSAGE_ID_MAX, Receipt
+from semel.telemetry import field
 
 EVENT_ID: Final = "semel-id"  # the header or field in which a relay of Semel's names its event
 _LOG: Final = logging.getLogger("semel.consumers")
@@ -27,7 +28,7 @@ class Deliveries:
     ) -> None:
         self._inbox = inbox
         self._handler = handler
-        self._failed = failed if failed is not None else _log
+        self._failed = failed if failed is not None else log_failed
 
     async def take(self, message_id: str, delivery: Any, deliveries: int) -> bool | None:
         """Handle one delivery; whether to acknowledge it.
@@ -45,7 +46,10 @@ class Deliveries:
                 raise
             self._failed(message_id, error)
             return None if isinstance(error, StoreError) else False
-        return None if receipt is Receipt.BUSY else True
+        if receipt is Receipt.BUSY:
+            log_busy(message_id)
+            return None
+        return True
 
 
 def text_of(raw: bytes) -> str:
@@ -64,5 +68,11 @@ def fitting(message_id: str) -> str:
     return f"sha256:{hashlib.sha256(message_id.encode(errors='surrogatepass')).hexdigest()}"
 
 
-def _log(message_id: str, error: Exception) -> None:
-    _LOG.warning("message %s failed (%s); it is delivered again", message_id, type(error).__name__)
+def log_busy(message_id: str) -> None:
+    """A concurrent duplicate: nothing failed, and nobody needs to act."""
+    _LOG.info("message %s is being handled by another worker; it is tried again later", field(message_id))
+
+
+def log_failed(message_id: str, error: Exception) -> None:
+    """A try that came to nothing; the next one may fare better."""
+    _LOG.warning("message %s failed (%s); it is delivered again", field(message_id), type(error).__name__)

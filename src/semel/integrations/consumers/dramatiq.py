@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from semel.engine.inbox import Inbox, Message
 from semel.errors import ConfigurationError
-from semel.integrations.consumers.delivery import fitting
+from semel.integrations.consumers.delivery import fitting, log_busy
 from semel.stores.inbox import Receipt
 
 try:
@@ -113,6 +113,7 @@ class InboxMiddleware(Middleware):
             if receipt is Receipt.HANDLED:
                 return results[0]
             if receipt is Receipt.BUSY:
+                log_busy(str(id))
                 raise Retry("another worker is at it", delay=self._busy_ms)
             if sent is None:
                 return None  # called: whoever calls has more to do, and is no repetition

@@ -1,0 +1,116 @@
+"""``engine.settle_by``: an outcome that another process reports later, such as a provider's webhook."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.errors import PolicyError, RecordUnreadableError, ResolveRefused
+from semel.flow import Flow, ask
+from semel.model import Find, MovedOn, Record, Resolved, State, TooEarly
+from semel.protocol.asks import Perform
+from semel.protocol.operations import find_operation, is_kept_by, resolve
+from semel.protocol.reconcile import settle_found
+from semel.rules.identity import uuid_bytes
+from semel.rules.reconcile import (
+    REASON_LENGTH_MAX,
+    Again,
+    DidNotHappen,
+    StepSucceeded,
+    SucceededWith,
+    judge,
+    quiet_until,
+)
+from semel.rules.step_doubts import step_of
+from semel.rules.stored import is_sound, state_of
+from semel.stores.base import Store
+
+Reported = SucceededWith | StepSucceeded | DidNotHappen
+_AGREES: Final = {
+    SucceededWith: (State.SUCCEEDED,),
+    DidNotHappen: (State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE),
+}
+
+
+def settle_reported(store: Store, operation_id: str, outcome: Reported, proof: str, actor: str) -> Flow[State]:
+    """Settle an execution by a report; the state that it has then. What was settled the same way stays as it is.
+
+    Raises PolicyError for what is no report, ResolveRefused, RecordUnreadableError, StepError, StoreError.
+    """
+    id = _checked(operation_id, outcome, proof, actor)
+    record, _ = yield from ask(Perform("resolve", lambda: find_operation(store, operation_id=id)))
+    if record is None:
+        raise ResolveRefused(f"no record of operation {operation_id}: it was never seen here, or its key is forgotten")
+    state = state_of(record) if is_sound(record) else None
+    if state is None:
+        raise RecordUnreadableError("the record is damaged; restore it from a backup", operation_id=operation_id)
+    if state in (State.SUCCEEDED, State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE):
+        return _known(state, outcome, operation_id)
+    now = (yield from ask(Perform("find", lambda: store.find(Find(limit=1))))).now
+    return (yield from _settle(store, record, outcome, proof, actor, now, operation_id))
+
+
+def _settle(
+    store: Store, record: Record, outcome: Reported, proof: str, actor: str, now: int, operation_id: str
+) -> Flow[State]:
+    result = None
+    if isinstance(outcome, StepSucceeded):
+        step = step_of(record.doubt)
+        if step is None:
+            raise ResolveRefused(f"no step of operation {operation_id} is in doubt: {record.doubt or 'it runs'}")
+        from semel.engine.steps import found_result  # with the forms of results, which nobody else needs here
+
+        result = found_result(step, outcome.result)
+    word = judge(outcome, record, now, actor=actor, quiet_us=0, asked=0, asked_max=1, jitter=0.0, result=result)
+    if isinstance(word, Again):
+        until = quiet_until(record, 0) if isinstance(outcome, DidNotHappen) else record.deadline_at
+        raise _early(operation_id, max(until - now, 0))
+    word = word._replace(reason=proof)
+    if is_kept_by(store):
+        reply = yield from ask(Perform("resolve", lambda: settle_found(store, word, ())))
+    else:
+        reply = yield from ask(Perform("resolve", lambda: resolve(store, word)))
+    match reply:
+        case Resolved(settled):
+            return settled
+        case TooEarly(wait_us):
+            raise _early(operation_id, wait_us)
+        case MovedOn(None | State.CLAIMED | State.PROCESSING | State.UNKNOWN):
+            raise ResolveRefused(
+                f"operation {operation_id} has moved on meanwhile; look it up, and report again",
+                retry_after_seconds=1.0,
+            )
+        case MovedOn(moved):
+            assert moved is not None
+            return _known(moved, outcome, operation_id)
+
+
+def _known(state: State, outcome: Reported, operation_id: str) -> State:
+    """A report may come twice, and behind the handler's own answer: then it must agree with what is settled."""
+    if state in _AGREES.get(type(outcome), ()):
+        return state
+    raise ResolveRefused(
+        f"operation {operation_id} is settled as {state.name}, and the report says {type(outcome).__name__}: find out "
+        "which is right"
+    )
+
+
+def _early(operation_id: str, wait_us: int) -> ResolveRefused:
+    seconds = wait_us / 1_000_000
+    return ResolveRefused(
+        f"the handler of operation {operation_id} may still be running; report again in {seconds:.0f} s",
+        retry_after_seconds=seconds,
+    )
+
+
+def _checked(operation_id: object, outcome: object, proof: object, actor: object) -> bytes:
+    id = uuid_bytes(operation_id) if isinstance(operation_id, str) else None
+    if id is None:
+        raise PolicyError(f"operation_id is a UUID's text, such as permit.operation_id; it is {operation_id!r}")
+    if not isinstance(outcome, (SucceededWith, StepSucceeded, DidNotHappen)):
+        raise PolicyError(f"outcome must be SucceededWith, StepSucceeded or DidNotHappen; it is {outcome!r}")
+    for name, text in (("proof", proof), ("actor", actor)):
+        if not isinstance(text, str) or not text.strip() or len(text) > REASON_LENGTH_MAX:
+            raise PolicyError(f"{name} must be a text of 1 to {REASON_LENGTH_MAX} characters; it is {text!r:.80}")
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise PolicyError(f"{name} must be valid Unicode; it holds a lone surrogate")
+    return id

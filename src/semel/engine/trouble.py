@@ -1,0 +1,52 @@
+"""Unexpected errors of what must go on: the reaper, relay, reconcilers, completer, and the renewal of leases."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final
+
+REST_SECONDS_FIRST: Final = 0.5
+REST_SECONDS_MAX: Final = 30.0
+
+
+class Trouble:
+    """Logs an unexpected error once, until its loop works again, and says how long to rest before the next look.
+
+    Parameters: ``what`` the loop's name for people.
+
+    >>> trouble = Trouble("the reaper")
+    >>> [trouble.met(KeyError("x"), log=False) for _ in range(8)]
+    [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    >>> trouble.over()
+    >>> trouble.met(KeyError("x"), log=False)
+    0.5
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._logged: set[str] = set()  # the errors that were logged since it worked
+        self.errors = 0  # in a row
+
+    def met(self, error: Exception, *, log: bool = True) -> float:
+        """Note an error; the seconds to rest."""
+        self.errors += 1
+        kind = f"{type(error).__name__}: {error}"
+        if log and kind not in self._logged and len(self._logged) < 100:
+            self._logged.add(kind)
+            import logging  # a process that is well never needs it
+
+            with suppress(Exception):  # a handler that raises must not stop what this keeps alive
+                logging.getLogger("semel").error(
+                    "%s met an unexpected %s and goes on after a rest; the same error is not logged again until it "
+                    "works",
+                    self._what,
+                    type(error).__name__,
+                    exc_info=error,
+                )
+        return min(REST_SECONDS_MAX, REST_SECONDS_FIRST * 2.0 ** min(self.errors - 1, 20))
+
+    def over(self) -> None:
+        """It works."""
+        if self.errors:
+            self.errors = 0
+            self._logged.clear()

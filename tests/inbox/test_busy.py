@@ -1,0 +1,106 @@
+"""A concurrent duplicate is no failure: each consumer says so at INFO, and what fails is still a warning."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+import dramatiq
+import pytest
+from celery import Celery
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.errors import Retry
+
+from semel.engine.inbox import AsyncInbox, Inbox, Message
+from semel.integrations.consumers.celery import inbox_task
+from semel.integrations.consumers.delivery import Deliveries
+from semel.integrations.consumers.dramatiq import InboxMiddleware
+from semel.stores.inbox import Receipt
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    return [(each.levelno, each.getMessage()) for each in caplog.records if each.name == "semel.consumers"]
+
+
+class Busy(Inbox):
+    """Another worker is at the message when it comes first."""
+
+    def __init__(self) -> None:
+        self.consumer, self.tries_max, self.met = "billing", 5, 0
+
+    def handle(self, message_id: str, handler: Callable[[Message], object], *, deliveries: int = 1) -> Receipt:
+        self.met += 1
+        if self.met == 1:
+            return Receipt.BUSY
+        handler(Message(self.consumer, message_id, None))
+        return Receipt.HANDLED
+
+
+def test_celery_says_that_it_is_busy(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "semel.consumers")
+    app = Celery(broker="memory://")
+
+    @app.task(base=inbox_task(Busy(), retry_seconds=0))  # type: ignore[untyped-decorator]
+    def bill(message: Message, n: int) -> int:
+        return n
+
+    assert bill.apply(args=(7,), task_id="order-9\nplaced").get() == 7
+    assert lines(caplog) == [
+        (logging.INFO, "message order-9\\x0aplaced is being handled by another worker; it is tried again later")
+    ]
+
+
+def test_celery_says_that_it_failed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "semel.consumers")
+
+    class Failing(Busy):
+        def handle(self, message_id: str, handler: Callable[[Message], object], *, deliveries: int = 1) -> Receipt:
+            self.met += 1
+            if self.met == 1:
+                raise ValueError("not today")
+            handler(Message(self.consumer, message_id, None))
+            return Receipt.HANDLED
+
+    @Celery(broker="memory://").task(base=inbox_task(Failing(), retry_seconds=0))  # type: ignore[untyped-decorator]
+    def bill(message: Message, n: int) -> int:
+        return n
+
+    assert bill.apply(args=(7,), task_id="order-9").get() == 7
+    assert lines(caplog) == [(logging.WARNING, "message order-9 failed (ValueError); it is delivered again")]
+
+
+def test_dramatiq_says_that_it_is_busy(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "semel.consumers")
+    broker = StubBroker()
+    broker.add_middleware(InboxMiddleware())
+
+    @dramatiq.actor(broker=broker, inbox=Busy(), id_of=lambda n: f"order-{n}")
+    def bill(message: Message, n: int) -> int:
+        return n
+
+    sent: Callable[[int], int] = cast("Any", bill.fn)  # the inbox adds the message
+    with pytest.raises(Retry):
+        sent(9)
+    assert sent(9) == 9
+    assert lines(caplog) == [
+        (logging.INFO, "message order-9 is being handled by another worker; it is tried again later")
+    ]
+
+
+def test_consumers_of_brokers_say_that_it_is_busy(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "semel.consumers")
+
+    class AsyncBusy:
+        async def handle(self, message_id: str, handler: Any, *, deliveries: int = 1) -> Receipt:
+            return Receipt.BUSY
+
+    async def handler(message: Message, delivery: Any) -> None:
+        raise AssertionError("another worker is at it")
+
+    deliveries = Deliveries(cast("AsyncInbox", AsyncBusy()), handler)
+    assert asyncio.run(deliveries.take("order-9", None, 1)) is None
+    assert lines(caplog) == [
+        (logging.INFO, "message order-9 is being handled by another worker; it is tried again later")
+    ]

@@ -1,0 +1,143 @@
+"""What operators see of the outbox and the inbox: doctor's warnings, `semel messages`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from semel import Engine, Inbox
+from semel.cli.main import main
+from semel.engine.inbox import Message, Poison
+from semel.stores.inbox import Receipt
+from semel.stores.lanes import Lanes
+from tests.outbox.conftest import Place
+
+
+class Ran:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def words(self) -> str:
+        """Its output without its line breaks."""
+        return " ".join(self.out.split())
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def semel(place: Place, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str) -> Ran:
+        code = main([*arguments, "--url", place.url])
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return run
+
+
+def findings(ran: Ran) -> dict[str, tuple[str, str, str]]:
+    return {
+        each["check"]: (each["level"], each["detail"], each["remedy"] or "")
+        for each in json.loads(ran.out)["findings"]
+        if each["check"] in ("events", "messages")
+    }
+
+
+def poisoned(message: Message) -> None:
+    raise Poison("the currency is unknown\x1b[2J")
+
+
+def stumbling(message: Message) -> None:
+    raise ValueError("not today")
+
+
+def test_doctor_says_that_nobody_publishes(place: Place, semel: Run) -> None:
+    place.fill(2)
+    level, detail, _ = findings(semel("doctor", "--json"))["events"]
+    assert (level, detail) == ("ok", "2 waiting, none parked")
+    place.change("UPDATE semel_event SET created_at = created_at - 480000000")
+    ran = semel("doctor")
+    assert ran.code == 1
+    assert "WARNING events 2 not published, the oldest for 8 min; no relay runs" in ran.words
+    assert "→ start one: semel worker --sink URL" in ran.words
+
+
+def test_doctor_says_that_a_relay_does_not_get_on(place: Place, semel: Run) -> None:
+    place.fill(1)
+    place.change("UPDATE semel_event SET created_at = created_at - 480000000")
+    with Engine.connect(place.url) as engine:
+        lanes = Lanes(engine.store.dialect)  # type: ignore[attr-defined]
+        engine.perform("attend", lambda: lanes.attend("relay-1", 60_000_000, bell=False))
+        level, detail, remedy = findings(semel("doctor", "--json"))["events"]
+    assert level == "warning"
+    assert detail.endswith("although a relay runs")
+    assert "whether the sink is reached" in remedy
+
+
+def test_doctor_names_parked_events_and_how_to_go_on(place: Place, semel: Run) -> None:
+    made = place.fill(1)
+    assert semel("events", "park", made[0].id, "--reason", "410 Gone").code == 0
+    ran = semel("doctor")
+    assert ran.code == 1
+    assert "WARNING events 1 parked" in ran.words
+    assert "the first is of orders: 410 Gone" in ran.words
+    assert "semel events retry ID" in ran.words
+    assert "healthy" not in ran.out
+
+
+def test_doctor_and_messages_name_what_consumers_gave_up(place: Place, semel: Run) -> None:
+    with Engine.connect(place.url) as engine:
+        billing, stock = Inbox(engine, consumer="billing"), Inbox(engine, consumer="stock")
+        assert billing.handle("m-1", poisoned) is Receipt.PARKED
+        assert billing.handle("m-2", lambda message: None) is Receipt.HANDLED
+        with pytest.raises(ValueError, match="not today"):
+            stock.handle("m-1", stumbling)
+    ran = semel("doctor")
+    assert ran.code == 1
+    assert "WARNING messages 1 parked, the first for" in ran.words
+    assert "semel messages release ID --consumer NAME" in ran.words
+
+    listed = semel("messages")
+    assert listed.code == 0
+    head, columns, first, second = listed.out.splitlines()
+    assert head.startswith("1 tried and not handled yet; 1 parked, the first for ")
+    assert columns.split() == ["CONSUMER", "MESSAGE", "ID", "TRIES", "STATE", "REASON"]
+    assert first.split()[:4] == ["billing", "m-1", "5", "parked"]
+    assert "the currency is unknown\\x1b[2J" in first  # spelled out, not obeyed
+    assert second.split()[:4] == ["stock", "m-1", "1", "tried"]
+
+    parked = json.loads(semel("messages", "--parked", "--json").out)
+    assert [(each["consumer"], each["messageId"], each["state"]) for each in parked["messages"]] == [
+        ("billing", "m-1", "parked")
+    ]
+    of_stock = json.loads(semel("messages", "--consumer", "stock", "--json").out)
+    assert [each["consumer"] for each in of_stock["messages"]] == ["stock"]
+    page = json.loads(semel("messages", "--limit", "1", "--json").out)
+    assert page["nextAfter"] == ["billing", "m-1"]
+    rest = json.loads(semel("messages", "--after", "billing", "m-1", "--json").out)
+    assert [each["consumer"] for each in rest["messages"]] == ["stock"]
+
+    released = semel("messages", "release", "m-1", "--consumer", "billing")
+    assert released.code == 0
+    assert "publish it again" in released.out
+    assert semel("messages", "release", "m-1", "--consumer", "billing").code == 4
+    assert semel("messages", "release", "m-2", "--consumer", "billing").code == 4
+    assert findings(semel("doctor", "--json"))["messages"][0] == "ok"
+    with Engine.connect(place.url) as engine:
+        assert Inbox(engine, consumer="billing").handle("m-1", lambda message: None) is Receipt.HANDLED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["release", "m-1"], "needs a MESSAGE_ID and its --consumer"),
+        (["release", "--consumer", "billing"], "needs a MESSAGE_ID and its --consumer"),
+        (["list", "m-1"], "takes no MESSAGE_ID"),
+    ],
+)
+def test_a_mistake_is_named(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["messages", *arguments]) == 2
+    assert words in capsys.readouterr().err
