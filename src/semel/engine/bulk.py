@@ -149,7 +149,7 @@ class BulkPolicy:
         inside = self.effects == "atomic"
         repeatable_us = self.policy.terms.dedup_us if self.effects == "idempotent" else 0
         size = self.chunk_items if inside else self.at_once
-        return BulkRun(store, grant, total, size, inside, repeatable_us)
+        return BulkRun(store, grant, total, size, self.effects.encode(), inside, repeatable_us)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class ItemOutcome(NamedTuple):
     """The one durable outcome of an item.
 
     ``place`` counts from 0 in the order of the request; ``error_code`` of an UNKNOWN one is its doubt; ``retryable``
-    says that a new bulk may hold it again.
+    says that a new bulk may hold it again; ``detail`` of a BEGUN one names the effects that it was begun under.
     """
 
     place: int
@@ -70,6 +70,11 @@ class Tally(NamedTuple):
     failed: int = 0
     retryable: int = 0
     unknown: int = 0
+
+    @property
+    def begun(self) -> int:
+        """How many items have begun and have no outcome."""
+        return self.done - self.succeeded - self.failed - self.unknown
 
     def after(self, outcomes: list[ItemOutcome], *, begun: int = 0) -> Tally:
         """The tally with these outcomes added, and ``begun`` items more on their way."""
@@ -119,10 +124,19 @@ class ListedItem(NamedTuple):
     raw: bytes
     error: str | None
 
-    def as_begun(self) -> ItemOutcome:
-        """What is written before its handler is called; for one that was not understood: how it ended."""
-        state = ItemState.BEGUN if self.error is None else ItemState.FAILED
-        return ItemOutcome(self.place, self.item_id, state, error_code=self.error)
+    def as_begun(self, effects: bytes) -> ItemOutcome:
+        """What is written before its handler is called; for one that was not understood: how it ended.
+
+        ``effects`` are those of the handler: they decide whether the item may be called again, whatever is declared
+        by then.
+        """
+        if self.error is not None:
+            return self.as_refused()
+        return ItemOutcome(self.place, self.item_id, ItemState.BEGUN, detail=effects)
+
+    def as_refused(self) -> ItemOutcome:
+        """How an item ends that could not be understood."""
+        return ItemOutcome(self.place, self.item_id, ItemState.FAILED, error_code=self.error)
 
     def as_unknown(self, doubt: str) -> ItemOutcome:
         """Nobody can prove what became of it."""
