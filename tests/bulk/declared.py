@@ -17,7 +17,7 @@ from tests.bulk.worker import die
 ITEMS = 6
 
 
-def main(url: str, ledger: str, effects: str, dies_at: int) -> None:
+def main(url: str, ledger: str, effects: str, *, dies_at: int) -> None:
     with Engine(connect_backend(url)) as engine:
         bulk = Bulk(engine, operation="count", effects=effects, lease_seconds=1)
 
@@ -33,4 +33,4 @@ def main(url: str, ledger: str, effects: str, dies_at: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], dies_at=int(sys.argv[4]))

@@ -23,7 +23,7 @@ from semel.cli.check_outcomes import (
     seconds,
     transaction,
 )
-from semel.rules.recipe import DigestField, Members
+from semel.rules.recipe import Computed, DigestField, Members, NoBody
 from semel.telemetry import Silence
 from semel.web.caller import FromUser, single_caller
 
@@ -126,7 +126,7 @@ def _retention(operation: Operation) -> Said:
 
 
 def _fingerprint(operation: Operation) -> Said:
-    recipe = operation.policy.fingerprint
+    recipe = operation.policy.recipe
     match recipe.body:
         case Members(names):
             return (
@@ -134,6 +134,14 @@ def _fingerprint(operation: Operation) -> Said:
                 f"of JSON only {', '.join(names)} count, under {recipe.algorithm}",
                 "see that no other member changes what is done; what does not count may differ unseen",
             )
+        case NoBody():
+            return (
+                "open",
+                "the body does not count",
+                "see that nothing in the body changes what is done; what does not count may differ unseen",
+            )
+        case Computed(name=name):
+            return "open", f"what {name} makes of the body", "see that it is equal for a retry, and for nothing else"
         case DigestField():
             return "ok", "by the Content-Digest field, which is checked: byte by byte, not canonical", ""
         case _:

@@ -20,7 +20,7 @@ from semel.flow import MakeFlow, ask
 from semel.model import Answer, Claim, Effects, InProgress, Settling, Superseded, Verdict
 from semel.policy import Command
 from semel.protocol.asks import Begin, Rollback, Unit
-from semel.protocol.commands import await_verdict, reread
+from semel.protocol.commands import IN_OTHER_TERMS, await_verdict, claim_recast, reread
 from semel.protocol.operations import claim_unit, settle_unit
 from semel.rules.classify import Outcome, Refused, classify_exception
 from semel.telemetry import Observer
@@ -160,6 +160,8 @@ class AsyncEngine:
     async def _claim(self, claim: Claim, command: Command) -> Verdict:
         try:
             verdict = await self._performer.claim_one(claim, command.under)
+            if type(verdict) in IN_OTHER_TERMS and claim.kept is None:
+                verdict = await self._performer.drive(claim_recast(self.store, claim, verdict, command.under))
             return verdict if claim.request is None else await self._performer.keep_request(claim, verdict)
         except (StoreTimeout, asyncio.CancelledError):
             # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
@@ -167,7 +169,7 @@ class AsyncEngine:
             raise
 
     async def _claim_atomic(self, claim: Claim, command: Command) -> Verdict:
-        with self.core.running_here(claim) as met:
+        with self.core.running_here(claim, command.under) as met:
             if met is not None:
                 return met
             opened: list[Unit] = []

@@ -24,7 +24,7 @@ from semel.errors import (
 from semel.model import Answer, InProgress, NotReplayable, Proceed, Replay, Scope, Verdict
 from semel.policy import Command
 from semel.rules.classify import Outcome, Refused, Released, Succeeded, Unprovable, classify_answer, classify_exception
-from semel.rules.fingerprint import Facts, Hashing
+from semel.rules.fingerprint import Facts, Fingerprinter, Hashing
 from semel.rules.identity import uuid_text
 from semel.rules.keys import parse_key
 from semel.web.caller import Caller
@@ -40,7 +40,9 @@ UNPROTECTED_HEADER: Final = b"semel-unprotected"
 NAMING_BYTES_MAX: Final = 1024 * 1024  # of a body that a key or a reference is looked for in: it is held in memory
 ACCEPTED_RETRY_SECONDS: Final = b"1"  # after which whoever was told 202 may look again
 _NO_STORE: Final = (b"cache-control", b"no-store")
-_READ: Final = frozenset({b"content-type", b"content-length", b"content-digest", b"prefer", b"early-data"})
+_READ: Final = frozenset(
+    {b"content-type", b"content-length", b"content-digest", b"content-encoding", b"prefer", b"early-data"}
+)
 
 
 class Unprotected(NamedTuple):
@@ -81,7 +83,7 @@ def open_exchange(
     Parameters: ``route`` and ``params`` as :meth:`Routes.find` gave them; ``headers`` with lower-case names;
     ``request`` what the surface's ``caller`` function reads.
     """
-    keys, read = _read_head(surface.key_name, headers)
+    keys, read = _read_head(surface.key_name, headers, route.counted)
     if not keys and not route.required:
         surface.tell_unprotected(route.name, "no-key")
         return _PASS
@@ -102,6 +104,10 @@ def open_exchange(
     facts = Facts(route.name, method, params, query, caller.tenant, caller.id, media_type)
     if b"content-digest" in read:
         facts = facts._replace(content_digest=read[b"content-digest"].decode("latin-1"))
+    if b"content-encoding" in read:
+        facts = facts._replace(content_encoding=read[b"content-encoding"].decode("latin-1"))
+    if route.counted:
+        facts = facts._replace(extra=declared_headers(route.counted, read))
     wait: float | None = None
     if b"prefer" in read:
         wait = preferred_wait((read[b"prefer"],))
@@ -120,7 +126,14 @@ def _uncalled(surface: Surface, route: Route, caller: object) -> Answer | Unprot
     return _marked(surface, route, "no-caller") if route.marks else surface.problems.caller_unknown()
 
 
-def _read_head(key_name: bytes, headers: Sequence[tuple[bytes, bytes]]) -> tuple[list[bytes], dict[bytes, bytes]]:
+def declared_headers(names: Sequence[bytes], read: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
+    """Names and values of the headers that were declared to count and are there, without blanks around a value."""
+    return tuple((name.decode(), read[name].strip(b" \t").decode("latin-1")) for name in names if name in read)
+
+
+def _read_head(
+    key_name: bytes, headers: Sequence[tuple[bytes, bytes]], counted: Sequence[bytes]
+) -> tuple[list[bytes], dict[bytes, bytes]]:
     """The lines of the key, and all fields by name; several lines of one are joined where it is one that matters."""
     read = dict(headers)
     if len(read) == len(headers):
@@ -130,7 +143,7 @@ def _read_head(key_name: bytes, headers: Sequence[tuple[bytes, bytes]]) -> tuple
     for name, value in headers:
         if name == key_name:
             keys.append(value)
-        elif name in _READ:
+        elif name in _READ or name in counted:
             read[name] = value if name not in read else read[name] + b", " + value
     return keys, read
 
@@ -176,7 +189,7 @@ class Exchange:
         self._hashing: Hashing | None = None
         self._body = b""
         self._spool: Spool | None = None
-        self._under: dict[str, bytes | None] = {}
+        self._under: dict[str, tuple[bytes, ...] | None] = {}
         self._head: bytes | None = None
         self.wants_async = False  # the client would rather be told where to look than wait
         self.route = route
@@ -197,11 +210,11 @@ class Exchange:
         if len(body) > route.policy.body_bytes_max:
             return self._surface.problems.of_error(_too_large(route))
         try:
-            fingerprint = route.fingerprinter.digest(self._facts, body)
+            recipe, fingerprint = route.fingerprinter.named(self._counting(route.fingerprinter), body)
         except RequestError as error:
             return self._surface.problems.of_error(error)
         self._body = body
-        return self._command(fingerprint)
+        return self._command(recipe, fingerprint)
 
     def feed(self, chunk: bytes) -> Answer | None:
         """Take a piece of the body; an answer refuses it, and the rest need not be read."""
@@ -210,7 +223,7 @@ class Exchange:
             if self._size > self.route.policy.body_bytes_max:
                 raise _too_large(self.route)
             if self._hashing is None:
-                self._hashing = self.route.fingerprinter.begin(self._facts)
+                self._hashing = self.route.fingerprinter.begin(self._counting(self.route.fingerprinter))
             self._hashing.feed(chunk)
         except RequestError as error:
             return self._surface.problems.of_error(error)
@@ -224,9 +237,10 @@ class Exchange:
             fingerprint = self._hashing.finish()
         except RequestError as error:
             return self._surface.problems.of_error(error)
+        recipe = self.route.fingerprinter.ids[self._hashing.further]
         self._hashing = None
         self._spool = spool
-        return self._command(fingerprint)
+        return self._command(recipe, fingerprint)
 
     def cut_short(self) -> Answer:
         """The answer to a request whose body ended before its announced length."""
@@ -234,15 +248,23 @@ class Exchange:
             InvalidBody("The body is shorter than its Content-Length; send it again.")
         )
 
-    def _command(self, fingerprint: bytes) -> Command | Answer:
+    def _counting(self, maker: Fingerprinter) -> Facts:
+        """The request's facts, with those of its headers alone that count under a recipe."""
+        facts = self._facts
+        if not facts.extra:
+            return facts
+        names = maker.recipe.headers
+        return facts._replace(extra=tuple(pair for pair in facts.extra if pair[0] in names))
+
+    def _command(self, recipe: str, fingerprint: bytes) -> Command | Answer:
         facts, route = self._facts, self.route
         scope = Scope(facts.tenant, facts.caller, facts.operation)
-        under = self.under if route.known else None
+        under = self.under
         if route.key_from is None and route.reference_from is None and self._head is None:
-            return Command(scope, self._key, fingerprint, route.recipe, route.policy, under)
+            return Command(scope, self._key, fingerprint, recipe, route.policy, under)
         try:
             key, reference = self._names()
-            return Command(scope, key, fingerprint, route.recipe, route.policy, under, reference, self._request())
+            return Command(scope, key, fingerprint, recipe, route.policy, under, reference, self._request())
         except RequestError as error:
             return self._surface.problems.of_error(error)
 
@@ -265,25 +287,29 @@ class Exchange:
         reference = None if route.reference_from is None else route.reference_from.reference(params, body)
         return self._key if route.key_from is None else _checked(route, route.key_from.key(params, body)), reference
 
-    def under(self, recipe_id: str) -> bytes | None:
-        """The same request's fingerprint under another recipe that the policy knows."""
+    def under(self, recipe_id: str) -> tuple[bytes, ...] | None:
+        """The same request's fingerprints, one for each spelling of it, under a recipe that the policy knows."""
         if recipe_id not in self._under:  # asked again when the application is over, and the body with it
-            self._under[recipe_id] = self._fingerprint_under(recipe_id)
+            self._under[recipe_id] = self._fingerprints_under(recipe_id)
         return self._under[recipe_id]
 
-    def _fingerprint_under(self, recipe_id: str) -> bytes | None:
+    def _fingerprints_under(self, recipe_id: str) -> tuple[bytes, ...] | None:
         maker = self.route.known.get(recipe_id)
-        if maker is None:
+        if maker is None or (self._spool is not None and self._spool.closed):
             return None
         try:
-            if self._spool is None:
-                return maker.digest(self._facts, self._body)
-            hashing = maker.begin(self._facts)
-            for chunk in self._spool.chunks():
-                hashing.feed(chunk)
-            return hashing.finish()
+            return tuple(self._fingerprint(maker, facts) for facts in maker.spellings(self._counting(maker)))
         except RequestError:
             return None  # what the former recipe refuses was never recorded under it
+
+    def _fingerprint(self, maker: Fingerprinter, facts: Facts) -> bytes:
+        # One with further facts is no fingerprint under the other of the maker's two ids, and equal to none of them.
+        if self._spool is None:
+            return maker.digest(facts, self._body)
+        hashing = maker.begin(facts)
+        for chunk in self._spool.chunks():
+            hashing.feed(chunk)
+        return hashing.finish()
 
     # --- before the application ---------------------------------------------------------------
 
