@@ -14,11 +14,10 @@ from typing import Any, Final, Literal
 
 from semel.errors import PolicyError
 from semel.model import AfterExpiry, Effects, Scope, State, Terms
-from semel.rules.fingerprint import Recipe
+from semel.rules.fingerprint import Body, Recipe, as_recipe, check_headers
 from semel.rules.headers import NEVER_REPLAYED as NEVER_REPLAYED
 from semel.rules.headers import REPLAY_HEADERS as REPLAY_HEADERS
 from semel.rules.keys import KeyFormat
-from semel.rules.recipe import Body, as_recipe, check_headers
 from semel.rules.references import check_reference, check_sources
 from semel.rules.step_options import Resumed, check_request, check_steps
 

@@ -100,7 +100,11 @@ def _format(operation: Operation) -> Said:
     given = operation.policy.key_format
     plain = "1 to 255 visible ASCII characters"
     if given is None:
-        return "ok", f"{plain}; weak ones (short, digits alone) are counted, not refused", ""
+        return (
+            "ok",
+            f"{plain}; weak ones (short, digits alone, an e-mail address, a card's number) are counted, not refused",
+            "",
+        )
     parts = ["a UUID"] if given.uuid else []
     parts += [f"at least {given.length_min} characters"] if given.length_min > 1 else []
     parts += [f"matching {given.pattern}"] if given.pattern else []

@@ -28,6 +28,7 @@ from semel.web.bulk import (
     accepted,
     asked,
     check_size,
+    describe_bulk,
     headers_of,
     items_pointer,
     refused,
@@ -55,6 +56,10 @@ class BulkEndpoint:
         self._surface = surface
         self._kept_alive = kept_alive
         self._handler = handler
+
+    def describe(self, operation: dict[str, Any]) -> None:
+        """Complete the operation object of this endpoint in an OpenAPI document."""
+        describe_bulk(operation, self.bulk.policy, self.taken, self._surface.key_header)
 
     async def answer(self, request: Request) -> Response:
         """Do the list of a request, or go on with it, or answer it once more. Raises what is wrong for all items."""

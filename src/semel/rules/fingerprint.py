@@ -26,9 +26,20 @@ from typing import Literal, NamedTuple, Protocol
 from semel.errors import InvalidBody, PolicyError, RequestTooLarge
 from semel.rules.canonical import canonical_json, select_members
 from semel.rules.multipart import MultipartDigest, form_canonical, parse_media_type
-from semel.rules.recipe import Computed, DigestField, Members, NoBody, Recipe, WholeBody
+from semel.rules.recipe import (
+    Body,
+    Computed,
+    DigestField,
+    Members,
+    NoBody,
+    Recipe,
+    WholeBody,
+    as_recipe,
+    check_headers,
+)
 
 __all__ = [
+    "Body",
     "Computed",
     "DigestField",
     "Facts",
@@ -38,6 +49,8 @@ __all__ = [
     "NoBody",
     "Recipe",
     "WholeBody",
+    "as_recipe",
+    "check_headers",
 ]
 
 FURTHER = ".2"

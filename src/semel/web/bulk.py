@@ -12,7 +12,7 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from semel.engine.bulk import BulkResult
+from semel.engine.bulk import BulkPolicy, BulkResult
 from semel.errors import (
     BulkRefused,
     CommandError,
@@ -30,7 +30,7 @@ from semel.errors import (
     StoreError,
     SupersededError,
 )
-from semel.model import Answer
+from semel.model import Answer, Effects
 from semel.rules.fingerprint import BodyCheck, media_parameters
 from semel.rules.identity import uuid_bytes
 from semel.rules.items import ItemOutcome
@@ -38,6 +38,7 @@ from semel.rules.keys import parse_key
 from semel.web.caller import Caller
 from semel.web.exchange import declared_headers
 from semel.web.items import Form, ItemReader
+from semel.web.openapi import GUARANTEES, describe_key, describe_responses
 from semel.web.prefer import preferred_wait, prefers_async
 from semel.web.problem import (
     IN_PROGRESS,
@@ -48,6 +49,7 @@ from semel.web.problem import (
     RECORD_UNREADABLE,
     Kind,
 )
+from semel.web.problem import KINDS as PROBLEMS
 from semel.web.routing import Params
 from semel.web.surface import Surface
 
@@ -248,6 +250,71 @@ _VERDICTS: Final[Mapping[type[CommandError], tuple[Kind, str]]] = {
     NotReplayableError: (NOT_REPLAYABLE, "The list was done. Query the operation; do not send it again."),
     RecordUnreadableError: (RECORD_UNREADABLE, "The stored record cannot be read by this server. Keep the key."),
 }
+
+
+_ITEM_ANSWER: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "place": {"type": "integer", "minimum": 0},
+        "id": {"type": "string"},
+        "state": {"type": "string", "enum": ["SUCCEEDED", "FAILED", "UNKNOWN"]},
+        "targetId": {"type": ["string", "null"]},
+        "resultId": {"type": ["string", "null"]},
+        "errorCode": {"type": ["string", "null"]},
+        "retryable": {"type": "boolean"},
+    },
+    "required": ["place", "id", "state", "retryable"],
+}
+_SUMS: Final = ("total", "done", "succeeded", "failed", "retryable", "unknown")
+_LIST_ANSWER: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "operationId": {"type": "string", "format": "uuid"},
+        **{name: {"type": "integer", "minimum": 0} for name in _SUMS},
+        "items": {"type": "array", "items": _ITEM_ANSWER},
+    },
+    "required": ["operationId", *_SUMS, "items"],
+}
+_ACCEPTED: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "operationId": {"type": "string", "format": "uuid"},
+        "state": {"type": "string"},
+        "operation": {"type": "string"},
+    },
+    "required": ["operationId", "state"],
+}
+
+
+def describe_bulk(operation: dict[str, Any], policy: BulkPolicy, taken: ListForm, key_header: str) -> None:
+    """Complete the operation object of a bulk's endpoint in an OpenAPI document: its list, answers and refusals."""
+    describe_key(operation, policy.policy, key_header, [name.decode() for name in taken.headers])
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "maxItems": policy.items_max, "items": {}}
+    if taken.items_at:
+        around = schema
+        for name in reversed(taken.items_at):
+            around = {"type": "object", "properties": {name: around}, "required": [name]}
+        schema = {"oneOf": [schema, around]}
+    lines = {"schema": {"type": "string", "description": "One JSON value a line"}}
+    content = {ARRAY_TYPE: {"schema": schema}, **dict.fromkeys(LINES_TYPES[:2], lines)}
+    operation.setdefault("requestBody", {"required": True, "content": content})
+    responses = operation.setdefault("responses", {})
+    whole = {ARRAY_TYPE: {"schema": _LIST_ANSWER}, LINES_TYPES[0]: lines}
+    for status, description, answered in (
+        ("200", "Every item succeeded", whole),
+        ("202", "The list is being done (Prefer: respond-async)", {ARRAY_TYPE: {"schema": _ACCEPTED}}),
+        ("207", "The items ended differently, each with its own outcome", whole),
+    ):
+        responses[status] = {**responses.get(status, {}), "description": description, "content": answered}
+    describe_responses(operation, (*PROBLEMS, *KINDS))
+    operation["x-semel"] = {
+        "operation": policy.operation,
+        "effects": "BULK",
+        "itemEffects": policy.effects.upper(),
+        "guarantee": f"each item: {GUARANTEES[Effects[policy.effects.upper()]]}",
+        "answerRetentionSeconds": policy.answer_seconds,
+        "tombstoneRetentionSeconds": policy.tombstone_seconds,
+    }
 
 
 def _sentence(text: str) -> str:
