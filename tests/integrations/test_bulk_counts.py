@@ -56,10 +56,11 @@ class Imports:
         else:
             app = FastAPI()
 
-            @app.post(path)
             async def imports(id: int, request: Request) -> Answered:
                 answer: Answered = await endpoint.answer(request)
                 return answer
+
+            app.post(path)(imports)
 
         semel.install(app)
         self.web: Web = serve(app, engine)
