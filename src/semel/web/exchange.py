@@ -210,7 +210,9 @@ class Exchange:
         if len(body) > route.policy.body_bytes_max:
             return self._surface.problems.of_error(_too_large(route))
         try:
-            recipe, fingerprint = route.fingerprinter.named(self._counting(route.fingerprinter), body)
+            maker = route.fingerprinter
+            facts = self._counting(maker) if route.counted else self._facts
+            recipe, fingerprint = maker.named(facts, body)
         except RequestError as error:
             return self._surface.problems.of_error(error)
         self._body = body
