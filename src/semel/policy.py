@@ -9,12 +9,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
 from semel.errors import PolicyError, RequestError, RequestTooLarge
 from semel.model import AfterExpiry, Effects, Scope, State, Terms
-from semel.rules.fingerprint import Recipe
+from semel.rules.fingerprint import Body, Recipe, as_recipe, check_headers
 from semel.rules.headers import NEVER_REPLAYED as NEVER_REPLAYED
 from semel.rules.headers import REPLAY_HEADERS as REPLAY_HEADERS
 from semel.rules.keys import KeyFormat
@@ -50,7 +50,11 @@ class Policy:
         key_from: over HTTP, where the key is if not in its header (which is then ignored): ``"path:orderId"``,
             ``"body:/orderId"`` (a JSON pointer), or ``"reference"``: what ``reference_from`` names.
         reference_from: over HTTP, where the business reference is: ``"path:orderId"`` or ``"body:/invoice/number"``.
-        fingerprint: the :class:`~semel.rules.fingerprint.Recipe` under which requests are compared.
+        fingerprint: the :class:`~semel.rules.fingerprint.Recipe` under which requests are compared; or only what of
+            the body counts, such as ``NoBody()``, or a function of the request's facts and its body
+            (:class:`~semel.rules.recipe.Computed`).
+        counts: over HTTP, names of request headers that count beside it: ``("stripe-account", "if-match")``. None: the
+            application's.
         fingerprints_known: former recipes, still recognised on records that were made under them; a recipe's former
             versions are recognised without being named.
         lease_seconds: how long a holder is believed alive without renewing; renewed every third of it.
@@ -97,7 +101,8 @@ class Policy:
     key_format: KeyFormat | None = None
     key_from: str | None = None
     reference_from: str | None = None
-    fingerprint: Recipe = field(default_factory=Recipe)
+    fingerprint: Recipe | Body | Callable[[Any, bytes], bytes | str] = field(default_factory=Recipe)
+    counts: tuple[str, ...] | None = None
     fingerprints_known: tuple[Recipe, ...] = ()
     lease_seconds: float = 30
     deadline_seconds: float = 300
@@ -119,6 +124,7 @@ class Policy:
     body_bytes_max: int = 10 * 1024 * 1024
     answer_bytes_max: int = 1024 * 1024
     on_unprotected: Literal["refuse", "mark"] = "refuse"
+    recipe: Recipe = field(init=False, repr=False, compare=False)
     terms: Terms = field(init=False, repr=False, compare=False)
     allowed_headers: frozenset[bytes] = field(init=False, repr=False, compare=False)
 
@@ -140,7 +146,9 @@ class Policy:
     def __post_init__(self) -> None:
         effects = _effects(self.effects)
         object.__setattr__(self, "effects", effects)
+        object.__setattr__(self, "fingerprint", as_recipe(self.fingerprint))
         _check_kinds(self)
+        object.__setattr__(self, "recipe", _recipe(self))
         _check_spans(self)
         _check_choices(self)
         _check_meaning(self, effects)
@@ -158,6 +166,18 @@ def _effects(given: object) -> Effects:
         raise PolicyError(f"effects must be 'atomic', 'idempotent' or 'external'; it is {given!r}") from None
 
 
+def _recipe(policy: Policy) -> Recipe:
+    """What of a request counts, with the headers that the policy names."""
+    recipe = policy.fingerprint
+    assert isinstance(recipe, Recipe)
+    if policy.counts is None:
+        return recipe
+    object.__setattr__(policy, "counts", check_headers(policy.counts))
+    if recipe.headers:
+        raise PolicyError("give either counts or a Recipe with headers, not both")
+    return replace(recipe, headers=policy.counts)
+
+
 _SEVERAL: Final = (tuple, list, set, frozenset)  # not a text, whose letters would be taken for its members
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch  # a token of RFC 9110
 
@@ -173,7 +193,9 @@ class _Kind:
 
 _KINDS: Final[Mapping[str, _Kind]] = {
     "key_format": _Kind(KeyFormat, "a KeyFormat, such as KeyFormat(uuid=True) (from semel import KeyFormat)"),
-    "fingerprint": _Kind(Recipe, "a Recipe, such as Recipe() (from semel import Recipe)"),
+    "fingerprint": _Kind(
+        Recipe, "a Recipe, such as Recipe() (from semel import Recipe), what of the body counts or a named function"
+    ),
     "fingerprints_known": _Kind(Recipe, "a tuple of Recipes, such as (Recipe(),)", tuple),
     "nothing_happened": _Kind(type, "a tuple of exception types, such as (ConnectionRefusedError,)", tuple),
     "marks_effects": _Kind(bool, "True or False"),
@@ -328,7 +350,8 @@ class Command:
 
     Parameters: ``scope`` tenant, caller and operation; ``key`` the client's parsed key; ``fingerprint`` 32
     bytes under ``recipe``; ``policy`` of the operation; ``under`` gives the same request's fingerprint
-    under another known recipe (by its id), or None; ``business_ref`` what the business calls it, such as an invoice's
+    under a known recipe (by its id), several in a tuple where equal requests may be recorded under any of them, or
+    None; ``business_ref`` what the business calls it, such as an invoice's
     number: one open or successful execution for each, within tenant and operation; ``request`` what a completer gives
     to the handler of a resumable operation, at most 1 MiB, kept as it is until there is an outcome; ``resumed`` the
     record that a completer goes on with; ``refusal`` why it may not begin (a limit that its request breaks): it gets
@@ -340,7 +363,7 @@ class Command:
     fingerprint: bytes
     recipe: str
     policy: Policy
-    under: Callable[[str], bytes | None] | None = None
+    under: Callable[[str], bytes | tuple[bytes, ...] | None] | None = None
     business_ref: str | None = None
     request: bytes | None = None
     resumed: Resumed | None = None

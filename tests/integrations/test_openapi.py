@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from fastapi import APIRouter, FastAPI, Header
+from fastapi import APIRouter, FastAPI, Header, Request, Response
 from pydantic import BaseModel
 
-from semel import AsyncEngine, KeyFormat, Permit
+from semel import AsyncBulk, AsyncEngine, BulkItem, KeyFormat, Permit
 from semel.integrations.fastapi import Semel
 from tests.integrations.conftest import Serve
 from tests.integrations.driving import caller_of
@@ -124,3 +125,79 @@ def test_the_document_of_an_application_without_one_is_not_needed(serve: Serve, 
     semel, app = Semel(engine, caller=caller_of), FastAPI(openapi_url=None)
     semel.install(app)
     assert serve(app, engine).call("/openapi.json", method="GET").status == 404
+
+
+# --- lists ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> dict[str, Any]:
+    semel, app = Semel(AsyncEngine.connect(f"sqlite:///{tmp_path}/a.db"), caller=caller_of), FastAPI()
+    plain = AsyncBulk(semel.engine, operation="approve", effects="atomic", items_max=7)
+    around = AsyncBulk(semel.engine, operation="charge", effects="idempotent")
+
+    async def handle(item: BulkItem) -> None: ...
+
+    approvals = semel.bulk(plain, handle)
+    charges = semel.bulk(around, handle, items_at="/data/items", counts=("X-Batch",))
+    app.post("/approvals")(approvals.answer)
+    inner = APIRouter(prefix="/inner")
+
+    @inner.post("/charges/{shop}")
+    async def charge(shop: int, request: Request) -> Response:
+        answer: Response = await charges.answer(request)
+        return answer
+
+    @app.get("/charges")
+    async def reads() -> str:
+        return str(charges.bulk)
+
+    app.include_router(inner)
+    semel.install(app)
+    document: dict[str, Any] = app.openapi()
+    return document
+
+
+def test_a_bulk_is_described_as_the_list_it_takes(listed: dict[str, Any]) -> None:
+    approvals = listed["paths"]["/approvals"]["post"]
+    content = approvals["requestBody"]["content"]
+    assert content["application/json"]["schema"] == {"type": "array", "minItems": 1, "maxItems": 7, "items": {}}
+    assert set(content) == {"application/json", "application/jsonl", "application/x-ndjson"}
+    charges = listed["paths"]["/inner/charges/{shop}"]["post"]
+    array, around = charges["requestBody"]["content"]["application/json"]["schema"]["oneOf"]
+    assert around["properties"]["data"]["properties"]["items"] == array
+    assert [(each["in"], each["name"].lower()) for each in charges["parameters"]] == [
+        *(("path", "shop"), ("header", "idempotency-key"), ("header", "x-batch"))
+    ]
+
+
+def test_a_bulks_answers_and_refusals_are_described(listed: dict[str, Any]) -> None:
+    operation = listed["paths"]["/approvals"]["post"]
+    assert set(operation["responses"]) == {
+        *("200", "202", "207", "400", "401", "409", "413", "415", "422", "425", "500", "503")
+    }
+    whole = operation["responses"]["207"]["content"]["application/json"]["schema"]
+    assert {"operationId", "succeeded", "unknown", "items"} <= set(whole["required"])
+    assert "Idempotency-Replayed" in operation["responses"]["200"]["headers"]
+    codes = operation["responses"]["400"]["content"]["application/problem+json"]["schema"]["properties"]["code"]["enum"]
+    assert {"ITEM_MALFORMED", "MISSING_IDEMPOTENCY_KEY", "NO_ITEMS"} <= set(codes)
+    said = operation["x-semel"]
+    assert (said["operation"], said["effects"], said["itemEffects"]) == ("approve", "BULK", "ATOMIC")
+    assert "x-semel" not in listed["paths"]["/charges"]["get"]
+
+
+def test_headers_that_count_are_parameters(engine: AsyncEngine) -> None:
+    semel, app = Semel(engine, caller=caller_of, counts=("stripe-account",)), FastAPI()
+
+    @app.post("/own")
+    @semel.command("own")
+    async def own(stripe_account: Annotated[str | None, Header()] = None) -> None: ...
+
+    @app.post("/other")
+    @semel.command("other", counts=("If-Match",))
+    async def other() -> None: ...
+
+    semel.install(app)
+    paths = app.openapi()["paths"]
+    named = {path: [each["name"] for each in paths[path]["post"]["parameters"]] for path in ("/own", "/other")}
+    assert named == {"/own": ["stripe-account", "Idempotency-Key"], "/other": ["Idempotency-Key", "if-match"]}

@@ -136,8 +136,8 @@ def test_a_number_of_thousands_of_digits_is_read_digit_for_digit() -> None:
 
 def test_what_is_written_of_a_line_before_and_after() -> None:
     understood, not_understood = ListedItem(3, "a", b"1", None), ListedItem(3, "!3", b"{", "ITEM_MALFORMED")
-    assert understood.as_begun() == ItemOutcome(3, "a", ItemState.BEGUN)
-    assert not_understood.as_begun() == ItemOutcome(3, "!3", ItemState.FAILED, error_code="ITEM_MALFORMED")
+    assert understood.as_begun(b"external") == ItemOutcome(3, "a", ItemState.BEGUN, detail=b"external")
+    assert not_understood.as_begun(b"external") == ItemOutcome(3, "!3", ItemState.FAILED, error_code="ITEM_MALFORMED")
     assert understood.as_unknown("lapsed") == ItemOutcome(3, "a", ItemState.UNKNOWN, error_code="lapsed")
 
 

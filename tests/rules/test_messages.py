@@ -76,7 +76,7 @@ def test_the_least_length_is_bounded_by_the_longest_key() -> None:
 
 
 RECIPES: list[tuple[dict[str, Any], str]] = [
-    ({"body": "all"}, "body must be WholeBody(), Members(...) or DigestField()."),
+    ({"body": "all"}, "body must be WholeBody(), NoBody(), Members(...), Computed(...) or DigestField()."),
     ({"algorithm": "md5"}, "algorithm must be 'sha256' or 'hmac-sha256'."),
     ({"json_depth_max": 0}, "json_depth_max must be between 1 and 256, not 0."),
     ({"json_depth_max": 257}, "json_depth_max must be between 1 and 256, not 257."),

@@ -260,7 +260,7 @@ def test_any_escaping_is_one_form(pairs: list[tuple[bytes, bytes]]) -> None:
     [
         ("application/json", MediaType("application/json")),
         (" Application/JSON ; Charset=UTF-8 ", MediaType("application/json", "utf-8")),
-        ('text/plain;charset="utf\\-8";x=1', MediaType("text/plain", "utf-8")),
+        ('text/plain;charset="utf\\-8";x=1', MediaType("text/plain", "utf-8", "", (("x", "1"),))),
         ("application/json;", MediaType("application/json")),
         ("multipart/form-data; boundary=AbC", MediaType("multipart/form-data", "", "AbC")),
         ('multipart/form-data; boundary="a b"', MediaType("multipart/form-data", "", "a b")),

@@ -71,7 +71,10 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"definite_5xx": None}, "definite_5xx must be a set of statuses"),
     ({"key_format": "uuid"}, "key_format must be a KeyFormat, such as KeyFormat(uuid=True) (from semel import KeyForm"),
     ({"key_format": KeyFormat}, "key_format must be a KeyFormat"),
-    ({"fingerprint": "v1"}, "fingerprint must be a Recipe, such as Recipe() (from semel import Recipe); it is 'v1'"),
+    (
+        {"fingerprint": "v1"},
+        "what of the body counts or a named function; it is 'v1'",
+    ),
     ({"fingerprint": None}, "fingerprint must be a Recipe"),
     ({"fingerprints_known": Recipe()}, "fingerprints_known must be a tuple of Recipes, such as (Recipe(),)"),
     (

@@ -15,12 +15,12 @@ from semel.cli.lookup import is_beginning, key_of, name_of
 from semel.cli.store import opened
 from semel.cli.terminal import Json, Output, span_text
 from semel.drivers.item_spool import ItemSpool
-from semel.engine.bulk import PAGE, RECIPE, fill
+from semel.engine.bulk import PAGE, fill
 from semel.engine.sync import Engine
 from semel.errors import BulkRefused
 from semel.model import OPEN_STATES, Find, Record
 from semel.rules.identity import uuid_bytes, uuid_text
-from semel.rules.items import ItemOutcome, ItemState, ListTerms, Tally, unnamed_id
+from semel.rules.items import ItemOutcome, ItemState, ListTerms, Tally, is_bulk, unnamed_id
 from semel.stores.items import Failures, Items
 
 CODES_MAX: Final = 20
@@ -113,7 +113,7 @@ def _found(engine: Engine, options: argparse.Namespace) -> tuple[Record | None, 
             return record, id, tally
     record = find(engine, options)
     tally = engine.perform("bulk", lambda: items.tally(record.operation_id))
-    if tally is None or record.recipe != RECIPE:
+    if tally is None or not is_bulk(record.recipe):
         raise NotFound(f"KEY names {name_of(record)}, which is no bulk")
     return record, record.operation_id, tally
 

@@ -23,7 +23,7 @@ from semel.cli.check_outcomes import (
     seconds,
     transaction,
 )
-from semel.rules.recipe import DigestField, Members
+from semel.rules.recipe import Computed, DigestField, Members, NoBody
 from semel.telemetry import Silence
 from semel.web.caller import FromUser, single_caller
 
@@ -100,7 +100,11 @@ def _format(operation: Operation) -> Said:
     given = operation.policy.key_format
     plain = "1 to 255 visible ASCII characters"
     if given is None:
-        return "ok", f"{plain}; weak ones (short, digits alone) are counted, not refused", ""
+        return (
+            "ok",
+            f"{plain}; weak ones (short, digits alone, an e-mail address, a card's number) are counted, not refused",
+            "",
+        )
     parts = ["a UUID"] if given.uuid else []
     parts += [f"at least {given.length_min} characters"] if given.length_min > 1 else []
     parts += [f"matching {given.pattern}"] if given.pattern else []
@@ -126,7 +130,7 @@ def _retention(operation: Operation) -> Said:
 
 
 def _fingerprint(operation: Operation) -> Said:
-    recipe = operation.policy.fingerprint
+    recipe = operation.policy.recipe
     match recipe.body:
         case Members(names):
             return (
@@ -134,6 +138,14 @@ def _fingerprint(operation: Operation) -> Said:
                 f"of JSON only {', '.join(names)} count, under {recipe.algorithm}",
                 "see that no other member changes what is done; what does not count may differ unseen",
             )
+        case NoBody():
+            return (
+                "open",
+                "the body does not count",
+                "see that nothing in the body changes what is done; what does not count may differ unseen",
+            )
+        case Computed(name=name):
+            return "open", f"what {name} makes of the body", "see that it is equal for a retry, and for nothing else"
         case DigestField():
             return "ok", "by the Content-Digest field, which is checked: byte by byte, not canonical", ""
         case _:

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from semel.cli.check_reconcilers import Reconciled
 from semel.engine.bulk import BulkPolicy
+from semel.integrations.endpoint import bulk_used_by
 from semel.policy import Policy
 from semel.web.asgi import SemelMiddleware as AsgiMiddleware
 from semel.web.routing import DEFAULT_METHODS, UNSAFE_METHODS
@@ -23,7 +24,6 @@ from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
 
 DECLARED: Final = "__semel__"  # what the integrations leave on an endpoint
 CAPTURE: Final = "CaptureMiddleware"
-BULK_ENDPOINT: Final = "BulkEndpoint"
 _LAYERS_MAX: Final = 100
 _PARAMETER: Final = re.compile(r"\{(\w+)(:\w+)?\}|<(?:(\w+)(?:\([^)]*\))?:)?(\w+)>")
 
@@ -304,7 +304,7 @@ def _of_bulks(routes: list[_Route]) -> Iterator[Operation]:
     """Endpoints that answer with a bulk (``semel.bulk(...)``): its own method, or functions that use one."""
     for route in routes:
         methods = tuple(method for method in route.methods if method in UNSAFE_METHODS)
-        found = None if hasattr(route.endpoint, DECLARED) else _bulk_used_by(route.endpoint)
+        found = None if hasattr(route.endpoint, DECLARED) else bulk_used_by(route.endpoint)
         if found is not None and methods:
             policy = found.bulk.policy
             yield Operation(
@@ -318,18 +318,6 @@ def _of_bulks(routes: list[_Route]) -> Iterator[Operation]:
                 None,
                 bulk=policy,
             )
-
-
-def _bulk_used_by(endpoint: Any) -> Any:
-    owner = getattr(endpoint, "__self__", None)
-    if type(owner).__name__ == BULK_ENDPOINT:
-        return owner
-    plain = inspect.unwrap(endpoint) if callable(endpoint) else endpoint
-    if not isinstance(plain, FunctionType):
-        return None
-    used = inspect.getclosurevars(plain)
-    values = [*used.nonlocals.values(), *used.globals.values()]
-    return next((value for value in values if type(value).__name__ == BULK_ENDPOINT), None)
 
 
 def _routed_to_by_reads(routes: list[_Route]) -> Iterator[Mistake]:

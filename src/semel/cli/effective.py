@@ -21,10 +21,11 @@ from semel.cli.promised_items import Promise
 from semel.cli.promises import Ground, caveats, level, promises
 from semel.cli.store import shown_url, source_of_url, url_of
 from semel.cli.terminal import Json
-from semel.engine.bulk import RECIPE, BulkPolicy
+from semel.engine.bulk import BulkPolicy
 from semel.engine.sync import Engine
 from semel.model import AfterExpiry, Effects, Find, Record, State, Terms
 from semel.policy import SECOND_US, Policy
+from semel.rules.items import bulk_kind, is_bulk
 from semel.web.surface import Surface
 
 _SURFACE: Final = ("key_header", "replayed_header", "wait_seconds_max")
@@ -147,7 +148,7 @@ def of_records(engine: Engine, limit: int) -> list[Effective]:
 
 def _kind(record: Record) -> tuple[Any, ...]:
     terms = (record.lease_us, record.attempts_max, record.answer_us, record.tombstone_us, record.after_expiry)
-    return (record.operation, record.recipe, record.effects, *terms, _dedup_us(record))
+    return (record.operation, bulk_kind(record.recipe), record.effects, *terms, _dedup_us(record))
 
 
 def _dedup_us(record: Record) -> int:
@@ -167,7 +168,7 @@ def _recorded(engine: Engine, record: Record, count: int) -> Effective:
     deadline = _deadline_us(record)
     lives = (record.lease_us, deadline or 0, _dedup_us(record), record.attempts_max)
     kept = (record.answer_us, record.tombstone_us, AfterExpiry.NEW if new else AfterExpiry.REFUSE)
-    bulk = record.recipe == RECIPE
+    bulk = is_bulk(record.recipe)
     ground = Ground(
         terms=Terms(effects, *lives, *kept, State.PROCESSING),
         capabilities=engine.store.capabilities,
@@ -176,7 +177,7 @@ def _recorded(engine: Engine, record: Record, count: int) -> Effective:
     )
     values: dict[str, Json] = {
         "effects": None if bulk else effects.name.lower(),  # the record's own; of its items it tells nothing
-        "fingerprint": record.recipe,
+        "fingerprint": bulk_kind(record.recipe),
         "lease_seconds": record.lease_us / SECOND_US,
         "deadline_seconds": None if deadline is None else deadline / SECOND_US,
         "answer_seconds": record.answer_us / SECOND_US,

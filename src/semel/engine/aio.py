@@ -22,7 +22,7 @@ from semel.model import Answer, Claim, Effects, InProgress, Settling, State, Sup
 from semel.policy import Command
 from semel.protocol.asks import Begin, Rollback, Unit
 from semel.protocol.atomic import settled_or
-from semel.protocol.commands import await_verdict, look_before_refusing, reread
+from semel.protocol.commands import IN_OTHER_TERMS, await_verdict, claim_recast, look_before_refusing, reread
 from semel.protocol.operations import claim_unit, settle_unit
 from semel.rules.classify import Outcome, Refused, classify_exception
 from semel.telemetry import Observer
@@ -170,6 +170,8 @@ class AsyncEngine:
     async def _claim(self, claim: Claim, command: Command) -> Verdict:
         try:
             verdict = await self._performer.claim_one(claim, command.under)
+            if type(verdict) in IN_OTHER_TERMS and claim.kept is None:
+                verdict = await self._performer.drive(claim_recast(self.store, claim, verdict, command.under))
             return verdict if claim.request is None else await self._performer.keep_request(claim, verdict)
         except (StoreTimeout, asyncio.CancelledError):
             # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
@@ -177,7 +179,7 @@ class AsyncEngine:
             raise
 
     async def _claim_atomic(self, claim: Claim, command: Command) -> Verdict:
-        with self.core.running_here(claim) as (met, is_sure):
+        with self.core.running_here(claim, command.under) as (met, is_sure):
             if met is not None:
                 return (
                     met if is_sure else await self._performer.drive(settled_or(self.store, claim, command.under, met))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from os import PathLike
@@ -28,6 +28,7 @@ from semel.policy import Command, Policy
 from semel.protocol.bulk import BulkRun, Handled
 from semel.rules.blame import is_wrong_for_all
 from semel.rules.classify import Succeeded
+from semel.rules.fingerprint import BodyCheck
 from semel.rules.identity import derived_key, frame, record_id, uuid_bytes, uuid_text
 from semel.rules.items import (
     Done,
@@ -36,6 +37,8 @@ from semel.rules.items import (
     ListedItem,
     ListTerms,
     Tally,
+    bulk_fingerprint_under,
+    bulk_recipe,
     checked_text,
     read_item,
     tally_of,
@@ -45,8 +48,8 @@ from semel.stores.base import Store
 from semel.stores.items import Items
 
 Source = Iterable[Any] | PathLike[str]
-RECIPE: Final = "bulk-1"
 PAGE: Final = 1000
+NO_FILE: Final = "content_digest is that of a file: give items as a pathlib.Path, or leave it out"
 REPEATS: Final = 3  # of an item's call that failed, where it may be repeated
 DETAIL_BYTES_MAX: Final = 65_536
 _SPACE: Final = b" \t\r\n"  # around a line: the same list is one list from a file, with CRLF, and over HTTP
@@ -137,8 +140,16 @@ class BulkPolicy:
         """What a list may be."""
         return ListTerms(self.member, self.items_max, self.item_bytes_max, self.bad_item)
 
-    def command(self, scope: tuple[str, str], key: str, fingerprint: bytes) -> Command:
-        """The command of a whole list. ``scope``: tenant and caller. Raises MissingKey and InvalidKey."""
+    def command(
+        self, scope: tuple[str, str], key: str, listed: bytes, counts: Mapping[str, str] | None = None
+    ) -> Command:
+        """The command of a whole list.
+
+        Parameters: ``scope`` tenant and caller; ``listed`` the list's fingerprint; ``counts`` what counts beside it.
+
+        Raises MissingKey and InvalidKey.
+        """
+        further = counts or {}
         if key is None or key == "":
             raise MissingKey("key is empty; give a text that is the same whenever this list is sent again")
         if (
@@ -150,7 +161,12 @@ class BulkPolicy:
                 f"key must be a text of at most {KEY_LENGTH_MAX} characters; give a digest of a longer one"
             )
         return Command(
-            scope=Scope(*scope, self.operation), key=key, fingerprint=fingerprint, recipe=RECIPE, policy=self.policy
+            scope=Scope(*scope, self.operation),
+            key=key,
+            fingerprint=listed,
+            recipe=bulk_recipe(further),
+            policy=self.policy,
+            under=lambda recipe: bulk_fingerprint_under(recipe, further, listed),
         )
 
     def begin(self, store: Store, grant: Grant, total: int) -> BulkRun:
@@ -158,7 +174,7 @@ class BulkPolicy:
         inside = self.effects == "atomic"
         repeatable_us = self.policy.terms.dedup_us if self.effects == "idempotent" else 0
         size = self.chunk_items if inside else self.at_once
-        return BulkRun(store, grant, total, size, inside, repeatable_us)
+        return BulkRun(store, grant, total, size, self.effects.encode(), inside, repeatable_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +340,19 @@ def _refuse_rollback(*_: object) -> NoReturn:
     raise HandlerError(_NO_ROLLBACK)
 
 
+Counts = Mapping[str, object] | Callable[[], Mapping[str, object]]
+
+
+def counted(counts: Counts | None) -> dict[str, str]:
+    """What counts beside a list, as texts. Raises PolicyError where that is no mapping of names to values."""
+    given = counts() if callable(counts) else counts
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) and name for name in given):
+        raise PolicyError(f"counts must be a mapping of names to values, such as {{'store': 8}}; it is {given!r}")
+    return {name: str(value) for name, value in given.items()}
+
+
 def check_source(items: object) -> None:
     """Refuse what is no list of items, with the remedy."""
     text = isinstance(items, (str, bytes, bytearray, dict))
@@ -333,17 +362,33 @@ def check_source(items: object) -> None:
         )
 
 
-def fill(spool: ItemSpool, items: Source) -> None:
-    """Read a whole source: a path of JSON lines, or an iterable of values (bytes: JSON as it is)."""
+def fill(spool: ItemSpool, items: Source, content_digest: str | None = None) -> None:
+    """Read a whole source: a path of JSON lines, or an iterable of values (bytes: JSON as it is).
+
+    Parameters: ``content_digest`` of a path's file (RFC 9530), which is checked.
+
+    Raises BulkRefused, InvalidBody and PolicyError.
+    """
     check_source(items)
     if isinstance(items, PathLike):
+        check = BodyCheck(content_digest)
         try:
             with Path(items).open("rb") as lines:
-                spool.add_lines(line for line in (line.strip(_SPACE) for line in lines) if line)
+                spool.add_lines(_stripped(lines, check))
+            check.finish()
         except OSError as error:
             raise BulkRefused(None, None, f"the file cannot be read: {error.strerror}", "UNREADABLE") from error
+    elif content_digest is not None:
+        raise PolicyError(NO_FILE)
     else:
         spool.add_values(items)
+
+
+def _stripped(lines: Iterable[bytes], check: BodyCheck) -> Iterator[bytes]:
+    for line in lines:
+        check.feed(line)
+        if stripped := line.strip(_SPACE):
+            yield stripped
 
 
 def check_same(record: Record | None, spool: ItemSpool) -> None:

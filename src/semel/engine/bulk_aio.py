@@ -12,15 +12,18 @@ from typing import Any, Final, TypeVar
 from semel.drivers.item_spool import ItemSpool
 from semel.engine.aio import AsyncEngine
 from semel.engine.bulk import (
+    NO_FILE,
     PAGE,
     BulkItem,
     BulkPolicy,
     BulkResult,
+    Counts,
     Looking,
     Source,
     answer_of,
     check_same,
     check_source,
+    counted,
     fill,
     instead,
     no_rollback,
@@ -30,7 +33,7 @@ from semel.engine.bulk import (
 from semel.engine.bulk_handling import Call, Handling, Pipelined
 from semel.engine.permit import Permit
 from semel.engine.whole import whole
-from semel.errors import SemelError
+from semel.errors import PolicyError, SemelError
 from semel.flow import Flow, ask
 from semel.model import Superseded
 from semel.protocol.asks import Begin, Perform, Rollback, Unit
@@ -67,11 +70,13 @@ class AsyncBulk:
         tenant: str = "default",
         wait_seconds: float | None = None,
         begun: Callable[[str], object] | None = None,
+        counts: Counts | None = None,
+        content_digest: str | None = None,
     ) -> BulkResult:
         """As :meth:`Bulk.run`; ``items`` may be an async iterable. A cancelled run gives its lease back."""
         with closing(ItemSpool(self.policy.list_terms)) as spool:
-            await _fill(spool, items)
-            command = self.policy.command((tenant, caller), key, spool.fingerprint())
+            await _fill(spool, items, content_digest)
+            command = self.policy.command((tenant, caller), key, spool.fingerprint(), counted(counts))
             permit = await self._engine.claim(command, wait_seconds=wait_seconds)
             if not isinstance(permit, Permit):
                 return replayed(permit)
@@ -235,11 +240,13 @@ async def _uncut(work: Coroutine[Any, Any, T]) -> T:
     return done
 
 
-async def _fill(spool: ItemSpool, items: Source | AsyncIterable[Any]) -> None:
+async def _fill(spool: ItemSpool, items: Source | AsyncIterable[Any], content_digest: str | None = None) -> None:
     """Read a whole source without blocking the loop, a batch at a time."""
     check_source(items)
     if isinstance(items, PathLike):
-        await _uncut(asyncio.to_thread(fill, spool, items))
+        await _uncut(asyncio.to_thread(fill, spool, items, content_digest))
+    elif content_digest is not None:
+        raise PolicyError(NO_FILE)
     elif isinstance(items, AsyncIterable):
         batch: list[Any] = []
         async for value in items:

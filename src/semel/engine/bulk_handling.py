@@ -67,7 +67,7 @@ class Handling:
         outcomes: list[ItemOutcome] = []
         for listed in items:
             if listed.error is not None:
-                outcomes.append(listed.as_begun())
+                outcomes.append(listed.as_refused())
                 continue
             try:
                 outcomes.append(succeeded(listed, (yield Call(given(listed, self.scope, self.grant, connection)))))

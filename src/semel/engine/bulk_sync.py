@@ -14,10 +14,12 @@ from semel.engine.bulk import (
     BulkItem,
     BulkPolicy,
     BulkResult,
+    Counts,
     Looking,
     Source,
     answer_of,
     check_same,
+    counted,
     fill,
     instead,
     no_rollback,
@@ -80,20 +82,25 @@ class Bulk:
         tenant: str = "default",
         wait_seconds: float | None = None,
         begun: Callable[[str], object] | None = None,
+        counts: Counts | None = None,
+        content_digest: str | None = None,
     ) -> BulkResult:
         """Do every item once. The same call after a crash goes on; after the end it gets the same result.
 
         Parameters: ``items`` values of JSON's kinds (bytes: JSON as it is), or a path of JSON lines; read once, to a
         temporary file. ``handler`` returns None, a result's id or :class:`~semel.rules.items.Done`, or raises
         :class:`~semel.errors.ItemFailed`; ``key`` of the whole list; ``wait_seconds`` for a run that is under way;
-        ``begun`` is called with the operation's id once this run has the key, before its first item.
+        ``begun`` is called with the operation's id once this run has the key, before its first item; ``counts`` what
+        makes another command of the same list, such as ``{"store": 8, "dry_run": True}``, or a function that gives it
+        once the list is read; ``content_digest`` of a path's file, such as ``"sha-256=:...:"`` (RFC 9530).
 
-        Raises BulkRefused: the list is wrong, nothing was done; KeyReusedError: another list had this key;
-        InProgressError; SupersededError: another run has taken over; StoreError: call again with the same list.
+        Raises BulkRefused: the list is wrong, nothing was done; InvalidBody: nor is it the file that its digest says;
+        KeyReusedError: another list, or the same one with other ``counts``, had this key; InProgressError;
+        SupersededError: another run has taken over; StoreError: call again with the same list.
         """
         with closing(ItemSpool(self.policy.list_terms)) as spool:
-            fill(spool, items)
-            command = self.policy.command((tenant, caller), key, spool.fingerprint())
+            fill(spool, items, content_digest)
+            command = self.policy.command((tenant, caller), key, spool.fingerprint(), counted(counts))
             hold: Hold[Permit] = Hold(self._let_go)
             try:
                 permit = self._engine._claim_into(hold, command, wait_seconds)

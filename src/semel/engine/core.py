@@ -50,7 +50,7 @@ from semel.model import (
 )
 from semel.policy import Command
 from semel.protocol.asks import Elapsed, Pause, Unit
-from semel.protocol.commands import settlement
+from semel.protocol.commands import Under, recast, settlement
 from semel.rules.classify import Outcome
 from semel.rules.identity import key_hash, record_id, reference_id, secret_check, uuid7_bytes, uuid_text
 from semel.rules.keys import weakness
@@ -195,7 +195,7 @@ class Core:
     # --- ATOMIC commands of this process, still invisible in the store ------------------------
 
     @contextmanager
-    def running_here(self, claim: Claim) -> Iterator[tuple[Verdict | None, bool]]:
+    def running_here(self, claim: Claim, under: Under | None = None) -> Iterator[tuple[Verdict | None, bool]]:
         """Enter an ATOMIC command; yields what another one of this process, with the same key, means to it.
 
         And whether that is sure: another attempt that has not been granted may itself be refused, or be a replay. Whose
@@ -204,7 +204,7 @@ class Core:
         other = self.running.setdefault(claim.id, claim)
         if other is not claim:
             granted = other.nonce in self.units or other.nonce in self.live
-            yield (_met(other, claim) if granted else InProgress(other.operation_id, other.terms.lease_us)), granted
+            yield (_met(other, claim, under) if granted else InProgress(other.operation_id, other.terms.lease_us)), granted
             return
         try:
             yield None, True
@@ -426,9 +426,13 @@ class Core:
             )
 
 
-def _met(other: Claim, claim: Claim) -> Verdict:
+def _met(other: Claim, claim: Claim, under: Under | None) -> Verdict:
+    met: Verdict
     if other.recipe != claim.recipe:
-        return Unreadable(other.operation_id, "recipe", other.recipe)
-    if other.fingerprint != claim.fingerprint:
-        return KeyReused()
-    return InProgress(other.operation_id, other.terms.lease_us)
+        met = Unreadable(other.operation_id, "recipe", other.recipe)
+    elif other.fingerprint != claim.fingerprint:
+        met = KeyReused()
+    else:
+        return InProgress(other.operation_id, other.terms.lease_us)
+    again = recast(claim, met, under)
+    return met if again is None else _met(other, again, under)

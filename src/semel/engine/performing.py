@@ -33,7 +33,7 @@ from semel.protocol.asks import (
     SettleWithin,
     Within,
 )
-from semel.protocol.commands import Under, claim_once
+from semel.protocol.commands import Under
 from semel.protocol.keeping import settling
 from semel.protocol.operations import claim_kept
 from semel.protocol.steps import keep_request
@@ -98,8 +98,6 @@ class AsyncPerformer:
         store = self._backend.store
         if claim.kept is not None:
             return self.drive(claim_kept(store, claim, under))
-        if under is not None:
-            return self.drive(claim_once(store, claim, under))
         return self.store_one("claim", store.claim, claim)
 
     async def keep_request(self, claim: Claim, verdict: Verdict) -> Verdict:
@@ -214,8 +212,6 @@ class SyncPerformer:
         store = self._backend.store
         if claim.kept is not None:
             return self.drive(claim_kept(store, claim, under))
-        if under is not None:
-            return self.drive(claim_once(store, claim, under))
         return (self.store_call("claim", lambda: store.claim((claim,))))[0]
 
     def keep_request(self, claim: Claim, verdict: Verdict) -> Verdict:

@@ -27,7 +27,14 @@ from semel.model import Answer, Claim, Effects, InProgress, Settlement, Settling
 from semel.policy import Command
 from semel.protocol.asks import Begin, Rollback, Unit
 from semel.protocol.atomic import settled_or
-from semel.protocol.commands import await_verdict, look_before_refusing, reread, settle_until_confirmed
+from semel.protocol.commands import (
+    IN_OTHER_TERMS,
+    await_verdict,
+    claim_recast,
+    look_before_refusing,
+    reread,
+    settle_until_confirmed,
+)
 from semel.protocol.operations import claim_unit, settle_unit
 from semel.rules.classify import Outcome, Refused, classify_exception
 from semel.telemetry import Observer
@@ -195,6 +202,8 @@ class Engine:
     def _claim(self, claim: Claim, command: Command) -> Verdict:
         try:
             verdict = self._performer.claim_one(claim, command.under)
+            if type(verdict) in IN_OTHER_TERMS and claim.kept is None:
+                verdict = self._performer.drive(claim_recast(self.store, claim, verdict, command.under))
             return verdict if claim.request is None else self._performer.keep_request(claim, verdict)
         except Exception as error:
             # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
@@ -203,7 +212,7 @@ class Engine:
             raise
 
     def _claim_atomic(self, claim: Claim, command: Command) -> Verdict:
-        with self.core.running_here(claim) as (met, is_sure):
+        with self.core.running_here(claim, command.under) as (met, is_sure):
             if met is not None:
                 return met if is_sure else self._performer.drive(settled_or(self.store, claim, command.under, met))
             opened: list[Unit] = []

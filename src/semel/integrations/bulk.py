@@ -7,7 +7,7 @@ The endpoint is the application's own, with its own authentication; it gives its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from starlette.requests import ClientDisconnect, Request
@@ -19,8 +19,21 @@ from semel.engine.bulk_aio import AsyncBulk, AsyncHandler
 from semel.errors import ConfigurationError, InProgressError, InvalidBody
 from semel.integrations.starlette import response_of
 from semel.model import Answer
+from semel.rules.recipe import check_headers
 from semel.web.asgi_tasks import KeptAlive
-from semel.web.bulk import Asked, Telling, accepted, asked, check_size, headers_of, refused, status_of
+from semel.web.bulk import (
+    Asked,
+    ListForm,
+    Telling,
+    accepted,
+    asked,
+    check_size,
+    describe_bulk,
+    headers_of,
+    items_pointer,
+    refused,
+    status_of,
+)
 from semel.web.surface import Surface
 
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -31,19 +44,22 @@ class BulkEndpoint:
 
     A list is a JSON array (``application/json``) or JSON lines (``application/jsonl``, ``application/x-ndjson``), read
     piece by piece; the key is in the header. 200 where every item succeeded, 207 where they ended differently; with
-    ``Prefer: respond-async`` 202 and the status resource, which has the progress.
+    ``Prefer: respond-async`` 202 and the status resource, which has the progress. Beside the list, path parameters,
+    query, parameters of the media type and the declared headers count.
     """
 
     def __init__(
-        self, surface: Surface, kept_alive: KeptAlive, bulk: AsyncBulk, handler: AsyncHandler, body_bytes_max: int
+        self, surface: Surface, kept_alive: KeptAlive, bulk: AsyncBulk, handler: AsyncHandler, taken: ListForm
     ) -> None:
-        if type(body_bytes_max) is not int or body_bytes_max < 1:
-            raise ConfigurationError(f"body_bytes_max must be a whole number of bytes; it is {body_bytes_max!r}")
         self.bulk = bulk
+        self.taken = taken
         self._surface = surface
         self._kept_alive = kept_alive
         self._handler = handler
-        self._body_bytes_max = body_bytes_max
+
+    def describe(self, operation: dict[str, Any]) -> None:
+        """Complete the operation object of this endpoint in an OpenAPI document."""
+        describe_bulk(operation, self.bulk.policy, self.taken, self._surface.key_header)
 
     async def answer(self, request: Request) -> Response:
         """Do the list of a request, or go on with it, or answer it once more. Raises what is wrong for all items."""
@@ -51,8 +67,9 @@ class BulkEndpoint:
             self._surface,
             request.scope["headers"],
             request,
-            body_bytes_max=self._body_bytes_max,
-            item_bytes_max=self.bulk.policy.item_bytes_max,
+            self.taken,
+            params=tuple(sorted((name, str(value)) for name, value in request.path_params.items())),
+            query=request.scope.get("query_string", b""),
         )
         if isinstance(how, Answer):
             return response_of(how)
@@ -66,6 +83,7 @@ class BulkEndpoint:
                 tenant=how.caller.tenant,
                 wait_seconds=0 if how.wants_async and how.wait_seconds is None else how.wait_seconds,
                 begun=lambda id: None if begun.done() else begun.set_result(id),
+                counts=how.counts,
             )
         )
         if how.wants_async:
@@ -92,9 +110,11 @@ class BulkEndpoint:
         size = 0
         async for piece in request.stream():
             size += len(piece)
-            check_size(size, self._body_bytes_max)
+            check_size(size, self.taken.body_bytes_max)
+            how.check.feed(piece)
             for raw in how.reader.feed(piece):
                 yield raw
+        how.check.finish()  # a list that was cut in transit is refused as such, whatever its last item looks like
         for raw in how.reader.end():
             yield raw
 
@@ -113,7 +133,15 @@ class BulkEndpoint:
 
 
 def bulk_endpoint(
-    engine: AsyncEngine, surface: Surface, kept_alive: KeptAlive, bulk: Any, handler: Any, body_bytes_max: int
+    engine: AsyncEngine,
+    surface: Surface,
+    kept_alive: KeptAlive,
+    bulk: Any,
+    handler: Any,
+    *,
+    body_bytes_max: int,
+    items_at: str | None,
+    counts: Sequence[str] | None,
 ) -> BulkEndpoint:
     """What ``semel.bulk`` makes. Raises ConfigurationError, when the application is built."""
     if not isinstance(bulk, AsyncBulk) or bulk._engine is not engine:
@@ -124,4 +152,10 @@ def bulk_endpoint(
         getattr(handler, "__call__", None)  # noqa: B004 - whether an object's call is awaited
     ):
         raise ConfigurationError("a bulk's handler here must be a coroutine function: async def approve(item): ...")
-    return BulkEndpoint(surface, kept_alive, bulk, handler, body_bytes_max)
+    if type(body_bytes_max) is not int or body_bytes_max < 1:
+        raise ConfigurationError(f"body_bytes_max must be a whole number of bytes; it is {body_bytes_max!r}")
+    headers = tuple(name.encode() for name in check_headers(surface.counts if counts is None else counts))
+    if surface.key_name in headers:
+        raise ConfigurationError(f"counts must not name {surface.key_header}: the key never counts")
+    taken = ListForm(body_bytes_max, bulk.policy.item_bytes_max, items_pointer(items_at), headers)
+    return BulkEndpoint(surface, kept_alive, bulk, handler, taken)

@@ -8,7 +8,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError
@@ -40,6 +40,25 @@ def plain_function(endpoint: Any) -> Any:
     while isinstance(endpoint, functools.partial):
         endpoint = endpoint.func
     return endpoint if inspect.isroutine(endpoint) or not callable(endpoint) else type(endpoint).__call__
+
+
+BULK_ENDPOINT: Final = "BulkEndpoint"  # by name: whoever looks need not import it
+
+
+def bulk_used_by(endpoint: Any) -> Any:
+    """The bulk that an endpoint answers with (``semel.bulk(...)``): its own method, or a function that uses one.
+
+    None where there is none.
+    """
+    owner = getattr(endpoint, "__self__", None)
+    if type(owner).__name__ == BULK_ENDPOINT:
+        return owner
+    plain = inspect.unwrap(endpoint) if callable(endpoint) else endpoint
+    if not isinstance(plain, types.FunctionType):
+        return None
+    used = inspect.getclosurevars(plain)
+    values = [*used.nonlocals.values(), *used.globals.values()]
+    return next((value for value in values if type(value).__name__ == BULK_ENDPOINT), None)
 
 
 def check_endpoint(endpoint: Any) -> None:

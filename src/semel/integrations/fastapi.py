@@ -24,12 +24,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from semel.errors import ConfigurationError
-from semel.integrations.endpoint import Filled, annotations_of
+from semel.integrations.endpoint import Filled, annotations_of, bulk_used_by
 from semel.integrations.starlette import DECLARED, Declared, response_of
 from semel.integrations.starlette import Semel as StarletteSemel
 from semel.policy import Policy
 from semel.web.openapi import describe_operation, operation_responses
 from semel.web.operations import BAD_QUERY, NOT_FOUND
+from semel.web.routing import UNSAFE_METHODS
 
 _REQUEST: Final = "semel_request"
 
@@ -137,22 +138,26 @@ def _complete_openapi(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         document = plain()
         if "x-semel" not in document:
-            for path, method, declared in _declared(app):
-                operation = document.get("paths", {}).get(path, {}).get(method)
-                if operation is not None:
-                    describe_operation(operation, declared.name, declared.policy)
+            for path, methods, endpoint in _endpoints(app.routes, ""):
+                for method in methods:
+                    operation = document.get("paths", {}).get(path, {}).get(method.lower())
+                    if operation is not None and method in UNSAFE_METHODS:
+                        _describe(operation, endpoint)
             document["x-semel"] = {"documentation": "Commands are safe to retry with the same Idempotency-Key."}
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _declared(app: FastAPI) -> Iterator[tuple[str, str, Declared]]:
-    for path, methods, endpoint in _endpoints(app.routes, ""):
-        declared = getattr(endpoint, DECLARED, None)
-        if isinstance(declared, Declared):
-            for method in methods:
-                yield path, method.lower(), declared
+def _describe(operation: dict[str, Any], endpoint: Any) -> None:
+    declared = getattr(endpoint, DECLARED, None)
+    if isinstance(declared, Declared):
+        counts = declared.route.fingerprinter.recipe.headers
+        describe_operation(operation, declared.name, declared.policy, counts=counts)
+        return
+    bulk = bulk_used_by(endpoint)
+    if bulk is not None:
+        bulk.describe(operation)
 
 
 def _endpoints(routes: Any, prefix: str) -> Iterator[tuple[str, set[str], Any]]:

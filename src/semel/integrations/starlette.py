@@ -10,7 +10,7 @@ import asyncio
 import functools
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -130,16 +130,35 @@ class Semel:
 
         return declare
 
-    def bulk(self, bulk: AsyncBulk, handler: AsyncHandler, *, body_bytes_max: int = 64 * 1024 * 1024) -> BulkEndpoint:
+    def bulk(
+        self,
+        bulk: AsyncBulk,
+        handler: AsyncHandler,
+        *,
+        body_bytes_max: int = 64 * 1024 * 1024,
+        items_at: str | None = None,
+        counts: Sequence[str] | None = None,
+    ) -> BulkEndpoint:
         """A list of items as one command: ``semel.bulk(approvals, approve).answer`` is an endpoint.
 
-        Parameters: ``bulk`` on this engine; ``handler`` a coroutine function of an item; ``body_bytes_max`` of a list.
+        Parameters: ``bulk`` on this engine; ``handler`` a coroutine function of an item; ``body_bytes_max`` of a list;
+        ``items_at`` where its items are in an object, such as ``"/items"`` for ``{"items": [...]}`` (an array by itself
+        is taken, too); ``counts`` names of request headers that count, by default the application's.
 
         Raises ConfigurationError, when the application is built.
         """
         from semel.integrations.bulk import bulk_endpoint  # which answers in Starlette's terms
 
-        made = bulk_endpoint(self.engine, self.surface, self._kept_alive, bulk, handler, body_bytes_max)
+        made = bulk_endpoint(
+            self.engine,
+            self.surface,
+            self._kept_alive,
+            bulk,
+            handler,
+            body_bytes_max=body_bytes_max,
+            items_at=items_at,
+            counts=counts,
+        )
         name = bulk.policy.operation
         if name in self.declared or name in self._bulks:
             raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")

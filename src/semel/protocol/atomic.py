@@ -8,6 +8,7 @@ proof that somebody committed early, and is never run again.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 
 from semel.errors import (
     EarlyCommit,
@@ -71,11 +72,11 @@ def settled_or(store: Store, claim: Claim, under: Under | None, running: Verdict
 
 
 def _claim_within(store: Store, unit: Unit, claim: Claim, under: Under | None) -> Flow[Verdict]:
-    verdict = yield from ask(Within(unit, "claim", lambda: store.claim_here(claim)))
-    again = recast(claim, verdict, under)
-    if again is None:
-        return verdict
-    return (yield from ask(Within(unit, "claim", lambda: store.claim_here(again))))
+    verdict = yield from ask(Within(unit, "claim", partial(store.claim_here, claim)))
+    while (again := recast(claim, verdict, under)) is not None:
+        verdict = yield from ask(Within(unit, "claim", partial(store.claim_here, again)))
+        claim = again
+    return verdict
 
 
 def settle_unit(
@@ -234,9 +235,9 @@ def refuse(store: Store, claim: Claim, outcome: Refused | Unprovable, under: Und
     """
     yield from store.together()
     verdict = yield from store.claim_here(claim)
-    again = recast(claim, verdict, under)
-    if again is not None:
+    while (again := recast(claim, verdict, under)) is not None:
         verdict = yield from store.claim_here(again)
+        claim = again
     if not isinstance(verdict, Proceed):
         return verdict
     [reply] = yield from store.settle((settlement(verdict.grant, outcome),))

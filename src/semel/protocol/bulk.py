@@ -26,6 +26,7 @@ COMMITTED_EARLY: Final = "committed-early"
 DEDUP_OVER: Final = "dedup-over"
 TAKEN_OVER: Final = "another run of this bulk has taken over; its progress tells how far it is"
 MOVED: Final = "the bulk is not where this run left it"
+UNSETTLED: Final = "the bulk is not settled: its sums leave out {begun} of its items; look at it with semel bulk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +79,16 @@ class HandleOutside(Ask[list[ItemOutcome]]):
 class BulkRun:
     """One run of a bulk under one grant.
 
-    ``size`` is how many items a chunk (or window) holds; ``repeatable_us`` for how long an item that had begun may be
-    run again, 0 where never.
+    ``size`` is how many items a chunk (or window) holds; ``effects`` are what the items' handler is declared with, and
+    ``inside`` whether they are writes in the chunk's transaction; ``repeatable_us`` for how long an item that had begun
+    may be run again, 0 where never.
     """
 
     store: Store
     grant: Grant
     total: int
     size: int
+    effects: bytes
     inside: bool
     repeatable_us: int = 0
     items: Items = field(init=False)
@@ -98,10 +101,15 @@ class BulkRun:
     def flow(self) -> Flow[Tally]:
         """Everything that is left to do; the tally of the whole in the end.
 
-        Raises SupersededError: somebody else goes on with it; StoreError: the store failed for too long.
+        Raises SupersededError: somebody else goes on with it; StoreError: the store failed for too long; SemelError: an
+        item has no outcome although all are done, so that the bulk may not be settled.
         """
         yield from self.stand(begin=True)
+        if self.tally.begun:
+            yield from _doubtful(self)
         yield from (_inside(self) if self.inside else _outside(self))
+        if self.tally.begun:
+            raise SemelError(UNSETTLED.format(begun=self.tally.begun))
         return self.tally
 
     def stand(self, *, begin: bool = False) -> Flow[None]:
@@ -279,31 +287,34 @@ def _cut_at(run: BulkRun, cut: _Cut, handled: Handled) -> None:
 
 
 def _outside(run: BulkRun) -> Flow[None]:
-    yield from _doubtful(run)
     ended: list[ItemOutcome] = []
     while ended or run.tally.done < run.total:
         window = []
         if run.tally.done < run.total:
             window = yield from ask(Read(run.tally.done, min(run.size, run.total - run.tally.done)))
-        begun = [item.as_begun() for item in window]
+        begun = [item.as_begun(run.effects) for item in window]
         yield from run.put([*ended, *begun], run.tally.after([*ended, *begun], begun=len(begun)))
         ended = yield from ask(HandleOutside([item for item in window if item.error is None]))
 
 
 def _doubtful(run: BulkRun) -> Flow[None]:
-    """Items that a former run began and did not end: run again where that is declared safe, else UNKNOWN."""
+    """Items that a former run began and did not end: run again where that is safe, else UNKNOWN.
+
+    It is safe where the item was begun by a handler that was declared so, and today's is, too.
+    """
     while True:
         begun = yield from ask(Perform("bulk", lambda: run.items.begun(run.grant, run.tally.done, run.size)))
         if not begun:
             return
         again: list[ListedItem] = []
         puts: list[ItemOutcome] = []
-        for place, _, age_us in begun:
+        for place, effects, age_us in begun:
             [item] = yield from ask(Read(place, 1))
-            if age_us < run.repeatable_us:
+            repeatable_us = run.repeatable_us if effects == run.effects else 0
+            if age_us < repeatable_us:
                 again.append(item)
             else:
-                puts.append(item.as_unknown(DEDUP_OVER if run.repeatable_us else INTERRUPTED))
+                puts.append(item.as_unknown(DEDUP_OVER if repeatable_us else INTERRUPTED))
         if again:
             puts += yield from ask(HandleOutside(again))
         yield from run.put(puts, run.tally.after(puts))

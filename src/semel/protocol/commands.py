@@ -10,43 +10,69 @@ from collections.abc import Callable
 
 from semel.errors import NotReplicated, RequestError, RequestTooLarge, StoreError, StoreTimeout
 from semel.flow import Flow, ask
-from semel.model import Answer, AnswerKind, Claim, Grant, InProgress, Settlement, Settling, State, Unreadable, Verdict
+from semel.model import (
+    Answer,
+    AnswerKind,
+    Claim,
+    Grant,
+    InProgress,
+    KeyReused,
+    Settlement,
+    Settling,
+    State,
+    Unreadable,
+    Verdict,
+)
 from semel.protocol.asks import Attempt, Elapsed, Jitter, Pause, Perform, PerformOne
 from semel.protocol.keeping import settling
 from semel.rules.backoff import poll_seconds, retry_seconds
 from semel.rules.classify import Outcome, Refused, Released, Succeeded
 from semel.stores.base import Store
 
-Under = Callable[[str], bytes | None]
+Under = Callable[[str], bytes | tuple[bytes, ...] | None]
+IN_OTHER_TERMS = (Unreadable, KeyReused)
+"""Verdicts that may mean the same request, recorded otherwise."""
 LOOK_SECONDS_MIN = 0.001
 
 
-def claim_once(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]:
-    """One claim; if the record was made under another recipe that is known here, once more under that one."""
-    [verdict] = yield from ask(PerformOne("claim", store.claim, claim))
-    again = recast(claim, verdict, under)
-    if again is None:
-        return verdict
-    [verdict] = yield from ask(PerformOne("claim", store.claim, again))
+def claim_recast(store: Store, claim: Claim, verdict: Verdict, under: Under | None) -> Flow[Verdict]:
+    """Claim again in the terms of the record that a claim met, where it met one in other terms."""
+    while (again := recast(claim, verdict, under)) is not None:
+        [verdict] = yield from ask(PerformOne("claim", store.claim, again))
+        claim = again
     return verdict
 
 
 def recast(claim: Claim, verdict: Verdict | None, under: Under | None) -> Claim | None:
-    """The same claim under the recipe of the record it met; None where there is no need or no way."""
-    if not isinstance(verdict, Unreadable) or verdict.recipe is None or under is None:
+    """The same claim in the terms of the record it met; None where there is no need or no way.
+
+    Those are the recipe that the record was made under, and then each spelling of the same request that is recorded
+    otherwise under one recipe. Asked again and again, it gives each of them once.
+    """
+    if under is None:
         return None
-    fingerprint = under(verdict.recipe)
-    return None if fingerprint is None else claim._replace(recipe=verdict.recipe, fingerprint=fingerprint)
+    if isinstance(verdict, Unreadable):
+        recipe = verdict.recipe
+    elif isinstance(verdict, KeyReused):
+        recipe = claim.recipe
+    else:
+        return None
+    found = None if recipe is None else under(recipe)
+    if recipe is None or found is None:
+        return None
+    fingerprints = found if isinstance(found, tuple) else (found,)
+    if recipe == claim.recipe and claim.fingerprint in fingerprints:
+        fingerprints = fingerprints[fingerprints.index(claim.fingerprint) + 1 :]
+    return claim._replace(recipe=recipe, fingerprint=fingerprints[0]) if fingerprints else None
 
 
 def look_once(store: Store, claim: Claim, under: Under | None) -> Flow[tuple[Verdict | None, Claim]]:
-    """A look before or after a claim, with the claim in the terms of the recipe that the record was made under."""
+    """A look before or after a claim, with the claim in the terms of the record that it met."""
     [seen] = yield from ask(PerformOne("look", store.look, claim))
-    again = recast(claim, seen, under)
-    if again is None:
-        return seen, claim
-    [seen] = yield from ask(PerformOne("look", store.look, again))
-    return seen, again
+    while (again := recast(claim, seen, under)) is not None:
+        [seen] = yield from ask(PerformOne("look", store.look, again))
+        claim = again
+    return seen, claim
 
 
 def look_before_refusing(

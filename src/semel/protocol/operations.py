@@ -43,17 +43,16 @@ def is_kept_by(store: Store) -> bool:
 
 
 def claim_kept(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]:
-    """As ``claim_once``, for a command whose operation is kept: both in one commit.
+    """Claim a command whose operation is kept, in the record's terms: both in one commit.
 
     Another command that has its business reference is what it meets.
     """
     keeping = Keeping(store)
     try:
-        [verdict] = yield from ask(Perform("claim", lambda: keeping.claim((claim,))))
-        again = recast(claim, verdict, under)
-        if again is None:
-            return verdict
-        [verdict] = yield from ask(Perform("claim", lambda: keeping.claim((again,))))
+        [verdict] = yield from ask(Perform("claim", partial(keeping.claim, (claim,))))
+        while (again := recast(claim, verdict, under)) is not None:
+            [verdict] = yield from ask(Perform("claim", partial(keeping.claim, (again,))))
+            claim = again
     except Held as held:
         return held.verdict
     return verdict

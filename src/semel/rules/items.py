@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import IntEnum
@@ -36,7 +37,7 @@ class ItemOutcome(NamedTuple):
     """The one durable outcome of an item.
 
     ``place`` counts from 0 in the order of the request; ``error_code`` of an UNKNOWN one is its doubt; ``retryable``
-    says that a new bulk may hold it again.
+    says that a new bulk may hold it again; ``detail`` of a BEGUN one names the effects that it was begun under.
     """
 
     place: int
@@ -70,6 +71,11 @@ class Tally(NamedTuple):
     failed: int = 0
     retryable: int = 0
     unknown: int = 0
+
+    @property
+    def begun(self) -> int:
+        """How many items have begun and have no outcome."""
+        return self.done - self.succeeded - self.failed - self.unknown
 
     def after(self, outcomes: list[ItemOutcome], *, begun: int = 0) -> Tally:
         """The tally with these outcomes added, and ``begun`` items more on their way."""
@@ -119,10 +125,19 @@ class ListedItem(NamedTuple):
     raw: bytes
     error: str | None
 
-    def as_begun(self) -> ItemOutcome:
-        """What is written before its handler is called; for one that was not understood: how it ended."""
-        state = ItemState.BEGUN if self.error is None else ItemState.FAILED
-        return ItemOutcome(self.place, self.item_id, state, error_code=self.error)
+    def as_begun(self, effects: bytes) -> ItemOutcome:
+        """What is written before its handler is called; for one that was not understood: how it ended.
+
+        ``effects`` are those of the handler: they decide whether the item may be called again, whatever is declared
+        by then.
+        """
+        if self.error is not None:
+            return self.as_refused()
+        return ItemOutcome(self.place, self.item_id, ItemState.BEGUN, detail=effects)
+
+    def as_refused(self) -> ItemOutcome:
+        """How an item ends that could not be understood."""
+        return ItemOutcome(self.place, self.item_id, ItemState.FAILED, error_code=self.error)
 
     def as_unknown(self, doubt: str) -> ItemOutcome:
         """Nobody can prove what became of it."""
@@ -243,6 +258,51 @@ class ListDigest:
         """32 bytes over all of them."""
         self._hashing.update(frame(str(total)))
         return self._hashing.digest()
+
+
+BULK_RECIPE: Final = "bulk-2"
+FORMER_BULK_RECIPE: Final = "bulk-1"  # under which the list alone counted
+_BULK: Final = "bulk-"
+
+
+def bulk_recipe(counts: Mapping[str, str]) -> str:
+    """The recipe of a bulk's fingerprint: it names what counts beside the list, whose digest the fingerprint is.
+
+    >>> bulk_recipe({}), bulk_recipe({"path.store": "8"}) == bulk_recipe({"path.store": "7"})
+    ('bulk-2', False)
+    """
+    if not counts:
+        return BULK_RECIPE
+    parts = [part for name in sorted(counts) for part in (name, counts[name].encode("utf-8", "surrogatepass"))]
+    return f"{BULK_RECIPE}.{hashlib.sha256(frame(*parts)).hexdigest()[:32]}"
+
+
+def is_bulk(recipe: str) -> bool:
+    """Whether a record is a bulk's, by the recipe of its fingerprint."""
+    return recipe.startswith(_BULK)
+
+
+def bulk_kind(recipe: str) -> str:
+    """The recipe of a bulk without what counts beside its list; any other recipe as it is.
+
+    >>> bulk_kind(bulk_recipe({"query": "dryRun=true"})), bulk_kind("1.3f9a0c2b5d6e7f80")
+    ('bulk-2', '1.3f9a0c2b5d6e7f80')
+    """
+    return recipe.partition(".")[0] if is_bulk(recipe) else recipe
+
+
+def bulk_fingerprint_under(recipe: str, counts: Mapping[str, str], listed: bytes) -> bytes | None:
+    """The fingerprint of a list under the recipe of the record that its key met; None: it cannot be compared.
+
+    Under the former recipe the list alone counted: a list with other facts may be its retry, and may be another.
+    """
+    own = bulk_recipe(counts)
+    if recipe == own:
+        return listed
+    if recipe == FORMER_BULK_RECIPE:
+        return None if counts else listed
+    # Of other facts: not the digest of any list.
+    return hashlib.sha256(frame("semel.bulk.other", own, listed)).digest() if is_bulk(recipe) else None
 
 
 def checked_text(name: str, text: str | None) -> str | None:

@@ -40,6 +40,12 @@ _UUID_LENGTH = 36
 
 _SHORT = 16
 _DISTINCT_MIN = 5
+_EMAIL = re.compile(r"[^@]++@[A-Za-z0-9.-]+\.[A-Za-z]{2,}").fullmatch
+# 12 to 19 digits, alone or in groups, that begin as the numbers of the large card schemes do.
+_CARD_LENGTH_MAX = 23
+_CARD = re.compile(r"(?:3[0-9]|4|5[0-9]|6[0-9]|2[2-7])[0-9]*+(?:[ -][0-9]++)*+").fullmatch
+
+Weakness = Literal["short", "digits", "repeated", "email", "card"]
 
 
 def parse_key(lines: Sequence[bytes]) -> str:
@@ -172,21 +178,29 @@ class KeyFormat:
             raise InvalidKey(f"This operation expects an Idempotency-Key that matches {self.pattern}; send such a key.")
 
 
-def weakness(key: str) -> Literal["short", "digits", "repeated"] | None:
-    """Name why a parsed key is likely to be used again by accident, or None for a good one.
+def weakness(key: str) -> Weakness | None:
+    """Name why a parsed key is likely to be used again by accident, or says who somebody is; None for a good one.
 
     Args:
         key: a key from `parse_key`.
 
     Returns:
-        "short" below 16 characters; "digits" for digits alone (a counter or a clock); "repeated" for at most four
-        distinct characters. Weak keys are counted, never refused: refusing is what `KeyFormat` is for.
+        "email" for what looks like an address and "card" for what looks like a card's number: both say who somebody
+        is, to everybody who reads a key, and come again with his next wish. "short" below 16 characters; "digits" for
+        digits alone (a counter or a clock); "repeated" for at most four distinct characters. Weak keys are counted,
+        never refused: refusing is what `KeyFormat` is for.
 
     >>> weakness("1"), weakness("20240229120000000"), weakness("00000000-0000-0000-0000-000000000000")
     ('short', 'digits', 'repeated')
     >>> weakness("8e03978e-40d5-43dd-bc93-6894a57f9324") is None
     True
+    >>> weakness("alice@example.com"), weakness("4111-1111-1111-1111")
+    ('email', 'card')
     """
+    if "@" in key and _EMAIL(key):
+        return "email"
+    if len(key) <= _CARD_LENGTH_MAX and _CARD(key) and _is_card(key):
+        return "card"
     if len(key) < _SHORT:
         return "short"
     if key.isdigit():
@@ -194,3 +208,10 @@ def weakness(key: str) -> Literal["short", "digits", "repeated"] | None:
     if len(set(key)) < _DISTINCT_MIN:
         return "repeated"
     return None
+
+
+def _is_card(key: str) -> bool:
+    """Whether the digits have a card number's length and its check digit (ISO/IEC 7812-1, annex B)."""
+    digits = [int(digit) for digit in key if digit.isdigit()]
+    doubled = [sum(divmod(digit * 2, 10)) for digit in digits[-2::-2]]
+    return 12 <= len(digits) <= 19 and (sum(doubled) + sum(digits[-1::-2])) % 10 == 0

@@ -42,11 +42,18 @@ class MediaType:
         essence: `type/subtype` in lower case.
         charset: the charset parameter in lower case, or "".
         boundary: the boundary parameter as given, or "".
+        others: every other parameter, its name in lower case and its value as given, sorted by name.
     """
 
     essence: str
     charset: str = ""
     boundary: str = ""
+    others: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def others_text(self) -> str:
+        """The other parameters as one text, different for different ones; empty where there are none."""
+        return "".join([f";{len(name)}:{name}{len(value)}:{value}" for name, value in self.others])
 
 
 def parse_media_type(value: str) -> MediaType | None:
@@ -55,10 +62,10 @@ def parse_media_type(value: str) -> MediaType | None:
     Args:
         value: the field's value as received.
 
-    Source: RFC 9110, section 8.3.1. Parameters other than charset and boundary are dropped.
+    Source: RFC 9110, section 8.3.1.
 
     >>> parse_media_type('Application/JSON; charset="UTF-8"')
-    MediaType(essence='application/json', charset='utf-8', boundary='')
+    MediaType(essence='application/json', charset='utf-8', boundary='', others=())
     >>> parse_media_type("json") is None
     True
     """
@@ -68,7 +75,8 @@ def parse_media_type(value: str) -> MediaType | None:
     parameters = _parameters(value, essence.end(), unescape=True)
     if parameters is None:
         return None
-    return MediaType(essence[1].lower(), parameters.get("charset", "").lower(), parameters.get("boundary", ""))
+    charset, boundary = parameters.pop("charset", "").lower(), parameters.pop("boundary", "")
+    return MediaType(essence[1].lower(), charset, boundary, tuple(sorted(parameters.items())))
 
 
 def _parameters(value: str, position: int, *, unescape: bool) -> dict[str, str] | None:
@@ -101,7 +109,9 @@ class _State(Enum):
 class MultipartDigest:
     r"""The digest of a multipart/form-data body by its parts, computed as the body streams through.
 
-    It covers name, file name, media type and content of each part. Parts are sorted by name, and parts of one name
+    It covers name, file name, media type and content of each part. `parameterised` says whether a part's media type
+    has parameters beyond charset and boundary, which did not count in Semel's first fingerprints.
+    Parts are sorted by name, and parts of one name
     keep their order. Memory is bounded by the header limit and 64 bytes a part, whatever the parts hold.
 
     Args:
@@ -117,7 +127,17 @@ class MultipartDigest:
     True
     """
 
-    __slots__ = ("_buffer", "_content", "_content_bytes", "_delimiter", "_part", "_parts", "_searched", "_state")
+    __slots__ = (
+        "_buffer",
+        "_content",
+        "_content_bytes",
+        "_delimiter",
+        "_part",
+        "_parts",
+        "_searched",
+        "_state",
+        "parameterised",
+    )
 
     def __init__(self, boundary: bytes) -> None:
         self._delimiter = b"--" + boundary
@@ -128,6 +148,7 @@ class MultipartDigest:
         self._part = _Part()
         self._content = hashlib.sha256()
         self._content_bytes = 0
+        self.parameterised = False
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the body, in pieces of any size."""
@@ -199,6 +220,7 @@ class MultipartDigest:
         if part is None:
             return self._fail()
         self._part = part
+        self.parameterised = self.parameterised or part.parameterised
         self._content = hashlib.sha256()
         self._content_bytes = 0
         return self._move(_State.CONTENT, end + 4)
@@ -248,6 +270,7 @@ class _Part:
     filename_extended: str | None = None
     media: str | None = None
     length: int | None = None
+    parameterised: bool = False
 
     def digests(self, content: bytes) -> tuple[bytes, bytes]:
         """The name's hash, which stands in for it when sorting, and the hash of the whole part."""
@@ -274,12 +297,14 @@ def _parse_part(block: bytes) -> _Part | None:
         return None
     if length is not None and re.fullmatch("[0-9]{1,18}", length) is None:
         return None
+    kind, parameterised = (None, False) if media is None else _part_media(media)
     return _Part(
         name=disposition["name"],
         filename=disposition.get("filename"),
         filename_extended=disposition.get("filename*"),
-        media=None if media is None else _part_media(media),
+        media=kind,
         length=None if length is None else int(length),
+        parameterised=parameterised,
     )
 
 
@@ -295,10 +320,12 @@ def _disposition(value: str) -> dict[str, str] | None:
 
 
 @lru_cache(maxsize=64)
-def _part_media(value: str) -> str:
+def _part_media(value: str) -> tuple[str, bool]:
+    """A part's media type in canonical form, and whether it has parameters beyond charset and boundary."""
     media = parse_media_type(value)
-    # The prefix keeps a malformed value from looking like a well-formed one.
-    return f"?{value}" if media is None else f"{media.essence};{media.charset}"
+    if media is None:  # the prefix keeps a malformed value from looking like a well-formed one
+        return f"?{value}", False
+    return f"{media.essence};{media.charset}{media.others_text}", bool(media.others)
 
 
 def _framed(value: bytes) -> bytes:

@@ -7,8 +7,10 @@ a changed request. The file deliberately does not compute fingerprints; `fingerp
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Final, Literal
 
 from semel.errors import PolicyError
 
@@ -53,6 +55,47 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True)
+class NoBody:
+    """The body does not count: operation, method, path, query, caller, media type and declared headers do.
+
+    For requests whose body differs between retries and says nothing about what is wanted.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a function of yours makes of the body counts.
+
+    Args:
+        function: takes the request's `Facts` and its whole body (bytes, at most `json_bytes_max`, with its
+            Content-Encoding removed), and returns bytes or text: equal for equal requests. It runs on the event loop.
+            What it raises ends the request before anything is done; `semel.errors.InvalidBody` is answered with 400.
+        name: what it computes, such as "order-v1": part of the recipe's id. Give another one when the function
+            computes something else. By default its module and name.
+
+    Raises:
+        PolicyError: no function, or one without a name of its own.
+
+    >>> Computed(lambda facts, body: body[:8], name="first-8").name
+    'first-8'
+    """
+
+    function: Callable[[Any, bytes], bytes | str]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not callable(self.function) or isinstance(self.function, type):
+            raise PolicyError("Computed needs a function of the request's facts and its body.")
+        name = self.name or f"{getattr(self.function, '__module__', '')}.{getattr(self.function, '__qualname__', '<')}"
+        if "<" in name:
+            raise PolicyError(
+                "a function that makes fingerprints and has no name of its own needs one: "
+                "fingerprint=Recipe(body=Computed(function, name='order-v1'))"
+            )
+        object.__setattr__(self, "name", name)
+
+
+@dataclass(frozen=True, slots=True)
 class DigestField:
     """The request's own Content-Digest field stands for the body, which is checked against it.
 
@@ -61,6 +104,53 @@ class DigestField:
 
     Source: RFC 9530, sections 2 and 5.
     """
+
+
+Body = WholeBody | NoBody | Members | Computed | DigestField
+_BODIES: Final = (WholeBody, NoBody, Members, Computed, DigestField)
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+").fullmatch
+NEVER_COUNTED: Final = frozenset(
+    {
+        *("authorization", "proxy-authorization", "cookie"),
+        *("content-type", "content-encoding", "content-digest", "content-length"),
+        *("transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade", "expect"),
+        *("prefer", "early-data", "date"),
+    }
+)
+"""Headers that cannot be declared: credentials, what counts or is checked anyway, and what differs in each retry."""
+
+
+def check_headers(names: object) -> tuple[str, ...]:
+    """The names of headers that count, in lower case and sorted.
+
+    Raises:
+        PolicyError: something that is no name of a header, that is given twice, or that may not count.
+
+    >>> check_headers(("Stripe-Account", "if-match"))
+    ('if-match', 'stripe-account')
+    """
+    if not isinstance(names, (tuple, list, set, frozenset)):
+        raise PolicyError(f"counts must be a tuple of header names, such as ('if-match',); it is {names!r}")
+    lower = [name.lower() if isinstance(name, str) else name for name in names]
+    for name in lower:
+        if not isinstance(name, str) or _HEADER(name) is None:
+            raise PolicyError(f"counts must not name {name!r}: it is no name of a header")
+        if name in NEVER_COUNTED:
+            raise PolicyError(
+                f"counts must not name {name!r}: it holds credentials, counts already, or differs in each retry"
+            )
+    if len(set(lower)) != len(lower):
+        raise PolicyError("counts names a header twice; name each once")
+    return tuple(sorted(lower))
+
+
+def as_recipe(given: object) -> object:
+    """A recipe from what may be given in its place: which part of the body counts, or a function of the body."""
+    if isinstance(given, _BODIES):
+        return Recipe(body=given)
+    if callable(given) and not isinstance(given, type):
+        return Recipe(body=Computed(given))
+    return given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +166,8 @@ class Recipe:
         secret_id: a name for the HMAC secret, to tell rotated secrets apart. Never the secret.
         version: of the algorithm. Name the former one while processes that do not know this one share the store;
             records of former versions are recognised without being named.
+        headers: names of request headers that count: `("stripe-account", "if-match")`. A header that is not there
+            differs from an empty one; several lines of one name count in their order.
 
     Raises:
         PolicyError: an impossible value.
@@ -86,18 +178,19 @@ class Recipe:
     '1.30dc22e178303ecd'
     """
 
-    body: WholeBody | Members | DigestField = field(default_factory=WholeBody)
+    body: Body = field(default_factory=WholeBody)
     algorithm: Literal["sha256", "hmac-sha256"] = "sha256"
     json_depth_max: int = 64
     json_bytes_max: int = _MIB
     secret_id: str = ""
     version: int = RECIPE_VERSION
+    headers: tuple[str, ...] = ()
     id: str = field(init=False, compare=False)
     """Version and configuration in 18 characters, such as "1.3f9a0c2b5d6e7f80"; computed once."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.body, (WholeBody, Members, DigestField)):
-            raise PolicyError("body must be WholeBody(), Members(...) or DigestField().")
+        if not isinstance(self.body, _BODIES):
+            raise PolicyError("body must be WholeBody(), NoBody(), Members(...), Computed(...) or DigestField().")
         if self.algorithm not in ("sha256", "hmac-sha256"):
             raise PolicyError("algorithm must be 'sha256' or 'hmac-sha256'.")
         if not isinstance(self.json_depth_max, int) or not 1 <= self.json_depth_max <= _DEPTH_MAX:
@@ -109,6 +202,7 @@ class Recipe:
             raise PolicyError(f"version must be one that this Semel knows ({known}); it is {self.version!r}.")
         if self.secret_id and self.algorithm == "sha256":
             raise PolicyError("secret_id names an HMAC secret; use algorithm='hmac-sha256' with it.")
+        object.__setattr__(self, "headers", check_headers(self.headers))
         object.__setattr__(self, "id", self._digest())
 
     @property
@@ -117,9 +211,14 @@ class Recipe:
         return tuple(replace(self, version=version) for version in RECIPE_VERSIONS if version < self.version)
 
     def _digest(self) -> str:
-        names = self.body.names if isinstance(self.body, Members) else ()
+        names: tuple[str, ...] = ()
+        if isinstance(self.body, Members):
+            names = self.body.names
+        elif isinstance(self.body, Computed):
+            names = (self.body.name,)
         configuration = (type(self.body).__name__, names, self.algorithm, self.json_depth_max, self.json_bytes_max)
         # ascii() of texts and numbers is the same in every Python, and different for different values. 64 bits: a
         # store meets a handful of recipes in its life, so that no two of them ever share an id.
-        text = ascii((*configuration, self.secret_id))
+        # Headers are added where there are any: a recipe without keeps the id that it had before they could count.
+        text = ascii((*configuration, self.secret_id, *([self.headers] if self.headers else [])))
         return f"{self.version}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"

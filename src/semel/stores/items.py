@@ -33,6 +33,17 @@ class Standing(NamedTuple):
     written: int
 
 
+class BegunItem(NamedTuple):
+    """An item without an outcome: its place, the effects that its handler was declared with, and since when.
+
+    ``effects`` is None where an earlier version of Semel began it; ``age_us`` counts by the store's clock.
+    """
+
+    place: int
+    effects: bytes | None
+    age_us: int
+
+
 class Failures(NamedTuple):
     """How many items of a bulk ended so: FAILED or UNKNOWN, with this code."""
 
@@ -110,11 +121,14 @@ class Items:
             return None
         return (yield from self.advance(grant, was, now, puts))
 
-    def begun(self, grant: Grant, done: int, limit: int) -> Flow[list[tuple[int, str, int]]]:
-        """Places, names and ages (microseconds since the start) of items that have begun and have no outcome."""
+    def begun(self, grant: Grant, done: int, limit: int) -> Flow[list[BegunItem]]:
+        """Items that have begun and have no outcome."""
         params: Values = {"operation_id": grant.operation_id, "first": 0, "done": done, "limit": limit}
         rows = yield from self._dialect.rows(self._sql["begun"], params)
-        return [(cast(int, row[0]), str(row[1]), _age(row[2], cast(int, row[3]))) for row in rows]
+        return [
+            BegunItem(cast(int, place), cast("bytes | None", effects), _age(since, cast(int, now)))
+            for place, _, effects, since, now in rows
+        ]
 
     def relinquish(self, grant: Grant) -> Flow[int]:
         """Give the lease back, so that whoever asks next goes on at once."""

@@ -64,8 +64,8 @@ ON DUPLICATE KEY UPDATE
     state = IF(semel_item.state = 2, VALUES(state), semel_item.state);
 
 -- name: begun
--- Items that were begun and have no outcome, with the time of their start, and the store's.
-SELECT place, item_id, settled_at, :now FROM semel_item
+-- Items that were begun and have no outcome: under which effects, the time of their start, and the store's.
+SELECT place, item_id, detail, settled_at, :now FROM semel_item
 WHERE operation_id = :operation_id AND place >= :first AND place < :done AND state = 2
 ORDER BY place LIMIT :limit;
 

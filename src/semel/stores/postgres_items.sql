@@ -73,8 +73,8 @@ WHERE semel_item.state = 2 AND semel_item.item_id = excluded.item_id
 RETURNING 1;
 
 -- name: begun
--- Items that were begun and have no outcome, with the time of their start, and the store's.
-SELECT place, item_id, settled_at,
+-- Items that were begun and have no outcome: under which effects, the time of their start, and the store's.
+SELECT place, item_id, detail, settled_at,
     coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) FROM semel_item
 WHERE operation_id = :operation_id::bytea AND place >= :first::bigint AND place < :done::bigint AND state = 2
 ORDER BY place LIMIT :limit::bigint;

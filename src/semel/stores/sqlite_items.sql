@@ -46,8 +46,8 @@ ON CONFLICT (operation_id, place) DO UPDATE SET
 WHERE semel_item.state = 2 AND semel_item.item_id = excluded.item_id;
 
 -- name: begun
--- Items that were begun and have no outcome, with the time of their start, and the store's.
-SELECT place, item_id, settled_at, :now FROM semel_item
+-- Items that were begun and have no outcome: under which effects, the time of their start, and the store's.
+SELECT place, item_id, detail, settled_at, :now FROM semel_item
 WHERE operation_id = :operation_id AND place >= :first AND place < :done AND state = 2
 ORDER BY place LIMIT :limit;
 

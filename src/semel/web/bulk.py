@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from semel.engine.bulk import BulkResult
+from semel.engine.bulk import BulkPolicy, BulkResult
 from semel.errors import (
     BulkRefused,
     CommandError,
+    ConfigurationError,
     IdentityMismatch,
     InProgressError,
     KeyExpiredError,
@@ -28,12 +30,15 @@ from semel.errors import (
     StoreError,
     SupersededError,
 )
-from semel.model import Answer
+from semel.model import Answer, Effects
+from semel.rules.fingerprint import BodyCheck, media_parameters
 from semel.rules.identity import uuid_bytes
 from semel.rules.items import ItemOutcome
 from semel.rules.keys import parse_key
 from semel.web.caller import Caller
+from semel.web.exchange import declared_headers
 from semel.web.items import Form, ItemReader
+from semel.web.openapi import GUARANTEES, describe_key, describe_responses
 from semel.web.prefer import preferred_wait, prefers_async
 from semel.web.problem import (
     IN_PROGRESS,
@@ -44,6 +49,8 @@ from semel.web.problem import (
     RECORD_UNREADABLE,
     Kind,
 )
+from semel.web.problem import KINDS as PROBLEMS
+from semel.web.routing import Params
 from semel.web.surface import Surface
 
 ARRAY_TYPE: Final = "application/json"
@@ -57,7 +64,12 @@ NO_LIST: Final = Kind("LIST_MEDIA_TYPE", 415, "The body is no list of items", "k
 KINDS: Final = (MALFORMED, DUPLICATE, NO_ITEMS, ITEM_TOO_LARGE, TOO_MANY, NO_LIST)
 _BY_CODE: Final = {kind.code: kind for kind in KINDS}
 _NO_STORE: Final = (b"cache-control", b"no-store")
-_READ: Final = frozenset({b"content-type", b"content-length", b"content-encoding", b"accept", b"prefer", b"early-data"})
+_READ: Final = frozenset(
+    {
+        *(b"content-type", b"content-length", b"content-encoding", b"content-digest"),
+        *(b"accept", b"prefer", b"early-data"),
+    }
+)
 _GOES_ON: Final = "Send the same list with the same key again: what was done is not done again."
 
 
@@ -65,7 +77,8 @@ class Asked(NamedTuple):
     """A request that may become a bulk: whose it is, and how it is read and answered.
 
     ``in_lines`` says that the answer's items are one a line; ``wait_seconds`` what the client would wait for a run that
-    is under way.
+    is under way; ``head`` is what of the request's head counts beside the list; ``check`` compares the body with its
+    Content-Digest.
     """
 
     key: str
@@ -74,22 +87,53 @@ class Asked(NamedTuple):
     in_lines: bool
     wants_async: bool
     wait_seconds: float | None
+    head: Mapping[str, str] = MappingProxyType({})
+    check: BodyCheck = BodyCheck(None)
+
+    def counts(self) -> dict[str, str]:
+        """What counts beside the list, once its body is read: head and envelope."""
+        envelope = self.reader.envelope
+        return dict(self.head) if not envelope else {**self.head, "envelope": envelope.decode()}
+
+
+class ListForm(NamedTuple):
+    """How an endpoint takes its lists: ``items_at`` is where in an object they may be, member by member."""
+
+    body_bytes_max: int
+    item_bytes_max: int
+    items_at: tuple[str, ...] = ()
+    headers: tuple[bytes, ...] = ()
+
+
+def items_pointer(items_at: object) -> tuple[str, ...]:
+    """Where the items are in an object, from a JSON pointer of members; empty for None. Raises ConfigurationError.
+
+    >>> items_pointer("/data/items")
+    ('data', 'items')
+    """
+    if items_at is None:
+        return ()
+    if not isinstance(items_at, str) or not items_at.startswith("/"):
+        raise ConfigurationError(f"items_at must be a JSON pointer, such as '/items'; it is {items_at!r}")
+    return tuple(part.replace("~1", "/").replace("~0", "~") for part in items_at[1:].split("/"))
 
 
 def asked(
     surface: Surface,
     headers: Iterable[tuple[bytes, bytes]],
     request: Mapping[str, Any],
+    taken: ListForm,
     *,
-    body_bytes_max: int,
-    item_bytes_max: int,
+    params: Params = (),
+    query: bytes = b"",
 ) -> Asked | Answer:
     """What becomes of a request by its head alone, or the answer that refuses it.
 
-    Parameters: ``headers`` with lower-case names; ``request`` what the surface's ``caller`` function reads.
+    Parameters: ``headers`` with lower-case names; ``request`` what the surface's ``caller`` function reads; ``params``
+    of its path; ``query`` as it came.
     """
     problems = surface.problems
-    keys, read = _head(surface.key_name, headers)
+    keys, read = _head(surface.key_name, headers, taken.headers)
     if b"1" in read.get(b"early-data", b""):
         return problems.too_early()
     assert surface.caller is not None
@@ -98,7 +142,9 @@ def asked(
         return problems.caller_unknown()
     try:
         key = parse_key(keys)
-        check_size(_length(read), body_bytes_max)
+        check_size(_length(read), taken.body_bytes_max)
+        digest = read.get(b"content-digest")
+        check = BodyCheck(None if digest is None else digest.decode("latin-1"))
     except RequestError as error:
         return problems.of_error(error)
     form = _form(read.get(b"content-type", b""))
@@ -110,11 +156,25 @@ def asked(
     return Asked(
         key,
         caller,
-        ItemReader(form, item_bytes_max),
+        ItemReader(form, taken.item_bytes_max, taken.items_at),
         any(name.encode() in read.get(b"accept", b"").lower() for name in LINES_TYPES),
         prefers_async(prefer),
         None if wait is None else min(wait, surface.wait_seconds_max),
+        _counted(read, params, query, taken.headers),
+        check,
     )
+
+
+def _counted(read: Mapping[bytes, bytes], params: Params, query: bytes, headers: Sequence[bytes]) -> Mapping[str, str]:
+    """What of a request's head counts beside its list: as of every command, but that both forms are one list."""
+    counts = {f"path.{name}": value for name, value in params}
+    counts |= {f"header.{name}": value for name, value in declared_headers(headers, read)}
+    if query:
+        counts["query"] = query.decode("latin-1")
+    parameters = media_parameters(read.get(b"content-type", b"").decode("latin-1"))
+    if parameters:
+        counts["media"] = parameters
+    return counts
 
 
 def check_size(size: int, body_bytes_max: int) -> None:
@@ -123,13 +183,15 @@ def check_size(size: int, body_bytes_max: int) -> None:
         raise RequestTooLarge(f"The body is larger than {body_bytes_max} bytes; send the list in parts.")
 
 
-def _head(key_name: bytes, headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[bytes], dict[bytes, bytes]]:
+def _head(
+    key_name: bytes, headers: Iterable[tuple[bytes, bytes]], counted: Sequence[bytes]
+) -> tuple[list[bytes], dict[bytes, bytes]]:
     keys: list[bytes] = []
     read: dict[bytes, bytes] = {}
     for name, value in headers:
         if name == key_name:
             keys.append(value)
-        elif name in _READ:
+        elif name in _READ or name in counted:
             read[name] = value if name not in read else read[name] + b", " + value
     return keys, read
 
@@ -176,7 +238,8 @@ def refused(surface: Surface, error: Exception, how: Asked) -> Answer | None:
 _VERDICTS: Final[Mapping[type[CommandError], tuple[Kind, str]]] = {
     KeyReusedError: (
         KEY_REUSED,
-        "Another list has this key. Use a new key for a new list; nothing was done.",
+        "Another list, or this one under another path, query or header, has this key. Use a new key for a new list; "
+        "nothing was done.",
     ),
     InProgressError: (IN_PROGRESS, "The list is being done. Keep the key and ask again, or query the operation."),
     OutcomeUnknownError: (OUTCOME_UNKNOWN, "Nobody can prove how this command ended. Query the operation."),
@@ -187,6 +250,71 @@ _VERDICTS: Final[Mapping[type[CommandError], tuple[Kind, str]]] = {
     NotReplayableError: (NOT_REPLAYABLE, "The list was done. Query the operation; do not send it again."),
     RecordUnreadableError: (RECORD_UNREADABLE, "The stored record cannot be read by this server. Keep the key."),
 }
+
+
+_ITEM_ANSWER: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "place": {"type": "integer", "minimum": 0},
+        "id": {"type": "string"},
+        "state": {"type": "string", "enum": ["SUCCEEDED", "FAILED", "UNKNOWN"]},
+        "targetId": {"type": ["string", "null"]},
+        "resultId": {"type": ["string", "null"]},
+        "errorCode": {"type": ["string", "null"]},
+        "retryable": {"type": "boolean"},
+    },
+    "required": ["place", "id", "state", "retryable"],
+}
+_SUMS: Final = ("total", "done", "succeeded", "failed", "retryable", "unknown")
+_LIST_ANSWER: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "operationId": {"type": "string", "format": "uuid"},
+        **{name: {"type": "integer", "minimum": 0} for name in _SUMS},
+        "items": {"type": "array", "items": _ITEM_ANSWER},
+    },
+    "required": ["operationId", *_SUMS, "items"],
+}
+_ACCEPTED: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "operationId": {"type": "string", "format": "uuid"},
+        "state": {"type": "string"},
+        "operation": {"type": "string"},
+    },
+    "required": ["operationId", "state"],
+}
+
+
+def describe_bulk(operation: dict[str, Any], policy: BulkPolicy, taken: ListForm, key_header: str) -> None:
+    """Complete the operation object of a bulk's endpoint in an OpenAPI document: its list, answers and refusals."""
+    describe_key(operation, policy.policy, key_header, [name.decode() for name in taken.headers])
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "maxItems": policy.items_max, "items": {}}
+    if taken.items_at:
+        around = schema
+        for name in reversed(taken.items_at):
+            around = {"type": "object", "properties": {name: around}, "required": [name]}
+        schema = {"oneOf": [schema, around]}
+    lines = {"schema": {"type": "string", "description": "One JSON value a line"}}
+    content = {ARRAY_TYPE: {"schema": schema}, **dict.fromkeys(LINES_TYPES[:2], lines)}
+    operation.setdefault("requestBody", {"required": True, "content": content})
+    responses = operation.setdefault("responses", {})
+    whole = {ARRAY_TYPE: {"schema": _LIST_ANSWER}, LINES_TYPES[0]: lines}
+    for status, description, answered in (
+        ("200", "Every item succeeded", whole),
+        ("202", "The list is being done (Prefer: respond-async)", {ARRAY_TYPE: {"schema": _ACCEPTED}}),
+        ("207", "The items ended differently, each with its own outcome", whole),
+    ):
+        responses[status] = {**responses.get(status, {}), "description": description, "content": answered}
+    describe_responses(operation, (*PROBLEMS, *KINDS))
+    operation["x-semel"] = {
+        "operation": policy.operation,
+        "effects": "BULK",
+        "itemEffects": policy.effects.upper(),
+        "guarantee": f"each item: {GUARANTEES[Effects[policy.effects.upper()]]}",
+        "answerRetentionSeconds": policy.answer_seconds,
+        "tombstoneRetentionSeconds": policy.tombstone_seconds,
+    }
 
 
 def _sentence(text: str) -> str:

@@ -28,7 +28,7 @@ from semel.errors import (
 from semel.model import Answer, InProgress, NotReplayable, Proceed, Replay, Scope, Verdict
 from semel.policy import Command
 from semel.rules.classify import Outcome, Refused, Released, Succeeded, Unprovable, classify_answer, classify_exception
-from semel.rules.fingerprint import Facts, Hashing
+from semel.rules.fingerprint import Facts, Fingerprinter, Hashing
 from semel.rules.identity import uuid_text
 from semel.rules.keys import parse_key
 from semel.web.caller import Caller
@@ -45,7 +45,9 @@ NAMING_BYTES_MAX: Final = 1024 * 1024  # of a body that a key or a reference is 
 RETRY_BYTES_MAX: Final = 10 * 1024 * 1024  # of a body that may not run, and is read to find the record of a retry
 ACCEPTED_RETRY_SECONDS: Final = b"1"  # after which whoever was told 202 may look again
 _NO_STORE: Final = (b"cache-control", b"no-store")
-_READ: Final = frozenset({b"content-type", b"content-length", b"content-digest", b"prefer", b"early-data"})
+_READ: Final = frozenset(
+    {b"content-type", b"content-length", b"content-digest", b"content-encoding", b"prefer", b"early-data"}
+)
 
 
 class Unprotected(NamedTuple):
@@ -86,7 +88,7 @@ def open_exchange(
     Parameters: ``route`` and ``params`` as :meth:`Routes.find` gave them; ``headers`` with lower-case names;
     ``request`` what the surface's ``caller`` function reads.
     """
-    keys, read = _read_head(surface.key_name, headers)
+    keys, read = _read_head(surface.key_name, headers, route.counted)
     if not keys and not route.required:
         surface.tell_unprotected(route.name, "no-key")
         return _PASS
@@ -107,6 +109,10 @@ def open_exchange(
     facts = Facts(route.name, method, params, query, caller.tenant, caller.id, media_type)
     if b"content-digest" in read:
         facts = facts._replace(content_digest=read[b"content-digest"].decode("latin-1"))
+    if b"content-encoding" in read:
+        facts = facts._replace(content_encoding=read[b"content-encoding"].decode("latin-1"))
+    if route.counted:
+        facts = facts._replace(extra=declared_headers(route.counted, read))
     wait: float | None = None
     if b"prefer" in read:
         wait = preferred_wait((read[b"prefer"],))
@@ -127,7 +133,14 @@ def _uncalled(surface: Surface, route: Route, caller: object) -> Answer | Unprot
     return _marked(surface, route, "no-caller") if route.marks else surface.problems.caller_unknown()
 
 
-def _read_head(key_name: bytes, headers: Sequence[tuple[bytes, bytes]]) -> tuple[list[bytes], dict[bytes, bytes]]:
+def declared_headers(names: Sequence[bytes], read: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
+    """Names and values of the headers that were declared to count and are there, without blanks around a value."""
+    return tuple((name.decode(), read[name].strip(b" \t").decode("latin-1")) for name in names if name in read)
+
+
+def _read_head(
+    key_name: bytes, headers: Sequence[tuple[bytes, bytes]], counted: Sequence[bytes]
+) -> tuple[list[bytes], dict[bytes, bytes]]:
     """The lines of the key, and all fields by name; several lines of one are joined where it is one that matters."""
     read = dict(headers)
     if len(read) == len(headers):
@@ -137,7 +150,7 @@ def _read_head(key_name: bytes, headers: Sequence[tuple[bytes, bytes]]) -> tuple
     for name, value in headers:
         if name == key_name:
             keys.append(value)
-        elif name in _READ:
+        elif name in _READ or name in counted:
             read[name] = value if name not in read else read[name] + b", " + value
     return keys, read
 
@@ -194,7 +207,7 @@ class Exchange:
         self._hashing: Hashing | None = None
         self._body = b""
         self._spool: Spool | None = None
-        self._under: dict[str, bytes | None] = {}
+        self._under: dict[str, tuple[bytes, ...] | None] = {}
         self._head: bytes | None = None
         self.refusal: RequestError | None = None  # a limit that it breaks: unless its key is on record
         self.wants_async = False  # the client would rather be told where to look than wait
@@ -219,10 +232,12 @@ class Exchange:
                 return self._surface.problems.of_error(self.refusal)
         self._body = body
         try:
-            fingerprint = route.fingerprinter.digest(self._facts, body)
+            maker = route.fingerprinter
+            facts = self._counting(maker) if route.counted else self._facts
+            recipe, fingerprint = maker.named(facts, body)
         except RequestError as error:
             return self._command_under_a_former_recipe(error)
-        return self._command(fingerprint, route.recipe)
+        return self._command(fingerprint, recipe)
 
     def feed(self, chunk: bytes) -> Answer | None:
         """Take a piece of the body; an answer refuses it, and the rest need not be read."""
@@ -233,7 +248,7 @@ class Exchange:
                 if self._size > RETRY_BYTES_MAX:
                     raise self.refusal
             if self._hashing is None:
-                self._hashing = self.route.fingerprinter.begin(self._facts)
+                self._hashing = self.route.fingerprinter.begin(self._counting(self.route.fingerprinter))
             self._hashing.feed(chunk)
         except RequestError as error:
             return self._surface.problems.of_error(error)
@@ -248,8 +263,9 @@ class Exchange:
             fingerprint = self._hashing.finish()
         except RequestError as error:
             return self._command_under_a_former_recipe(error)
+        recipe = self.route.fingerprinter.ids[self._hashing.further]
         self._hashing = None
-        return self._command(fingerprint, self.route.recipe)
+        return self._command(fingerprint, recipe)
 
     def cut_short(self) -> Answer:
         """The answer to a request whose body ended before its announced length."""
@@ -260,16 +276,24 @@ class Exchange:
     def _command_under_a_former_recipe(self, error: RequestError) -> Command | Answer:
         """The command of a request that the recipe of today refuses; a former one may have taken it."""
         for recipe in self.route.known:
-            fingerprint = self.under(recipe)
-            if fingerprint is not None and isinstance(error, RequestTooLarge):
+            fingerprints = self.under(recipe)
+            if fingerprints and isinstance(error, RequestTooLarge):
                 self.refusal = error
-                return self._command(fingerprint, recipe)
+                return self._command(fingerprints[0], recipe)
         return self._surface.problems.of_error(error)
+
+    def _counting(self, maker: Fingerprinter) -> Facts:
+        """The request's facts, with those of its headers alone that count under a recipe."""
+        facts = self._facts
+        if not facts.extra:
+            return facts
+        names = maker.recipe.headers
+        return facts._replace(extra=tuple(pair for pair in facts.extra if pair[0] in names))
 
     def _command(self, fingerprint: bytes, recipe: str) -> Command | Answer:
         facts, route, refusal = self._facts, self.route, self.refusal
         scope = Scope(facts.tenant, facts.caller, facts.operation)
-        under = self.under if route.known else None
+        under = self.under
         if route.key_from is None and route.reference_from is None and self._head is None and refusal is None:
             return Command(scope, self._key, fingerprint, recipe, route.policy, under)
         try:
@@ -307,25 +331,29 @@ class Exchange:
         self.refusal = self.refusal or _misfit(route, key)
         return key, reference
 
-    def under(self, recipe_id: str) -> bytes | None:
-        """The same request's fingerprint under another recipe that the policy knows."""
+    def under(self, recipe_id: str) -> tuple[bytes, ...] | None:
+        """The same request's fingerprints, one for each spelling of it, under a recipe that the policy knows."""
         if recipe_id not in self._under:  # asked again when the application is over, and the body with it
-            self._under[recipe_id] = self._fingerprint_under(recipe_id)
+            self._under[recipe_id] = self._fingerprints_under(recipe_id)
         return self._under[recipe_id]
 
-    def _fingerprint_under(self, recipe_id: str) -> bytes | None:
+    def _fingerprints_under(self, recipe_id: str) -> tuple[bytes, ...] | None:
         maker = self.route.known.get(recipe_id)
-        if maker is None:
+        if maker is None or (self._spool is not None and self._spool.closed):
             return None
         try:
-            if self._spool is None:
-                return maker.digest(self._facts, self._body)
-            hashing = maker.begin(self._facts)
-            for chunk in self._spool.chunks():
-                hashing.feed(chunk)
-            return hashing.finish()
+            return tuple(self._fingerprint(maker, facts) for facts in maker.spellings(self._counting(maker)))
         except RequestError:
             return None  # what the former recipe refuses was never recorded under it
+
+    def _fingerprint(self, maker: Fingerprinter, facts: Facts) -> bytes:
+        # One with further facts is no fingerprint under the other of the maker's two ids, and equal to none of them.
+        if self._spool is None:
+            return maker.digest(facts, self._body)
+        hashing = maker.begin(facts)
+        for chunk in self._spool.chunks():
+            hashing.feed(chunk)
+        return hashing.finish()
 
     # --- before the application ---------------------------------------------------------------
 

@@ -65,27 +65,22 @@ def problem_content(kinds: Iterable[Kind]) -> dict[str, Any]:
     return {"application/problem+json": {"schema": {"type": "object", "properties": properties, "required": _REQUIRED}}}
 
 
-def describe_operation(operation: dict[str, Any], name: str, policy: Policy, header: str = "Idempotency-Key") -> None:
-    """Complete one operation object of an OpenAPI document in place: its key, its refusals, its promise."""
+def describe_operation(
+    operation: dict[str, Any],
+    name: str,
+    policy: Policy,
+    header: str = "Idempotency-Key",
+    counts: Iterable[str] = (),
+) -> None:
+    """Complete one operation object of an OpenAPI document in place: its key, its refusals, its promise.
+
+    Parameters: ``counts`` names of the headers that count.
+    """
     parameters = operation.setdefault("parameters", [])
-    named = any(parameter.get("name", "").lower() == header.lower() for parameter in parameters)
-    if policy.key_from is None and not named:
-        parameters.append(_header(policy, header))
+    describe_key(operation, policy, header, counts)
     for option, source in zip(("key", "reference"), sources(policy.key_from, policy.reference_from), strict=True):
         _describe_source(parameters, option, source)
-    responses = operation.setdefault("responses", {})
-    for status, response in responses.items():
-        if status.startswith("2"):
-            response.setdefault("headers", {}).setdefault("Idempotency-Replayed", _REPLAYED)
-    for status in STATUSES:
-        known = responses.setdefault(str(status), {"description": _DESCRIPTIONS[status]})
-        known.setdefault("content", {}).update(problem_content(kind for kind in KINDS if kind.status == status))
-        headers = known.setdefault("headers", {})
-        headers.setdefault("Semel-Code", {"schema": {"type": "string"}, "description": "The problem's code"})
-        if status in (409, 503):
-            headers.setdefault("Retry-After", _SECONDS)
-        if status in (409, 500):
-            headers.setdefault("Link", _LINK)
+    describe_responses(operation, KINDS)
     assert isinstance(policy.effects, Effects)
     operation["x-semel"] = {
         "operation": name,
@@ -98,6 +93,38 @@ def describe_operation(operation: dict[str, Any], name: str, policy: Policy, hea
     operation["x-semel"] |= {name: source for name, source in told.items() if source is not None}
 
 
+def describe_key(operation: dict[str, Any], policy: Policy, header: str, counts: Iterable[str]) -> None:
+    """Add the key's header, and those that count, to the parameters of an operation that does not name them itself."""
+    parameters = operation.setdefault("parameters", [])
+    named = {parameter.get("name", "").lower() for parameter in parameters if parameter.get("in") == "header"}
+    if policy.key_from is None and header.lower() not in named:
+        parameters.append(_header(policy, header))
+    for name in counts:
+        if name not in named:
+            parameters.append({"name": name, "in": "header", "schema": {"type": "string"}, "description": _COUNTS})
+
+
+def describe_responses(operation: dict[str, Any], kinds: Iterable[Kind]) -> None:
+    """Add the mark of a replay to the good responses of an operation, and the responses that refuse it."""
+    responses = operation.setdefault("responses", {})
+    for status, response in responses.items():
+        if status.startswith("2"):
+            response.setdefault("headers", {}).setdefault("Idempotency-Replayed", _REPLAYED)
+    by_status: dict[int, list[Kind]] = {}
+    for kind in kinds:
+        by_status.setdefault(kind.status, []).append(kind)
+    for number, several in sorted(by_status.items()):
+        known = responses.setdefault(str(number), {"description": _DESCRIPTIONS.get(number, several[0].title)})
+        known.setdefault("content", {}).update(problem_content(several))
+        headers = known.setdefault("headers", {})
+        headers.setdefault("Semel-Code", {"schema": {"type": "string"}, "description": "The problem's code"})
+        if number in (409, 503):
+            headers.setdefault("Retry-After", _SECONDS)
+        if number in (409, 500):
+            headers.setdefault("Link", _LINK)
+
+
+_COUNTS: Final = "It counts: repeat it as it was with every retry of the same request."
 _SAID: Final = {
     "key": "It is this command's idempotency key: repeat it with every retry of the same request.",
     "reference": "It is this command's business reference: one open or successful execution for each.",

@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs
 
 from semel.engine.aio import AsyncEngine
-from semel.engine.bulk import RECIPE as BULK
 from semel.engine.sync import Engine
 from semel.errors import InvalidKey, SemelError
 from semel.flow import Flow
@@ -21,7 +20,7 @@ from semel.model import OPEN_STATES, Answer, AnswerKind, Operation, Record, Scop
 from semel.protocol.operations import find_operation, find_operations
 from semel.rules.damage import damage_of
 from semel.rules.identity import record_id, reference_id, uuid_bytes, uuid_text
-from semel.rules.items import Tally
+from semel.rules.items import Tally, is_bulk
 from semel.rules.keys import parse_key
 from semel.rules.step_doubts import DOUBT, names_a_step
 from semel.rules.stored import is_sound, state_of, uuid_of
@@ -120,7 +119,7 @@ class _Queries:
             if told is None or not _is_of(told, asked.caller):
                 continue
             progress = None
-            if row is not None and row.recipe == BULK and is_sound(row):
+            if row is not None and is_bulk(row.recipe) and is_sound(row):
                 progress = yield from Items(store).tally(row.operation_id)
             found.append(Found(row, kept, progress))
         return found

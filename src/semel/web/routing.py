@@ -6,7 +6,7 @@ raw path. The matcher knows whole segments only; a web framework's own router st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -65,6 +65,7 @@ class Route:
 
     __slots__ = (
         "atomic",
+        "counted",
         "fingerprinter",
         "keeping",
         "key_from",
@@ -72,12 +73,17 @@ class Route:
         "marks",
         "name",
         "policy",
-        "recipe",
         "reference_from",
         "required",
     )
 
-    def __init__(self, name: str, policy: Policy, fingerprint_secret: bytes | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        fingerprint_secret: bytes | None = None,
+        counts: tuple[str, ...] = (),
+    ) -> None:
         self.name = name
         self.policy = policy
         self.required = policy.key == "required"
@@ -85,15 +91,18 @@ class Route:
         self.marks = policy.on_unprotected == "mark"
         self.atomic = policy.terms.effects is Effects.ATOMIC
         self.keeping = Keeping(policy)
-        self.recipe = policy.fingerprint.id
-        named = (policy.fingerprint, *policy.fingerprints_known)
-        recipes = (*named, *(former for recipe in named for former in recipe.former))
-        makers = {
-            recipe.id: Fingerprinter(recipe, fingerprint_secret if recipe.algorithm == "hmac-sha256" else None)
-            for recipe in recipes
-        }
-        self.fingerprinter = makers.pop(self.recipe)
-        self.known = makers
+        recipe = policy.recipe
+        if counts and policy.counts is None and not recipe.headers:
+            recipe = replace(recipe, headers=counts)
+        named = (recipe, *policy.fingerprints_known)
+        # The recipe of today comes last: it stands for an id that a former one shares.
+        recipes = (*(former for each in named for former in each.former), *policy.fingerprints_known, recipe)
+        makers = [
+            Fingerprinter(each, fingerprint_secret if each.algorithm == "hmac-sha256" else None) for each in recipes
+        ]
+        self.fingerprinter = makers[-1]
+        self.known = {id: maker for maker in makers for id in maker.ids}
+        self.counted = tuple(sorted({name.encode() for each in recipes for name in each.headers}))
 
 
 class Routes:
@@ -112,6 +121,7 @@ class Routes:
         operations: Sequence[Operation] = (),
         default: Policy | None = None,
         fingerprint_secret: bytes | None = None,
+        counts: tuple[str, ...] = (),
     ) -> None:
         self._exact: dict[tuple[str, str], tuple[Route, Params]] = {}
         self._templated: dict[tuple[str, int], list[tuple[list[str], Route]]] = {}
@@ -124,11 +134,22 @@ class Routes:
             for method in operation.methods:
                 name = operation.name or f"{method} {operation.template}"
                 names.add(name)
-                self._add(method, operation.template, Route(name, operation.policy, fingerprint_secret))
+                self._add(method, operation.template, Route(name, operation.policy, fingerprint_secret, counts))
         if default is not None:
             # Requests that nobody declared: those without a key are none of ours.
             default = replace(default, key="optional")
-            self._any = {method: Route(f"{method} *", default, fingerprint_secret) for method in DEFAULT_METHODS}
+            self._any = {
+                method: Route(f"{method} *", default, fingerprint_secret, counts) for method in DEFAULT_METHODS
+            }
+
+    def all(self) -> Iterator[Route]:
+        """Every route, the default's too."""
+        for route, _ in self._exact.values():
+            yield route
+        for several in (*self._templated.values(), *self._rest.values()):
+            for _, route in several:
+                yield route
+        yield from self._any.values()
 
     def find(self, method: str, path: str) -> tuple[Route, Params] | None:
         """The route of a request and its path parameters; None where no operation is declared for it."""

@@ -24,6 +24,11 @@ class Spool:
         """Whether the next piece read or written may touch the disk."""
         return self.size > SPOOL_BYTES_MAX - CHUNK_BYTES
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was given back."""
+        return self._file.closed
+
     def write(self, chunk: bytes) -> None:
         """Append a piece."""
         self._file.write(chunk)

@@ -14,6 +14,7 @@ from semel.engine.needs import NO_STEPS
 from semel.errors import ConfigurationError
 from semel.policy import Policy
 from semel.protocol.operations import check_kept
+from semel.rules.recipe import check_headers
 from semel.web.caller import CallerOf
 from semel.web.outage import Outage
 from semel.web.problem import Problems
@@ -50,6 +51,7 @@ class Surface:
         replayed_header: the name of the response header that marks a replay.
         wait_seconds_max: how long ``Prefer: wait=N`` may make a duplicate wait.
         fingerprint_secret: the secret of fingerprints made with ``hmac-sha256``.
+        counts: names of request headers that count, for operations that name none themselves.
 
     Raises ConfigurationError: a missing caller, an impossible value, or operations that collide.
     """
@@ -63,6 +65,7 @@ class Surface:
     replayed_header: str = "Idempotency-Replayed"
     wait_seconds_max: float = 30
     fingerprint_secret: bytes | None = field(default=None, repr=False)
+    counts: Sequence[str] = ()
     routes: Routes = field(init=False, repr=False, compare=False)
     key_name: bytes = field(init=False, repr=False)
     replayed: tuple[bytes, bytes] = field(init=False, repr=False)
@@ -80,6 +83,7 @@ class Surface:
         wait: object = self.wait_seconds_max
         if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= WAIT_SECONDS_MAX:
             raise ConfigurationError(f"wait_seconds_max must be 0 to {WAIT_SECONDS_MAX} seconds; it is {wait!r}")
+        object.__setattr__(self, "counts", check_headers(self.counts))
         policies = [operation.policy for operation in self.operations]
         if self.default is not None:
             policies.append(self.default)
@@ -93,7 +97,7 @@ class Surface:
             self.engine.core.needs.declare(operation.name or operation.template, operation.policy)
         if self.default is not None:
             self.engine.core.needs.declare("every other operation", self.default)
-        object.__setattr__(self, "routes", Routes(self.operations, self.default, self.fingerprint_secret))
+        object.__setattr__(self, "routes", self._routes())
         object.__setattr__(self, "key_name", self.key_header.lower().encode())
         object.__setattr__(self, "replayed", (self.replayed_header.lower().encode(), b"true"))
 
@@ -110,7 +114,18 @@ class Surface:
 
     def route(self, name: str, policy: Policy) -> Route:
         """A route made by hand, for integrations that know the operation from their own router."""
-        return Route(name, policy, self.fingerprint_secret)
+        return self._checked(Route(name, policy, self.fingerprint_secret, tuple(self.counts)))
+
+    def _routes(self) -> Routes:
+        routes = Routes(self.operations, self.default, self.fingerprint_secret, tuple(self.counts))
+        for route in routes.all():
+            self._checked(route)
+        return routes
+
+    def _checked(self, route: Route) -> Route:
+        if self.key_header.lower().encode() in route.counted:
+            raise ConfigurationError(f"{route.name}: counts must not name {self.key_header}: the key never counts")
+        return route
 
     def tell_unprotected(self, operation: str, reason: str) -> None:
         """Count a request that runs without protection."""

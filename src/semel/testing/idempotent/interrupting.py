@@ -66,7 +66,7 @@ class _WatchedRun(BulkRun):
 
     def __init__(self, run: BulkRun, witness: Witness, dies: Moment | None) -> None:
         size = run.size if dies is None else min(run.size, max(1, run.total // 3))
-        super().__init__(run.store, run.grant, run.total, size, run.inside, run.repeatable_us)
+        super().__init__(run.store, run.grant, run.total, size, run.effects, run.inside, run.repeatable_us)
         self._witness = witness
         self._dies = dies
         self._handed: set[int] = set()

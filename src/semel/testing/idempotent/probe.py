@@ -113,7 +113,7 @@ class Probe:
     @property
     def members(self) -> tuple[str, ...]:
         """The members that alone count in the fingerprint; empty where all do."""
-        body = self.policy.fingerprint.body
+        body = self.policy.recipe.body
         return body.names if isinstance(body, Members) else ()
 
     def key(self, purpose: str) -> str:

@@ -267,7 +267,7 @@ MUTANTS: Final = (
         part="faults",
         patch=_at(
             "semel.engine.core:_met",
-            lambda _: lambda other, claim: InProgress(other.operation_id, other.terms.lease_us),
+            lambda _: lambda other, claim, under: InProgress(other.operation_id, other.terms.lease_us),
         ),
     ),
     Mutant(
@@ -309,9 +309,9 @@ def _released(word: Settlement) -> Settlement:
 def _counted(original: Any) -> Any:
     count = 0
 
-    def command(self: Any, fingerprint: bytes) -> Any:
+    def command(self: Any, recipe: str, fingerprint: bytes) -> Any:
         nonlocal count
         count += 1
-        return original(self, fingerprint[:28] + count.to_bytes(4))
+        return original(self, recipe, fingerprint[:28] + count.to_bytes(4))
 
     return command

@@ -1,0 +1,36 @@
+"""A bulk of six items in a process of its own: ``python -m tests.bulk.declared URL LEDGER EFFECTS DIES_AT``.
+
+Each call of the handler is a line of the ledger; the process kills itself in the handler of the item at DIES_AT.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from semel import Bulk, Engine
+from semel.engine.bulk import BulkItem
+from semel.engine.connect import connect_backend
+from tests.bulk.fellows import numbered
+from tests.bulk.worker import die
+
+ITEMS = 6
+
+
+def main(url: str, ledger: str, effects: str, *, dies_at: int) -> None:
+    with Engine(connect_backend(url)) as engine:
+        bulk = Bulk(engine, operation="count", effects=effects, lease_seconds=1)
+
+        def handler(item: BulkItem) -> None:
+            with Path(ledger).open("a") as calls:
+                calls.write(f"{item.place}\n")
+            if item.place == dies_at:
+                die()
+
+        done = bulk.run(numbered(ITEMS), handler, key="k", caller="alice", wait_seconds=60)
+        states = [outcome.state.name for outcome in bulk.outcomes(done.operation_id)]
+        print(*done.tally, done.replayed, *states)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], dies_at=int(sys.argv[4]))

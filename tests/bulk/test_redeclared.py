@@ -1,0 +1,117 @@
+"""A bulk that is killed under one declaration and goes on under another: the items keep what they were begun under."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from semel.errors import SemelError
+from semel.rules.items import ItemState, Tally
+from tests.bulk.fellows import Fellow, Home, mariadb_home, numbered, postgres_home, sqlite_home, states
+from tests.bulk.test_outside import Downstream, Killed
+from tests.servers import mariadb
+from tests.servers.postgres import postgres, schema
+
+Make = Callable[..., Fellow]
+PAIRS = [(was, now) for was in ("external", "idempotent") for now in ("external", "idempotent", "atomic")]
+
+
+class Place:
+    """A store, and the ledger of the calls of all processes."""
+
+    def __init__(self, store: str, folder: Path) -> None:
+        self.ledger = folder / "calls"
+        if store == "sqlite":
+            self.home: Home = sqlite_home(str(folder / "bulk.db"))
+            self.url = f"sqlite:///{folder}/bulk.db"
+        elif store == "postgres":
+            self.home = postgres_home()
+            self.url = f"{postgres()}?schema={schema()}"
+        else:
+            self.home = mariadb_home()
+            self.url = mariadb.url(mariadb.mariadb())
+
+    def run(self, effects: str, dies_at: int = -1) -> tuple[int, list[str]]:
+        """One process: its exit code, and its tally, whether it was a replay, and the items' states."""
+        command = [sys.executable, "-m", "tests.bulk.declared", self.url, str(self.ledger), effects, str(dies_at)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+        return done.returncode, done.stdout.split()
+
+    def calls(self) -> Counter[int]:
+        return Counter(map(int, self.ledger.read_text().split()))
+
+
+@pytest.mark.parametrize(("was", "now"), PAIRS)
+@pytest.mark.parametrize("store", ["sqlite", "postgres", "mariadb"])
+def test_an_item_under_kill_9_keeps_the_effects_that_it_was_begun_under(
+    store: str, was: str, now: str, tmp_path: Path
+) -> None:
+    place = Place(store, tmp_path)
+    assert place.run(was, dies_at=2)[0] == -signal.SIGKILL
+    again = was == now == "idempotent"
+    code, told = place.run(now)
+    states = ["SUCCEEDED"] * 6 if again else ["SUCCEEDED"] * 2 + ["UNKNOWN"] + ["SUCCEEDED"] * 3
+    sums = ["6", "6", "6", "0", "0", "0"] if again else ["6", "6", "5", "0", "0", "1"]
+    assert (code, told) == (0, [*sums, "False", *states])
+    assert place.calls() == {n: 2 if again and n == 2 else 1 for n in range(6)}
+    for effects in ("external", "idempotent", "atomic"):
+        assert place.run(effects) == (0, [*sums, "True", *states])
+    assert sum(place.calls().values()) == 7 if again else 6
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgres", "mariadb"])
+def test_an_atomic_bulk_under_kill_9_goes_on_as_what_is_declared_then(store: str, tmp_path: Path) -> None:
+    place = Place(store, tmp_path)
+    assert place.run("atomic", dies_at=2)[0] == -signal.SIGKILL
+    assert place.run("external", dies_at=3)[0] == -signal.SIGKILL
+    code, told = place.run("atomic")
+    assert (code, told[:7]) == (0, ["6", "6", "5", "0", "0", "1", "False"])
+    assert told[7:] == ["SUCCEEDED"] * 3 + ["UNKNOWN"] + ["SUCCEEDED"] * 2
+    assert place.calls()[3] == 1
+
+
+def test_an_item_that_an_external_run_began_is_not_called_again_by_the_first_declaration(make_fellow: Make) -> None:
+    """Idempotent, external, idempotent: the item of the middle run was begun by a handler that promised nothing."""
+    calls: Counter[int] = Counter()
+
+    def dying(at: int) -> Downstream:
+        return Downstream(dies_at=at)
+
+    for effects, at in (("idempotent", 1), ("external", 3)):
+        downstream = dying(at)
+        with pytest.raises((Killed, BaseExceptionGroup)):
+            make_fellow(effects=effects).run(numbered(5), downstream.charge)
+        calls.update(downstream.calls)
+    fellow, downstream = make_fellow(effects="idempotent"), dying(-1)
+    done = fellow.run(numbered(5), downstream.charge)
+    calls.update(downstream.calls)
+    assert calls == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
+    assert done.tally == Tally(5, 5, 3, 0, 0, 2)
+    assert states(fellow.outcomes(done))[1] == states(fellow.outcomes(done))[3] == ItemState.UNKNOWN
+
+
+def test_an_item_begun_by_the_former_version_is_unknown(make_fellow: Make, home: Home) -> None:
+    """It wrote no effects beside the item, so that nobody knows whether it may be called again."""
+    downstream = Downstream(dies_at=1)
+    with pytest.raises((Killed, BaseExceptionGroup)):
+        make_fellow(effects="idempotent").run(numbered(3), downstream.charge)
+    home.fetch("UPDATE semel_item SET detail = NULL WHERE state = 2")
+    fellow = make_fellow(effects="idempotent")
+    done = fellow.run(numbered(3), downstream.charge)
+    assert states(fellow.outcomes(done)) == [ItemState.SUCCEEDED, ItemState.UNKNOWN, ItemState.SUCCEEDED]
+    assert downstream.calls == [0, 1, 2]
+
+
+def test_a_bulk_whose_sums_do_not_add_up_is_not_settled(make_fellow: Make, home: Home) -> None:
+    with pytest.raises((Killed, BaseExceptionGroup)):
+        make_fellow(effects="external").run(numbered(3), Downstream(dies_at=2).charge)
+    home.fetch("UPDATE semel_bulk SET succeeded = succeeded - 1")
+    with pytest.raises(SemelError, match="its sums leave out 1 of its items"):
+        make_fellow(effects="external").run(numbered(3), Downstream().charge)
+    assert [state for (state,) in home.fetch("SELECT state FROM semel_record")] == [1]

@@ -1,0 +1,231 @@
+"""What counts beside operation, path and body: declared headers, media type parameters, content codings, functions."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from base64 import b64encode
+from typing import Any
+
+import pytest
+
+from semel.errors import InvalidBody, PolicyError, RequestTooLarge
+from semel.rules import fingerprint
+from semel.rules.fingerprint import FURTHER, Facts, Fingerprinter, Hashing, Recipe
+from semel.rules.recipe import Computed, DigestField, Members, NoBody, as_recipe, check_headers
+
+JSON = b'{"amount":1}'
+FACTS = Facts("pay", "POST", (), b"", "acme", "alice", "application/json")
+FIRST = Recipe().id
+SECOND = FIRST + FURTHER
+
+
+def named(body: bytes = JSON, recipe: Recipe | None = None, **facts: Any) -> tuple[str, bytes]:
+    maker = Fingerprinter(Recipe() if recipe is None else recipe)
+    told = FACTS._replace(**facts)
+    whole = maker.named(told, body)
+    for size in (1, 5, 4096):
+        assert streamed(maker.begin(told), body, size) == (whole[0] == maker.ids[1], whole[1])
+    return whole
+
+
+def streamed(hashing: Hashing, body: bytes, size: int) -> tuple[bool, bytes]:
+    for at in range(0, len(body), size):
+        hashing.feed(body[at : at + size])
+    digest = hashing.finish()
+    return hashing.further, digest
+
+
+# --- parameters of the media type -----------------------------------------------------------------
+
+
+def test_parameters_of_the_media_type_count_under_an_id_of_their_own() -> None:
+    plain, one, two = (
+        named(media_type=f"application/json{more}") for more in ("", "; version=1", "; version=2; header=absent")
+    )
+    assert (plain[0], one[0], two[0]) == (FIRST, SECOND, SECOND)
+    assert len({plain[1], one[1], two[1]}) == 3
+    assert one == named(media_type='Application/JSON ;Version="1"; charset=UTF-8')
+    assert two == named(media_type="application/json;header=absent;version=2")
+    assert named(media_type="application/json; version=A") != named(media_type="application/json; version=a")
+    assert named(media_type="text/plain; boundary=1") != named(media_type="text/plain; boundary=2")
+
+
+def test_parameters_of_a_part_count() -> None:
+    form = b'--b\r\nContent-Disposition: form-data; name="a"\r\nContent-Type: application/json%s\r\n\r\n{}\r\n--b--\r\n'
+    plain, one, two = (
+        named(form % more, media_type="multipart/form-data; boundary=b") for more in (b"", b"; v=1", b"; v=2")
+    )
+    assert (plain[0], one[0], two[0]) == (FIRST, SECOND, SECOND)
+    assert len({plain[1], one[1], two[1]}) == 3
+
+
+@pytest.mark.parametrize("essence", ["application/json", "application/ld+json", "application/x-www-form-urlencoded"])
+def test_a_charset_that_says_nothing_is_another_spelling(essence: str) -> None:
+    maker = Fingerprinter(Recipe())
+    forms = [FACTS._replace(media_type=essence + more) for more in ("", "; charset=utf-8", ';charset="UTF-8"')]
+    digests = [{maker.digest(each, JSON) for each in maker.spellings(facts)} for facts in forms]
+    assert digests[0] == digests[1] == digests[2]
+    assert [maker.spellings(facts)[0] for facts in forms] == forms  # the first one is what its record was made of
+    assert {maker.named(facts, JSON)[0] for facts in forms} == {FIRST}
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/json; charset=utf-16", "application/json; v=1", ""])
+def test_any_other_media_type_has_one_spelling(media_type: str) -> None:
+    facts = FACTS._replace(media_type=media_type)
+    assert Fingerprinter(Recipe()).spellings(facts) == (facts,)
+
+
+# --- content codings ------------------------------------------------------------------------------
+
+PACKED = gzip.compress(JSON, mtime=0)
+LONG = b'{"amount":1,"note":"%s"}' % (b"x" * 200_000)
+
+
+@pytest.mark.parametrize("body", [JSON, b"", LONG], ids=["short", "empty", "long"])
+@pytest.mark.parametrize(
+    ("coding", "encode"),
+    [
+        ("gzip", lambda body: gzip.compress(body, 1, mtime=1)),
+        ("X-Gzip", lambda body: gzip.compress(body, 9, mtime=2)),
+        ("deflate", zlib.compress),
+        ("identity", lambda body: body),
+        (" gzip , identity", lambda body: gzip.compress(body, mtime=3)),
+    ],
+)
+def test_a_coding_is_removed_before_the_body_counts(coding: str, encode: Any, body: bytes) -> None:
+    assert named(encode(body), content_encoding=coding) == named(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"plain", PACKED[:-1], PACKED + b"more", PACKED * 2, zlib.compress(JSON)],
+    ids=["empty", "plain", "cut", "more", "twice", "another"],
+)
+def test_what_is_not_as_its_coding_says_counts_as_received_with_the_coding(body: bytes) -> None:
+    coded, plain = named(body, content_encoding="gzip"), named(body)
+    assert (coded[0], plain[0]) == (SECOND, FIRST)
+    assert coded[1] != plain[1]
+    assert named(body, content_encoding="br") != coded
+
+
+def test_codings_that_cannot_be_removed_count() -> None:
+    codings = ("", "br", "zstd", "gzip, br", "gzip, gzip")
+    assert len({named(JSON, content_encoding=coding)[1] for coding in codings}) == len(codings)
+    compressed = gzip.compress(JSON)
+    assert len({named(compressed, content_encoding=coding)[1] for coding in ("", "gzip", "deflate")}) == 3
+
+
+def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "DECODED_BYTES_MAX", 100_000)
+    fed: list[int] = []
+    raw = fingerprint._Raw.feed
+
+    def feed(self: Any, chunk: bytes) -> None:
+        fed.append(len(chunk))
+        raw(self, chunk)
+
+    monkeypatch.setattr(fingerprint._Raw, "feed", feed)
+    facts = FACTS._replace(media_type="text/plain")
+    bomb = gzip.compress(bytes(50_000_000))
+    hashing = Fingerprinter(Recipe()).begin(facts._replace(content_encoding="gzip"))
+    hashing.feed(bomb)
+    bombed = hashing.finish()
+    assert sum(fed) < len(bomb) + 200_000  # as received, and no more than the bound of what is in it
+    assert hashing.further
+    assert bombed != Fingerprinter(Recipe()).digest(facts, bytes(50_000_000))
+
+
+def test_a_digest_that_stands_for_the_body_stands_for_it_under_its_coding() -> None:
+    digest = "sha-256=:" + b64encode(hashlib.sha256(JSON).digest()).decode() + ":"
+    recipe = Recipe(body=DigestField())
+    plain, coded = (named(recipe=recipe, content_digest=digest, content_encoding=coding) for coding in ("", "gzip"))
+    assert (plain[0], coded[0]) == (recipe.id, recipe.id + FURTHER)
+    assert plain[1] != coded[1]
+
+
+# --- the digest of the content --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(body=Members(("amount",))), Recipe(body=NoBody())])
+@pytest.mark.parametrize("coding", ["", "gzip", "br"])
+def test_a_digest_is_checked_wherever_it_is_sent_and_does_not_count(recipe: Recipe, coding: str) -> None:
+    body = gzip.compress(JSON, mtime=0) if coding == "gzip" else JSON
+    right, wrong = (b64encode(hashlib.sha256(each).digest()).decode() for each in (body, b"other"))
+    without = named(body, recipe, content_encoding=coding)
+    for field in (f"sha-256=:{right}:", "unixsum=:AAAA:", f"md5=:AAAA:, sha-256=:{right}:"):
+        assert named(body, recipe, content_encoding=coding, content_digest=field) == without
+    for field in (f"sha-256=:{wrong}:", right, "", f"sha-256=:{right}:, sha-256=:{right}:"):
+        with pytest.raises(InvalidBody):
+            named(body, recipe, content_encoding=coding, content_digest=field)
+
+
+# --- declared headers -----------------------------------------------------------------------------
+
+
+def test_a_recipe_with_headers_has_an_id_of_its_own_and_one_without_keeps_its() -> None:
+    assert Recipe().id == Recipe(headers=()).id == "1.30dc22e178303ecd"
+    ids = {Recipe(headers=names).id for names in ((), ("a",), ("b",), ("a", "b"))}
+    assert len(ids) == 4
+    assert Recipe(headers=("B", "a")).id == Recipe(headers=("A", "b")).id
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ("if-match", "must be a tuple"),
+        (("a b",), "no name of a header"),
+        ((1,), "no name of a header"),
+        (("Cookie",), "credentials"),
+        (("authorization",), "credentials"),
+        (("Content-Type",), "counts already"),
+        (("a", "A"), "twice"),
+    ],
+)
+def test_headers_that_cannot_count(names: Any, why: str) -> None:
+    with pytest.raises(PolicyError, match=why):
+        check_headers(names)
+
+
+# --- other ways to count a body -------------------------------------------------------------------
+
+
+def test_without_its_body_a_request_counts_by_everything_else() -> None:
+    recipe = Recipe(body=NoBody())
+    assert named(b"one", recipe) == named(b"two", recipe, content_encoding="br") == named(b"", recipe)
+    assert named(b"one", recipe) != named(b"one", recipe, query=b"a=1")
+    assert named(b"", recipe)[1] != named(b"")[1]
+
+
+def amount(facts: Facts, body: bytes) -> str:
+    return f"{facts.operation} {body.partition(b':')[2].decode()}"
+
+
+def test_a_function_of_the_body_counts() -> None:
+    recipe = as_recipe(amount)
+    assert isinstance(recipe, Recipe)
+    assert recipe.body == Computed(amount, "tests.rules.test_further_facts.amount")
+    assert (
+        named(b"a:1", recipe) == named(b"b:1", recipe) == named(gzip.compress(b"c:1"), recipe, content_encoding="gzip")
+    )
+    assert named(b"a:1", recipe) != named(b"a:2", recipe)
+    assert recipe.id != Recipe(body=Computed(amount, "v2")).id
+
+
+def test_a_function_that_is_none_or_returns_none() -> None:
+    with pytest.raises(PolicyError, match="no name of its own needs one"):
+        Computed(lambda facts, body: body)
+    with pytest.raises(PolicyError, match="needs a function"):
+        Computed(bytes)  # type: ignore[arg-type]
+    nothing: Any = lambda facts, body: None  # noqa: E731
+    with pytest.raises(PolicyError, match="v1 must return bytes or text"):
+        named(b"x", Recipe(body=Computed(nothing, "v1")))
+    with pytest.raises(RequestTooLarge):
+        named(b"x" * 9, Recipe(body=Computed(amount), json_bytes_max=8))
+
+
+def test_a_part_of_the_body_is_taken_for_a_recipe() -> None:
+    assert as_recipe(NoBody()) == Recipe(body=NoBody())
+    assert as_recipe(Members(("a",))) == Recipe(body=Members(("a",)))
+    assert as_recipe("whole") == "whole"
