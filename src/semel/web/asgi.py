@@ -11,13 +11,16 @@ from typing import Any
 from semel.engine.aio import AsyncEngine
 from semel.engine.opening import opened_async
 from semel.errors import ConfigurationError
+from semel.model import Answer
 from semel.web.asgi_call import App, Message, Receive, Scope, Send, marked, send_answer
 from semel.web.asgi_declared import DeclaredCall
 from semel.web.asgi_resumed import completer_of
 from semel.web.asgi_route import CALL_KEY
 from semel.web.asgi_tasks import KeptAlive
 from semel.web.caller import FromUser
-from semel.web.exchange import Exchange, Unprotected, note_uncovered, open_exchange
+from semel.web.coverage import Coverage
+from semel.web.exchange import Exchange, Unprotected, open_exchange
+from semel.web.routing import Params, Route
 from semel.web.surface import Surface
 from semel.worker.completer import running
 from semel.worker.reaper import Reaper
@@ -44,6 +47,7 @@ class SemelMiddleware:
         self.surface = Surface.of(engine, settings)
         self._manage_engine = manage_engine
         self._find = self.surface.routes.find
+        self._coverage = Coverage(self.surface, app)
         self._kept_alive = KeptAlive()
         self._reaper = Reaper(engine)
         self._state: Mapping[str, Any] | None = None  # of the lifespan
@@ -56,7 +60,12 @@ class SemelMiddleware:
         kind = scope["type"]
         if kind == "http" and CALL_KEY not in scope:
             path = route_path(scope)
-            found = self._find(scope["method"], path)
+            found: tuple[Route, Params] | Answer | None = self._find(scope["method"], path)
+            if found is None:
+                found = self._coverage.judge(scope["method"], path, lambda: self._is_keyed(scope), _raw_path(scope))
+            if isinstance(found, Answer):
+                await send_answer(send, found)
+                return
             if found is not None:
                 query = scope.get("query_string", b"")
                 opened = open_exchange(self.surface, *found, scope["method"], query, scope["headers"], scope)
@@ -68,11 +77,13 @@ class SemelMiddleware:
                 else:
                     await send_answer(send, opened)
                 return
-            note_uncovered(self.surface, scope["method"], scope["headers"])
         elif kind == "lifespan" and self._manage_engine:
             await self._lifespan(scope, receive, send)
             return
         await self.app(scope, receive, send)
+
+    def _is_keyed(self, scope: Scope) -> bool:
+        return any(name == self.surface.key_name for name, _ in scope["headers"])
 
     async def close(self) -> None:
         """Wait for the handlers whose clients have gone."""
@@ -124,6 +135,11 @@ def route_path(scope: Scope) -> str:
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def _raw_path(scope: Scope) -> bytes | None:
+    raw: bytes | None = scope.get("raw_path")
+    return None if raw is None else raw.removeprefix(scope.get("root_path", "").encode())
 
 
 def _check_order(app: object, caller: object) -> None:

@@ -8,7 +8,7 @@ a verdict, or from the end of the application's call, the answer that leaves. Ad
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from semel.engine.permit import Permit
@@ -32,9 +32,9 @@ from semel.web.capture import BODYLESS_STATUSES, Capture
 from semel.web.outage import NO_STORE
 from semel.web.prefer import preferred_wait, prefers_async
 from semel.web.requests import pack_head
-from semel.web.routing import UNSAFE_METHODS, Params, Route
+from semel.web.routing import Params, Route
 from semel.web.spool import Spool
-from semel.web.surface import Surface
+from semel.web.surface import Surface, Wanted
 
 UNPROTECTED_HEADER: Final = b"semel-unprotected"
 NAMING_BYTES_MAX: Final = 1024 * 1024  # of a body that a key or a reference is looked for in: it is held in memory
@@ -59,12 +59,6 @@ class AnswerTooLarge(SemelError):
 
 
 _PASS: Final = Unprotected("no-key")
-
-
-def note_uncovered(surface: Surface, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Count a keyed request to which no operation applies: its client believes that it is protected."""
-    if method in UNSAFE_METHODS and any(name == surface.key_name for name, _ in headers):
-        surface.tell_unprotected(f"{method} *", "no-operation")
 
 
 def open_exchange(
@@ -188,6 +182,12 @@ class Exchange:
         self.wants_async = prefer is not None and prefers_async((prefer,))
         if self.wants_async and self.wait_seconds is None:
             self.wait_seconds = 0
+
+    @property
+    def wanted(self) -> Wanted:
+        """What the surface's ``may`` function is asked about."""
+        facts = self._facts
+        return Wanted(facts.operation, Caller(facts.tenant, facts.caller), facts.path_params)
 
     # --- the body ---------------------------------------------------------------------------
 

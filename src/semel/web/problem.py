@@ -71,6 +71,15 @@ TOO_EARLY: Final = Kind("IDEMPOTENCY_TOO_EARLY", 425, "Commands are not taken as
 CALLER_UNKNOWN: Final = Kind("IDEMPOTENCY_CALLER_UNKNOWN", 401, "The caller is not known", "keep")
 ANSWER_TOO_LARGE: Final = Kind("IDEMPOTENCY_ANSWER_TOO_LARGE", 500, "The answer is too large to be kept", "keep")
 
+# What only a middleware says: it is asked before the application has routed, authorised or read the request.
+MISSPELLED: Final = Kind(
+    "IDEMPOTENCY_OPERATION_MISSPELLED", 400, "The method or the path is not spelled as declared", "keep"
+)
+UNCOVERED: Final = Kind("IDEMPOTENCY_OPERATION_NOT_DECLARED", 400, "No operation is declared for this request", "keep")
+NOT_ALLOWED: Final = Kind("IDEMPOTENCY_CALLER_NOT_ALLOWED", 403, "The caller may not do this", "keep")
+BODY_TOO_SLOW: Final = Kind("IDEMPOTENCY_BODY_TOO_SLOW", 408, "The body took too long", "keep", retryable=True)
+MIDDLEWARE_KINDS: Final = (MISSPELLED, UNCOVERED, NOT_ALLOWED, BODY_TOO_SLOW)
+
 KINDS: Final = (
     MISSING_KEY,
     INVALID_KEY,
@@ -173,6 +182,17 @@ class Problems:
         text = "A key means something only for its caller. Authenticate and send the command again."
         extra = ((b"www-authenticate", self.challenge.encode()),)
         return self.answer(CALLER_UNKNOWN, text, extra=extra)
+
+    def not_allowed(self) -> Answer:
+        """The answer to a caller who is known and may not do this (any more)."""
+        return self.answer(NOT_ALLOWED, "Nothing was done, and nothing is told of earlier requests.")
+
+    def body_too_slow(self, seconds: float) -> Answer:
+        """The answer to a request whose body has not arrived in time; the connection is not used again."""
+        text = (
+            f"The body has not arrived within {seconds:g} seconds. Nothing was done: send it again with the same key."
+        )
+        return self.answer(BODY_TOO_SLOW, text, extra=((b"connection", b"close"),))
 
     def answer_too_large(self) -> Answer:
         """The answer where an ATOMIC handler's answer could not be kept and everything was rolled back."""

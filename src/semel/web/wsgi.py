@@ -18,12 +18,12 @@ from semel.errors import ConfigurationError, SemelError, StoreError
 from semel.model import Answer, Superseded, Verdict
 from semel.policy import Command
 from semel.web.capture import Capture
+from semel.web.coverage import Coverage
 from semel.web.exchange import (
     AnswerTooLarge,
     Exchange,
     IncompleteAnswer,
     Unprotected,
-    note_uncovered,
     open_exchange,
 )
 from semel.web.outage import NO_STORE
@@ -57,6 +57,8 @@ class SemelMiddleware:
         self.surface = Surface.of(engine, settings)
         self._status = StatusResource(self.surface, engine) if serve_operations else None
         self._accepted = Accepted()
+        self._coverage = Coverage(self.surface, app)
+        self._key_variable = f"HTTP_{self.surface.key_header.upper().replace('-', '_')}"
 
     def close(self) -> None:
         """Wait for the handlers whose clients were told 202 (``Prefer: respond-async``)."""
@@ -67,12 +69,14 @@ class SemelMiddleware:
         method: str = environ["REQUEST_METHOD"]
         # The server decoded the path as latin-1; surrogates keep what is not UTF-8 distinct.
         path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "surrogateescape")
-        found = self.surface.routes.find(method, path)
+        found: tuple[Route, Params] | Answer | None = self.surface.routes.find(method, path)
+        if found is None and self._status is not None:
+            found = self._status.answer(method, path, environ)
         if found is None:
-            told = None if self._status is None else self._status.answer(method, path, environ)
-            if told is not None:
-                return send_answer(start_response, told)
-            note_uncovered(self.surface, method, _headers(environ))
+            found = self._coverage.judge(method, path, lambda: self._key_variable in environ)
+        if isinstance(found, Answer):
+            return send_answer(start_response, found)
+        if found is None:
             return self.app(environ, start_response)
         return self._command(found[0], found[1], method, environ, start_response)
 
