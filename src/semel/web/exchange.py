@@ -32,7 +32,7 @@ from semel.web.capture import BODYLESS_STATUSES, Capture
 from semel.web.outage import NO_STORE
 from semel.web.prefer import preferred_wait, prefers_async
 from semel.web.requests import pack_head
-from semel.web.routing import Params, Route
+from semel.web.routing import PATH, Params, Route
 from semel.web.spool import Spool
 from semel.web.surface import Surface, Wanted
 
@@ -272,13 +272,16 @@ class Exchange:
         return self._under[recipe_id]
 
     def _fingerprint_under(self, recipe_id: str) -> bytes | None:
-        maker = self.route.known.get(recipe_id)
+        maker, counts_path = self.route.known.get(recipe_id, (None, False))
         if maker is None:
             return None
+        facts = self._facts
+        if self.route.counts_path and not counts_path:
+            facts = facts._replace(path_params=tuple(each for each in facts.path_params if each[0] != PATH))
         try:
             if self._spool is None:
-                return maker.digest(self._facts, self._body)
-            hashing = maker.begin(self._facts)
+                return maker.digest(facts, self._body)
+            hashing = maker.begin(facts)
             for chunk in self._spool.chunks():
                 hashing.feed(chunk)
             return hashing.finish()

@@ -6,6 +6,7 @@ raw path. The matcher knows whole segments only; a web framework's own router st
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ UNSAFE_METHODS: Final = ("POST", "PATCH", "PUT", "DELETE")
 DEFAULT_METHODS: Final = ("POST", "PATCH")
 
 Params = tuple[tuple[str, str], ...]
+PATH: Final = "/"  # the name of the parameter that holds a path which counts; no parameter of a template has it
 
 # The one spelling of a parameter that an application converts: of 7 and 07, or of upper and lower case.
 _PLAIN: Final = {
@@ -91,6 +93,7 @@ class Route:
 
     __slots__ = (
         "atomic",
+        "counts_path",
         "fingerprinter",
         "keeping",
         "key_from",
@@ -118,7 +121,27 @@ class Route:
             for recipe in recipes
         }
         self.fingerprinter = makers.pop(self.recipe)
-        self.known = makers
+        self.known = {id: (maker, False) for id, maker in makers.items()}  # and whether the path counts there
+        self.counts_path = False
+
+    def count_path(self) -> None:
+        """Let the path count in what is asked for: the operation is reached by several that do different things.
+
+        Records from before are still recognised, by their recipe's own id.
+        """
+        if not self.counts_path:
+            self.counts_path = True
+            makers = {self.recipe: self.fingerprinter} | {id: maker for id, (maker, _) in self.known.items()}
+            plain = {id: (maker, False) for id, maker in makers.items()}
+            self.known = plain | {_with_path(id): (maker, True) for id, maker in makers.items()}
+            self.recipe = _with_path(self.recipe)
+            del self.known[self.recipe]
+
+
+def _with_path(recipe_id: str) -> str:
+    """The id of a recipe under which the path counts as well, as long as any other."""
+    version = recipe_id.partition(".")[0]
+    return f"{version}.{hashlib.sha256(f'{recipe_id}/path'.encode()).hexdigest()[:16]}"
 
 
 class Routes:
