@@ -78,6 +78,11 @@ class Semel:
     def __init__(self, engine: AsyncEngine, *, caller: Any = None, **settings: Any) -> None:
         if not isinstance(engine, AsyncEngine):
             raise ConfigurationError(f"an ASGI application needs an AsyncEngine, not {type(engine).__name__}")
+        if "may" in settings:
+            raise ConfigurationError(
+                "may= is for the middlewares, which claim before the application decides; here an endpoint claims "
+                "after its dependencies: let one of them refuse"
+            )
         self.engine = engine
         self.surface = Surface.of(engine, {"caller": caller, **settings})
         self.declared: dict[str, Declared] = {}
@@ -180,9 +185,11 @@ class Semel:
             raise ConfigurationError(
                 f"the operation {declared.name!r} is called without its capture; call semel.install(app) once"
             )
-        # As the endpoint gets them: 7 and 07 are one number, and a UUID is one in upper and in lower case.
-        given = {name: each for name, each in kwargs.items() if type(each) is int or type(each) is UUID}
-        params = tuple(sorted((name, str(given.get(name, value))) for name, value in request.path_params.items()))
+        values = request.path_params
+        if declared.policy.key_from is not None or declared.policy.reference_from is not None:
+            # As the endpoint gets them: 7 and 07 name one invoice, and so does a UUID in upper and in lower case.
+            values = {**values, **{name: kwargs[name] for name in values if type(kwargs.get(name)) in (int, UUID)}}
+        params = tuple(sorted((name, str(value)) for name, value in values.items()))
         if declared.route.counts_path:
             params = (*params, (PATH, _path_of(request.scope)))
         claimed = await call.claim(self.surface, declared.route, params, request)
@@ -225,7 +232,14 @@ class Semel:
         """
         self.completes = complete
         self.check_routes(app)
-        app.add_middleware(CaptureMiddleware, engine=self.engine, may_claim=_may_claim, kept_alive=self._kept_alive)
+        app.add_middleware(
+            CaptureMiddleware,
+            engine=self.engine,
+            may_claim=_may_claim,
+            kept_alive=self._kept_alive,
+            surface=self.surface,
+            bytes_max=self._bytes_max,
+        )
         _manage(app, self, self._kept_alive, reap=reap, complete=complete)
         if operations_path is not None:
             one = f"{operations_path}/{{operation_id}}"
@@ -260,6 +274,15 @@ class Semel:
                     f"the operation {found[1]!r} is not protected: write @semel.command below the framework's "
                     "decorator, next to the function"
                 )
+
+    def _bytes_max(self, endpoint: Any, method: str) -> tuple[int, bool]:
+        """The longest body that a command of this endpoint may have, and whether the endpoint is known to be one."""
+        if inspect.isclass(endpoint):
+            endpoint = getattr(endpoint, method.lower(), None)
+        declared = getattr(endpoint, DECLARED, None)
+        if isinstance(declared, Declared):
+            return declared.policy.body_bytes_max, True
+        return max((each.policy.body_bytes_max for each in self.declared.values()), default=0), False
 
     async def _by_key(self, request: Request) -> Response:
         return response_of(await self.operations.by_key(request.scope.get("query_string", b""), request))

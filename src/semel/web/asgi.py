@@ -17,10 +17,12 @@ from semel.web.asgi_declared import DeclaredCall
 from semel.web.asgi_resumed import completer_of
 from semel.web.asgi_route import CALL_KEY
 from semel.web.asgi_tasks import KeptAlive
+from semel.web.body_time import BodyClock
 from semel.web.caller import FromUser
 from semel.web.coverage import Coverage
 from semel.web.exchange import Exchange, Unprotected, open_exchange
 from semel.web.routing import Params, Route
+from semel.web.status import AsyncStatusResource
 from semel.web.surface import Surface
 from semel.worker.completer import running
 from semel.worker.reaper import Reaper
@@ -32,14 +34,23 @@ class SemelMiddleware:
     Parameters: ``app`` and ``engine``; ``caller``, ``operations``, ``default`` and the other settings of
     :class:`~semel.web.surface.Surface`; ``manage_engine`` opens and closes the engine with the application, and
     runs a :class:`~semel.worker.reaper.Reaper` meanwhile, and a :class:`~semel.worker.completer.Completer` where
-    operations are resumable.
+    operations are resumable; ``serve_operations`` serves the status resource where ``problems.operations_path`` says:
+    None for requests that name an operation, True for all below that path, False where the application serves it.
     The handler finds its permit in ``request.state.semel_permit`` and in ``scope["semel.permit"]``.
 
     Raises ConfigurationError: as Surface does, and where it can be seen that ``caller`` reads what only a
     middleware further inside verifies.
     """
 
-    def __init__(self, app: App, engine: AsyncEngine, *, manage_engine: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        app: App,
+        engine: AsyncEngine,
+        *,
+        manage_engine: bool = False,
+        serve_operations: bool | None = None,
+        **settings: Any,
+    ) -> None:
         if not isinstance(engine, AsyncEngine):
             raise ConfigurationError(f"an ASGI application needs an AsyncEngine, not {type(engine).__name__}")
         self.app = app
@@ -47,8 +58,10 @@ class SemelMiddleware:
         self.surface = Surface.of(engine, settings)
         self._manage_engine = manage_engine
         self._find = self.surface.routes.find
+        self._status = AsyncStatusResource(self.surface, engine, serve_operations)
         self._coverage = Coverage(self.surface, app)
         self._kept_alive = KeptAlive()
+        self._body_clock = BodyClock(self.surface.body_seconds_max)
         self._reaper = Reaper(engine)
         self._state: Mapping[str, Any] | None = None  # of the lifespan
         self._completer = completer_of(self.surface, engine, app, lambda: self._state)
@@ -62,6 +75,8 @@ class SemelMiddleware:
             path = route_path(scope)
             found: tuple[Route, Params] | Answer | None = self._find(scope["method"], path)
             if found is None:
+                found = await self._status.answer(path, scope)
+            if found is None:
                 found = self._coverage.judge(scope["method"], path, lambda: self._is_keyed(scope), _raw_path(scope))
             if isinstance(found, Answer):
                 await send_answer(send, found)
@@ -70,8 +85,12 @@ class SemelMiddleware:
                 query = scope.get("query_string", b"")
                 opened = open_exchange(self.surface, *found, scope["method"], query, scope["headers"], scope)
                 if isinstance(opened, Exchange):
+                    may = self.surface.may
+                    if may is not None and not await self.surface.allows_async(scope, opened.wanted):
+                        await send_answer(send, self.surface.problems.not_allowed())
+                        return
                     call = DeclaredCall(self.app, self.engine, scope, receive, send)
-                    await call.run(opened, self._kept_alive)
+                    await call.run(opened, self._kept_alive, self._body_clock)
                 elif isinstance(opened, Unprotected):
                     await self.app(scope, receive, send if opened.mark is None else marked(send, opened.mark))
                 else:

@@ -234,6 +234,10 @@ class Exchange:
             InvalidBody("The body is shorter than its Content-Length; send it again.")
         )
 
+    def body_too_slow(self) -> Answer:
+        """The answer to a request whose body has not arrived in time."""
+        return self._surface.problems.body_too_slow(self._surface.body_seconds_max)
+
     def _command(self, fingerprint: bytes) -> Command | Answer:
         facts, route = self._facts, self.route
         scope = Scope(facts.tenant, facts.caller, facts.operation)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
+import functools
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -44,6 +47,13 @@ class Wanted(NamedTuple):
 
 May = Callable[[Any, Wanted], bool | Awaitable[bool]]
 """From the ASGI scope or the WSGI environ, and what is wanted, to whether it is allowed."""
+
+
+def is_async(function: object) -> bool:
+    """Whether the call of a function, a method or an object is a coroutine."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 class AnyEngine(Protocol):
@@ -144,6 +154,18 @@ class Surface:
     def route(self, name: str, policy: Policy) -> Route:
         """A route made by hand, for integrations that know the operation from their own router."""
         return Route(name, policy, self.fingerprint_secret)
+
+    def allows(self, request: Any, wanted: Wanted) -> bool:
+        """Whether the caller may do what is wanted, by a plain ``may`` function; True without one."""
+        return self.may is None or bool(self.may(request, wanted))
+
+    async def allows_async(self, request: Any, wanted: Wanted) -> bool:
+        """As :meth:`allows`, on an event loop: what is no coroutine function runs in a thread."""
+        if self.may is None:
+            return True
+        if is_async(self.may):
+            return bool(await self.may(request, wanted))  # type: ignore[misc]
+        return bool(await asyncio.to_thread(self.may, request, wanted))
 
     def tell_unprotected(self, operation: str, reason: str) -> None:
         """Count a request that runs without protection."""
