@@ -207,6 +207,7 @@ def _layers(part: Any, prefix: str) -> Iterator[_Layer]:
         kind, options = getattr(entry, "cls", None), dict(getattr(entry, "kwargs", {}))
         if kind is AsgiMiddleware and not built:  # a built stack is walked as it is
             managed = options.pop("manage_engine", False)
+            options.pop("serve_operations", None)
             engine = options.pop("engine")
             yield _Layer(Surface.of(engine, options), engine, managed, prefix)
         elif getattr(kind, "__name__", "") == CAPTURE:

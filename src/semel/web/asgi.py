@@ -55,7 +55,7 @@ class SemelMiddleware:
             raise ConfigurationError(f"an ASGI application needs an AsyncEngine, not {type(engine).__name__}")
         self.app = app
         self.engine = engine
-        self.surface = Surface.of(engine, settings)
+        self.surface = Surface.of(engine, settings, ("manage_engine", "serve_operations"))
         self._manage_engine = manage_engine
         self._find = self.surface.routes.find
         self._status = AsyncStatusResource(self.surface, engine, serve_operations)

@@ -46,11 +46,11 @@ class DeclaredCall(Call):
         except BaseException:
             if body_clock.end(reading):
                 raise
-            command = exchange.body_too_slow()
+            command = exchange.body_too_slow(self._scope)
         else:
             if not body_clock.end(reading):  # it was cancelled, and something between has not let it know
                 self._close_spool()
-                command = exchange.body_too_slow()
+                command = exchange.body_too_slow(self._scope)
         if type(command) is not Command:
             if type(command) is Answer:
                 await send_answer(self._send, command)

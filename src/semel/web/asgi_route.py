@@ -22,7 +22,7 @@ from semel.web.asgi_call import App, Call, Message, Receive, Scope, Send, send_a
 from semel.web.asgi_listener import Listener
 from semel.web.asgi_scope import captured
 from semel.web.asgi_tasks import KeptAlive
-from semel.web.exchange import Exchange, Unprotected, open_exchange
+from semel.web.exchange import Exchange, Unprotected, body_too_slow, open_exchange
 from semel.web.outage import NO_STORE
 from semel.web.routing import UNSAFE_METHODS, Params, Route
 from semel.web.spool import Spool
@@ -174,7 +174,7 @@ class RouteCall(Call):
         try:
             message = await self._pull(spool)
         except TimeoutError:
-            return self._refuse(self._bodies.too_slow())
+            return self._refuse(body_too_slow(self._bodies.surface, self._scope))
         self._read_at = spool.size
         self._told = self._whole
         bytes_max, is_declared = self._bodies.bytes_max(self._scope.get("endpoint"), self._scope["method"])
@@ -230,7 +230,7 @@ class RouteCall(Call):
             while not self._whole and spool.size <= limit:
                 await self._pull(spool)
         except TimeoutError:
-            return exchange.body_too_slow()
+            return exchange.body_too_slow(self._scope)
         if self._cut:
             return exchange.cut_short()  # the client went away in the middle: half a request is no command
         if spool.size > limit:
@@ -274,10 +274,6 @@ class Bodies:
     def too_long(self, scope: Scope) -> Answer:
         """The answer to a body that is too long."""
         return self.surface.problems.of_error(_too_long(self.bytes_max(scope.get("endpoint"), scope["method"])[0]))
-
-    def too_slow(self) -> Answer:
-        """The answer to a body that has not arrived in time."""
-        return self.surface.problems.body_too_slow(self.surface.body_seconds_max)
 
 
 def _too_long(limit: int) -> RequestTooLarge:

@@ -107,6 +107,12 @@ def open_exchange(
     return exchange
 
 
+def body_too_slow(surface: Surface, scope: Mapping[str, Any]) -> Answer:
+    """The answer to a request over ASGI whose body has not arrived in time."""
+    closes = scope.get("http_version", "1.1").startswith("1")
+    return surface.problems.body_too_slow(surface.body_seconds_max, closes=closes)
+
+
 def _uncalled(surface: Surface, route: Route, caller: object) -> Answer | Unprotected:
     """A request of nobody who is known."""
     if caller is not None:
@@ -234,9 +240,9 @@ class Exchange:
             InvalidBody("The body is shorter than its Content-Length; send it again.")
         )
 
-    def body_too_slow(self) -> Answer:
-        """The answer to a request whose body has not arrived in time."""
-        return self._surface.problems.body_too_slow(self._surface.body_seconds_max)
+    def body_too_slow(self, scope: Mapping[str, Any]) -> Answer:
+        """The answer to a request over ASGI whose body has not arrived in time."""
+        return body_too_slow(self._surface, scope)
 
     def _command(self, fingerprint: bytes) -> Command | Answer:
         facts, route = self._facts, self.route

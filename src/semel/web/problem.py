@@ -187,12 +187,15 @@ class Problems:
         """The answer to a caller who is known and may not do this (any more)."""
         return self.answer(NOT_ALLOWED, "Nothing was done, and nothing is told of earlier requests.")
 
-    def body_too_slow(self, seconds: float) -> Answer:
-        """The answer to a request whose body has not arrived in time; the connection is not used again."""
+    def body_too_slow(self, seconds: float, *, closes: bool = False) -> Answer:
+        """The answer to a request whose body has not arrived in time.
+
+        Parameters: ``closes`` asks the server to end the connection, which HTTP/1 and ASGI alone have a header for.
+        """
         text = (
             f"The body has not arrived within {seconds:g} seconds. Nothing was done: send it again with the same key."
         )
-        return self.answer(BODY_TOO_SLOW, text, extra=((b"connection", b"close"),))
+        return self.answer(BODY_TOO_SLOW, text, extra=((b"connection", b"close"),) if closes else ())
 
     def answer_too_large(self) -> Answer:
         """The answer where an ATOMIC handler's answer could not be kept and everything was rolled back."""

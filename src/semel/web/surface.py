@@ -141,9 +141,12 @@ class Surface:
         object.__setattr__(self, "replayed", (self.replayed_header.lower().encode(), b"true"))
 
     @classmethod
-    def of(cls, engine: AnyEngine, options: Mapping[str, Any]) -> Surface:
-        """A surface from keyword options; an unknown one is refused with a suggestion."""
-        known = [f.name for f in fields(cls) if f.init and f.name != "engine"]
+    def of(cls, engine: AnyEngine, options: Mapping[str, Any], own: Sequence[str] = ()) -> Surface:
+        """A surface from keyword options; an unknown one is refused with a suggestion.
+
+        Parameters: ``own`` options of whoever asks, to be suggested as well.
+        """
+        known = [f.name for f in fields(cls) if f.init and f.name != "engine"] + list(own)
         for name in options:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)

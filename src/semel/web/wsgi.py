@@ -66,7 +66,12 @@ class SemelMiddleware:
             raise ConfigurationError(f"a WSGI application needs a semel.Engine, not {type(engine).__name__}")
         self.app = app
         self.engine = engine
-        self.surface = Surface.of(engine, settings)
+        if "manage_engine" in settings:
+            raise ConfigurationError(
+                "manage_engine is for ASGI: a WSGI application is not told that its process begins or ends; open the "
+                "engine where the worker begins (in gunicorn's post_fork) and run `semel worker` beside it"
+            )
+        self.surface = Surface.of(engine, settings, ("serve_operations", "waiters_max"))
         self._status = StatusResource(self.surface, engine, serve_operations)
         if is_async(self.surface.may):
             raise ConfigurationError("may= of a WSGI application is called in its thread: make it a plain function")
