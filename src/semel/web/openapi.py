@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from semel.model import Effects, State
@@ -36,10 +36,11 @@ _SECONDS: Final = {
     "description": "Seconds to wait before the next attempt",
 }
 _LINK: Final = {"schema": {"type": "string"}, "description": "The operation's status, and the resource it made"}
-STATUSES: Final = tuple(sorted({kind.status for kind in KINDS}))
 _DESCRIPTIONS: Final = {
     400: "The key is missing or malformed, or the request contradicts itself",
     401: "The caller is not known",
+    403: "The caller may not do this",
+    408: "The body took too long to arrive",
     409: "The command runs, its outcome is unknown, or its answer is no longer kept",
     413: "The request is larger or nested deeper than is taken",
     422: "The key belongs to another request",
@@ -65,8 +66,17 @@ def problem_content(kinds: Iterable[Kind]) -> dict[str, Any]:
     return {"application/problem+json": {"schema": {"type": "object", "properties": properties, "required": _REQUIRED}}}
 
 
-def describe_operation(operation: dict[str, Any], name: str, policy: Policy, header: str = "Idempotency-Key") -> None:
-    """Complete one operation object of an OpenAPI document in place: its key, its refusals, its promise."""
+def describe_operation(
+    operation: dict[str, Any],
+    name: str,
+    policy: Policy,
+    header: str = "Idempotency-Key",
+    kinds: Sequence[Kind] = KINDS,
+) -> None:
+    """Complete one operation object of an OpenAPI document in place: its key, its refusals, its promise.
+
+    Parameters: ``header`` that carries the key; ``kinds`` of problem that its surface answers with.
+    """
     parameters = operation.setdefault("parameters", [])
     named = any(parameter.get("name", "").lower() == header.lower() for parameter in parameters)
     if policy.key_from is None and not named:
@@ -77,9 +87,9 @@ def describe_operation(operation: dict[str, Any], name: str, policy: Policy, hea
     for status, response in responses.items():
         if status.startswith("2"):
             response.setdefault("headers", {}).setdefault("Idempotency-Replayed", _REPLAYED)
-    for status in STATUSES:
+    for status in sorted({kind.status for kind in kinds}):
         known = responses.setdefault(str(status), {"description": _DESCRIPTIONS[status]})
-        known.setdefault("content", {}).update(problem_content(kind for kind in KINDS if kind.status == status))
+        known.setdefault("content", {}).update(problem_content(kind for kind in kinds if kind.status == status))
         headers = known.setdefault("headers", {})
         headers.setdefault("Semel-Code", {"schema": {"type": "string"}, "description": "The problem's code"})
         if status in (409, 503):

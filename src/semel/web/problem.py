@@ -68,6 +68,7 @@ STORE_UNAVAILABLE: Final = Kind(
 # Beyond the design's table: four situations that it implies and does not name.
 INVALID_BODY: Final = Kind("IDEMPOTENCY_REQUEST_INVALID", 400, "The request contradicts itself", "keep")
 TOO_EARLY: Final = Kind("IDEMPOTENCY_TOO_EARLY", 425, "Commands are not taken as early data", "keep", retryable=True)
+BODY_TOO_SLOW: Final = Kind("IDEMPOTENCY_BODY_TOO_SLOW", 408, "The body took too long", "keep", retryable=True)
 CALLER_UNKNOWN: Final = Kind("IDEMPOTENCY_CALLER_UNKNOWN", 401, "The caller is not known", "keep")
 ANSWER_TOO_LARGE: Final = Kind("IDEMPOTENCY_ANSWER_TOO_LARGE", 500, "The answer is too large to be kept", "keep")
 
@@ -77,8 +78,7 @@ MISSPELLED: Final = Kind(
 )
 UNCOVERED: Final = Kind("IDEMPOTENCY_OPERATION_NOT_DECLARED", 400, "No operation is declared for this request", "keep")
 NOT_ALLOWED: Final = Kind("IDEMPOTENCY_CALLER_NOT_ALLOWED", 403, "The caller may not do this", "keep")
-BODY_TOO_SLOW: Final = Kind("IDEMPOTENCY_BODY_TOO_SLOW", 408, "The body took too long", "keep", retryable=True)
-MIDDLEWARE_KINDS: Final = (MISSPELLED, UNCOVERED, NOT_ALLOWED, BODY_TOO_SLOW)
+MIDDLEWARE_KINDS: Final = (MISSPELLED, UNCOVERED, NOT_ALLOWED)
 
 KINDS: Final = (
     MISSING_KEY,
@@ -94,6 +94,7 @@ KINDS: Final = (
     INVALID_BODY,
     TOO_EARLY,
     CALLER_UNKNOWN,
+    BODY_TOO_SLOW,
     ANSWER_TOO_LARGE,
 )
 
