@@ -159,8 +159,8 @@ class SemelMiddleware:
         connection = self._body_clock.begin(environ)
         try:
             command = _read(exchange, environ, spool)
-        except Exception:
-            if self._body_clock.end(connection):
+        except BaseException as error:
+            if self._body_clock.end(connection) or not isinstance(error, Exception):
                 raise
         else:
             if self._body_clock.end(connection):
