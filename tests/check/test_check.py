@@ -187,6 +187,10 @@ def test_flask(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 1
     assert [each["path"] for each in found["operations"]] == ["/orders/{number}"]
     assert found["unprotected"] == ["POST /carts"]
+    remedies = " ".join(str(each["remedy"]) for each in found["operations"][0]["answers"])
+    assert "run `semel worker --url ...` beside it" in remedies
+    for there_is_none in ("manage_engine", "semel serve", "semel.install"):
+        assert there_is_none not in remedies
 
 
 def test_a_module_of_functions_and_a_factory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from semel.service.settings import Settings
 from semel.telemetry import EVENTS
 from semel.web.bulk import KINDS as BULK_KINDS
 from semel.web.operations import BAD_QUERY, NOT_FOUND
-from semel.web.problem import KINDS, Kind
+from semel.web.problem import KINDS, MIDDLEWARE_KINDS, Kind
 from semel.web.surface import Surface
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors, blocks, documents, links, maker, name_of
 from tests.nemeses.lines import LOSING, SOUND
@@ -165,7 +165,8 @@ def _as_shown(value: float) -> str:
 
 def test_problem_codes_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| `([A-Z_]+)` \| (\d{3}) \| (\w+) \| (yes|no) \|", page("http.md"), flags=re.MULTILINE)
-    assert sorted(rows) == sorted(_row(kind) for kind in (*KINDS, *BULK_KINDS, NOT_FOUND, BAD_QUERY))
+    kinds = (*KINDS, *MIDDLEWARE_KINDS, *BULK_KINDS, NOT_FOUND, BAD_QUERY)
+    assert sorted(rows) == sorted(_row(kind) for kind in kinds)
 
 
 def _row(kind: Kind) -> tuple[str, str, str, str]:

@@ -319,7 +319,7 @@ def test_parallel_duplicates_have_one_effect_and_one_answer(engine: Engine) -> N
         start_response("201 Created", [])
         return [b"paid"]
 
-    web = protect(app, engine, Policy(wait_seconds=10))
+    web = protect(app, engine, Policy(wait_seconds=10), waiters_max=10)
     threads = [threading.Thread(target=lambda: answers.append(call(web))) for _ in range(10)]
     for thread in threads:
         thread.start()

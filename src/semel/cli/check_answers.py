@@ -289,8 +289,8 @@ def _cleanup(operation: Operation) -> Said:
     return (
         "open",
         "nothing here runs a reaper: the store grows, and lapsed commands are seen only when somebody retries",
-        "run `semel worker`, which reaps, or a semel.worker.Reaper in one process; or manage_engine=True, or `semel "
-        "purge` hourly",
+        "run `semel worker --url ...` beside it, which reaps and purges"
+        + ("; or give SemelMiddleware manage_engine=True" if operation.managed is False else ""),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, Final, Literal, NamedTuple
 
@@ -207,6 +207,7 @@ def _layers(part: Any, prefix: str) -> Iterator[_Layer]:
         kind, options = getattr(entry, "cls", None), dict(getattr(entry, "kwargs", {}))
         if kind is AsgiMiddleware and not built:  # a built stack is walked as it is
             managed = options.pop("manage_engine", False)
+            options.pop("serve_operations", None)
             engine = options.pop("engine")
             yield _Layer(Surface.of(engine, options), engine, managed, prefix)
         elif getattr(kind, "__name__", "") == CAPTURE:
@@ -254,27 +255,25 @@ def _of_layers(layers: list[_Layer]) -> Iterator[Operation]:
         for each in surface.operations:
             methods = tuple(each.methods)
             name = each.name or f"{'|'.join(methods)} {each.template}"
-            path = layer.prefix + each.template
             completed = layer.managed is True
-            yield Operation(
-                name,
-                methods,
-                path,
-                each.policy,
-                "middleware",
-                surface,
-                layer.engine,
-                layer.managed,
-                completed=completed,
-            )
+            for template in each.templates:
+                yield Operation(
+                    name,
+                    methods,
+                    layer.prefix + template,
+                    each.policy,
+                    "middleware",
+                    surface,
+                    layer.engine,
+                    layer.managed,
+                    completed=completed,
+                )
         if surface.default is not None:
-            policy = surface.routes.find("POST", "/")
-            assert policy is not None
             yield Operation(
                 "any other",
                 DEFAULT_METHODS,
                 f"{layer.prefix}*",
-                policy[0].policy,
+                replace(surface.default, key="optional"),  # requests without a key are none of ours
                 "middleware",
                 surface,
                 layer.engine,

@@ -105,8 +105,6 @@ def _about_lapsed(lapsed: _Standing, now: int) -> Finding:
     over = now - oldest.lease_until
     detail = f"{lapsed.count} open with a lapsed lease, the oldest for {span_text(over)}"
     if oldest.effects != Effects.IDEMPOTENT and over > REAPED_WITHIN_US:
-        remedy = (
-            "start one: semel worker, or manage_engine=True, semel.install(app) or semel.worker.Reaper in your process"
-        )
+        remedy = "run: semel worker, which reaps; over ASGI semel.install(app) or manage_engine=True do as well"
         return Finding("lapsed", "warning", f"{detail}; no reaper is running", remedy)
     return Finding("lapsed", "note", detail)

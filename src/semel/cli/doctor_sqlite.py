@@ -87,5 +87,7 @@ def _look_at_backlog(engine: Engine, now: int) -> Iterator[Finding]:
         yield Finding("purge", "ok", "nothing is overdue")
         return
     detail = f"{forgotten} tombstones and {answers} answers are overdue, the oldest for {span_text(now - oldest)}"
-    remedy = "run: semel purge; and keep a reaper running, which purges hourly (semel serve, semel.install(app))"
+    remedy = (
+        "run: semel purge; and keep `semel worker` running, which purges hourly (over ASGI semel.install(app) does)"
+    )
     yield Finding("purge", "warning", detail, remedy)

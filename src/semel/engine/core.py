@@ -96,6 +96,7 @@ class Core:
         self.checked = False  # whether the store was looked at: at the opening, or before the first claim
         self.waiters_max = waiters_max
         self.waiters_per_caller_max = waiters_per_caller_max
+        self.waiters_limit: Callable[[], int] | None = None  # of a server whose threads the waiters hold
         self.begin_process()
         begin_in_children(self)
 
@@ -226,7 +227,8 @@ class Core:
         caller = (claim.scope.tenant, claim.scope.caller)
         with self._lock:
             mine = self.waiting_by_caller.get(caller, 0)
-            may = seconds > 0 and self.waiting < self.waiters_max and mine < self.waiters_per_caller_max
+            most = self.waiters_max if self.waiters_limit is None else min(self.waiters_max, self.waiters_limit())
+            may = seconds > 0 and self.waiting < most and mine < self.waiters_per_caller_max
             if may:
                 self.waiting += 1
                 self.waiting_by_caller[caller] = mine + 1

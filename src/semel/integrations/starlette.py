@@ -13,7 +13,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
+from uuid import UUID
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -40,7 +41,7 @@ from semel.web.asgi_resumed import completer_for
 from semel.web.asgi_route import CALL_KEY, CaptureMiddleware, RouteCall
 from semel.web.asgi_tasks import KeptAlive
 from semel.web.operations import Operations
-from semel.web.routing import UNSAFE_METHODS, Route
+from semel.web.routing import PATH, UNSAFE_METHODS, Route
 from semel.web.surface import Surface
 from semel.worker.completer import running
 from semel.worker.reaper import Reaper
@@ -62,6 +63,7 @@ class Declared:
     name: str
     policy: Policy
     route: Route
+    paths: Literal["apart", "one"] | None = None
 
 
 class Semel:
@@ -85,6 +87,11 @@ class Semel:
     def __init__(self, engine: AsyncEngine, *, caller: Any = None, **settings: Any) -> None:
         if not isinstance(engine, AsyncEngine):
             raise ConfigurationError(f"an ASGI application needs an AsyncEngine, not {type(engine).__name__}")
+        if "may" in settings:
+            raise ConfigurationError(
+                "may= is for the middlewares, which claim before the application decides; here an endpoint claims "
+                "after its dependencies: let one of them refuse"
+            )
         self.engine = engine
         self.surface = Surface.of(engine, {"caller": caller, **settings})
         self.declared: dict[str, Declared] = {}
@@ -96,11 +103,15 @@ class Semel:
 
     # --- declaring ------------------------------------------------------------------------------
 
-    def command(self, name: str, policy: Policy | None = None, **options: Any) -> Callable[[F], F]:
+    def command(
+        self, name: str, policy: Policy | None = None, *, paths: Literal["apart", "one"] | None = None, **options: Any
+    ) -> Callable[[F], F]:
         """Declare an endpoint as an operation; ``options`` are those of :class:`~semel.policy.Policy`.
 
         Parameters: ``name`` of the operation, stable when paths and functions are renamed; ``policy``, or its
-        options. Write it *below* the framework's own decorator.
+        options; ``paths`` whether the path counts in what is asked for: "apart", "one" where all of its paths mean the
+        same, or None: it counts where the application routes to the endpoint by several templates. Write it *below* the
+        framework's own decorator.
 
         Raises PolicyError and ConfigurationError, when the application is built.
         """
@@ -111,13 +122,17 @@ class Semel:
         if policy is not None and options:
             raise PolicyError("give either a policy or its options, not both")
         chosen = policy if policy is not None else Policy(**options)
+        if paths not in (None, "apart", "one"):
+            raise ConfigurationError(f"{name}: paths must be 'apart' or 'one'; it is {paths!r}")
         if name in self.declared or name in self._bulks:
             raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
         if chosen.terms.effects is Effects.ATOMIC:
             self.engine.backend.check_atomic()
         check_kept(self.engine.backend.store, chosen)
         self.engine.core.needs.declare(name, chosen)
-        declared = self.declared[name] = Declared(name, chosen, self.surface.route(name, chosen))
+        declared = self.declared[name] = Declared(name, chosen, self.surface.route(name, chosen), paths)
+        if paths == "apart":
+            declared.route.count_path()
         endpoints: list[object] = []
 
         def declare(endpoint: F) -> F:
@@ -205,7 +220,13 @@ class Semel:
             raise ConfigurationError(
                 f"the operation {declared.name!r} is called without its capture; call semel.install(app) once"
             )
-        params = tuple(sorted((name, str(value)) for name, value in request.path_params.items()))
+        values = request.path_params
+        if declared.policy.key_from is not None or declared.policy.reference_from is not None:
+            # As the endpoint gets them: 7 and 07 name one invoice, and so does a UUID in upper and in lower case.
+            values = {**values, **{name: kwargs[name] for name in values if type(kwargs.get(name)) in (int, UUID)}}
+        params = tuple(sorted((name, str(value)) for name, value in values.items()))
+        if declared.route.counts_path:
+            params = (*params, (PATH, _path_of(request.scope)))
         claimed = await call.claim(self.surface, declared.route, params, request)
         if isinstance(claimed, Answer):
             return response_of(claimed)
@@ -255,7 +276,14 @@ class Semel:
         """
         self.completes = complete
         self.check_routes(app)
-        app.add_middleware(CaptureMiddleware, engine=self.engine, may_claim=_may_claim, kept_alive=self._kept_alive)
+        app.add_middleware(
+            CaptureMiddleware,
+            engine=self.engine,
+            may_claim=_may_claim,
+            kept_alive=self._kept_alive,
+            surface=self.surface,
+            bytes_max=self._bytes_max,
+        )
         _manage(app, self, self._kept_alive, reap=reap, complete=complete)
         if operations_path is not None:
             one = f"{operations_path}/{{operation_id}}"
@@ -269,8 +297,14 @@ class Semel:
         Raises ConfigurationError: the two decorators stand in the wrong order, so nothing would be protected; or GET,
         HEAD or OPTIONS would reach a command, and each such request would fail.
         """
-        for endpoint, methods in endpoints_of(app.routes):
+        templates: dict[str, set[str]] = {}
+        for endpoint, methods, path in endpoints_of(app.routes):
             declared = getattr(endpoint, DECLARED, None)
+            if isinstance(declared, Declared) and declared.paths is None:
+                spellings = templates.setdefault(declared.name, set())
+                spellings.add(_without_slashes(path))
+                if len(spellings) > 1:
+                    declared.route.count_path()
             reads = sorted(methods.difference(UNSAFE_METHODS))
             if reads and isinstance(declared, Declared):
                 raise ConfigurationError(
@@ -285,6 +319,15 @@ class Semel:
                     "decorator, next to the function"
                 )
 
+    def _bytes_max(self, endpoint: Any, method: str) -> tuple[int, bool]:
+        """The longest body that a command of this endpoint may have, and whether the endpoint is known to be one."""
+        if inspect.isclass(endpoint):
+            endpoint = getattr(endpoint, method.lower(), None)
+        declared = getattr(endpoint, DECLARED, None)
+        if isinstance(declared, Declared):
+            return declared.policy.body_bytes_max, True
+        return max((each.policy.body_bytes_max for each in self.declared.values()), default=0), False
+
     async def _by_key(self, request: Request) -> Response:
         return response_of(await self.operations.by_key(request.scope.get("query_string", b""), request))
 
@@ -292,20 +335,36 @@ class Semel:
         return response_of(await self.operations.by_id(request.path_params["operation_id"], request))
 
 
-def endpoints_of(routes: Iterable[Any]) -> Iterator[tuple[object, frozenset[str]]]:
-    """Every endpoint that an application routes to, mounted and included ones too, with the methods it is called by."""
+def endpoints_of(routes: Iterable[Any], prefix: str = "") -> Iterator[tuple[object, frozenset[str], str]]:
+    """Every endpoint that an application routes to, mounted and included ones too, with the methods it is called by and
+    the template of its path.
+    """
     for route in routes:
+        path = prefix + (getattr(route, "path", None) or "")
         endpoint = getattr(route, "endpoint", None)
         if inspect.isclass(endpoint):
-            yield endpoint, frozenset()
+            yield endpoint, frozenset(), path
             for method in _METHODS:
                 if hasattr(endpoint, method.lower()):
-                    yield getattr(endpoint, method.lower()), frozenset({method})
+                    yield getattr(endpoint, method.lower()), frozenset({method}), path
         elif endpoint is not None:
-            yield endpoint, frozenset(getattr(route, "methods", None) or ())
+            yield endpoint, frozenset(getattr(route, "methods", None) or ()), path
         inner = getattr(getattr(route, "original_router", route), "routes", None)  # FastAPI keeps routers whole
         if inner:
-            yield from endpoints_of(inner)
+            yield from endpoints_of(
+                inner, path + (getattr(getattr(route, "include_context", None), "prefix", "") or "")
+            )
+
+
+def _path_of(scope: Any) -> str:
+    """The path within the application."""
+    root = scope.get("app_root_path", scope.get("root_path", ""))
+    return _without_slashes(scope["path"].removeprefix(root))
+
+
+def _without_slashes(path: str) -> str:
+    """A path without empty segments: a slash at its end makes no other command."""
+    return "/".join(part for part in path.split("/") if part)
 
 
 def _may_claim(endpoint: object) -> bool:

@@ -11,13 +11,18 @@ from typing import Any
 from semel.engine.aio import AsyncEngine
 from semel.engine.opening import opened_async
 from semel.errors import ConfigurationError
+from semel.model import Answer
 from semel.web.asgi_call import App, Message, Receive, Scope, Send, marked, send_answer
 from semel.web.asgi_declared import DeclaredCall
 from semel.web.asgi_resumed import completer_of
 from semel.web.asgi_route import CALL_KEY
 from semel.web.asgi_tasks import KeptAlive
+from semel.web.body_time import BodyClock
 from semel.web.caller import FromUser
-from semel.web.exchange import Exchange, Unprotected, note_uncovered, open_exchange
+from semel.web.coverage import Coverage
+from semel.web.exchange import Exchange, Unprotected, open_exchange
+from semel.web.routing import Params, Route
+from semel.web.status import AsyncStatusResource
 from semel.web.surface import Surface
 from semel.worker.completer import running
 from semel.worker.reaper import Reaper
@@ -29,22 +34,34 @@ class SemelMiddleware:
     Parameters: ``app`` and ``engine``; ``caller``, ``operations``, ``default`` and the other settings of
     :class:`~semel.web.surface.Surface`; ``manage_engine`` opens and closes the engine with the application, and
     runs a :class:`~semel.worker.reaper.Reaper` meanwhile, and a :class:`~semel.worker.completer.Completer` where
-    operations are resumable.
+    operations are resumable; ``serve_operations`` serves the status resource where ``problems.operations_path`` says:
+    None for requests that name an operation, True for all below that path, False where the application serves it.
     The handler finds its permit in ``request.state.semel_permit`` and in ``scope["semel.permit"]``.
 
     Raises ConfigurationError: as Surface does, and where it can be seen that ``caller`` reads what only a
     middleware further inside verifies.
     """
 
-    def __init__(self, app: App, engine: AsyncEngine, *, manage_engine: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        app: App,
+        engine: AsyncEngine,
+        *,
+        manage_engine: bool = False,
+        serve_operations: bool | None = None,
+        **settings: Any,
+    ) -> None:
         if not isinstance(engine, AsyncEngine):
             raise ConfigurationError(f"an ASGI application needs an AsyncEngine, not {type(engine).__name__}")
         self.app = app
         self.engine = engine
-        self.surface = Surface.of(engine, settings)
+        self.surface = Surface.of(engine, settings, ("manage_engine", "serve_operations"))
         self._manage_engine = manage_engine
         self._find = self.surface.routes.find
+        self._status = AsyncStatusResource(self.surface, engine, serve_operations)
+        self._coverage = Coverage(self.surface, app)
         self._kept_alive = KeptAlive()
+        self._body_clock = BodyClock(self.surface.body_seconds_max)
         self._reaper = Reaper(engine)
         self._state: Mapping[str, Any] | None = None  # of the lifespan
         self._completer = completer_of(self.surface, engine, app, lambda: self._state)
@@ -56,23 +73,36 @@ class SemelMiddleware:
         kind = scope["type"]
         if kind == "http" and CALL_KEY not in scope:
             path = route_path(scope)
-            found = self._find(scope["method"], path)
+            found: tuple[Route, Params] | Answer | None = self._find(scope["method"], path)
+            if found is None:
+                found = await self._status.answer(path, scope)
+            if found is None:
+                found = self._coverage.judge(scope["method"], path, lambda: self._is_keyed(scope), _raw_path(scope))
+            if isinstance(found, Answer):
+                await send_answer(send, found)
+                return
             if found is not None:
                 query = scope.get("query_string", b"")
                 opened = open_exchange(self.surface, *found, scope["method"], query, scope["headers"], scope)
                 if isinstance(opened, Exchange):
+                    may = self.surface.may
+                    if may is not None and not await self.surface.allows_async(scope, opened.wanted):
+                        await send_answer(send, self.surface.problems.not_allowed())
+                        return
                     call = DeclaredCall(self.app, self.engine, scope, receive, send)
-                    await call.run(opened, self._kept_alive)
+                    await call.run(opened, self._kept_alive, self._body_clock)
                 elif isinstance(opened, Unprotected):
                     await self.app(scope, receive, send if opened.mark is None else marked(send, opened.mark))
                 else:
                     await send_answer(send, opened)
                 return
-            note_uncovered(self.surface, scope["method"], scope["headers"])
         elif kind == "lifespan" and self._manage_engine:
             await self._lifespan(scope, receive, send)
             return
         await self.app(scope, receive, send)
+
+    def _is_keyed(self, scope: Scope) -> bool:
+        return any(name == self.surface.key_name for name, _ in scope["headers"])
 
     async def close(self) -> None:
         """Wait for the handlers whose clients have gone."""
@@ -124,6 +154,11 @@ def route_path(scope: Scope) -> str:
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def _raw_path(scope: Scope) -> bytes | None:
+    raw: bytes | None = scope.get("raw_path")
+    return None if raw is None else raw.removeprefix(scope.get("root_path", "").encode())
 
 
 def _check_order(app: object, caller: object) -> None:

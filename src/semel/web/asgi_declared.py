@@ -16,6 +16,7 @@ from semel.policy import Command
 from semel.web.asgi_call import ATOMIC, Call, Message, marked, send_answer
 from semel.web.asgi_listener import Listener
 from semel.web.asgi_tasks import KeptAlive
+from semel.web.body_time import BodyClock
 from semel.web.exchange import Exchange, Unprotected
 from semel.web.outage import UNCLAIMED
 from semel.web.spool import Spool
@@ -26,19 +27,30 @@ class DeclaredCall(Call):
 
     __slots__ = ()
 
-    async def run(self, exchange: Exchange, kept_alive: KeptAlive) -> None:
+    async def run(self, exchange: Exchange, kept_alive: KeptAlive, body_clock: BodyClock) -> None:
         """The whole way, from reading the body to the last byte of the answer.
 
         Parameters: ``exchange`` what the request's head was opened to; ``kept_alive`` runs to its end what must not
-        end with its client.
+        end with its client; ``body_clock`` ends the reading of a body that comes too slowly.
         """
         self._exchange = exchange
-        message = await self._receive()
-        if message["type"] == "http.request" and not message.get("more_body"):
-            self._message = message
-            command: Command | Answer | None = exchange.command(message.get("body", b""))
+        command: Command | Answer | None
+        reading = body_clock.begin()
+        try:
+            message = await self._receive()
+            if message["type"] == "http.request" and not message.get("more_body"):
+                self._message = message
+                command = exchange.command(message.get("body", b""))
+            else:
+                command = await self._read(message)
+        except BaseException:
+            if body_clock.end(reading):
+                raise
+            command = exchange.body_too_slow(self._scope)
         else:
-            command = await self._read(message)
+            if not body_clock.end(reading):  # it was cancelled, and something between has not let it know
+                self._close_spool()
+                command = exchange.body_too_slow(self._scope)
         if type(command) is not Command:
             if type(command) is Answer:
                 await send_answer(self._send, command)

@@ -18,16 +18,25 @@ from semel.errors import ConfigurationError, NothingHappened
 from semel.model import Answer, Effects
 from semel.policy import Command
 from semel.rules.classify import Outcome, classify_exception
-from semel.web.asgi_call import App, Call, Message, Receive, Scope, Send
+from semel.web.asgi_call import App, Call, Message, Receive, Scope, Send, send_answer
 from semel.web.asgi_listener import Listener
 from semel.web.asgi_scope import captured
 from semel.web.asgi_tasks import KeptAlive
-from semel.web.exchange import Exchange, Unprotected, bytes_read_max, open_exchange, too_large
+from semel.web.exchange import (
+    RETRY_BYTES_MAX,
+    Exchange,
+    Unprotected,
+    body_too_slow,
+    bytes_read_max,
+    open_exchange,
+    too_large,
+)
 from semel.web.outage import UNCLAIMED
 from semel.web.routing import UNSAFE_METHODS, Params, Route
 from semel.web.spool import Spool
 from semel.web.surface import Surface
 
+LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
 CALL_KEY: Final = "semel.call"
 ANSWER_SECONDS: Final = 1.0  # after an ATOMIC handler's deadline, for the framework to make an answer of its error
 
@@ -35,13 +44,37 @@ ANSWER_SECONDS: Final = 1.0  # after an ATOMIC handler's deadline, for the frame
 class RouteCall(Call):
     """One request of an application whose endpoints claim for themselves."""
 
-    __slots__ = ("_cut", "_failure", "_leaked", "_limit", "_mark", "_may_claim", "_told", "_whole")
+    __slots__ = (
+        "_bodies",
+        "_cut",
+        "_failure",
+        "_leaked",
+        "_limit",
+        "_mark",
+        "_may_claim",
+        "_refusal",
+        "_told",
+        "_too_long",
+        "_until",
+        "_whole",
+    )
 
     def __init__(
-        self, app: App, engine: AsyncEngine, scope: Scope, receive: Receive, send: Send, may_claim: Callable[..., bool]
+        self,
+        app: App,
+        engine: AsyncEngine,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        may_claim: Callable[..., bool],
+        bodies: Bodies,
     ) -> None:
         super().__init__(app, engine, captured(scope), receive, _listing(send))
         self._may_claim = may_claim
+        self._bodies = bodies
+        self._refusal: Answer | None = None  # sent in place of whatever the application makes of a body that ends
+        self._too_long = False  # for any command; the body is no longer kept
+        self._until = 0.0
         self._leaked = False
         self._cut = False
         self._told = False
@@ -59,13 +92,15 @@ class RouteCall(Call):
         except GeneratorExit:
             raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
         except BaseException as raised:
-            if self._permit is None:
+            if self._permit is None and (self._refusal is None or not isinstance(raised, Exception)):
                 raise
             error = raised
         finally:
             self._close_spool()
         if self._permit is not None:
             await self._conclude(self._permit, error)
+        elif self._refusal is not None:
+            await send_answer(self._send, self._refusal)
 
     # --- for the endpoint's wrapper -------------------------------------------------------------
 
@@ -88,6 +123,8 @@ class RouteCall(Call):
         if isinstance(opened, Unprotected):
             self._mark = opened.mark
             return None
+        if self._too_long:
+            return surface.problems.of_error(too_large(route))
         command = await self._command(surface, opened)
         if isinstance(command, Answer):
             return command
@@ -120,37 +157,67 @@ class RouteCall(Call):
         """The body, kept for the fingerprint unless no claim can follow; then as ``Call`` does."""
         spool = self._spool
         if spool is None:
+            if self._too_long or self._refusal is not None:
+                return await self._receive()
             if not self._may_claim(self._scope.get("endpoint")):
                 self._leaked = True
                 return await self._receive()
             spool = self._spool = Spool()
+            if self._bodies.announces_too_much(self._scope):
+                return self._refuse(self._bodies.too_long(self._scope))
         if self._read_at < spool.size:
             chunk = await _read(spool, self._read_at)
             self._read_at += len(chunk)
             self._told = self._whole and self._read_at == spool.size
             return {"type": "http.request", "body": chunk, "more_body": not self._told}
         if not self._whole:
-            message = await self._pull(spool)
-            self._read_at = spool.size
-            self._told = self._whole
-            return message
+            return await self._next_of(spool)
         if not self._told:  # the body is empty, or its end came with the claim
             self._told = True
             return {"type": "http.request", "body": b"", "more_body": False}
         return await (self._after_body() if self._permit is not None else self._receive())
+
+    async def _next_of(self, spool: Spool) -> Message:
+        """The next piece, unless a command's body has become too long or too slow with it."""
+        try:
+            message = await self._pull(spool)
+        except TimeoutError:
+            return self._refuse(body_too_slow(self._bodies.surface, self._scope))
+        self._read_at = spool.size
+        self._told = self._whole
+        bytes_max, is_declared = self._bodies.bytes_max(self._scope.get("endpoint"), self._scope["method"])
+        if spool.size > max(bytes_max, RETRY_BYTES_MAX):
+            if is_declared:
+                return self._refuse(self._bodies.too_long(self._scope))
+            self._too_long = True
+            self._close_spool()
+        return message
+
+    def _refuse(self, answer: Answer) -> Message:
+        self._refusal = answer
+        self._close_spool()
+        return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
         """Hold the answer of a granted command; let every other one through."""
         if self._permit is not None:
             await super().send(message)
             return
+        if self._refusal is not None:
+            return
         if self._mark is not None and message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), self._mark]}
         await self._send(message)
 
     async def _pull(self, spool: Spool) -> Message:
-        """The next piece from the client, into the spool."""
-        message = await self._receive()
+        """The next piece from the client, into the spool. Raises TimeoutError: a command's body takes too long."""
+        if self._bodies.bytes_max(self._scope.get("endpoint"), self._scope["method"])[1]:
+            if not self._until:
+                self._until = asyncio.get_running_loop().time() + self._bodies.surface.body_seconds_max
+            async with asyncio.timeout_at(self._until):
+                message = await self._receive()
+        else:
+            message = await self._receive()
         if message["type"] == "http.request":
             if spool.on_disk:
                 await asyncio.to_thread(spool.write, message.get("body", b""))
@@ -167,8 +234,11 @@ class RouteCall(Call):
         spool = self._spool
         if spool is None:
             spool = self._spool = Spool()
-        while not self._whole and spool.size <= limit:
-            await self._pull(spool)
+        try:
+            while not self._whole and spool.size <= limit:
+                await self._pull(spool)
+        except TimeoutError:
+            return exchange.body_too_slow(self._scope)
         if self._cut:
             return exchange.cut_short()  # the client went away in the middle: half a request is no command
         if spool.size > limit:
@@ -193,6 +263,32 @@ class RouteCall(Call):
         return super()._outcome(permit, error)
 
 
+class Bodies:
+    """What bodies the commands of an application may have.
+
+    Parameters: ``bytes_max`` of an endpoint and a method: the longest body, and whether they are known to be a command.
+    """
+
+    def __init__(self, surface: Surface, bytes_max: Callable[[Any, str], tuple[int, bool]]) -> None:
+        self.surface = surface
+        self.bytes_max = bytes_max
+
+    def announces_too_much(self, scope: Scope) -> bool:
+        """Whether a request to a command says at its head that its body is too long."""
+        bytes_max, is_declared = self.bytes_max(scope.get("endpoint"), scope["method"])
+        length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        read_max = max(bytes_max, RETRY_BYTES_MAX)
+        return is_declared and length.isdigit() and (len(length) > LENGTH_DIGITS_MAX or int(length) > read_max)
+
+    def too_long(self, scope: Scope) -> Answer:
+        """The answer to a body that is too long."""
+        return self.surface.problems.of_error(_too_long(self.bytes_max(scope.get("endpoint"), scope["method"])[0]))
+
+
+def _too_long(limit: int) -> RequestTooLarge:
+    return RequestTooLarge(f"The body is larger than {limit} bytes; send a smaller one.")
+
+
 def _listing(send: Send) -> Send:
     """A send whose headers are a list: Starlette's BaseHTTPMiddleware, further outside, appends to it."""
 
@@ -211,8 +307,17 @@ async def _read(spool: Spool, at: int) -> bytes:
 class CaptureMiddleware:
     """Stands around an application whose endpoints claim for themselves. Pure ASGI."""
 
-    def __init__(self, app: App, engine: AsyncEngine, may_claim: Callable[..., bool], kept_alive: KeptAlive) -> None:
+    def __init__(
+        self,
+        app: App,
+        engine: AsyncEngine,
+        may_claim: Callable[..., bool],
+        kept_alive: KeptAlive,
+        surface: Surface,
+        bytes_max: Callable[[Any, str], tuple[int, bool]],
+    ) -> None:
         self.app = app
+        self._bodies = Bodies(surface, bytes_max)
         self._engine = engine
         self._may_claim = may_claim
         self._kept_alive = kept_alive
@@ -221,10 +326,12 @@ class CaptureMiddleware:
         """Serve one connection, as ASGI says."""
         if scope["type"] == "http" and scope["method"] in UNSAFE_METHODS and CALL_KEY not in scope:
             if self._kept_alive.is_needless():
-                await RouteCall(self.app, self._engine, scope, receive, send, self._may_claim).run_app()
+                call = RouteCall(self.app, self._engine, scope, receive, send, self._may_claim, self._bodies)
+                await call.run_app()
             else:
                 listener = Listener(send)
-                call = RouteCall(self.app, self._engine, scope, receive, listener.send, self._may_claim)
+                send = listener.send
+                call = RouteCall(self.app, self._engine, scope, receive, send, self._may_claim, self._bodies)
                 await self._kept_alive.shield(call.run_app(), listener)
         else:
             await self.app(scope, receive, send)

@@ -8,7 +8,7 @@ a verdict, or from the end of the application's call, the answer that leaves. Ad
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -36,9 +36,9 @@ from semel.web.capture import BODYLESS_STATUSES, Capture
 from semel.web.outage import NO_STORE
 from semel.web.prefer import preferred_wait, prefers_async
 from semel.web.requests import pack_head
-from semel.web.routing import UNSAFE_METHODS, Params, Route
+from semel.web.routing import PATH, Params, Route
 from semel.web.spool import Spool
-from semel.web.surface import Surface
+from semel.web.surface import Surface, Wanted
 
 UNPROTECTED_HEADER: Final = b"semel-unprotected"
 NAMING_BYTES_MAX: Final = 1024 * 1024  # of a body that a key or a reference is looked for in: it is held in memory
@@ -66,12 +66,6 @@ class AnswerTooLarge(SemelError):
 
 
 _PASS: Final = Unprotected("no-key")
-
-
-def note_uncovered(surface: Surface, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Count a keyed request to which no operation applies: its client believes that it is protected."""
-    if method in UNSAFE_METHODS and any(name == surface.key_name for name, _ in headers):
-        surface.tell_unprotected(f"{method} *", "no-operation")
 
 
 def open_exchange(
@@ -124,6 +118,12 @@ def open_exchange(
     if route.policy.resumable:
         exchange.resumable(pack_head(method, request, query, headers), read.get(b"prefer"))
     return exchange
+
+
+def body_too_slow(surface: Surface, scope: Mapping[str, Any]) -> Answer:
+    """The answer to a request over ASGI whose body has not arrived in time."""
+    closes = scope.get("http_version", "1.1").startswith("1")
+    return surface.problems.body_too_slow(surface.body_seconds_max, closes=closes)
 
 
 def _uncalled(surface: Surface, route: Route, caller: object) -> Answer | Unprotected:
@@ -221,6 +221,12 @@ class Exchange:
         if self.wants_async and self.wait_seconds is None:
             self.wait_seconds = 0
 
+    @property
+    def wanted(self) -> Wanted:
+        """What the surface's ``may`` function is asked about."""
+        facts = self._facts
+        return Wanted(facts.operation, Caller(facts.tenant, facts.caller), facts.path_params)
+
     # --- the body ---------------------------------------------------------------------------
 
     def command(self, body: bytes) -> Command | Answer:
@@ -237,7 +243,7 @@ class Exchange:
             recipe, fingerprint = maker.named(facts, body)
         except RequestError as error:
             return self._command_under_a_former_recipe(error)
-        return self._command(fingerprint, recipe)
+        return self._command(fingerprint, route.recorded[recipe])
 
     def feed(self, chunk: bytes) -> Answer | None:
         """Take a piece of the body; an answer refuses it, and the rest need not be read."""
@@ -265,13 +271,17 @@ class Exchange:
             return self._command_under_a_former_recipe(error)
         recipe = self.route.fingerprinter.ids[self._hashing.further]
         self._hashing = None
-        return self._command(fingerprint, recipe)
+        return self._command(fingerprint, self.route.recorded[recipe])
 
     def cut_short(self) -> Answer:
         """The answer to a request whose body ended before its announced length."""
         return self._surface.problems.of_error(
             InvalidBody("The body is shorter than its Content-Length; send it again.")
         )
+
+    def body_too_slow(self, scope: Mapping[str, Any]) -> Answer:
+        """The answer to a request over ASGI whose body has not arrived in time."""
+        return body_too_slow(self._surface, scope)
 
     def _command_under_a_former_recipe(self, error: RequestError) -> Command | Answer:
         """The command of a request that the recipe of today refuses; a former one may have taken it."""
@@ -338,11 +348,14 @@ class Exchange:
         return self._under[recipe_id]
 
     def _fingerprints_under(self, recipe_id: str) -> tuple[bytes, ...] | None:
-        maker = self.route.known.get(recipe_id)
+        maker, counts_path = self.route.known.get(recipe_id, (None, False))
         if maker is None or (self._spool is not None and self._spool.closed):
             return None
+        facts = self._counting(maker)
+        if self.route.counts_path and not counts_path:
+            facts = facts._replace(path_params=tuple(each for each in facts.path_params if each[0] != PATH))
         try:
-            return tuple(self._fingerprint(maker, facts) for facts in maker.spellings(self._counting(maker)))
+            return tuple(self._fingerprint(maker, each) for each in maker.spellings(facts))
         except RequestError:
             return None  # what the former recipe refuses was never recorded under it
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from semel.model import Effects, State
@@ -36,10 +36,11 @@ _SECONDS: Final = {
     "description": "Seconds to wait before the next attempt",
 }
 _LINK: Final = {"schema": {"type": "string"}, "description": "The operation's status, and the resource it made"}
-STATUSES: Final = tuple(sorted({kind.status for kind in KINDS}))
 _DESCRIPTIONS: Final = {
     400: "The key is missing or malformed, or the request contradicts itself",
     401: "The caller is not known",
+    403: "The caller may not do this",
+    408: "The body took too long to arrive",
     409: "The command runs, its outcome is unknown, or its answer is no longer kept",
     413: "The request is larger or nested deeper than is taken",
     422: "The key belongs to another request",
@@ -71,16 +72,18 @@ def describe_operation(
     policy: Policy,
     header: str = "Idempotency-Key",
     counts: Iterable[str] = (),
+    kinds: Sequence[Kind] = KINDS,
 ) -> None:
     """Complete one operation object of an OpenAPI document in place: its key, its refusals, its promise.
 
-    Parameters: ``counts`` names of the headers that count.
+    Parameters: ``header`` that carries the key; ``counts`` names of the headers that count; ``kinds`` of problem that
+    its surface answers with.
     """
     parameters = operation.setdefault("parameters", [])
     describe_key(operation, policy, header, counts)
     for option, source in zip(("key", "reference"), sources(policy.key_from, policy.reference_from), strict=True):
         _describe_source(parameters, option, source)
-    describe_responses(operation, KINDS)
+    describe_responses(operation, kinds)
     assert isinstance(policy.effects, Effects)
     operation["x-semel"] = {
         "operation": name,

@@ -29,7 +29,7 @@ from semel.web.asgi_call import Receive, Send, send_answer
 from semel.web.caller import Caller
 from semel.web.outage import NO_STORE
 from semel.web.problem import Kind
-from semel.web.surface import AnyEngine, Surface
+from semel.web.surface import AnyEngine, Surface, Wanted
 
 NOT_FOUND: Final = Kind("OPERATION_NOT_FOUND", 404, "No such operation", "keep")
 BAD_QUERY: Final = Kind("OPERATION_QUERY_INVALID", 400, "The query cannot be answered", "keep")
@@ -185,20 +185,21 @@ class Operations(_Queries):
 
     async def by_id(self, operation_id: str, request: Mapping[str, Any]) -> Answer:
         """The status of one operation; ``request`` is what the surface's ``caller`` function reads."""
-        return await self._answer(self._asked_by_id(operation_id, request))
+        return await self._answer(self._asked_by_id(operation_id, request), request)
 
     async def by_key(self, query: bytes, request: Mapping[str, Any]) -> Answer:
         """The status of the command with ``?key=…`` or ``?reference=…``; ``&operation=…`` where there are several."""
-        return await self._answer(self._asked_by_key(query, request))
+        return await self._answer(self._asked_by_key(query, request), request)
 
-    async def _answer(self, asked: Asked | Answer) -> Answer:
+    async def _answer(self, asked: Asked | Answer, request: Mapping[str, Any]) -> Answer:
         if isinstance(asked, Answer):
             return asked
         try:
             found = await self._engine.perform("operation", lambda: self._look(asked))
         except NO_STORE as error:
             return self._failed(error)
-        return self._told(asked, found)
+        allowed = [each for each in found if await self._surface.allows_async(request, _wanted(each, asked.caller))]
+        return self._told(asked, allowed)
 
 
 class SyncOperations(_Queries):
@@ -210,20 +211,27 @@ class SyncOperations(_Queries):
 
     def by_id(self, operation_id: str, request: Mapping[str, Any]) -> Answer:
         """As :meth:`Operations.by_id`."""
-        return self._answer(self._asked_by_id(operation_id, request))
+        return self._answer(self._asked_by_id(operation_id, request), request)
 
     def by_key(self, query: bytes, request: Mapping[str, Any]) -> Answer:
         """As :meth:`Operations.by_key`."""
-        return self._answer(self._asked_by_key(query, request))
+        return self._answer(self._asked_by_key(query, request), request)
 
-    def _answer(self, asked: Asked | Answer) -> Answer:
+    def _answer(self, asked: Asked | Answer, request: Mapping[str, Any]) -> Answer:
         if isinstance(asked, Answer):
             return asked
         try:
             found = self._engine.perform("operation", lambda: self._look(asked))
         except NO_STORE as error:
             return self._failed(error)
-        return self._told(asked, found)
+        allowed = [each for each in found if self._surface.allows(request, _wanted(each, asked.caller))]
+        return self._told(asked, allowed)
+
+
+def _wanted(found: Found, caller: Caller) -> Wanted:
+    told = found.row or found.kept
+    assert told is not None
+    return Wanted(told.operation, caller)
 
 
 def _is_of(told: Record | Operation, caller: Caller) -> bool:

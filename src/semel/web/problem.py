@@ -70,8 +70,17 @@ STORE_UNAVAILABLE: Final = Kind(
 # Beyond the design's table: four situations that it implies and does not name.
 INVALID_BODY: Final = Kind("IDEMPOTENCY_REQUEST_INVALID", 400, "The request contradicts itself", "keep")
 TOO_EARLY: Final = Kind("IDEMPOTENCY_TOO_EARLY", 425, "Commands are not taken as early data", "keep", retryable=True)
+BODY_TOO_SLOW: Final = Kind("IDEMPOTENCY_BODY_TOO_SLOW", 408, "The body took too long", "keep", retryable=True)
 CALLER_UNKNOWN: Final = Kind("IDEMPOTENCY_CALLER_UNKNOWN", 401, "The caller is not known", "keep")
 ANSWER_TOO_LARGE: Final = Kind("IDEMPOTENCY_ANSWER_TOO_LARGE", 500, "The answer is too large to be kept", "keep")
+
+# What only a middleware says: it is asked before the application has routed, authorised or read the request.
+MISSPELLED: Final = Kind(
+    "IDEMPOTENCY_OPERATION_MISSPELLED", 400, "The method or the path is not spelled as declared", "keep"
+)
+UNCOVERED: Final = Kind("IDEMPOTENCY_OPERATION_NOT_DECLARED", 400, "No operation is declared for this request", "keep")
+NOT_ALLOWED: Final = Kind("IDEMPOTENCY_CALLER_NOT_ALLOWED", 403, "The caller may not do this", "keep")
+MIDDLEWARE_KINDS: Final = (MISSPELLED, UNCOVERED, NOT_ALLOWED)
 
 KINDS: Final = (
     MISSING_KEY,
@@ -88,6 +97,7 @@ KINDS: Final = (
     INVALID_BODY,
     TOO_EARLY,
     CALLER_UNKNOWN,
+    BODY_TOO_SLOW,
     ANSWER_TOO_LARGE,
 )
 
@@ -190,6 +200,20 @@ class Problems:
         text = "A key means something only for its caller. Authenticate and send the command again."
         extra = ((b"www-authenticate", self.challenge.encode()),)
         return self.answer(CALLER_UNKNOWN, text, extra=extra)
+
+    def not_allowed(self) -> Answer:
+        """The answer to a caller who is known and may not do this (any more)."""
+        return self.answer(NOT_ALLOWED, "Nothing was done, and nothing is told of earlier requests.")
+
+    def body_too_slow(self, seconds: float, *, closes: bool = False) -> Answer:
+        """The answer to a request whose body has not arrived in time.
+
+        Parameters: ``closes`` asks the server to end the connection, which HTTP/1 and ASGI alone have a header for.
+        """
+        text = (
+            f"The body has not arrived within {seconds:g} seconds. Nothing was done: send it again with the same key."
+        )
+        return self.answer(BODY_TOO_SLOW, text, extra=((b"connection", b"close"),) if closes else ())
 
     def answer_too_large(self) -> Answer:
         """The answer where an ATOMIC handler's answer could not be kept and everything was rolled back."""

@@ -6,6 +6,8 @@ raw path. The matcher knows whole segments only; a web framework's own router st
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -16,11 +18,19 @@ from semel.policy import Policy
 from semel.rules.fingerprint import Fingerprinter
 from semel.rules.references import sources
 from semel.web.capture import Keeping
+from semel.web.spelling import normal_segments
 
 UNSAFE_METHODS: Final = ("POST", "PATCH", "PUT", "DELETE")
 DEFAULT_METHODS: Final = ("POST", "PATCH")
 
 Params = tuple[tuple[str, str], ...]
+PATH: Final = "/"  # the name of the parameter that holds a path which counts; no parameter of a template has it
+
+# The one spelling of a parameter that an application converts: of 7 and 07, or of upper and lower case.
+_PLAIN: Final = {
+    "int": re.compile(r"0|[1-9][0-9]*", re.ASCII).fullmatch,
+    "uuid": re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}").fullmatch,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +38,33 @@ class Operation:
     """One protected operation of an HTTP application.
 
     Parameters: ``template`` of its path, such as ``/orders/{id}/cancel`` (``{rest:path}`` at the end takes several
-    segments); ``policy``; ``methods`` it is called with; ``name`` that stays when paths change (by default method
-    and template).
+    segments; ``{id:int}`` and ``{id:uuid}`` take only the plain spelling of one, which is what a ``key_from`` path
+    parameter needs if the application converts it); ``policy``; ``methods`` it is called with; ``name`` that stays when
+    paths change (by default method and template); ``also`` further templates of the same operation, such as
+    ``/payments/`` where the application serves both: they share its keys and answers, so they have the same parameters.
 
-    >>> Operation("/payments", Policy(effects="external")).methods
-    ('POST',)
+    >>> Operation("/payments", Policy(effects="external"), also=("/payments/",)).templates
+    ('/payments', '/payments/')
     """
 
     template: str
     policy: Policy = field(default_factory=Policy)
     methods: Sequence[str] = ("POST",)
     name: str | None = None
+    also: Sequence[str] = ()
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """All templates of its path; the first one names it where it has no name."""
+        return (self.template, *self.also)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.template, str) or not self.template.startswith("/"):
-            raise ConfigurationError(f"an operation's template starts with a slash; it is {self.template!r}")
+        if isinstance(self.also, str):
+            raise ConfigurationError(f"{self.template}: also takes a tuple of templates, such as ({self.also!r},)")
+        object.__setattr__(self, "also", tuple(self.also))
+        for template in self.templates:
+            if not isinstance(template, str) or not template.startswith("/"):
+                raise ConfigurationError(f"an operation's template starts with a slash; it is {template!r}")
         if not isinstance(self.policy, Policy):
             raise ConfigurationError(f"{self.template}: policy must be a Policy; it is {self.policy!r}")
         if isinstance(self.methods, str) or not self.methods:
@@ -54,10 +76,16 @@ class Operation:
                 raise ConfigurationError(f"{self.template}: {method} is no command; methods are {allowed}")
         if self.name == "":
             raise ConfigurationError(f"{self.template}: name must not be empty")
-        given = [_name(part, self.template) for part in self.template.split("/")]
+        given = _names(self.template)
+        for template in self.also:
+            if sorted(_names(template)) != sorted(given):
+                raise ConfigurationError(
+                    f"{template} and {self.template} are one operation, so they need the same parameters, which "
+                    "are part of what is asked for"
+                )
         for source in sources(self.policy.key_from, self.policy.reference_from):
             if source is not None:
-                source.check_parameters((name for name in given if name), self.template)
+                source.check_parameters(given, self.template)
 
 
 class Route:
@@ -66,6 +94,7 @@ class Route:
     __slots__ = (
         "atomic",
         "counted",
+        "counts_path",
         "fingerprinter",
         "keeping",
         "key_from",
@@ -101,8 +130,26 @@ class Route:
             Fingerprinter(each, fingerprint_secret if each.algorithm == "hmac-sha256" else None) for each in recipes
         ]
         self.fingerprinter = makers[-1]
-        self.known = {id: maker for maker in makers for id in maker.ids}
+        self.known = {id: (maker, False) for maker in makers for id in maker.ids}  # and whether the path counts there
+        self.recorded = {id: id for id in self.fingerprinter.ids}  # under which id a fingerprint is recorded
         self.counted = tuple(sorted({name.encode() for each in recipes for name in each.headers}))
+        self.counts_path = False
+
+    def count_path(self) -> None:
+        """Let the path count in what is asked for: the operation is reached by several that do different things.
+
+        Records from before are still recognised, by their recipe's own id.
+        """
+        if not self.counts_path:
+            self.counts_path = True
+            self.known |= {_with_path(id): (maker, True) for id, (maker, _) in self.known.items()}
+            self.recorded = {id: _with_path(id) for id in self.fingerprinter.ids}
+
+
+def _with_path(recipe_id: str) -> str:
+    """The id of a recipe under which the path counts as well, as long as any other."""
+    version = recipe_id.partition(".")[0]
+    return f"{version}.{hashlib.sha256(f'{recipe_id}/path'.encode()).hexdigest()[:16]}"
 
 
 class Routes:
@@ -114,7 +161,7 @@ class Routes:
     ('POST /orders/{id}/cancel', (('id', '42'),))
     """
 
-    __slots__ = ("_any", "_exact", "_rest", "_templated")
+    __slots__ = ("_any", "_exact", "_normal", "_rest", "_templated")
 
     def __init__(
         self,
@@ -126,6 +173,7 @@ class Routes:
         self._exact: dict[tuple[str, str], tuple[Route, Params]] = {}
         self._templated: dict[tuple[str, int], list[tuple[list[str], Route]]] = {}
         self._rest: dict[str, list[tuple[list[str], Route]]] = {}
+        self._normal: dict[str, list[tuple[list[str], str]]] = {}  # by method: normal segments, template
         self._any: dict[str, Route] = {}
         names: set[str] = set()
         for operation in operations:
@@ -134,7 +182,9 @@ class Routes:
             for method in operation.methods:
                 name = operation.name or f"{method} {operation.template}"
                 names.add(name)
-                self._add(method, operation.template, Route(name, operation.policy, fingerprint_secret, counts))
+                route = Route(name, operation.policy, fingerprint_secret, counts)
+                for template in operation.templates:
+                    self._add(method, template, route)
         if default is not None:
             # Requests that nobody declared: those without a key are none of ours.
             default = replace(default, key="optional")
@@ -167,9 +217,28 @@ class Routes:
             params = _match(template, parts)
             if params is not None:
                 return route, params
+        return None
+
+    def find_default(self, method: str, path: str) -> tuple[Route, Params] | None:
+        """The route of a request that no operation is declared for; None without a default policy."""
         default = self._any.get(method)
         # Without a template the path itself tells one command from another.
         return None if default is None else (default, (("path", path),))
+
+    def find_misspelled(self, method: str, segments: Sequence[str]) -> str | None:
+        """The template that a request would match in its normal spelling; None where there is none.
+
+        Parameters: ``segments`` of its path, as :func:`~semel.web.spelling.normal_segments` gives them.
+        """
+        for template, spelled in self._normal.get(method.upper(), ()):
+            several = bool(template) and template[-1].startswith("{") and template[-1].endswith(":path")
+            fits = len(segments) >= len(template) if several else len(segments) == len(template)
+            if fits and all(
+                expected.startswith("{") or expected == segment
+                for expected, segment in zip(template, segments, strict=False)
+            ):
+                return spelled
+        return None
 
     def _add(self, method: str, template: str, route: Route) -> None:
         parts = template.split("/")
@@ -177,8 +246,14 @@ class Routes:
         given = [name for name in names if name]
         if len(given) != len(set(given)):
             raise ConfigurationError(f"{template} names a parameter twice")
-        # The literal segments stay, the others become their names behind a brace.
-        compiled = [f"{{{name}" if name else part for name, part in zip(names, parts, strict=True)]
+        # The literal segments stay, the others become their names (and types) behind a brace.
+        compiled = [part[:-1] if name else part for name, part in zip(names, parts, strict=True)]
+        normal = [
+            segment
+            for name, part in zip(names, parts, strict=True)
+            for segment in ([part[:-1]] if name else normal_segments(part))
+        ]
+        self._normal.setdefault(method, []).append((normal, template))
         rest = [index for index, part in enumerate(parts) if part.endswith(":path}")]
         if rest and rest != [len(parts) - 1]:
             raise ConfigurationError(f"{template}: a parameter of several segments (:path) can only be the last")
@@ -191,6 +266,11 @@ class Routes:
         if any(_shape(compiled) == _shape(other) for other, _ in same):
             raise ConfigurationError(f"{method} {template} is declared twice")
         same.append((compiled, route))
+
+
+def _names(template: str) -> list[str]:
+    """The names of a template's parameters."""
+    return [name for part in template.split("/") if (name := _name(part, template))]
 
 
 def _name(part: str, template: str) -> str:
@@ -213,9 +293,13 @@ def _match(template: list[str], parts: list[str]) -> Params | None:
     params = []
     for expected, part in zip(template, parts, strict=True):
         if expected.startswith("{"):
-            if not part:
+            # What cannot be printed is what frameworks drop or stop at, so that two spellings would be one parameter.
+            if not part or not part.isprintable():
                 return None
-            params.append((expected[1:], part))
+            name, _, kind = expected[1:].partition(":")
+            if kind in _PLAIN and _PLAIN[kind](part) is None:
+                return None
+            params.append((name, part))
         elif expected != part:
             return None
     return tuple(params)

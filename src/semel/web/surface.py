@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
+import functools
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 from semel.engine.backend import Backend
 from semel.engine.core import Core
@@ -15,10 +18,10 @@ from semel.errors import ConfigurationError
 from semel.policy import Policy
 from semel.protocol.operations import check_kept
 from semel.rules.recipe import check_headers
-from semel.web.caller import CallerOf
+from semel.web.caller import Caller, CallerOf
 from semel.web.outage import Outage
 from semel.web.problem import Problems
-from semel.web.routing import Operation, Route, Routes
+from semel.web.routing import Operation, Params, Route, Routes
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}").fullmatch
 WAIT_SECONDS_MAX: Final = 3600
@@ -27,6 +30,31 @@ _WHO = """who is calling? A key means something only for its caller. Paste the i
     from semel.web.caller import from_state, single_caller
     caller=from_state("user"),  # what your authentication put into request.state.user
     caller=single_caller,  # a tool with one tenant and one user: all clients share all keys"""
+
+
+Uncovered = Literal["pass", "refuse-keyed", "refuse"]
+
+
+class Wanted(NamedTuple):
+    """What a caller asks for: the operation's name, who calls, and the parameters of its path.
+
+    For the status resource ``params`` is empty: it is asked about the operation that was found.
+    """
+
+    operation: str
+    caller: Caller
+    params: Params = ()
+
+
+May = Callable[[Any, Wanted], bool | Awaitable[bool]]
+"""From the ASGI scope or the WSGI environ, and what is wanted, to whether it is allowed."""
+
+
+def is_async(function: object) -> bool:
+    """Whether the call of a function, a method or an object is a coroutine."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 class AnyEngine(Protocol):
@@ -52,6 +80,12 @@ class Surface:
         wait_seconds_max: how long ``Prefer: wait=N`` may make a duplicate wait.
         fingerprint_secret: the secret of fingerprints made with ``hmac-sha256``.
         counts: names of request headers that count, for operations that name none themselves.
+        uncovered: what a middleware does with unsafe requests that no operation and no default covers: "pass" them to
+            the application (those with a key are counted), "refuse-keyed" the ones with a key, or "refuse" all of them.
+        may: a function of the request and a :class:`Wanted` that says whether this caller may do this now. A middleware
+            asks it before the store, so that nothing stored reaches a caller whose rights were revoked. It may be a
+            coroutine function over ASGI; another one runs in a thread there.
+        body_seconds_max: how long a body of a declared operation may take to arrive.
 
     Raises ConfigurationError: a missing caller, an impossible value, or operations that collide.
     """
@@ -66,6 +100,9 @@ class Surface:
     wait_seconds_max: float = 30
     fingerprint_secret: bytes | None = field(default=None, repr=False)
     counts: Sequence[str] = ()
+    uncovered: Uncovered = "pass"
+    may: May | None = None
+    body_seconds_max: float = 60
     routes: Routes = field(init=False, repr=False, compare=False)
     key_name: bytes = field(init=False, repr=False)
     replayed: tuple[bytes, bytes] = field(init=False, repr=False)
@@ -80,9 +117,15 @@ class Surface:
             value = getattr(self, name)
             if not isinstance(value, str) or _TOKEN(value) is None:
                 raise ConfigurationError(f"{name} must be a header name; it is {value!r}")
-        wait: object = self.wait_seconds_max
-        if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= WAIT_SECONDS_MAX:
-            raise ConfigurationError(f"wait_seconds_max must be 0 to {WAIT_SECONDS_MAX} seconds; it is {wait!r}")
+        for name, least in (("wait_seconds_max", 0), ("body_seconds_max", 1)):
+            span = getattr(self, name)
+            if isinstance(span, bool) or not isinstance(span, (int, float)) or not least <= span <= WAIT_SECONDS_MAX:
+                raise ConfigurationError(f"{name} must be {least} to {WAIT_SECONDS_MAX} seconds; it is {span!r}")
+        if self.uncovered not in get_args(Uncovered):
+            allowed = ", ".join(repr(each) for each in get_args(Uncovered))
+            raise ConfigurationError(f"uncovered must be one of {allowed}; it is {self.uncovered!r}")
+        if self.may is not None and not callable(self.may):
+            raise ConfigurationError(f"may must be a function of the request and what is wanted; it is {self.may!r}")
         object.__setattr__(self, "counts", check_headers(self.counts))
         policies = [operation.policy for operation in self.operations]
         if self.default is not None:
@@ -102,9 +145,12 @@ class Surface:
         object.__setattr__(self, "replayed", (self.replayed_header.lower().encode(), b"true"))
 
     @classmethod
-    def of(cls, engine: AnyEngine, options: Mapping[str, Any]) -> Surface:
-        """A surface from keyword options; an unknown one is refused with a suggestion."""
-        known = [f.name for f in fields(cls) if f.init and f.name != "engine"]
+    def of(cls, engine: AnyEngine, options: Mapping[str, Any], own: Sequence[str] = ()) -> Surface:
+        """A surface from keyword options; an unknown one is refused with a suggestion.
+
+        Parameters: ``own`` options of whoever asks, to be suggested as well.
+        """
+        known = [f.name for f in fields(cls) if f.init and f.name != "engine"] + list(own)
         for name in options:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
@@ -126,6 +172,18 @@ class Surface:
         if self.key_header.lower().encode() in route.counted:
             raise ConfigurationError(f"{route.name}: counts must not name {self.key_header}: the key never counts")
         return route
+
+    def allows(self, request: Any, wanted: Wanted) -> bool:
+        """Whether the caller may do what is wanted, by a plain ``may`` function; True without one."""
+        return self.may is None or bool(self.may(request, wanted))
+
+    async def allows_async(self, request: Any, wanted: Wanted) -> bool:
+        """As :meth:`allows`, on an event loop: what is no coroutine function runs in a thread."""
+        if self.may is None:
+            return True
+        if is_async(self.may):
+            return bool(await self.may(request, wanted))  # type: ignore[misc]
+        return bool(await asyncio.to_thread(self.may, request, wanted))
 
     def tell_unprotected(self, operation: str, reason: str) -> None:
         """Count a request that runs without protection."""

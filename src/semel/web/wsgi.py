@@ -19,22 +19,24 @@ from semel.engine.sync import Engine
 from semel.errors import ConfigurationError, SemelError, StoreError
 from semel.model import Answer, Superseded, Verdict
 from semel.policy import Command
+from semel.web.body_time import SocketClock
 from semel.web.capture import Capture
+from semel.web.coverage import Coverage
 from semel.web.exchange import (
     AnswerTooLarge,
     Exchange,
     IncompleteAnswer,
     Unprotected,
-    note_uncovered,
     open_exchange,
 )
 from semel.web.outage import UNCLAIMED
 from semel.web.routing import Params, Route
 from semel.web.spool import CHUNK_BYTES, Spool
-from semel.web.surface import Surface
+from semel.web.status import StatusResource
+from semel.web.surface import Surface, is_async
 from semel.web.wsgi_accepted import Accepted
 from semel.web.wsgi_answer import Environ, ExcInfo, StartResponse, Write, marked, send_answer
-from semel.web.wsgi_status import StatusResource
+from semel.web.wsgi_threads import Threads
 
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
@@ -46,19 +48,41 @@ class SemelMiddleware:
 
     Parameters: ``app`` and ``engine``; ``caller``, ``operations``, ``default`` and the other settings of
     :class:`~semel.web.surface.Surface`; ``serve_operations`` serves the status resource where
-    ``problems.operations_path`` says. The handler finds its permit in ``environ["semel.permit"]``.
+    ``problems.operations_path`` says: None for requests that name an operation, True for all below that path, False
+    where the application serves it; ``waiters_max`` how many threads may wait for running duplicates (None: at most
+    half of those that were seen at work at once). The handler finds its permit in ``environ["semel.permit"]``.
 
     Raises ConfigurationError: as Surface does.
     """
 
-    def __init__(self, app: App, engine: Engine, *, serve_operations: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        app: App,
+        engine: Engine,
+        *,
+        serve_operations: bool | None = None,
+        waiters_max: int | None = None,
+        **settings: Any,
+    ) -> None:
         if not isinstance(engine, Engine):
             raise ConfigurationError(f"a WSGI application needs a semel.Engine, not {type(engine).__name__}")
         self.app = app
         self.engine = engine
-        self.surface = Surface.of(engine, settings)
-        self._status = StatusResource(self.surface, engine) if serve_operations else None
+        if "manage_engine" in settings:
+            raise ConfigurationError(
+                "manage_engine is for ASGI: a WSGI application is not told that its process begins or ends; open the "
+                "engine where the worker begins (in gunicorn's post_fork) and run `semel worker` beside it"
+            )
+        self.surface = Surface.of(engine, settings, ("serve_operations", "waiters_max"))
+        self._status = StatusResource(self.surface, engine, serve_operations)
+        if is_async(self.surface.may):
+            raise ConfigurationError("may= of a WSGI application is called in its thread: make it a plain function")
         self._accepted = Accepted()
+        self._body_clock = SocketClock(self.surface.body_seconds_max)
+        self._threads = Threads(waiters_max)
+        engine.core.waiters_limit = self._threads.waiters
+        self._coverage = Coverage(self.surface, app)
+        self._key_variable = f"HTTP_{self.surface.key_header.upper().replace('-', '_')}"
 
     def close(self) -> None:
         """Wait for the handlers whose clients were told 202 (``Prefer: respond-async``)."""
@@ -66,15 +90,21 @@ class SemelMiddleware:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request, as WSGI says."""
+        with self._threads:
+            return self._serve(environ, start_response)
+
+    def _serve(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         method: str = environ["REQUEST_METHOD"]
         # The server decoded the path as latin-1; surrogates keep what is not UTF-8 distinct.
         path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "surrogateescape")
-        found = self.surface.routes.find(method, path)
+        found: tuple[Route, Params] | Answer | None = self.surface.routes.find(method, path)
         if found is None:
-            told = None if self._status is None else self._status.answer(method, path, environ)
-            if told is not None:
-                return send_answer(start_response, told)
-            note_uncovered(self.surface, method, _headers(environ))
+            found = self._status.answer(method, path, environ)
+        if found is None:
+            found = self._coverage.judge(method, path, lambda: self._key_variable in environ)
+        if isinstance(found, Answer):
+            return send_answer(start_response, found)
+        if found is None:
             return self.app(environ, start_response)
         return self._command(found[0], found[1], method, environ, start_response)
 
@@ -87,6 +117,8 @@ class SemelMiddleware:
             return send_answer(start_response, opened)
         if isinstance(opened, Unprotected):
             return self.app(environ, start_response if opened.mark is None else marked(start_response, opened.mark))
+        if not self.surface.allows(environ, opened.wanted):
+            return send_answer(start_response, self.surface.problems.not_allowed())
         spool, hold = Spool(), self.engine._hold()
         try:
             pieces = self._spooled(opened, environ, start_response, spool, hold)
@@ -106,7 +138,7 @@ class SemelMiddleware:
         hold: Hold[Permit],
     ) -> Iterable[bytes]:
         """Read the body, claim and answer. The spool is closed with the answer; where this raises, by the caller."""
-        command = _read(exchange, environ, spool)
+        command = self._read(exchange, environ, spool)
         if isinstance(command, Answer):
             spool.close()
             return send_answer(start_response, command)
@@ -129,6 +161,21 @@ class SemelMiddleware:
         if exchange.wants_async and self._accepted.begin(lambda: call.run_unheard(environ, spool)):
             return send_answer(start_response, exchange.accepted(permit.grant.operation_id))
         return call.run(environ, spool)
+
+    def _read(self, exchange: Exchange, environ: Environ, spool: Spool) -> Command | Answer:
+        """Read the body, within its time."""
+        if not environ.get("CONTENT_LENGTH") and not environ.get("wsgi.input_terminated"):
+            return exchange.finish(spool)
+        connection = self._body_clock.begin(environ)
+        try:
+            command = _read(exchange, environ, spool)
+        except BaseException as error:
+            if self._body_clock.end(connection) or not isinstance(error, Exception):
+                raise
+        else:
+            if self._body_clock.end(connection):
+                return command
+        return self.surface.problems.body_too_slow(self.surface.body_seconds_max)
 
 
 class Call:

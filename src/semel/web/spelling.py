@@ -1,0 +1,51 @@
+"""The normal spelling of a path: what a lenient server, layer or framework may take a path for.
+
+It is deliberately more lenient than any framework: it is used to *refuse* requests that are no declared operation as
+they are spelled, and that an application might route to one all the same. It never decides which operation a request
+is.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import unquote
+
+_ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]*").match
+_DECODED_MAX: Final = 3  # layers that may each decode a path once more
+
+
+def normal_segments(path: str) -> list[str]:
+    r"""The segments of a path without what any layer may ignore or undo.
+
+    That is: its origin, empty and dotted segments, backslashes, percent-encoding, parameters behind a semicolon,
+    control and broken characters, and the case of letters.
+
+    >>> normal_segments("//Orders/./7;v=1/cancel%2F\n") == normal_segments("/orders/7/cancel")
+    True
+    """
+    for _ in range(_DECODED_MAX):
+        decoded = unquote(path, errors="ignore")
+        if decoded == path:
+            break
+        path = decoded
+    found = _ORIGIN(path)
+    if found is not None:
+        path = path[found.end() :]
+    segments: list[str] = []
+    for part in re.split(r"[?#]", path, maxsplit=1)[0].replace("\\", "/").split("/"):
+        segment = "".join(each for each in part.partition(";")[0] if each.isprintable()).strip().casefold()
+        if segment == "..":
+            del segments[-1:]
+        elif segment not in ("", "."):
+            segments.append(segment)
+    return segments
+
+
+def normal_raw_segments(raw_path: bytes) -> list[str]:
+    """The same of a path as it came over the wire, for applications that split it before they decode it."""
+    return [
+        "/".join(segments)
+        for part in raw_path.partition(b"?")[0].decode("latin-1").split("/")
+        if (segments := normal_segments(part))
+    ]

@@ -1,0 +1,165 @@
+"""One declared endpoint under several paths: each path is a command of its own, unless they were declared as one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+from uuid import UUID
+
+import pytest
+from fastapi import APIRouter, FastAPI
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+
+from semel import AsyncEngine, Recipe
+from semel.errors import ConfigurationError
+from semel.integrations.fastapi import Semel as FastApiSemel
+from semel.integrations.starlette import Semel
+from tests.integrations.conftest import Serve
+from tests.integrations.driving import Web, caller_of
+
+REUSED = "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST"
+Paths = Literal["apart", "one"] | None
+
+
+def fastapi(engine: AsyncEngine, prefixes: tuple[str, ...], paths: Paths = None, **options: Any) -> FastAPI:
+    app, router, semel = FastAPI(), APIRouter(), FastApiSemel(engine, caller=caller_of)
+
+    @router.post("/payments", status_code=201)
+    @semel.command("payments.create", effects="idempotent", paths=paths, **options)
+    async def create(request: Request) -> dict[str, str]:
+        return {"path": request.url.path}
+
+    for prefix in prefixes:
+        app.include_router(router, prefix=prefix)
+    semel.install(app)
+    return app
+
+
+def starlette(engine: AsyncEngine, prefixes: tuple[str, ...], paths: Paths = None, **options: Any) -> Starlette:
+    semel = Semel(engine, caller=caller_of)
+
+    @semel.command("payments.create", effects="idempotent", paths=paths, **options)
+    async def create(request: Request) -> Response:
+        return Response(request.url.path, status_code=201)
+
+    app = Starlette(routes=[Route(f"{prefix}/payments", create, methods=["POST"]) for prefix in prefixes])
+    semel.install(app)
+    return app
+
+
+def mounted(engine: AsyncEngine, prefixes: tuple[str, ...], paths: Paths = None, **options: Any) -> Starlette:
+    semel = Semel(engine, caller=caller_of)
+
+    @semel.command("payments.create", effects="idempotent", paths=paths, **options)
+    async def create(request: Request) -> Response:
+        return Response(request.url.path, status_code=201)
+
+    app = Starlette(routes=[Mount(each, routes=[Route("/payments", create, methods=["POST"])]) for each in prefixes])
+    semel.install(app)
+    return app
+
+
+MAKERS = [fastapi, starlette, mounted]
+TWO = ("/eu", "/us")
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_the_second_path_does_not_get_the_answer_of_the_first(serve: Serve, engine: AsyncEngine, make: Any) -> None:
+    web = serve(make(engine, TWO), engine)
+    first = web.call("/eu/payments", {"amount": 1})
+    assert (first.status, b"/eu/payments" in first.body) == (201, True)
+    assert web.call("/us/payments", {"amount": 1}).code == REUSED
+    assert web.call("/eu/payments", {"amount": 1}).replayed
+    assert b"/us/payments" in web.call("/us/payments", {"amount": 1}, key="another-key").body
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_paths_that_were_declared_as_one_share_their_answers(serve: Serve, engine: AsyncEngine, make: Any) -> None:
+    web = serve(make(engine, TWO, "one"), engine)
+    assert b"/eu/payments" in web.call("/eu/payments", {"amount": 1}).body
+    assert web.call("/us/payments", {"amount": 1}).replayed
+
+
+def test_a_slash_at_the_end_is_no_second_path(serve: Serve, engine: AsyncEngine) -> None:
+    app, semel = FastAPI(), FastApiSemel(engine, caller=caller_of)
+
+    @app.post("/payments")
+    @app.post("/payments/")
+    @semel.command("payments.create", effects="idempotent")
+    async def create() -> str:
+        return "paid"
+
+    semel.install(app)
+    web = serve(app, engine)
+    assert not web.call("/payments").replayed
+    assert web.call("/payments/").replayed
+
+
+def swapped(web: Web, app: Any) -> None:
+    """A release: another application over the same store, whose lifespan has looked at its routes."""
+    web.app = app
+    web.runner.run(web._lifespan.__aexit__(None, None, None))
+    web._lifespan = app.router.lifespan_context(app)
+    web.runner.run(web._lifespan.__aenter__())
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(json_depth_max=32)])
+def test_records_from_before_the_second_path_are_replayed(
+    serve: Serve, tmp_path: Any, make: Any, recipe: Recipe
+) -> None:
+    engine = AsyncEngine.connect(f"sqlite:///{tmp_path}/a.db")
+    asyncio.run(_migrate(engine))
+    web = serve(make(engine, ("/eu",), fingerprint=recipe), engine)
+    assert not web.call("/eu/payments", {"amount": 1}).replayed
+    swapped(web, make(engine, TWO, fingerprints_known=(recipe,)))
+    assert web.call("/eu/payments", {"amount": 1}).replayed
+    assert web.call("/eu/payments", {"amount": 2}).code == REUSED
+    assert not web.call("/us/payments", {"amount": 1}, key="later").replayed
+    # The second path goes again: "apart" still knows what was recorded meanwhile.
+    swapped(web, make(engine, ("/us",), "apart"))
+    assert web.call("/us/payments", {"amount": 1}, key="later").replayed
+    swapped(web, make(engine, ("/us",)))
+    assert web.call("/us/payments", {"amount": 1}, key="later").code == "IDEMPOTENCY_RECORD_UNREADABLE"
+
+
+async def _migrate(engine: AsyncEngine) -> None:
+    await engine.migrate()
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "spellings"),
+    [
+        (int, ("7", "07", "+7", "7.0")),
+        (
+            UUID,
+            ("0000000a-0000-4000-8000-00000000000b", "0000000A-0000-4000-8000-00000000000B", f"{0xA:08x}{'0' * 24}"),
+        ),
+    ],
+)
+def test_a_key_in_the_path_is_what_the_endpoint_gets(
+    serve: Serve, engine: AsyncEngine, kind: type, spellings: tuple[str, ...]
+) -> None:
+    app, semel, paid = FastAPI(), FastApiSemel(engine, caller=caller_of), []
+
+    async def pay(number: Any) -> str:
+        paid.append(number)
+        return "paid"
+
+    pay.__annotations__["number"] = kind
+    declared = semel.command("invoices.pay", effects="idempotent", key_from="path:number")(pay)
+    app.post("/invoices/{number}/pay")(declared)
+    semel.install(app)
+    web = serve(app, engine)
+    for spelled in spellings:
+        assert web.call(f"/invoices/{spelled}/pay").status == 200
+    assert len(paid) == len(set(paid)), paid
+
+
+def test_an_impossible_declaration_is_refused(engine: AsyncEngine) -> None:
+    with pytest.raises(ConfigurationError, match=r"payments: paths must be 'apart' or 'one'; it is 'both'"):
+        Semel(engine, caller=caller_of).command("payments", paths="both")  # type: ignore[arg-type]

@@ -1,0 +1,150 @@
+"""Requests that no operation is declared for: what is refused, what passes, and several templates of one operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flask import Flask, request
+
+from semel.engine.sync import Engine
+from semel.errors import ConfigurationError
+from semel.policy import Policy
+from semel.web.caller import single_caller
+from semel.web.routing import Operation, Routes
+from semel.web.spelling import normal_raw_segments, normal_segments
+from semel.web.surface import Surface
+from semel.web.wsgi import SemelMiddleware
+from tests.web.conftest import MakeWeb
+from tests.web.driving import KEY
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *[("POST", path) for path in ("//payments", "/payments/", "/PAYMENTS", "/x/../payments", "/payments;v=1", "")],
+        *[(method, "/payments") for method in ("post", "Post")],
+    ],
+)
+def test_a_misspelled_command_is_refused_with_the_right_spelling(make_web: MakeWeb, method: str, path: str) -> None:
+    web = make_web(operations=[Operation("/payments"), Operation("/")])
+    answer = web.call(method=method, path=path)
+    assert (answer.status, answer.code) == (400, "IDEMPOTENCY_OPERATION_MISSPELLED")
+    template = "/payments" if path else "/"
+    assert f"Send it as POST {template}," in answer.problem["detail"]
+    assert answer.problem["keyAction"] == "keep"
+    assert web.seen == []
+    assert web.records() == []
+
+
+def test_a_misspelled_command_is_refused_before_the_default_policy(make_web: MakeWeb) -> None:
+    web = make_web(operations=[Operation("/payments")], default=Policy())
+    assert web.call(path="//payments").code == "IDEMPOTENCY_OPERATION_MISSPELLED"
+    assert web.call(path="/others").status == 201
+    assert web.call(path="/others").replayed
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "//payments"), ("POST", "/payments/7"), ("PUT", "/payments")])
+def test_other_requests_pass(make_web: MakeWeb, method: str, path: str) -> None:
+    web = make_web(operations=[Operation("/payments")])
+    assert web.call(method=method, path=path).status == 201
+    assert web.seen[0].permit is None
+
+
+def test_templates_of_one_operation_share_its_keys(make_web: MakeWeb) -> None:
+    declared = Operation("/orders/{id}/pay", name="pay", also=("/orders/{id}/pay/", "/pay/{id}"))
+    web = make_web(operations=[declared])
+    assert not web.call(path="/orders/7/pay").replayed
+    assert web.call(path="/orders/7/pay/").replayed
+    assert web.call(path="/pay/7").replayed
+    assert web.call(path="/pay/8").status == 422
+    assert len(web.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("also", "message"),
+    [
+        ("/b/{id}", "takes a tuple"),
+        (("b/{id}",), "starts with a slash"),
+        (("/b",), "same parameters"),
+        (("/b/{number}",), "same parameters"),
+        (("/a/{id}",), "declared twice"),
+    ],
+)
+def test_templates_that_cannot_be_one_operation_are_refused(also: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Routes([Operation("/a/{id}", also=also)])
+
+
+@pytest.mark.parametrize(
+    ("uncovered", "keyed", "unkeyed"), [("pass", 201, 201), ("refuse-keyed", 400, 201), ("refuse", 400, 400)]
+)
+def test_requests_that_nothing_covers_are_refused_where_declared_so(
+    make_web: MakeWeb, uncovered: str, keyed: int, unkeyed: int
+) -> None:
+    web = make_web(operations=[Operation("/payments")], uncovered=uncovered)
+    for key, status in ((KEY, keyed), (None, unkeyed)):
+        answer = web.call(path="/others", key=key)
+        assert answer.status == status
+        assert status == 201 or answer.code == "IDEMPOTENCY_OPERATION_NOT_DECLARED"
+        assert web.call(method="GET", path="/others", key=key).status == 201
+        assert web.call(path="/payments", key=KEY).status == 201
+
+
+def test_an_impossible_setting_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="uncovered must be one of 'pass', 'refuse-keyed', 'refuse'"):
+        Surface.of(Engine.connect("memory://"), {"caller": single_caller, "uncovered": "strict"})
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/orders/7", True),
+        ("/orders/0", True),
+        ("/orders/07", False),
+        ("/orders/7\n", False),
+        ("/orders/seven", False),
+        ("/users/00000000-0000-4000-8000-00000000000a", True),
+        ("/users/00000000-0000-4000-8000-00000000000A", False),
+        ("/users/00000000000040008000000000000000", False),
+        ("/notes/a b", True),
+        ("/notes/a\n", False),
+        ("/notes/a\udcff", False),
+    ],
+)
+def test_a_converted_parameter_has_one_spelling(path: str, found: bool) -> None:
+    routes = Routes([Operation("/orders/{id:int}"), Operation("/users/{id:uuid}"), Operation("/notes/{id}")])
+    assert (routes.find("POST", path) is not None) == found
+    assert routes.find_misspelled("POST", normal_segments(path)) is not None
+
+
+@pytest.mark.parametrize(("path", "segments"), [("/a/{rest:path}", True), ("/a", False)])
+def test_a_parameter_of_several_segments_is_found_misspelled(path: str, segments: bool) -> None:
+    routes = Routes([Operation(path)])
+    assert (routes.find_misspelled("post", normal_segments("//A/b/c")) is not None) == segments
+    assert routes.find_misspelled("POST", normal_segments("/b/a")) is None
+
+
+def test_an_encoded_slash_is_seen_in_the_raw_path() -> None:
+    assert normal_raw_segments(b"/orders/a%2Fb/pay?x=1") == ["orders", "a/b", "pay"]
+
+
+def test_flask_still_redirects_to_the_declared_spelling() -> None:
+    app = Flask("shop")
+    paid: list[str] = []
+
+    @app.post("/pay/")
+    def pay() -> tuple[str, int]:
+        paid.append(request.path)
+        return "paid", 201
+
+    with Engine.connect("memory://") as engine:
+        operations = [Operation("/pay/", Policy(effects="external"))]
+        app.wsgi_app = SemelMiddleware(  # type: ignore[method-assign]
+            app.wsgi_app, engine, caller=single_caller, operations=operations
+        )
+        client = app.test_client()
+        for replayed in (None, "true"):
+            answer = client.post("/pay", headers={"Idempotency-Key": KEY}, follow_redirects=True)
+            assert (answer.status_code, answer.headers.get("idempotency-replayed")) == (201, replayed)
+    assert paid == ["/pay/"]

@@ -1,0 +1,142 @@
+"""Nothing that is stored reaches a caller whose rights were revoked: `may=` is asked before the store."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from semel.engine.aio import AsyncEngine
+from semel.engine.sync import Engine
+from semel.errors import ConfigurationError
+from semel.integrations.starlette import Semel
+from semel.policy import Policy
+from semel.rules.identity import uuid_text
+from semel.web.asgi import SemelMiddleware as AsgiMiddleware
+from semel.web.caller import single_caller
+from semel.web.routing import Operation
+from semel.web.surface import Wanted
+from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
+from tests.web.conftest import MakeWeb
+from tests.web.driving import ALICE, KEY, Reply, asgi_call, asgi_scope, head, wsgi_call, wsgi_environ
+
+
+class Rights:
+    """Who may do what, until it is revoked; what was asked."""
+
+    def __init__(self) -> None:
+        self.revoked: set[str] = set()
+        self.asked: list[Wanted] = []
+
+    def __call__(self, request: Any, wanted: Wanted) -> bool:
+        self.asked.append(wanted)
+        assert request["state"]["user"] == ALICE  # the request itself
+        return wanted.caller.id not in self.revoked
+
+
+def test_a_revoked_caller_gets_nothing_that_is_stored(make_web: MakeWeb) -> None:
+    rights = Rights()
+    web = make_web(operations=[Operation("/orders/{id}/pay", name="pay")], may=rights)
+    assert web.call(path="/orders/7/pay").status == 201
+    assert rights.asked == [Wanted("pay", ALICE, (("id", "7"),))]
+    assert web.call(path="/orders/7/pay").replayed
+    rights.revoked.add("alice")
+    for body, key in ((b"1", KEY), (b"2", KEY), (b"1", "a-new-key")):
+        answer = web.call(path="/orders/7/pay", body=body, key=key)
+        assert (answer.status, answer.code) == (403, "IDEMPOTENCY_CALLER_NOT_ALLOWED")
+        assert "operation" not in answer.problem
+        assert answer.header("link") is None
+    assert len(web.seen) == len(web.records()) == 1
+
+
+def test_the_status_of_an_operation_is_hidden_as_well(make_web: MakeWeb) -> None:
+    rights = Rights()
+    web = make_web(operations=[Operation("/payments", name="pay")], may=rights)
+    web.call()
+    place = f"/operations/{uuid_text(web.records()[0].operation_id)}"
+    for path, query in ((place, ""), ("/operations", f"key={KEY}")):
+        assert web.call(method="GET", path=path, query=query, key=None).status == 200
+        assert rights.asked[-1] == Wanted("pay", ALICE)
+        rights.revoked.add("alice")
+        assert web.call(method="GET", path=path, query=query, key=None).code == "OPERATION_NOT_FOUND"
+        rights.revoked.clear()
+
+
+def test_an_unknown_outcome_is_hidden_as_well(make_web: MakeWeb) -> None:
+    rights = Rights()
+    web = make_web(lambda seen: Reply(status=500), Policy(effects="external"), may=rights)
+    web.call()
+    assert web.call().code == "IDEMPOTENCY_OUTCOME_UNKNOWN"
+    rights.revoked.add("alice")
+    assert web.call().code == "IDEMPOTENCY_CALLER_NOT_ALLOWED"
+
+
+def test_what_the_hook_raises_goes_to_the_server_and_nothing_runs(make_web: MakeWeb) -> None:
+    def may(request: Any, wanted: Wanted) -> bool:
+        raise LookupError("the rights cannot be read")
+
+    web = make_web(may=may)
+    with pytest.raises(LookupError):
+        web.call()
+    assert (web.records(), web.seen) == ([], [])
+
+
+class Unread:
+    """A body that must not be read."""
+
+    def read(self, *_: Any) -> bytes:
+        raise AssertionError("the body was read")
+
+
+def refuse(request: Any, wanted: Wanted) -> bool:
+    return False
+
+
+async def refuse_later(request: Any, wanted: Wanted) -> bool:
+    return False
+
+
+def test_the_body_of_a_revoked_caller_is_not_read() -> None:
+    with Engine.connect("memory://") as engine:
+        web = WsgiMiddleware(
+            lambda *_: [], engine, caller=single_caller, operations=[Operation("/payments")], may=refuse
+        )
+        environ = wsgi_environ("POST", "/payments", "", head(KEY, [], [b"ab"]), b"ab", ALICE)
+        assert wsgi_call(web, {**environ, "wsgi.input": Unread()}).status == 403
+
+
+def test_a_coroutine_function_is_awaited_and_a_plain_one_runs_in_a_thread() -> None:
+    threads: list[threading.Thread] = []
+
+    class Asked:
+        async def __call__(self, request: Any, wanted: Wanted) -> bool:
+            threads.append(threading.current_thread())
+            return False
+
+    def plain(request: Any, wanted: Wanted) -> bool:
+        threads.append(threading.current_thread())
+        return False
+
+    async def never(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("the application was called")
+
+    async def main() -> None:
+        async with AsyncEngine.connect("memory://") as engine:
+            for may in (Asked(), plain):
+                web = AsgiMiddleware(never, engine, caller=single_caller, operations=[Operation("/a")], may=may)
+                scope = asgi_scope("POST", "/a", "", head(KEY, [], [b""]), ALICE)
+                assert (await asgi_call(web, scope, [b""])).status == 403
+
+    asyncio.run(main())
+    assert [thread is threading.current_thread() for thread in threads] == [True, False]
+
+
+def test_a_hook_that_cannot_be_asked_is_refused() -> None:
+    engine = Engine.connect("memory://")
+    for may, message in ((refuse_later, "make it a plain function"), ("yes", "may must be a function")):
+        with pytest.raises(ConfigurationError, match=message):
+            WsgiMiddleware(lambda *_: [], engine, caller=single_caller, may=may)
+    with pytest.raises(ConfigurationError, match="let one of them refuse"):
+        Semel(AsyncEngine.connect("memory://"), caller=single_caller, may=refuse_later)
