@@ -127,6 +127,7 @@ class Call:
             permit.when_lost(_nothing)
             if self._lost:
                 self._task.uncancel()
+            self._task = None  # it will hold what the application raised, and that holds this call
         capture = self._capture
         if error is None and not capture.complete and (self._mode is _HOLD or not capture.started):
             error = IncompleteAnswer("the application returned without completing its response")
@@ -155,7 +156,15 @@ class Call:
                 verdict = await self._engine.reread(permit)
         except SemelError as failed:
             unconfirmed = failed
-        return self._exchange.last_answer(permit, capture, outcome, error, verdict, unconfirmed)
+        answer = self._exchange.last_answer(permit, capture, outcome, error, verdict, unconfirmed)
+        if answer is None:
+            link = self._exchange.link_of(permit, permit.outcome(outcome))
+            if link is not None:
+                self._point(link)
+        return answer
+
+    def _point(self, link: tuple[bytes, bytes]) -> None:
+        """The application raised, and its server answers: ``link`` says where the operation's status is."""
 
     # --- what the application gets ------------------------------------------------------------
 

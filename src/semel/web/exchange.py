@@ -383,10 +383,16 @@ class Exchange:
                 return problems.of_error(StoreUnavailable())
             return problems.unknown(operation_id)
         answer = capture.first()
-        if isinstance(outcome, Unprovable):
-            if capture.status < 500 and permit.steps is not None:
-                return problems.unknown(operation_id)  # what leaves is what the store holds
-            link = problems.operation_link(operation_id)
-            if link is not None:
-                return answer._replace(headers=(*answer.headers, link))
-        return answer
+        if isinstance(outcome, Unprovable) and capture.status < 500 and permit.steps is not None:
+            return problems.unknown(operation_id)  # what leaves is what the store holds
+        link = self.link_of(permit, outcome)
+        return answer if link is None else answer._replace(headers=(*answer.headers, link))
+
+    def link_of(self, permit: Permit, outcome: Outcome) -> tuple[bytes, bytes] | None:
+        """The link to the operation for a first caller whose command is in doubt; None where it is not.
+
+        Parameters: ``outcome`` as the permit sees it, with its steps.
+        """
+        if not isinstance(outcome, Unprovable):
+            return None
+        return self._surface.problems.operation_link(permit.grant.operation_id)
