@@ -43,6 +43,7 @@ from semel.model import (
     Replay,
     Settlement,
     Settling,
+    State,
     Superseded,
     Unreadable,
     Verdict,
@@ -394,5 +395,5 @@ def _met(other: Claim, claim: Claim) -> Verdict:
     if other.recipe != claim.recipe:
         return Unreadable(other.operation_id, "recipe", other.recipe)
     if other.fingerprint != claim.fingerprint:
-        return KeyReused()
+        return KeyReused(other.operation_id, State.PROCESSING)
     return InProgress(other.operation_id, other.terms.lease_us)

@@ -28,7 +28,7 @@ from semel.integrations.endpoint import annotations_of, permit_parameters
 from semel.integrations.starlette import DECLARED, Declared, response_of
 from semel.integrations.starlette import Semel as StarletteSemel
 from semel.policy import Policy
-from semel.web.openapi import describe_operation, operation_responses
+from semel.web.openapi import add_schemas, describe_operation, operation_responses
 from semel.web.operations import BAD_QUERY, NOT_FOUND
 
 _REQUEST: Final = "semel_request"
@@ -141,6 +141,7 @@ def _complete_openapi(app: FastAPI) -> None:
                 operation = document.get("paths", {}).get(path, {}).get(method)
                 if operation is not None:
                     describe_operation(operation, declared.name, declared.policy)
+            add_schemas(document)
             document["x-semel"] = {"documentation": "Commands are safe to retry with the same Idempotency-Key."}
         return document
 
