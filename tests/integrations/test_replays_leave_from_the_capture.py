@@ -28,7 +28,7 @@ async def envelope(request: Request, call_next: Next) -> Response:
     """Wraps each body and adds a link, as an API's own convention may ask for."""
     answer = await call_next(request)
     body = b"".join([piece async for piece in answer.body_iterator])
-    headers = {"link": "</next>; rel=next, " + answer.headers.get("link", "")}
+    headers = {"link": ", ".join(["</next>; rel=next", *answer.headers.getlist("link")])}
     return JSONResponse({"data": json.loads(body)}, answer.status_code, headers)
 
 

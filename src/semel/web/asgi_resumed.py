@@ -18,7 +18,7 @@ from semel.policy import Command
 from semel.web.asgi_call import App, Message, Send
 from semel.web.asgi_route import CALL_KEY, RouteCall
 from semel.web.capture import Capture
-from semel.web.exchange import IncompleteAnswer
+from semel.web.exchange import CUT, UNFINISHED, IncompleteAnswer
 from semel.web.requests import KeptRequest, resumable_routes, unpack
 from semel.web.routing import Params, Route
 from semel.web.surface import Surface
@@ -129,7 +129,7 @@ class ResumedApp:
         if self._claims and not call.reached:
             raise self._not_reached(f"was answered with {capture.status}")
         if not capture.complete:
-            raise IncompleteAnswer("the application returned without completing its response")
+            raise IncompleteAnswer(CUT if capture.ended else UNFINISHED)
         return capture.stored()
 
     async def _call(self, kept: KeptRequest, call: ResumedCall, permit: Permit | Asking) -> None:
@@ -161,8 +161,11 @@ def _taking(capture: Capture, permit: Permit | None) -> Callable[[Message], None
         fits = True
         if message["type"] == "http.response.start":
             fits = capture.start(int(message["status"]), message.get("headers", ()))
-        elif message["type"] == "http.response.body" and not capture.complete:
-            fits = capture.add(message.get("body", b"")) if keeps else True
+        elif message["type"] == "http.response.body" and not capture.ended:
+            if keeps:
+                fits = capture.add(message.get("body", b""))
+            else:
+                capture.count(message.get("body", b""))
             if not message.get("more_body", False):
                 capture.end()
         if not fits:

@@ -28,7 +28,7 @@ from semel.rules.fingerprint import Facts, Hashing
 from semel.rules.identity import uuid_text
 from semel.rules.keys import parse_key
 from semel.web.caller import Caller
-from semel.web.capture import BODYLESS_STATUSES, Capture
+from semel.web.capture import BODYLESS_STATUSES, Capture, sendable
 from semel.web.outage import NO_STORE
 from semel.web.prefer import preferred_wait, prefers_async
 from semel.web.requests import pack_head
@@ -52,6 +52,10 @@ class Unprotected(NamedTuple):
 
 class IncompleteAnswer(SemelError):
     """The application returned without completing its response. Whether it took effect is not known."""
+
+
+UNFINISHED: Final = "the application returned without completing its response"
+CUT: Final = "the application's answer is shorter than its own Content-Length"
 
 
 class AnswerTooLarge(SemelError):
@@ -315,7 +319,7 @@ class Exchange:
 
     def _replay(self, answer: Answer) -> Answer:
         status = 200 if answer.status is None else answer.status
-        headers = [*answer.headers, self._surface.replayed]
+        headers = [*sendable(answer.headers), self._surface.replayed]
         if _NO_STORE[0] not in self.route.keeping.headers or all(name != _NO_STORE[0] for name, _ in answer.headers):
             headers.append(_NO_STORE)
         if status not in BODYLESS_STATUSES:

@@ -84,7 +84,7 @@ class Route:
         self.key_from, self.reference_from = sources(policy.key_from, policy.reference_from)
         self.marks = policy.on_unprotected == "mark"
         self.atomic = policy.terms.effects is Effects.ATOMIC
-        self.keeping = Keeping(policy)
+        self.keeping = Keeping(policy, name)
         self.recipe = policy.fingerprint.id
         recipes = (policy.fingerprint, *policy.fingerprints_known)
         makers = {
