@@ -20,6 +20,7 @@ from semel.errors import ConfigurationError, NothingHappened, RequestTooLarge
 from semel.model import Answer, Effects
 from semel.policy import Command
 from semel.rules.classify import Outcome, classify_exception
+from semel.web.asgi_bodies import command_of, finished
 from semel.web.asgi_call import App, Call, Message, Receive, Scope, Send, send_answer
 from semel.web.asgi_listener import Listener, is_disconnect
 from semel.web.asgi_scope import captured
@@ -243,7 +244,7 @@ class RouteCall(Call):
             text = f"The body is larger than {limit} bytes; send a smaller one."
             return surface.problems.of_error(RequestTooLarge(text))
         if not spool.on_disk:
-            return exchange.command(spool.open().read())
+            return await command_of(exchange, spool.open().read())
         at = 0
         while at < spool.size:
             chunk = await _read(spool, at)
@@ -251,7 +252,7 @@ class RouteCall(Call):
             refusal = exchange.feed(chunk)
             if refusal is not None:
                 return refusal
-        return exchange.finish(spool)
+        return await finished(exchange, spool)
 
     def _point(self, link: tuple[bytes, bytes]) -> None:
         self._outer[LINK_KEY] = link

@@ -26,6 +26,7 @@ from semel.policy import Command
 from semel.rules.classify import Outcome, Refused, Released, Succeeded, Unprovable, classify_answer, classify_exception
 from semel.rules.fingerprint import Facts, Hashing
 from semel.rules.identity import uuid_text
+from semel.rules.json_check import check_depth, check_json, reads_json
 from semel.rules.keys import parse_key
 from semel.web.caller import Caller
 from semel.web.capture import BODYLESS_STATUSES, Capture, sendable
@@ -201,6 +202,7 @@ class Exchange:
         if len(body) > route.policy.body_bytes_max:
             return self._surface.problems.of_error(_too_large(route))
         try:
+            self._check_json(len(body), (body,))
             fingerprint = route.fingerprinter.digest(self._facts, body)
         except RequestError as error:
             return self._surface.problems.of_error(error)
@@ -225,12 +227,24 @@ class Exchange:
         if self._hashing is None:
             return self.command(b"")
         try:
+            self._check_json(spool.size, spool.chunks())
             fingerprint = self._hashing.finish()
         except RequestError as error:
             return self._surface.problems.of_error(error)
         self._hashing = None
         self._spool = spool
         return self._command(fingerprint)
+
+    def _check_json(self, size: int, chunks: Iterable[bytes]) -> None:
+        """Refuse what the handler could not read: it would fail when the key is claimed already."""
+        policy = self.route.policy
+        if not reads_json(policy.json, self._facts.media_type, is_empty=size == 0):
+            return
+        recipe = policy.fingerprint
+        if size > recipe.json_bytes_max:
+            check_depth(chunks, recipe.json_depth_max)
+        else:
+            check_json(b"".join(chunks), recipe.json_depth_max)
 
     def cut_short(self) -> Answer:
         """The answer to a request whose body ended before its announced length."""
