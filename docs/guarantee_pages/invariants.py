@@ -78,7 +78,7 @@ INVARIANTS: Final = (
         "I7 loud misuse",
         "Another request under a used key is refused in every state.",
         (
-            "tests/web/test_commands.py::test_another_payload_is_refused_in_every_state",
+            "tests/web/test_commands.py::test_another_payload_is_refused_with_the_state_of_the_first",
             "another_request_is_refused_in_every_state",
             "two_requests_race_for_one_key",
         ),

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from semel.model import State as State
     from semel.policy import Command as Command
     from semel.policy import Policy as Policy
+    from semel.rules.classify import Refused as Refused
     from semel.rules.fingerprint import Recipe as Recipe
     from semel.rules.items import Done as Done
     from semel.rules.items import ItemOutcome as ItemOutcome
@@ -74,6 +75,7 @@ _HOMES = {
     "Policy": "semel.policy",
     "Recipe": "semel.rules.fingerprint",
     "Reference": "semel.engine.operations",
+    "Refused": "semel.rules.classify",
     "Result": "semel.engine.result",
     "Scope": "semel.model",
     "Sealer": "semel.drivers.sealing",
@@ -112,6 +114,7 @@ __all__ = [
     "Policy",
     "Recipe",
     "Reference",
+    "Refused",
     "Result",
     "Scope",
     "Sealer",

@@ -123,7 +123,15 @@ class CommandError(SemelError):
 
 
 class KeyReusedError(CommandError):
-    """The key belongs to another request. Use a new key for a new intent."""
+    """The key belongs to another request of the same caller: ``operation_id`` is that one's.
+
+    ``state`` is that one's state by name, such as ``"SUCCEEDED"``. While it is not over, query it before you use a new
+    key: both may take effect.
+    """
+
+    def __init__(self, message: str, *, operation_id: str | None = None, state: str | None = None) -> None:
+        super().__init__(message, operation_id=operation_id)
+        self.state = state
 
 
 class InProgressError(CommandError):

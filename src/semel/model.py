@@ -26,6 +26,7 @@ class State(IntEnum):
 
 
 OPEN_STATES = (State.CLAIMED, State.PROCESSING)
+OVER_STATES = (State.SUCCEEDED, State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE)  # what happened is known
 ANSWERED_STATES = (State.SUCCEEDED, State.FAILED_REPLAYABLE)
 
 
@@ -227,7 +228,13 @@ class InProgress:
 
 @dataclass(frozen=True, slots=True)
 class KeyReused:
-    """Another request holds this key. Says nothing else about it."""
+    """Another request holds this key, of the same caller by construction: its operation, and how far that is.
+
+    ``state`` is UNKNOWN also where the holder's lease ran out and nobody can prove the outcome. None: not known here.
+    """
+
+    operation_id: bytes | None = field(default=None, compare=False)
+    state: State | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

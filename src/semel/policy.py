@@ -74,6 +74,8 @@ class Policy:
         steps: every effect of the handler is inside a ``permit.step()`` (external effects, on a SQL store).
         resumable: the request is kept with the record until there is an outcome, so that a completer brings an
             abandoned execution to its end without its client; with ``steps``.
+        json: over HTTP, when a body that is not JSON is refused with 400 before the claim: ``"checked"`` if its media
+            type says JSON and it is not empty; ``"required"`` always, whatever its media type; ``"any"`` never.
         replay: ``"definite"`` or ``"2xx"``: which answers are stored and replayed.
         definite_5xx: 5xx statuses that are definite answers of this operation.
         replay_headers: further response headers to store and replay, lower-case.
@@ -118,6 +120,7 @@ class Policy:
     marks_effects: bool = False
     steps: bool = False
     resumable: bool = False
+    json: Literal["checked", "required", "any"] = "checked"
     replay: Literal["definite", "2xx"] = "definite"
     definite_5xx: frozenset[int] = frozenset()
     replay_headers: frozenset[str] = frozenset()
@@ -288,6 +291,7 @@ _CHOICES: Final = {
     "key": ("required", "optional"),
     "after_expiry": ("refuse", "new"),
     "on_error": ("unknown", "replay"),
+    "json": ("checked", "required", "any"),
     "replay": ("definite", "2xx"),
     "on_unprotected": ("refuse", "mark"),
 }

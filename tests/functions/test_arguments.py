@@ -318,6 +318,22 @@ def test_what_is_left_out_says_nothing(stage: Stage) -> None:
     assert once("A", Odd(1)) == once("A", Odd(2)) == "A"
 
 
+@pytest.mark.parametrize(("fails", "state"), [(False, "SUCCEEDED"), (True, "UNKNOWN")])
+def test_a_key_of_another_call_says_where_that_one_is(stage: Stage, fails: bool, state: str) -> None:
+    def pay(order: str, amount: int) -> int:
+        if fails:
+            raise TimeoutError
+        return amount
+
+    once = stage.command(pay, "told", key="order")
+    once.met("A", 1)
+    with pytest.raises(KeyReusedError, match=state) as refused:
+        once("A", 2)
+    record = once.record("A", 1)
+    assert (refused.value.state, refused.value.operation_id) == (state, str(UUID(bytes=record.operation_id)))
+    assert ("query that operation" in str(refused.value)) is fails
+
+
 def test_only_what_is_included_counts(stage: Stage) -> None:
     once = stage.command(lambda order, n: order["id"], "included", key="order.id", include=("order.id", "order.amount"))
     assert once({"id": "A", "amount": 1, "trace": Odd(1)}, 1) == once({"id": "A", "amount": 1}, 2)

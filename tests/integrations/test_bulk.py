@@ -148,7 +148,10 @@ def test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer(
     lines = shop.post([jsonl(CASES)[:37], b"\n", jsonl(CASES)[37:]][::2], LINES)  # the same list, told otherwise
     assert (lines.body, lines.replayed) == (first.body, True)
     assert (shop.seen, shop.effects) == ([0, 1, 2, 3, 4], [0, 1, 2, 4])
-    assert shop.post(CASES[::-1]).code == REUSED
+    other = shop.post(CASES[::-1])
+    assert (other.code, other.problem["state"], other.problem["keyAction"]) == (REUSED, "SUCCEEDED", "new")
+    assert other.problem["operationId"] == json.loads(first.body)["operationId"]
+    assert other.header("link") == first.header("link")
     assert shop.post(CASES, caller="bob").replayed is False  # another caller's key
 
 

@@ -78,9 +78,11 @@ def test_every_command_is_described_wherever_it_is_included(
     assert len(headers) == 1
     assert (headers[0]["in"], headers[0]["required"]) == ("header", required)
     for status in ("400", "409", "422", "503"):
-        schema = operation["responses"][status]["content"]["application/problem+json"]["schema"]
-        assert set(schema["required"]) <= set(schema["properties"])
-        assert schema["properties"]["code"]["enum"]
+        problem, narrowed = operation["responses"][status]["content"]["application/problem+json"]["schema"]["allOf"]
+        assert problem == {"$ref": "#/components/schemas/SemelProblem"}
+        assert narrowed["properties"]["code"]["enum"]
+    schema = document["components"]["schemas"]["SemelProblem"]
+    assert set(schema["required"]) <= set(schema["properties"])
     assert "permit" not in json.dumps(operation)
     assert "semel_request" not in json.dumps(operation)
 

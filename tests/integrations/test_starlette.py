@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket
@@ -238,3 +238,21 @@ def test_lifespans_nest_and_websockets_pass(engine: AsyncEngine) -> None:
         socket.send_text("hello")
         assert (socket.receive_text(), notes) == ("hello", ["up"])
     assert notes == ["up", "down"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"\xff", b'["\\ud800"]', b"NaN", b"[" * 3000 + b"]" * 3000], ids=lambda body: str(body[:9])
+)
+def test_a_body_that_the_endpoint_could_not_read_claims_nothing(serve: Serve, engine: AsyncEngine, body: bytes) -> None:
+    semel = Semel(engine, caller=caller_of)
+
+    @semel.command("read")
+    async def read(request: Request) -> Response:
+        return JSONResponse(await request.json())
+
+    app = Starlette(routes=[Route("/", read, methods=["POST"])])
+    semel.install(app)
+    web = serve(app, engine)
+    answer = web.call("/", body, headers=[("Content-Type", "application/json")])
+    assert (answer.status, web.records(), web.raised) == (413 if body[:2] == b"[[" else 400, [], None)
+    assert web.call("/", {"a": 1}).status == 200  # with the same key

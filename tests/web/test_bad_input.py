@@ -92,8 +92,8 @@ def test_a_body_that_is_too_large(make_web: MakeWeb, body: Any, headers: Any) ->
 
 def test_a_body_as_large_as_allowed(make_web: MakeWeb) -> None:
     web = make_web(policy=Policy(body_bytes_max=100))
-    assert web.call(body=[b"x" * 60, b"x" * 40]).status == 201
-    assert web.seen[0].body == b"x" * 100
+    assert web.call(body=[b"1" * 60, b"1" * 40]).status == 201
+    assert web.seen[0].body == b"1" * 100
 
 
 def test_json_nested_too_deep(web: Web) -> None:
@@ -123,11 +123,81 @@ def test_a_selection_from_json_that_cannot_be_held(make_web: MakeWeb) -> None:
 @pytest.mark.parametrize(
     "media", ["application/json", "application/json; charset=utf-16", "", "nonsense", "a/b;;=\xe9"]
 )
-def test_what_only_the_application_can_judge_reaches_it(web: Web, body: bytes, media: str) -> None:
+@pytest.mark.parametrize("mode", ["checked", "any"])
+def test_what_only_the_application_can_judge_reaches_it(make_web: MakeWeb, body: bytes, media: str, mode: str) -> None:
+    if mode == "checked" and media.startswith("application/json"):
+        body = body if body in (b"", b'{"a":1,"a":2}') else b"[]"
+    web = make_web(policy=Policy.of(json=mode))
     headers = [("Content-Type", media)]
     assert web.call(body=body, headers=headers).status == 201
     assert web.call(body=body, headers=headers).replayed
     assert [seen.body for seen in web.seen] == [body]
+
+
+NOT_JSON = [
+    (b"{", "at character 1"),
+    (b'{"amount": "5.0', "unterminated string"),
+    (b"\xff\xfe", "expecting value"),
+    (b'{"a": "\xe9"}', "not UTF-8"),
+    (b'["\xed\xa0\x80"]', "not UTF-8"),
+    (b'["\\ud800"]', "surrogate"),
+    (b"[NaN]", "NaN"),
+    (b"[-Infinity]", "-Infinity"),
+    (b"1e999", "beyond a double"),
+    (b"[" + b"1" * 300 + b"e99]", "beyond a double"),
+    (b"1" * 5000, "too many digits"),
+    (b"{}\x00", "extra data"),
+    (b" ", "expecting value"),
+]
+
+
+@pytest.mark.parametrize(("body", "why"), NOT_JSON)
+@pytest.mark.parametrize(
+    "media",
+    ["application/json", "application/json; charset=x", "text/json", "application/vnd.shop+json;v=2"],
+)
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_body_that_is_no_json_is_refused_before_the_claim(
+    web: Web, body: bytes, why: str, media: str, pieces: int
+) -> None:
+    half = len(body) // 2
+    sent = body if pieces == 1 else [body[:half], body[half:]]
+    problem = refused(web, 400, CONTRADICTS, body=sent, headers=[("Content-Type", media)])
+    assert why.lower() in problem["detail"].lower()
+    assert problem["keyAction"] == "keep"  # the corrected body is the same intent
+    assert web.call(body=b"{}", headers=[("Content-Type", media)]).status == 201
+
+
+@pytest.mark.parametrize("media", ["", "text/plain", "application/json"])
+@pytest.mark.parametrize("body", [b"", b"{", b"a=b"])
+def test_an_operation_that_requires_json_takes_nothing_else(make_web: MakeWeb, media: str, body: bytes) -> None:
+    web = make_web(policy=Policy(json="required"))
+    refused(web, 400, CONTRADICTS, body=body, headers=[("Content-Type", media)])
+    assert web.call(body=b"[1]", headers=[("Content-Type", media)]).status == 201
+
+
+@pytest.mark.parametrize("body", [b'\xef\xbb\xbf{"a": 1}', '{"a": "\u20ac"}'.encode("utf-16"), b"[1e99, 1.5e-999, 12]"])
+def test_json_that_python_reads_passes(web: Web, body: bytes) -> None:
+    assert web.call(body=body, headers=[("Content-Type", "application/json")]).status == 201
+
+
+DEEP = b"[" * 3000 + b"]" * 3000
+LARGE = b'["' + b"[" * 100 + b'\\"' + b"x" * (1024 * 1024) + b'",'
+
+
+@pytest.mark.parametrize("media", ["application/json", "application/json; charset=x", "text/json"])
+@pytest.mark.parametrize("body", [DEEP, LARGE + DEEP + b"]"], ids=["small", "large"])
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_deep_json_is_refused_however_large_it_is(web: Web, media: str, body: bytes, pieces: int) -> None:
+    size = -(-len(body) // pieces)
+    sent = [body[at : at + size] for at in range(0, len(body), size)]
+    refused(web, 413, TOO_LARGE, body=sent, headers=[("Content-Type", media)])
+
+
+def test_brackets_in_strings_are_no_depth(web: Web) -> None:
+    body = LARGE + b'"' + b"[{" * 200 + b'"]'
+    half = len(body) // 2
+    assert web.call(body=[body[:half], body[half:]]).status == 201
 
 
 @pytest.mark.parametrize(

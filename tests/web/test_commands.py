@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -56,14 +57,36 @@ def test_the_handler_finds_its_permit(web: Web) -> None:
     assert permit.key_for("charge") != permit.key_for("refund")
 
 
-def test_another_payload_is_refused_in_every_state(make_web: MakeWeb) -> None:
-    replies = [Reply(), Reply(status=422), Reply(status=500)]
-    for reply in replies:
-        web = make_web(lambda seen, reply=reply: reply)
-        web.call()
-        answer = web.call(body=b'{"amount":9}')
-        assert (answer.status, answer.code) == (422, "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST")
-        assert len(web.seen) == 1
+@pytest.mark.parametrize(
+    ("reply", "state", "action"),
+    [
+        (Reply(), "SUCCEEDED", "new"),
+        (Reply(status=422), "FAILED_REPLAYABLE", "new"),
+        (Reply(status=401), "FAILED_NOT_REPLAYABLE", "new"),
+        (Reply(status=500), "UNKNOWN", "query"),
+    ],
+)
+def test_another_payload_is_refused_with_the_state_of_the_first(
+    make_web: MakeWeb, reply: Reply, state: str, action: str
+) -> None:
+    web = make_web(lambda seen: reply)
+    web.call()
+    answer = web.call(body=b'{"amount":9}')
+    assert (answer.status, answer.code) == (422, "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST")
+    [record] = web.records()
+    operation = str(UUID(bytes=record.operation_id))
+    assert (answer.problem["operationId"], answer.problem["operation"]) == (operation, f"/operations/{operation}")
+    assert (answer.problem["state"], answer.problem["keyAction"]) == (state, action)
+    assert operation in link_of(answer)
+    assert len(web.seen) == 1
+
+
+def test_another_callers_request_learns_nothing_of_a_key(make_web: MakeWeb) -> None:
+    web = make_web(lambda seen: Reply(status=500))
+    web.call()
+    other = web.call(body=b'{"amount":9}', caller=BOB)
+    assert (other.status, len(web.seen)) == (500, 2)  # it is a command of its own
+    assert str(UUID(bytes=web.records()[0].operation_id)) not in str(other)
 
 
 def test_another_spelling_of_the_same_payload_is_a_retry(web: Web) -> None:

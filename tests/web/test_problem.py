@@ -25,6 +25,7 @@ from semel.model import (
     NotReplayable,
     OutcomeUnknown,
     ReferenceTaken,
+    State,
     Unreadable,
 )
 from semel.web.problem import KINDS, Kind, Problems, Refusal
@@ -41,7 +42,9 @@ def header(answer: Answer, name: bytes) -> list[bytes]:
 @pytest.mark.parametrize(
     ("verdict", "status", "code", "retryable", "key_action", "named"),
     [
-        (KeyReused(), 422, "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST", False, "new", False),
+        (KeyReused(), 422, "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST", False, "query", False),
+        (KeyReused(ID, State.PROCESSING), 422, "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST", False, "query", True),
+        (KeyReused(ID, State.SUCCEEDED), 422, "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST", False, "new", True),
         (InProgress(ID, 2_000_001), 409, "IDEMPOTENCY_REQUEST_IN_PROGRESS", True, "keep", True),
         (OutcomeUnknown(ID, STORED), 409, "IDEMPOTENCY_OUTCOME_UNKNOWN", False, "keep", True),
         (KeyExpired(ID), 409, "IDEMPOTENCY_RECORD_EXPIRED", False, "query", True),

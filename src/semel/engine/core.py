@@ -44,6 +44,7 @@ from semel.model import (
     Replay,
     Settlement,
     Settling,
+    State,
     Superseded,
     Unreadable,
     Verdict,
@@ -433,7 +434,7 @@ def _met(other: Claim, claim: Claim, under: Under | None) -> Verdict:
     if other.recipe != claim.recipe:
         met = Unreadable(other.operation_id, "recipe", other.recipe)
     elif other.fingerprint != claim.fingerprint:
-        met = KeyReused()
+        met = KeyReused(other.operation_id, State.PROCESSING)
     else:
         return InProgress(other.operation_id, other.terms.lease_us)
     again = recast(claim, met, under)

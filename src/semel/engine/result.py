@@ -17,6 +17,7 @@ from semel.errors import (
     SupersededError,
 )
 from semel.model import (
+    OVER_STATES,
     Answer,
     InProgress,
     KeyExpired,
@@ -88,8 +89,17 @@ def outcome_from(returned: Answer | Refused, policy: Policy, *, begun: bool) -> 
 def command_error(verdict: Refusal) -> CommandError:
     """The error that a verdict other than Proceed and Replay is raised as."""
     match verdict:
-        case KeyReused():
-            return KeyReusedError("this key belongs to another request; use a new key for a new intent")
+        case KeyReused(other, state):
+            name = None if state is None else state.name
+            where = "is over" if state in OVER_STATES else "is not over" if state is not None else "may not be over"
+            then = "use a new key for a new intent"
+            if state not in OVER_STATES:
+                then = "query that operation before you use a new key"
+            return KeyReusedError(
+                f"this key belongs to another request, which {where}{f' ({name})' if name else ''}; {then}",
+                operation_id=None if other is None else uuid_text(other),
+                state=name,
+            )
         case InProgress(operation_id, left):
             return InProgressError(
                 "the command is still running; keep the key and ask again",

@@ -28,7 +28,7 @@ from semel.integrations.endpoint import Filled, annotations_of, bulk_used_by
 from semel.integrations.starlette import DECLARED, Declared, response_of
 from semel.integrations.starlette import Semel as StarletteSemel
 from semel.policy import Policy
-from semel.web.openapi import describe_operation, operation_responses
+from semel.web.openapi import add_schemas, describe_operation, operation_responses
 from semel.web.operations import BAD_QUERY, NOT_FOUND
 from semel.web.routing import UNSAFE_METHODS
 
@@ -143,6 +143,7 @@ def _complete_openapi(app: FastAPI) -> None:
                     operation = document.get("paths", {}).get(path, {}).get(method.lower())
                     if operation is not None and method in UNSAFE_METHODS:
                         _describe(operation, endpoint)
+            add_schemas(document)
             document["x-semel"] = {"documentation": "Commands are safe to retry with the same Idempotency-Key."}
         return document
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
@@ -18,9 +19,12 @@ from uuid import UUID
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.endpoints import HTTPEndpoint
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
+from starlette.routing import Router, compile_path
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
@@ -37,8 +41,9 @@ from semel.integrations.endpoint import (
 from semel.model import Answer, Effects
 from semel.policy import Policy
 from semel.protocol.operations import check_kept
+from semel.web.asgi import route_path
 from semel.web.asgi_resumed import completer_for
-from semel.web.asgi_route import CALL_KEY, CaptureMiddleware, RouteCall
+from semel.web.asgi_route import CALL_KEY, LINK_KEY, CaptureMiddleware, RouteCall
 from semel.web.asgi_tasks import KeptAlive
 from semel.web.operations import Operations
 from semel.web.routing import PATH, UNSAFE_METHODS, Route
@@ -283,7 +288,9 @@ class Semel:
             kept_alive=self._kept_alive,
             surface=self.surface,
             bytes_max=self._bytes_max,
+            may_reach=Reach(app),
         )
+        _link_errors(app)
         _manage(app, self, self._kept_alive, reap=reap, complete=complete)
         if operations_path is not None:
             one = f"{operations_path}/{{operation_id}}"
@@ -370,6 +377,103 @@ def _without_slashes(path: str) -> str:
 def _may_claim(endpoint: object) -> bool:
     """Whether the body must be kept for this endpoint: not yet known, declared, or itself an application."""
     return hasattr(endpoint, DECLARED) or not inspect.isroutine(endpoint)
+
+
+class Reach:
+    """Whether a request may reach an endpoint that claims, judged by its method and path before it is routed.
+
+    It errs on the side of yes: an application mounted whose routes nobody can see, a route of a kind of its own. Where
+    an endpoint that it did not foresee has claimed (a function that calls a command), it says yes to everything.
+    """
+
+    def __init__(self, app: Starlette) -> None:
+        self._app = app
+        self._known = -1  # how many routes the application had when they were looked at
+        self._places: list[tuple[frozenset[str], re.Pattern[str]]] = []
+        self._anywhere = False
+
+    def __call__(self, scope: MutableMapping[str, Any]) -> bool:
+        router = self._app.router
+        if len(router.routes) != self._known:
+            self._known = len(router.routes)
+            self._look(router)
+        if self._anywhere:
+            return True
+        method, path = scope["method"], route_path(scope)
+        return any((not methods or method in methods) and regex.match(path) for methods, regex in self._places)
+
+    def _look(self, router: Router) -> None:
+        try:
+            self._places = [(methods, compile_path(path)[0]) for path, methods in _places(router.routes, "")]
+        except ValueError:  # one name twice on a way through several mounts
+            self._anywhere = True
+        if getattr(router.default, "__func__", None) is not Router.not_found:
+            self._anywhere = True
+
+    def learn(self) -> None:
+        """An endpoint has claimed that was not foreseen."""
+        self._anywhere = True
+
+
+_REST: Final = "/{semel_rest:path}"
+
+
+def _places(routes: Iterable[Any], prefix: str) -> Iterator[tuple[str, frozenset[str]]]:
+    """The path templates, and the methods if only some, under which an endpoint may claim."""
+    for route in routes:
+        path = prefix + getattr(route, "path", "")
+        router = getattr(route, "original_router", None)  # FastAPI keeps included routers whole
+        if router is not None:
+            yield from _places(router.routes, prefix + getattr(route.include_context, "prefix", ""))
+        elif getattr(route, "endpoint", None) is not None:
+            claiming = [
+                methods
+                for endpoint, methods in endpoints_of([route])
+                if _may_claim(endpoint) and not (inspect.isclass(endpoint) and issubclass(endpoint, HTTPEndpoint))
+            ]
+            if claiming:
+                yield path, frozenset().union(*claiming) if all(claiming) else frozenset()
+        elif getattr(route, "routes", None):
+            yield from _places(route.routes, path)
+        else:
+            yield path.rstrip("/") + _REST, frozenset()
+
+
+def _link_errors(app: Starlette) -> None:
+    """Give the framework's own 500 of a command in doubt the link to its operation: it is made outside the capture."""
+    build = app.build_middleware_stack
+
+    def build_linked() -> Any:
+        outermost = build()
+        if isinstance(outermost, ServerErrorMiddleware):
+            if outermost.handler is not None:
+                outermost.handler = _linked_handler(outermost.handler)
+            outermost.error_response = _linked(outermost.error_response)  # type: ignore[method-assign,assignment]
+            outermost.debug_response = _linked(outermost.debug_response)  # type: ignore[method-assign,assignment]
+        return outermost
+
+    app.build_middleware_stack = build_linked  # type: ignore[method-assign]
+
+
+def _linked(respond: Callable[[Request, Exception], Response]) -> Callable[[Request, Exception], Response]:
+    def respond_linked(request: Request, error: Exception) -> Response:
+        return _with_link(request, respond(request, error))
+
+    return respond_linked
+
+
+def _linked_handler(handler: Callable[..., Any]) -> Callable[..., Any]:
+    async def handle_linked(request: Request, error: Exception) -> Response:
+        return _with_link(request, await _call(handler, (request, error), {}))
+
+    return handle_linked
+
+
+def _with_link(request: Request, response: Response) -> Response:
+    link = request.scope.get(LINK_KEY)
+    if link is not None:
+        response.raw_headers.append(link)
+    return response
 
 
 def _manage(app: Starlette, semel: Semel, kept_alive: KeptAlive, *, reap: bool, complete: bool) -> None:

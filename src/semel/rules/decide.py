@@ -34,7 +34,7 @@ from semel.model import (
 )
 from semel.rules.lease import lease_end, next_fence
 from semel.rules.step_doubts import names_a_step
-from semel.rules.stored import answer_of, is_sound, uuid_of
+from semel.rules.stored import answer_of, is_sound, state_of, uuid_of
 
 
 class Situation(Enum):
@@ -276,7 +276,7 @@ def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) ->
     if verdict is InProgress:
         return InProgress(row.operation_id, max(0, row.lease_until - now))
     if verdict is KeyReused:
-        return KeyReused()
+        return KeyReused(row.operation_id, _standing(row, now))
     if verdict is OutcomeUnknown:
         return OutcomeUnknown(row.operation_id, doubt_of(row, found))
     if verdict is KeyExpired:
@@ -288,6 +288,14 @@ def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) ->
     if found is Situation.STEPS_UNDECLARED:
         return Unreadable(row.operation_id, UNDECLARED_STEPS)
     return Unreadable(uuid_of(row), "corrupt")
+
+
+def _standing(row: Record, now: int) -> State | None:
+    """The state of a record, as an attempt that wants something else may be told of it."""
+    state = state_of(row)
+    if state is State.PROCESSING and now >= row.lease_until and lapsed_situation(row, now) in DOUBTS:
+        return State.UNKNOWN
+    return state
 
 
 def first_grant(claim: Claim, now: int) -> Grant:

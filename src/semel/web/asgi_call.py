@@ -21,7 +21,7 @@ from semel.rules.classify import Outcome
 from semel.web.asgi_listener import is_disconnect
 from semel.web.asgi_scope import captured
 from semel.web.capture import Capture
-from semel.web.exchange import AnswerTooLarge, Exchange, IncompleteAnswer
+from semel.web.exchange import CUT, UNFINISHED, AnswerTooLarge, Exchange, IncompleteAnswer
 from semel.web.spool import Spool
 
 Scope = MutableMapping[str, Any]
@@ -127,9 +127,10 @@ class Call:
             permit.when_lost(_nothing)
             if self._lost:
                 self._task.uncancel()
+            self._task = None  # it will hold what the application raised, and that holds this call
         capture = self._capture
-        if error is None and not capture.complete and (self._mode is _HOLD or not capture.started):
-            error = IncompleteAnswer("the application returned without completing its response")
+        if error is None and not capture.complete and (self._mode is _HOLD or capture.ended or not capture.started):
+            error = IncompleteAnswer(CUT if capture.ended else UNFINISHED)
         try:
             answer = await self._settle(permit, error)
             if answer is not None and self._mode is not _Mode.THROUGH and not self._accepted:
@@ -155,7 +156,15 @@ class Call:
                 verdict = await self._engine.reread(permit)
         except SemelError as failed:
             unconfirmed = failed
-        return self._exchange.last_answer(permit, capture, outcome, error, verdict, unconfirmed)
+        answer = self._exchange.last_answer(permit, capture, outcome, error, verdict, unconfirmed)
+        if answer is None:
+            link = self._exchange.link_of(permit, permit.outcome(outcome))
+            if link is not None:
+                self._point(link)
+        return answer
+
+    def _point(self, link: tuple[bytes, bytes]) -> None:
+        """The application raised, and its server answers: ``link`` says where the operation's status is."""
 
     # --- what the application gets ------------------------------------------------------------
 
@@ -171,7 +180,7 @@ class Call:
     async def _after_body(self) -> Message:
         """Nothing until the answer is complete: a handler is not told that its client has gone."""
         capture = self._capture
-        if not capture.complete and not capture.endless:
+        if not capture.ended and not capture.endless:
             if self._ended is None:
                 self._ended = asyncio.Event()
             try:
@@ -179,7 +188,7 @@ class Call:
                     await self._ended.wait()
             except TimeoutError:
                 pass  # past its deadline nobody waits for the handler: it may know
-        return {"type": "http.disconnect"} if capture.complete else await self._receive()
+        return {"type": "http.disconnect"} if capture.ended else await self._receive()
 
     async def send(self, message: Message) -> None:
         """Take a part of the answer."""
@@ -192,7 +201,7 @@ class Call:
         elif kind == "http.response.body":
             if not capture.status:
                 raise RuntimeError("the application sent a body before it started its response")
-            if capture.complete:
+            if capture.ended:
                 return
             if self._mode is not _HOLD:
                 await self._continue(message)
@@ -205,7 +214,7 @@ class Call:
                 await self._send(message)
             return
         if not fits:
-            await self._let_go(more=not capture.complete)
+            await self._let_go(more=not capture.ended)
 
     def _end(self) -> None:
         self._capture.end()
@@ -237,6 +246,7 @@ class Call:
             await self._forward({"type": "http.response.body", "body": b"".join(chunks), "more_body": more})
 
     async def _continue(self, message: Message) -> None:
+        self._capture.count(message.get("body", b""))
         if not message.get("more_body", False):
             self._end()
         if self._mode is _Mode.THROUGH:

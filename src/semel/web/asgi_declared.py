@@ -13,6 +13,7 @@ from semel.engine.permit import Permit
 from semel.errors import SemelError
 from semel.model import Answer
 from semel.policy import Command
+from semel.web.asgi_bodies import command_of, finished
 from semel.web.asgi_call import ATOMIC, Call, Message, marked, send_answer
 from semel.web.asgi_listener import Listener
 from semel.web.asgi_tasks import KeptAlive
@@ -40,7 +41,7 @@ class DeclaredCall(Call):
             message = await self._receive()
             if message["type"] == "http.request" and not message.get("more_body"):
                 self._message = message
-                command = exchange.command(message.get("body", b""))
+                command = await command_of(exchange, message.get("body", b""))
             else:
                 command = await self._read(message)
         except BaseException:
@@ -130,7 +131,7 @@ class DeclaredCall(Call):
             else:
                 spool.write(chunk)
             if not message.get("more_body", False):
-                return self._exchange.finish(spool)
+                return await finished(self._exchange, spool)
             message = await self._receive()
         return None
 

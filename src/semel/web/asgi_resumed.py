@@ -15,10 +15,10 @@ from semel.engine.permit import Permit
 from semel.errors import NothingHappened, SemelError
 from semel.model import Answer
 from semel.policy import Command
-from semel.web.asgi_call import App, Message
+from semel.web.asgi_call import App, Message, Send
 from semel.web.asgi_route import CALL_KEY, RouteCall
 from semel.web.capture import Capture
-from semel.web.exchange import IncompleteAnswer
+from semel.web.exchange import CUT, UNFINISHED, IncompleteAnswer
 from semel.web.requests import KeptRequest, resumable_routes, unpack
 from semel.web.routing import Params, Route
 from semel.web.surface import Surface
@@ -28,14 +28,32 @@ _REACHED: Final = Answer(204, (), b"")
 
 
 class ResumedCall(RouteCall):
-    """What an endpoint that claims for itself finds in place of its capture: its permit is there already."""
+    """What an endpoint that claims for itself finds in place of its capture: its permit is there already.
 
-    __slots__ = ("reached",)
+    Parameters: ``take`` is given the application's answer, from the place where a request's own answer is captured:
+    what middleware further outside makes of it is made of each replay anew.
+    """
 
-    def __init__(self, permit: Permit | None) -> None:
+    __slots__ = ("inside", "reached", "take")
+
+    def __init__(self, permit: Permit | None, take: Callable[[Message], None]) -> None:
         self._permit = permit
         self._failure = None
+        self.take = take
         self.reached = False
+        self.inside = False  # whether the request came to a capture
+
+    def send_inside(self, send: Send) -> Send:
+        """A send that takes the answer where the capture is."""
+        if self.inside:
+            return send
+        self.inside = True
+
+        async def send_taken(message: Message) -> None:
+            self.take(message)
+            await send(message)
+
+        return send_taken
 
     async def claim(
         self, surface: Surface, route: Route, params: Params, request: Mapping[str, Any]
@@ -90,9 +108,10 @@ class ResumedApp:
         """
         if not self._claims:
             return
-        call, capture = ResumedCall(None), Capture(self._route.keeping)
+        capture = Capture(self._route.keeping)
+        call = ResumedCall(None, _taking(capture, None))
         try:
-            await self._call(unpack(request), call, Asking(command), capture)
+            await self._call(unpack(request), call, Asking(command))
         except Exception as error:
             if not call.reached:
                 raise self._not_reached(f"raised {type(error).__name__}") from error
@@ -101,37 +120,27 @@ class ResumedApp:
 
     async def __call__(self, permit: Permit, request: bytes) -> Answer:
         """Run it. Raises what the application raises, IncompleteAnswer and NotReached."""
-        call, capture = ResumedCall(permit), Capture(self._route.keeping)
-        await self._call(unpack(request), call, permit, capture)
+        capture = Capture(self._route.keeping)
+        call = ResumedCall(permit, _taking(capture, permit))
+        await self._call(unpack(request), call, permit)
         failure = call.failure
         if failure is not None and isinstance(failure, (NothingHappened, *permit.command.policy.nothing_happened)):
             raise failure  # what it proves is stronger than what the framework made of it
         if self._claims and not call.reached:
             raise self._not_reached(f"was answered with {capture.status}")
         if not capture.complete:
-            raise IncompleteAnswer("the application returned without completing its response")
+            raise IncompleteAnswer(CUT if capture.ended else UNFINISHED)
         return capture.stored()
 
-    async def _call(self, kept: KeptRequest, call: ResumedCall, permit: Permit | Asking, capture: Capture) -> None:
+    async def _call(self, kept: KeptRequest, call: ResumedCall, permit: Permit | Asking) -> None:
         messages = [{"type": "http.request", "body": kept.body, "more_body": False}]
-        keeps = True
 
         async def receive() -> Message:
             return messages.pop() if messages else {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
-            nonlocal keeps
-            fits = True
-            if message["type"] == "http.response.start":
-                fits = capture.start(int(message["status"]), message.get("headers", ()))
-            elif message["type"] == "http.response.body" and not capture.complete:
-                fits = capture.add(message.get("body", b"")) if keeps else True
-                if not message.get("more_body", False):
-                    capture.end()
-            if not fits:
-                keeps = False
-                if isinstance(permit, Permit):
-                    permit.kept = False
+            if not call.inside:
+                call.take(message)
 
         state = self._state() if callable(self._state) else self._state
         await self._app(_scope(kept, call, permit, state or {}), receive, send)
@@ -141,6 +150,30 @@ class ResumedApp:
             f"a request without its client {what} before the endpoint of the operation {self._route.name!r} was "
             "reached: let requests whose scope has 'semel.permit' pass what authenticates"
         )
+
+
+def _taking(capture: Capture, permit: Permit | None) -> Callable[[Message], None]:
+    """Feeds a capture with an application's messages; an answer that is too long is not kept."""
+    keeps = True
+
+    def take(message: Message) -> None:
+        nonlocal keeps
+        fits = True
+        if message["type"] == "http.response.start":
+            fits = capture.start(int(message["status"]), message.get("headers", ()))
+        elif message["type"] == "http.response.body" and not capture.ended:
+            if keeps:
+                fits = capture.add(message.get("body", b""))
+            else:
+                capture.count(message.get("body", b""))
+            if not message.get("more_body", False):
+                capture.end()
+        if not fits:
+            keeps = False
+            if permit is not None:
+                permit.kept = False
+
+    return take
 
 
 def _scope(kept: KeptRequest, call: ResumedCall, permit: Permit | Asking, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 The capture stands around the whole application and does nothing until an endpoint claims. From then on it
 is the same call as in ``asgi_call``: the answer is held until the application has returned, settled, sent.
+Where the claim ends in an answer of Semel's own, such as a replay, that answer leaves from the capture once the
+application has returned; what the application has made of it on its way out is dropped.
 What the application refuses before the claim is never recorded.
 """
 
@@ -10,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
@@ -18,10 +20,12 @@ from semel.errors import ConfigurationError, NothingHappened
 from semel.model import Answer, Effects
 from semel.policy import Command
 from semel.rules.classify import Outcome, classify_exception
+from semel.web.asgi_bodies import command_of, finished
 from semel.web.asgi_call import App, Call, Message, Receive, Scope, Send, send_answer
-from semel.web.asgi_listener import Listener
+from semel.web.asgi_listener import Listener, is_disconnect
 from semel.web.asgi_scope import captured
 from semel.web.asgi_tasks import KeptAlive
+from semel.web.capture import Capture
 from semel.web.exchange import (
     RETRY_BYTES_MAX,
     Exchange,
@@ -38,7 +42,10 @@ from semel.web.surface import Surface
 
 LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
 CALL_KEY: Final = "semel.call"
+LINK_KEY: Final = "semel.link"  # in the scope: the link of a command that raised and whose outcome is unknown
 ANSWER_SECONDS: Final = 1.0  # after an ATOMIC handler's deadline, for the framework to make an answer of its error
+# What belongs to one request and is never stored: a replay takes it from this request's own pass of the application.
+_OF_THIS_REQUEST: Final = (b"set-cookie", b"access-control-")
 
 
 class RouteCall(Call):
@@ -48,10 +55,12 @@ class RouteCall(Call):
         "_bodies",
         "_cut",
         "_failure",
+        "_instead",
         "_leaked",
         "_limit",
         "_mark",
         "_may_claim",
+        "_outer",
         "_refusal",
         "_told",
         "_too_long",
@@ -70,6 +79,8 @@ class RouteCall(Call):
         bodies: Bodies,
     ) -> None:
         super().__init__(app, engine, captured(scope), receive, _listing(send))
+        self._outer = scope  # which the layers outside see
+        self._instead: Answer | None = None  # leaves in place of what the application answers
         self._may_claim = may_claim
         self._bodies = bodies
         self._refusal: Answer | None = None  # sent in place of whatever the application makes of a body that ends
@@ -79,36 +90,62 @@ class RouteCall(Call):
         self._cut = False
         self._told = False
         self._failure: BaseException | None = None
+        self._limit: asyncio.Timeout | None = None
         self._mark: tuple[bytes, bytes] | None = None
         self._whole = False
 
     async def run_app(self) -> None:
         """Call the application; settle and answer if an endpoint was granted a permit on the way."""
-        self._scope[CALL_KEY] = self
+        scope = self._scope
+        scope[CALL_KEY] = self
         error: BaseException | None = None
         try:
-            async with asyncio.timeout(None) as self._limit:
-                await self._app(self._scope, self.receive, self.send)
-        except GeneratorExit:
-            raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
-        except BaseException as raised:
-            if self._permit is None and (self._refusal is None or not isinstance(raised, Exception)):
-                raise
-            error = raised
+            try:
+                async with asyncio.timeout(None) as self._limit:
+                    await self._app(scope, self.receive, self.send)
+            except GeneratorExit:
+                raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
+            except BaseException as raised:
+                replaced = self._instead is not None or self._refusal is not None
+                if self._permit is None and not (replaced and isinstance(raised, Exception)):
+                    raise
+                error = raised
+            finally:
+                self._close_spool()
+            if self._permit is not None:
+                await self._conclude(self._permit, error)
+            elif self._instead is not None:
+                await self._answer_instead(self._instead, error)
+            elif self._refusal is not None:
+                await send_answer(self._send, self._refusal)
         finally:
-            self._close_spool()
-        if self._permit is not None:
-            await self._conclude(self._permit, error)
-        elif self._refusal is not None:
-            await send_answer(self._send, self._refusal)
+            # Each of these would close a reference cycle, and leave the whole request to the collector.
+            scope.pop(CALL_KEY, None)
+            error = self._failure = self._limit = None
+
+    async def _answer_instead(self, answer: Answer, error: BaseException | None) -> None:
+        """Send Semel's own answer, whatever the application has made of it; then raise what the application raised."""
+        held = {name for name, _ in answer.headers}
+        own = [(name.lower(), value) for name, value in self._capture.headers]
+        added = [pair for pair in own if pair[0].startswith(_OF_THIS_REQUEST) and pair[0] not in held]
+        try:
+            await send_answer(self._send, answer._replace(headers=(*answer.headers, *added)))
+        except Exception as refused:
+            if not is_disconnect(refused):
+                raise
+        try:
+            if error is not None:
+                raise error
+        finally:
+            error = None  # it holds this frame
 
     # --- for the endpoint's wrapper -------------------------------------------------------------
 
     async def claim(
         self, surface: Surface, route: Route, params: Params, request: Mapping[str, Any]
     ) -> Permit | Answer | None:
-        """Claim for the endpoint: its permit, the answer to give instead, or None to run unprotected."""
-        if self._permit is not None:
+        """Claim for the endpoint: its permit, the answer that leaves instead, or None to run unprotected."""
+        if self.has_claimed:
             raise ConfigurationError(f"the operation {route.name!r} was called by the handler of another one")
         if self._leaked:
             raise ConfigurationError(
@@ -119,33 +156,47 @@ class RouteCall(Call):
         query = scope.get("query_string", b"")
         opened = open_exchange(surface, route, params, scope["method"], query, scope["headers"], request)
         if isinstance(opened, Answer):
-            return opened
+            return self._hold(route, opened)
         if isinstance(opened, Unprotected):
             self._mark = opened.mark
             return None
         if self._too_long:
-            return surface.problems.of_error(too_large(route))
+            return self._hold(route, surface.problems.of_error(too_large(route)))
         command = await self._command(surface, opened)
         if isinstance(command, Answer):
-            return command
+            return self._hold(route, command)
         try:
             permit = await self._engine.claim(command, wait_seconds=opened.wait_seconds)
         except UNCLAIMED as error:
             refused = opened.unclaimed(error)
             if isinstance(refused, Answer):
-                return refused
+                return self._hold(route, refused)
             self._mark = refused.mark
             return None
         if not isinstance(permit, Permit):
-            return opened.present(permit)
+            return self._hold(route, opened.present(permit))
         self._begin(opened, permit)
         if opened.wants_async:
             await self._accept(permit)
         if permit.effects is Effects.ATOMIC:
             # The handler has its own limit. What the framework does after it holds the transaction open, too.
             left = permit.deadline_monotonic - time.monotonic()
+            assert self._limit is not None
             self._limit.reschedule(asyncio.get_running_loop().time() + max(0.0, left) + ANSWER_SECONDS)
         return permit
+
+    def _hold(self, route: Route, answer: Answer) -> Answer:
+        """From here on the application's own answer is dropped: this one leaves once it has returned."""
+        self._instead = answer
+        self._capture = Capture(route.keeping)
+        self._deadline = time.monotonic() + route.policy.deadline_seconds
+        self._ended: asyncio.Event | None = None
+        return answer
+
+    @property
+    def has_claimed(self) -> bool:
+        """Whether an endpoint has claimed, whatever it was given."""
+        return self._permit is not None or self._instead is not None
 
     def failed(self, error: BaseException) -> None:
         """The endpoint raised this, whatever the framework makes of it further outside."""
@@ -175,7 +226,7 @@ class RouteCall(Call):
         if not self._told:  # the body is empty, or its end came with the claim
             self._told = True
             return {"type": "http.request", "body": b"", "more_body": False}
-        return await (self._after_body() if self._permit is not None else self._receive())
+        return await (self._after_body() if self.has_claimed else self._receive())
 
     async def _next_of(self, spool: Spool) -> Message:
         """The next piece, unless a command's body has become too long or too slow with it."""
@@ -199,15 +250,25 @@ class RouteCall(Call):
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Hold the answer of a granted command; let every other one through."""
+        """Hold the answer of a granted command; drop one that Semel's own replaces; let every other one through."""
         if self._permit is not None:
             await super().send(message)
             return
         if self._refusal is not None:
             return
+        if self._instead is not None:
+            if message["type"] == "http.response.start":
+                self._capture.start(int(message["status"]), message.get("headers", ()))
+            elif message["type"] == "http.response.body" and not message.get("more_body", False):
+                self._end()
+            return
         if self._mark is not None and message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), self._mark]}
         await self._send(message)
+
+    def send_inside(self, send: Send) -> Send:
+        """What a capture inside of this one sends to: this one has the answer, so there is nothing to add."""
+        return send
 
     async def _pull(self, spool: Spool) -> Message:
         """The next piece from the client, into the spool. Raises TimeoutError: a command's body takes too long."""
@@ -244,7 +305,7 @@ class RouteCall(Call):
         if spool.size > limit:
             return surface.problems.of_error(too_large(exchange.route))
         if not spool.on_disk:
-            return exchange.command(spool.open().read())
+            return await command_of(exchange, spool.open().read())
         at = 0
         while at < spool.size:
             chunk = await _read(spool, at)
@@ -252,7 +313,10 @@ class RouteCall(Call):
             refusal = exchange.feed(chunk)
             if refusal is not None:
                 return refusal
-        return exchange.finish(spool)
+        return await finished(exchange, spool)
+
+    def _point(self, link: tuple[bytes, bytes]) -> None:
+        self._outer[LINK_KEY] = link
 
     def _outcome(self, permit: Permit, error: BaseException | None) -> Outcome:
         failure = self._failure
@@ -304,8 +368,20 @@ async def _read(spool: Spool, at: int) -> bytes:
     return await asyncio.to_thread(spool.read, at) if spool.on_disk else spool.read(at)
 
 
+class MayReach(Protocol):
+    """Whether a request may reach an endpoint that claims; ``learn`` says that one was missed."""
+
+    def __call__(self, scope: Scope) -> bool: ...
+    def learn(self) -> None: ...
+
+
 class CaptureMiddleware:
-    """Stands around an application whose endpoints claim for themselves. Pure ASGI."""
+    """Stands around an application whose endpoints claim for themselves. Pure ASGI.
+
+    Parameters: ``may_claim`` whether an endpoint may claim, so that the body must be kept; ``surface`` and
+    ``bytes_max`` say how long its body may be and take; ``may_reach`` whether a request may reach such an endpoint: its
+    application then runs in a task of its own where the server's call of it may be cancelled.
+    """
 
     def __init__(
         self,
@@ -315,23 +391,31 @@ class CaptureMiddleware:
         kept_alive: KeptAlive,
         surface: Surface,
         bytes_max: Callable[[Any, str], tuple[int, bool]],
+        may_reach: MayReach,
     ) -> None:
         self.app = app
         self._bodies = Bodies(surface, bytes_max)
         self._engine = engine
         self._may_claim = may_claim
+        self._may_reach = may_reach
         self._kept_alive = kept_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI says."""
-        if scope["type"] == "http" and scope["method"] in UNSAFE_METHODS and CALL_KEY not in scope:
-            if self._kept_alive.is_needless():
-                call = RouteCall(self.app, self._engine, scope, receive, send, self._may_claim, self._bodies)
-                await call.run_app()
-            else:
-                listener = Listener(send)
-                send = listener.send
-                call = RouteCall(self.app, self._engine, scope, receive, send, self._may_claim, self._bodies)
-                await self._kept_alive.shield(call.run_app(), listener)
-        else:
+        if scope["type"] != "http" or scope["method"] not in UNSAFE_METHODS:
             await self.app(scope, receive, send)
+        elif CALL_KEY in scope:
+            await self.app(scope, receive, scope[CALL_KEY].send_inside(send))
+        elif self._kept_alive.is_needless():
+            await RouteCall(self.app, self._engine, scope, receive, send, self._may_claim, self._bodies).run_app()
+        elif not self._may_reach(scope):
+            call = RouteCall(self.app, self._engine, scope, receive, send, self._may_claim, self._bodies)
+            try:
+                await call.run_app()
+            finally:
+                if call.has_claimed:
+                    self._may_reach.learn()
+        else:
+            listener = Listener(send)
+            call = RouteCall(self.app, self._engine, scope, receive, listener.send, self._may_claim, self._bodies)
+            await self._kept_alive.shield(call.run_app(), listener)

@@ -36,6 +36,8 @@ class KeptAlive:
             # The shield would drop what the handler still raises, and nobody else is listening.
             task.add_done_callback(_report)
             raise
+        finally:
+            del task  # it holds what the handler raised, and that holds this frame
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run what can be cut short and gone on with, in a task of its own: the application's end cancels it."""

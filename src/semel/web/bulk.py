@@ -30,7 +30,7 @@ from semel.errors import (
     StoreError,
     SupersededError,
 )
-from semel.model import Answer, Effects
+from semel.model import Answer, Effects, State
 from semel.rules.fingerprint import BodyCheck, media_parameters
 from semel.rules.identity import uuid_bytes
 from semel.rules.items import ItemOutcome
@@ -42,7 +42,6 @@ from semel.web.openapi import GUARANTEES, describe_key, describe_responses
 from semel.web.prefer import preferred_wait, prefers_async
 from semel.web.problem import (
     IN_PROGRESS,
-    KEY_REUSED,
     NOT_REPLAYABLE,
     OUTCOME_UNKNOWN,
     RECORD_EXPIRED,
@@ -226,6 +225,9 @@ def refused(surface: Surface, error: Exception, how: Asked) -> Answer | None:
         case SupersededError():
             text = "Another run of this list has taken over. Ask again with the same key."
             return problems.answer(IN_PROGRESS, text, retry_after=1)
+        case KeyReusedError():
+            other = None if error.operation_id is None else uuid_bytes(error.operation_id)
+            return problems.key_reused(other, None if error.state is None else State[error.state], "list")
         case CommandError() if type(error) in _VERDICTS:
             kind, text = _VERDICTS[type(error)]
             id = None if error.operation_id is None else uuid_bytes(error.operation_id)
@@ -236,11 +238,6 @@ def refused(surface: Surface, error: Exception, how: Asked) -> Answer | None:
 
 
 _VERDICTS: Final[Mapping[type[CommandError], tuple[Kind, str]]] = {
-    KeyReusedError: (
-        KEY_REUSED,
-        "Another list, or this one under another path, query or header, has this key. Use a new key for a new list; "
-        "nothing was done.",
-    ),
     InProgressError: (IN_PROGRESS, "The list is being done. Keep the key and ask again, or query the operation."),
     OutcomeUnknownError: (OUTCOME_UNKNOWN, "Nobody can prove how this command ended. Query the operation."),
     KeyExpiredError: (

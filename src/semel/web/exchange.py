@@ -30,9 +30,10 @@ from semel.policy import Command
 from semel.rules.classify import Outcome, Refused, Released, Succeeded, Unprovable, classify_answer, classify_exception
 from semel.rules.fingerprint import Facts, Fingerprinter, Hashing
 from semel.rules.identity import uuid_text
+from semel.rules.json_check import check_depth, check_json, reads_json
 from semel.rules.keys import parse_key
 from semel.web.caller import Caller
-from semel.web.capture import BODYLESS_STATUSES, Capture
+from semel.web.capture import BODYLESS_STATUSES, Capture, sendable
 from semel.web.outage import NO_STORE
 from semel.web.prefer import preferred_wait, prefers_async
 from semel.web.requests import pack_head
@@ -59,6 +60,10 @@ class Unprotected(NamedTuple):
 
 class IncompleteAnswer(SemelError):
     """The application returned without completing its response. Whether it took effect is not known."""
+
+
+UNFINISHED: Final = "the application returned without completing its response"
+CUT: Final = "the application's answer is shorter than its own Content-Length"
 
 
 class AnswerTooLarge(SemelError):
@@ -238,6 +243,7 @@ class Exchange:
                 return self._surface.problems.of_error(self.refusal)
         self._body = body
         try:
+            self._check_json(len(body), (body,))
             maker = route.fingerprinter
             facts = self._counting(maker) if route.counted else self._facts
             recipe, fingerprint = maker.named(facts, body)
@@ -266,12 +272,24 @@ class Exchange:
             return self.command(b"")
         self._spool = spool
         try:
+            self._check_json(spool.size, spool.chunks())
             fingerprint = self._hashing.finish()
         except RequestError as error:
             return self._command_under_a_former_recipe(error)
         recipe = self.route.fingerprinter.ids[self._hashing.further]
         self._hashing = None
         return self._command(fingerprint, self.route.recorded[recipe])
+
+    def _check_json(self, size: int, chunks: Iterable[bytes]) -> None:
+        """Refuse what the handler could not read: it would fail when the key is claimed already."""
+        policy = self.route.policy
+        if self._facts.content_encoding or not reads_json(policy.json, self._facts.media_type, is_empty=size == 0):
+            return  # what is compressed is the application's to read
+        recipe = policy.recipe
+        if size > recipe.json_bytes_max:
+            check_depth(chunks, recipe.json_depth_max)
+        else:
+            check_json(b"".join(chunks), recipe.json_depth_max)
 
     def cut_short(self) -> Answer:
         """The answer to a request whose body ended before its announced length."""
@@ -398,7 +416,7 @@ class Exchange:
 
     def _replay(self, answer: Answer) -> Answer:
         status = 200 if answer.status is None else answer.status
-        headers = [*answer.headers, self._surface.replayed]
+        headers = [*sendable(answer.headers), self._surface.replayed]
         if _NO_STORE[0] not in self.route.keeping.headers or all(name != _NO_STORE[0] for name, _ in answer.headers):
             headers.append(_NO_STORE)
         if status not in BODYLESS_STATUSES:
@@ -473,10 +491,16 @@ class Exchange:
                 return problems.of_error(StoreUnavailable())
             return problems.unknown(operation_id)
         answer = capture.first()
-        if isinstance(outcome, Unprovable):
-            if capture.status < 500 and permit.steps is not None:
-                return problems.unknown(operation_id)  # what leaves is what the store holds
-            link = problems.operation_link(operation_id)
-            if link is not None:
-                return answer._replace(headers=(*answer.headers, link))
-        return answer
+        if isinstance(outcome, Unprovable) and capture.status < 500 and permit.steps is not None:
+            return problems.unknown(operation_id)  # what leaves is what the store holds
+        link = self.link_of(permit, outcome)
+        return answer if link is None else answer._replace(headers=(*answer.headers, link))
+
+    def link_of(self, permit: Permit, outcome: Outcome) -> tuple[bytes, bytes] | None:
+        """The link to the operation for a first caller whose command is in doubt; None where it is not.
+
+        Parameters: ``outcome`` as the permit sees it, with its steps.
+        """
+        if not isinstance(outcome, Unprovable):
+            return None
+        return self._surface.problems.operation_link(permit.grant.operation_id)

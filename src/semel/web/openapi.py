@@ -24,9 +24,15 @@ _PROBLEM: Final = {
     "retryAfter": {"type": "integer", "minimum": 0},
     "operationId": {"type": "string", "format": "uuid"},
     "operation": {"type": "string"},
+    "state": {"type": "string", "enum": [state.name for state in State]},
     "resource": {"type": "string"},
 }
-_REQUIRED: Final = ["type", "title", "status", "detail", "code", "retryable", "keyAction"]
+PROBLEM_SCHEMA: Final = {
+    "type": "object",
+    "properties": {"status": {"type": "integer"}, "code": {"type": "string"}, **_PROBLEM},
+    "required": ["type", "title", "status", "detail", "code", "retryable", "keyAction"],
+}
+PROBLEM_NAME: Final = "SemelProblem"  # among the document's components
 _REPLAYED: Final = {
     "schema": {"type": "string", "enum": ["true"]},
     "description": "There if this is the stored answer to an earlier request with the same key",
@@ -51,19 +57,24 @@ _DESCRIPTIONS: Final = {
 
 
 def problem_content(kinds: Iterable[Kind]) -> dict[str, Any]:
-    """The `content` of a response that is one of these kinds of problem, all of one status.
+    """The `content` of a response that is one of these kinds of problem; :func:`add_schemas` adds what it refers to.
 
     >>> from semel.web.problem import TOO_LARGE
-    >>> problem_content([TOO_LARGE])["application/problem+json"]["schema"]["properties"]["status"]
-    {'type': 'integer', 'enum': [413]}
+    >>> problem_content([TOO_LARGE])["application/problem+json"]["schema"]["allOf"][0]
+    {'$ref': '#/components/schemas/SemelProblem'}
     """
     named = list(kinds)
-    properties = {
-        **_PROBLEM,
-        "status": {"type": "integer", "enum": sorted({kind.status for kind in named})},
-        "code": {"type": "string", "enum": [kind.code for kind in named]},
+    narrowed = {
+        "status": {"enum": sorted({kind.status for kind in named})},
+        "code": {"enum": [kind.code for kind in named]},
     }
-    return {"application/problem+json": {"schema": {"type": "object", "properties": properties, "required": _REQUIRED}}}
+    schema = {"allOf": [{"$ref": f"#/components/schemas/{PROBLEM_NAME}"}, {"properties": narrowed}]}
+    return {"application/problem+json": {"schema": schema}}
+
+
+def add_schemas(document: dict[str, Any]) -> None:
+    """Add the schemas that described operations refer to, to an OpenAPI document in place."""
+    document.setdefault("components", {}).setdefault("schemas", {})[PROBLEM_NAME] = PROBLEM_SCHEMA
 
 
 def describe_operation(

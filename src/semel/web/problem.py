@@ -23,6 +23,7 @@ from semel.errors import (
     SemelError,
 )
 from semel.model import (
+    OVER_STATES,
     Answer,
     InProgress,
     KeyExpired,
@@ -30,6 +31,7 @@ from semel.model import (
     NotReplayable,
     OutcomeUnknown,
     ReferenceTaken,
+    State,
     Unreadable,
 )
 from semel.rules.identity import uuid_text
@@ -51,7 +53,7 @@ class Kind(NamedTuple):
 MISSING_KEY: Final = Kind("MISSING_IDEMPOTENCY_KEY", 400, "An Idempotency-Key is required", "new")
 INVALID_KEY: Final = Kind("INVALID_IDEMPOTENCY_KEY", 400, "The Idempotency-Key is malformed", "new")
 KEY_REUSED: Final = Kind(
-    "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST", 422, "The key belongs to another request", "new"
+    "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST", 422, "The key belongs to another request", "query"
 )
 IN_PROGRESS: Final = Kind(
     "IDEMPOTENCY_REQUEST_IN_PROGRESS", 409, "The command is still running", "keep", retryable=True
@@ -101,6 +103,16 @@ KINDS: Final = (
     ANSWER_TOO_LARGE,
 )
 
+_STANDING: Final[Mapping[State | None, str]] = {
+    None: "is not known to be over",
+    State.CLAIMED: "is not over",
+    State.PROCESSING: "is not over",
+    State.SUCCEEDED: "has succeeded",
+    State.FAILED_REPLAYABLE: "was refused",
+    State.FAILED_NOT_REPLAYABLE: "had no effect",
+    State.UNKNOWN: "nobody can prove how it ended",
+}
+_QUERY_FIRST: Final = "Query that operation before you use a new key: both could take effect."
 STORE_RETRY_SECONDS: Final = 5  # clients that were refused together come back spread over this many seconds
 OPERATION_RELATION: Final = "status"  # RFC 8631: a resource that tells the context's status
 _ID: Final = "{id}"
@@ -138,8 +150,8 @@ class Problems:
     def of_verdict(self, verdict: Refusal) -> Answer:
         """The answer to an attempt that may not proceed and has nothing to replay."""
         match verdict:
-            case KeyReused():
-                return self.answer(KEY_REUSED, "Use a new key for a new request; nothing was done for this one.")
+            case KeyReused(operation_id, state):
+                return self.key_reused(operation_id, state)
             case InProgress(operation_id, left):
                 after = max(1, -(-left // 1_000_000))
                 text = "Keep the key and ask again, or query the operation."
@@ -185,6 +197,14 @@ class Problems:
                         "gets the first answer, or runs the command."
                     )
                 return self.answer(STORE_UNAVAILABLE, text, retry_after=1 + secrets.randbelow(STORE_RETRY_SECONDS))
+
+    def key_reused(self, operation_id: bytes | None, state: State | None, what: str = "request") -> Answer:
+        """The answer where another ``what`` of the same caller holds the key: in which state that one is."""
+        is_over = state in OVER_STATES
+        first = f"Another {what} of yours has this key, and {_STANDING[state]}. Nothing was done for this one."
+        then = f"Use a new key if you want this {what} as well." if is_over else _QUERY_FIRST
+        action: KeyAction = "new" if is_over else KEY_REUSED.key_action
+        return self.answer(KEY_REUSED, f"{first} {then}", operation_id=operation_id, state=state, key_action=action)
 
     def unknown(self, operation_id: bytes) -> Answer:
         """The answer where nobody can say how the command ended."""
@@ -234,9 +254,11 @@ class Problems:
         operation_id: bytes | None = None,
         retry_after: int | None = None,
         resource: str | None = None,
+        state: State | None = None,
+        key_action: KeyAction | None = None,
         extra: tuple[tuple[bytes, bytes], ...] = (),
     ) -> Answer:
-        """One occurrence of a kind of problem."""
+        """One occurrence of a kind of problem; ``key_action`` where it is not the kind's."""
         document: dict[str, str | int | bool] = {
             "type": self.type_base + kind.code.lower().replace("_", "-"),
             "title": kind.title,
@@ -244,7 +266,7 @@ class Problems:
             "detail": detail,
             "code": kind.code,
             "retryable": kind.retryable,
-            "keyAction": kind.key_action,
+            "keyAction": key_action or kind.key_action,
         }
         headers = [
             (b"content-type", b"application/problem+json"),
@@ -261,6 +283,8 @@ class Problems:
             if link is not None and self.operations_path is not None:
                 document["operation"] = self.operations_path.replace(_ID, uuid_text(operation_id))
                 headers.append(link)
+        if state is not None:
+            document["state"] = state.name
         if resource is not None:
             document["resource"] = resource
             headers.append((b"link", _link(resource, "related")))

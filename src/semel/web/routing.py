@@ -119,7 +119,7 @@ class Route:
         self.key_from, self.reference_from = sources(policy.key_from, policy.reference_from)
         self.marks = policy.on_unprotected == "mark"
         self.atomic = policy.terms.effects is Effects.ATOMIC
-        self.keeping = Keeping(policy)
+        self.keeping = Keeping(policy, name)
         recipe = policy.recipe
         if counts and policy.counts is None and not recipe.headers:
             recipe = replace(recipe, headers=counts)

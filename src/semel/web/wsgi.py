@@ -23,6 +23,7 @@ from semel.web.body_time import SocketClock
 from semel.web.capture import Capture
 from semel.web.coverage import Coverage
 from semel.web.exchange import (
+    CUT,
     AnswerTooLarge,
     Exchange,
     IncompleteAnswer,
@@ -212,7 +213,7 @@ class Call:
             if not self._capture.started:
                 error = IncompleteAnswer("the application returned without calling start_response")
             else:
-                self._capture.end()
+                error = self._end()
         except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again
             error = raised
             with contextlib.suppress(BaseException):  # the first exception is the one that is told
@@ -276,6 +277,7 @@ class Call:
         if not capture.started:
             raise RuntimeError("the application gave a body before it called start_response")
         if self._dropped:
+            capture.count(piece)
             return
         if (not capture.add(piece) or not self._fits) and not self._through:
             self._let_go()
@@ -305,6 +307,7 @@ class Call:
         """The next piece that flows through; None at the end."""
         for piece in pieces:
             if piece:
+                self._capture.count(piece)
                 return piece
         return None
 
@@ -320,13 +323,18 @@ class Call:
         except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again
             error = error or raised
         if error is None:
-            self._capture.end()
+            error = self._end()
         try:
             self.settle(error)
             if error is not None:
                 raise error
         finally:
             error = None  # it holds this frame
+
+    def _end(self) -> IncompleteAnswer | None:
+        """The answer has ended: what is wrong with it, if anything."""
+        self._capture.end()
+        return None if self._capture.complete else IncompleteAnswer(CUT)
 
     def _close_iterable(self) -> None:
         iterable, self._iterable = self._iterable, ()

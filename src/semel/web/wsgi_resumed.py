@@ -15,7 +15,7 @@ from semel.engine.permit import Permit
 from semel.engine.sync import Engine
 from semel.model import Answer
 from semel.web.capture import Capture
-from semel.web.exchange import IncompleteAnswer
+from semel.web.exchange import CUT, IncompleteAnswer
 from semel.web.requests import KeptRequest, resumable_routes, unpack
 from semel.web.routing import Route
 from semel.web.surface import Surface
@@ -49,6 +49,9 @@ class ResumedApp:
                 close()
         if not taken.capture.started:
             raise IncompleteAnswer("the application returned without calling start_response")
+        taken.capture.end()
+        if not taken.capture.complete:
+            raise IncompleteAnswer(CUT)
         return taken.capture.stored()
 
 
@@ -77,7 +80,9 @@ class _Taken:
     def take(self, piece: bytes) -> None:
         if not self.capture.started:
             raise RuntimeError("the application gave a body before it called start_response")
-        if not (self._permit.kept and self.capture.add(piece)):
+        if not self._permit.kept:
+            self.capture.count(piece)
+        elif not self.capture.add(piece):
             self._permit.kept = False
             self.capture.release()
 

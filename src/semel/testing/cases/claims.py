@@ -59,37 +59,50 @@ def another_request_is_refused_in_every_state(bench: Bench) -> None:
     """One key, one request: checked before the state, whatever that is."""
     other = attempt(nonce=9, request=1)
 
-    def refused() -> None:
+    def refused(state: State) -> None:
         row = bench.row()
-        assert bench.claim(other) == KeyReused()
+        verdict = bench.claim(other)
+        assert isinstance(verdict, KeyReused)
+        assert (verdict.operation_id, verdict.state) == (row.operation_id, state)  # for the key's own caller
         assert bench.row() == row
 
     grant = bench.grant(attempt(nonce=1, policy=IDEMPOTENT, starts=State.CLAIMED))
-    refused()  # CLAIMED, live
+    refused(State.CLAIMED)  # live
     bench.clock.advance(LEASE_US)
-    refused()  # CLAIMED, lapsed: not granted to another request either
+    refused(State.CLAIMED)  # lapsed: not granted to another request either
     grant = bench.grant(attempt(nonce=2, policy=IDEMPOTENT))
-    refused()  # PROCESSING, live
+    refused(State.PROCESSING)  # live
     bench.clock.advance(LEASE_US)
-    refused()  # PROCESSING, lapsed
+    refused(State.PROCESSING)  # lapsed: the next attempt may finish it
     bench.settle(grant, State.UNKNOWN, doubt="error")
-    refused()  # UNKNOWN
+    refused(State.UNKNOWN)
     bench.settle(grant, State.FAILED_NOT_REPLAYABLE)
-    refused()  # FAILED_NOT_REPLAYABLE
+    refused(State.PROCESSING)  # given back: the attempt before it may have begun
     grant = bench.grant(attempt(nonce=3, policy=IDEMPOTENT))
+    refused(State.PROCESSING)
     bench.settle(grant)
-    refused()  # SUCCEEDED
+    refused(State.SUCCEEDED)
     bench.clock.advance(DAY_US)
-    refused()  # EXPIRED
+    refused(State.SUCCEEDED)  # EXPIRED
     bench.clock.advance(DAY_US)
     bench.purge()
-    refused()  # a tombstone without its answer
+    refused(State.SUCCEEDED)  # a tombstone without its answer
 
 
 def another_request_is_refused_on_a_definite_refusal_too(bench: Bench) -> None:
     """FAILED_REPLAYABLE does not leak its answer to another request."""
     bench.settle(bench.grant(), State.FAILED_REPLAYABLE)
-    assert bench.claim(attempt(nonce=2, request=1)) == KeyReused()
+    verdict = bench.claim(attempt(nonce=2, request=1))
+    assert isinstance(verdict, KeyReused)
+    assert verdict.state is State.FAILED_REPLAYABLE
+
+
+def another_request_is_refused_where_the_first_had_no_effect(bench: Bench) -> None:
+    """FAILED_NOT_REPLAYABLE frees the key for the same request alone."""
+    bench.settle(bench.grant(), State.FAILED_NOT_REPLAYABLE)
+    verdict = bench.claim(attempt(nonce=2, request=1))
+    assert isinstance(verdict, KeyReused)
+    assert verdict.state is State.FAILED_NOT_REPLAYABLE
 
 
 def another_request_is_refused_even_under_the_same_nonce(bench: Bench) -> None:
@@ -315,6 +328,7 @@ ALL = (
     the_same_nonce_reads_its_own_claim_back,
     another_request_is_refused_in_every_state,
     another_request_is_refused_on_a_definite_refusal_too,
+    another_request_is_refused_where_the_first_had_no_effect,
     another_request_is_refused_even_under_the_same_nonce,
     an_idempotent_command_is_not_run_by_another_declaration,
     a_reservation_without_steps_is_granted_to_every_declaration,

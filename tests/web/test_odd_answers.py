@@ -1,0 +1,123 @@
+"""Answers that contradict themselves, or that a server could not send a second time."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import pytest
+
+from semel.model import Answer, State
+from semel.policy import Policy
+from semel.rules.stored import pack_headers
+from semel.web.routing import Operation
+from tests.web.conftest import MakeWeb
+from tests.web.driving import Reply, Seen
+
+
+def operations(**options: object) -> dict[str, object]:
+    return {"operations": [Operation("/payments", Policy.of(**options))]}
+
+
+@pytest.mark.parametrize("limit", [1024, 10], ids=["held", "streamed"])
+def test_an_answer_shorter_than_its_content_length_is_no_success(make_web: MakeWeb, limit: int) -> None:
+    def handler(seen: Seen) -> Reply:
+        return Reply(headers=[("Content-Length", "50")], chunks=[b"x" * 20])
+
+    web = make_web(handler, **operations(answer_bytes_max=limit))
+    with pytest.raises(Exception, match="shorter than its own Content-Length"):
+        web.call()
+    [record] = web.records()
+    assert (State(record.state), record.body) == (State.UNKNOWN, None)
+    assert web.call().code == "IDEMPOTENCY_OUTCOME_UNKNOWN"
+
+
+def test_an_answer_as_long_as_its_content_length_is_streamed_through(make_web: MakeWeb) -> None:
+    web = make_web(
+        lambda seen: Reply(headers=[("Content-Length", "30")], chunks=[b"x" * 15] * 2),
+        **operations(answer_bytes_max=10),
+    )
+    assert web.call().body == b"x" * 30
+    assert web.call().code == "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE"
+
+
+@pytest.mark.parametrize("status", [204, 205, 304])
+def test_an_answer_that_may_have_no_body_announces_none(make_web: MakeWeb, status: int) -> None:
+    web = make_web(lambda seen: Reply(status, [("Content-Length", "11"), ("ETag", "x")], [b'{"a": "bc"}']))
+    first, again = web.call(), web.call()
+    for answer in (first, again):
+        assert (answer.status, answer.body, answer.header("content-length")) == (status, b"", None)
+        assert answer.header("etag") == "x"
+    assert again.replayed
+
+
+def test_header_values_are_kept_without_the_blanks_around_them(make_web: MakeWeb) -> None:
+    headers = [("ETag", "  v \t"), ("Link", "  "), ("Location", "/a\x7fb"), ("Vary", "a\r\nb")]
+    web = make_web(lambda seen: Reply(headers=headers))
+    web.call()
+    again = web.call()
+    assert again.replayed
+    assert [again.header(name) for name in ("etag", "link", "location", "vary")] == ["v", "", None, None]
+
+
+def test_a_stored_header_that_no_server_sends_is_left_out_of_the_replay(make_web: MakeWeb) -> None:
+    """Records that were written by an earlier Semel, or by somebody else."""
+    web = make_web(lambda seen: Reply())
+    web.call()
+    [record] = web.records()
+    headers = ((b"etag", b" x "), (b"link", b"a\r\nset-cookie: b=c"), (b"location", b"\x00"))
+    answer = Answer(record.status, headers, record.body)
+    web.engine.backend.driver._table.put(rewritten(record, answer))
+    again = web.call()
+    assert again.replayed
+    assert (again.header("etag"), again.header("link"), again.header("location")) == ("x", None, None)
+    assert again.header("set-cookie") is None
+
+
+def rewritten(record: object, answer: Answer) -> object:
+    from semel.rules.stored import answer_digest
+
+    block = pack_headers(answer.headers)
+    digest = answer_digest(answer.status, block, answer.body)
+    return record._replace(headers=block, answer_digest=digest)  # type: ignore[attr-defined]
+
+
+# --- what is left out is said ---
+
+
+def test_a_header_that_is_not_kept_is_said_once_with_the_option(
+    make_web: MakeWeb, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = [("X-Total", "1"), ("Set-Cookie", "a=b"), ("Date", "now"), ("ETag", "x"), ("Content-Length", "4")]
+    web = make_web(lambda seen: Reply(headers=headers))
+    with caplog.at_level(logging.WARNING, "semel"):
+        for key in ("key-number-1", "key-number-1", "key-number-2"):
+            web.call(key=key)
+    [line] = caplog.messages
+    assert "POST /payments" in line
+    assert "replay_headers={'x-total'}" in line
+
+
+def test_a_header_that_is_kept_is_not_said(make_web: MakeWeb, caplog: pytest.LogCaptureFixture) -> None:
+    web = make_web(lambda seen: Reply(headers=[("X-Total", "1")]), **operations(replay_headers=frozenset({"x-total"})))
+    web.call()
+    assert caplog.messages == []
+    assert web.call().header("x-total") == "1"
+
+
+def test_made_up_header_names_fill_neither_the_log_nor_memory(
+    make_web: MakeWeb, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = itertools.count()
+
+    def handler(seen: Seen) -> Reply:
+        call = next(calls)
+        return Reply(headers=[(f"X-{call}-{n}", "1") for n in range(40)])
+
+    web = make_web(handler)
+    with caplog.at_level(logging.WARNING, "semel"):
+        for n in range(10):
+            web.call(key=f"key-number-{n}")
+    assert sum(line.partition("replay_headers=")[2].count("'x-") for line in caplog.messages) == 100
+    found = web.middleware.surface.routes.find("POST", "/payments")  # type: ignore[attr-defined]
+    assert len(found[0].keeping.unmissed) < 200
