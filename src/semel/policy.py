@@ -19,7 +19,6 @@ from semel.rules.headers import NEVER_REPLAYED as NEVER_REPLAYED
 from semel.rules.headers import REPLAY_HEADERS as REPLAY_HEADERS
 from semel.rules.keys import KeyFormat
 from semel.rules.references import check_reference, check_sources
-from semel.rules.spans import COUNT_MAX
 from semel.rules.step_options import Resumed, check_request, check_steps
 
 SECOND_US: Final = 1_000_000
@@ -33,7 +32,8 @@ SPANS_MAX: Final = {  # seconds; more is a span in milliseconds, or a mistake
     "wait_seconds": 3600,
     "dedup_for_seconds": 366 * 86_400,
 }
-SPAN_SECONDS_MIN: Final = 0.001  # a shorter one would be no microsecond of the store's
+COUNT_MAX: Final = 2**31 - 1  # what the stores' columns hold
+SPAN_SECONDS_MIN: Final = 0.000_001  # a shorter one would be no microsecond of the store's
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400.0  # clamps retention far below the range of int64 microseconds
 
 

@@ -94,9 +94,9 @@ class Victim:
                 self._drop_connection()
 
     def _drop_connection(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _work(self) -> None:
         while not self.over.is_set():
@@ -208,6 +208,7 @@ def interrupt(
         for thread in threads:
             thread.start()
         _run(victim, by, random.Random(seed), hurry)
+        victim._drop_connection()
         for other in others:
             other.over.set()
         for thread, other in zip(threads, others, strict=True):

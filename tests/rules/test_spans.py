@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from semel import AsyncEngine, Engine, Policy
-from semel.engine.bulk import BulkPolicy
 from semel.errors import PolicyError
 from semel.worker.completer import Completer
 from semel.worker.reaper import Reaper
 from semel.worker.reconciling import Reconciling
 from semel.worker.relay import Relay
-from semel.worker.sinks import FunctionSink
+from semel.worker.sinks.function import FunctionSink
 
 NO_SECONDS = [None, "30", True, float("nan"), float("inf"), -1, 10**400]
 
@@ -34,7 +33,7 @@ def test_a_span_in_milliseconds_is_refused(name: str, milliseconds: int) -> None
 
 @pytest.mark.parametrize("name", ["answer_seconds", "tombstone_seconds", "dedup_for_seconds", "operation_seconds"])
 def test_a_span_that_would_become_no_time_is_refused(name: str) -> None:
-    with pytest.raises(PolicyError, match=f"{name} must be at least 0.001"):
+    with pytest.raises(PolicyError, match=f"{name} must be at least 1e-06"):
         Policy.of(**{name: 1e-9})
 
 
@@ -42,8 +41,6 @@ def test_a_span_that_would_become_no_time_is_refused(name: str) -> None:
 def test_more_attempts_than_a_store_can_count_are_refused(attempts: int) -> None:
     with pytest.raises(PolicyError, match="attempts_max must be at most 2147483647"):
         Policy(attempts_max=attempts)
-    with pytest.raises(PolicyError, match="attempts_max"):
-        BulkPolicy("orders.import", attempts_max=attempts)
 
 
 @pytest.mark.parametrize("value", [*NO_SECONDS, 5000])

@@ -321,7 +321,10 @@ def failing(web: Web, monkeypatch: pytest.MonkeyPatch, verb: str, error: Excepti
     async def raise_later(*_: object, **__: object) -> Any:
         raise error
 
-    monkeypatch.setattr(web.engine, verb, raise_later if isinstance(web, AsgiWeb) else raising(error))
+    if isinstance(web, AsgiWeb):
+        monkeypatch.setattr(web.engine, verb, raise_later)
+    else:  # which claims into a hold of its own
+        monkeypatch.setattr(web.engine, "_claim_into" if verb == "claim" else verb, raising(error))
 
 
 def answering(web: Web, monkeypatch: pytest.MonkeyPatch, verb: str, value: object) -> None:

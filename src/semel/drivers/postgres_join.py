@@ -11,8 +11,6 @@ import weakref
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
-import psycopg
-
 from semel.drivers.psycopg import Server
 from semel.drivers.refusals import SAVEPOINT_OPEN
 from semel.drivers.shield import shielded
@@ -246,7 +244,7 @@ def joined(line: Line, home: Home, made: type[JoinedPostgres] = JoinedPostgres) 
                 home.meet(shielded(lambda: home.driver.run(home.store.identity)))
             home.admit(line.session, unit.run(home.store.identity))
     except BaseException:
-        with suppress(psycopg.Error):  # its owner was interrupted in a statement: theirs to close
+        with suppress(Exception):  # its owner was interrupted in a statement: theirs to close
             unit.rollback()
         raise
     return unit
@@ -261,7 +259,7 @@ async def joined_async(line: Line, home: Home) -> AsyncJoinedPostgres:
                 home.meet(await home.driver.run_async(home.store.identity))
             home.admit(line.session, await unit.run_async(home.store.identity))
     except BaseException:
-        with suppress(psycopg.Error):  # as in threads
+        with suppress(Exception):  # as in threads
             await unit.rollback_async()
         raise
     return unit

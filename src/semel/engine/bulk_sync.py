@@ -215,7 +215,8 @@ class _Work:
         relinquish(self._engine, items, self._permit)
 
     def _begin(self, needed: Begin) -> Unit:
-        self._unit = unit = self._perform(needed)
+        unit: Unit = self._perform(needed)
+        self._unit = unit
         return unit
 
     def _perform(self, needed: Any) -> Any:

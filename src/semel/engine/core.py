@@ -206,7 +206,10 @@ class Core:
         other = self.running.setdefault(claim.id, claim)
         if other is not claim:
             granted = other.nonce in self.units or other.nonce in self.live
-            yield (_met(other, claim, under) if granted else InProgress(other.operation_id, other.terms.lease_us)), granted
+            yield (
+                (_met(other, claim, under) if granted else InProgress(other.operation_id, other.terms.lease_us)),
+                granted,
+            )
             return
         try:
             yield None, True

@@ -170,7 +170,7 @@ class Inbox(_Inbox):
         You commit, or roll back, also after a failure; then :meth:`failed` counts it. Raises JoinRefused, StoreError.
         """
         joined = Begin(lambda: self._backend.join(connection))
-        met, unit = self._drive(self._enter(message_id, 1, joined))
+        met, unit = self._engine._performer.drive_here(self._enter(message_id, 1, joined))
         yield Message(self.consumer, message_id, connection, None if unit is not None else _known(met))
 
     def failed(self, message_id: str, reason: str, *, deliveries: int = 1) -> bool:

@@ -228,7 +228,7 @@ class AsyncSteps(StepBook):
         return await whole(self._performer.drive(flow))
 
 
-def _into(hold: Hold[T], begun: Flow[Finished | T]) -> Flow[Finished | T]:
+def _into(hold: Hold[Any], begun: Flow[T]) -> Flow[T]:
     """The same, with what was begun given to the hold as well."""
     met = yield from begun
     if not isinstance(met, Finished):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from semel.errors import PolicyError
-
-COUNT_MAX: Final = 2**31 - 1  # what the stores' columns hold
+from semel.policy import COUNT_MAX
 
 
 def check_seconds(name: str, value: object, *, most: float, least: float = 0.001) -> None:
