@@ -155,7 +155,7 @@ def test_routes_that_nobody_declared(capsys: pytest.CaptureFixture[str]) -> None
     code, out, _ = check(capsys, f"{SHOP}:by_user")
     assert code == 1
     assert "UNSAFE  not declared                     POST /login is not protected: a retry runs it again" in out
-    assert "open    not declared                   PUT /profile is not protected; PUT may be repeated" in out
+    assert "open    not declared                     PUT /profile is not protected; PUT may be repeated" in out
     assert "--unprotected-ok 'POST /login'" in out
     code, out, _ = check(
         capsys, f"{SHOP}:by_user", "--unprotected-ok", "POST /login", "--unprotected-ok", "PUT /profile"
