@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import pytest
 
-from semel.engine.bulk import RECIPE as BULK
 from semel.model import (
     AfterExpiry,
     Answer,
@@ -44,6 +43,7 @@ from semel.rules.decide import (
     needs_steps,
     situation,
 )
+from semel.rules.items import BULK_RECIPE as BULK
 from semel.rules.stored import answer_digest, pack_headers
 from semel.stores.memory import granted_row
 from semel.testing.attempts import EXTERNAL, OK, attempt, bits

@@ -78,7 +78,7 @@ def test_two_versions_share_a_store_while_the_new_one_names_the_old(make_web: Ma
         assert web.call(key=key).status == 201
         deploy(web, reader)
         assert web.call(key=key).replayed
-    assert {row.recipe for row in web.records()} == {OLD.fingerprint.id}
+    assert {row.recipe for row in web.records()} == {OLD.recipe.id}
 
 
 def test_a_process_that_does_not_know_the_new_version_runs_nothing(

@@ -25,13 +25,13 @@ DEEP = Recipe(json_depth_max=2)
 STRICTER: dict[str, Callable[[Policy], Policy]] = {
     "key": lambda policy: replace(policy, key_format=KeyFormat(uuid=True)),
     "body": lambda policy: replace(policy, body_bytes_max=50),
-    "depth": lambda policy: replace(policy, fingerprint=DEEP, fingerprints_known=(policy.fingerprint,)),
+    "depth": lambda policy: replace(policy, fingerprint=DEEP, fingerprints_known=(policy.recipe,)),
     "all": lambda policy: replace(
         policy,
         key_format=KeyFormat(length_min=30),
         body_bytes_max=50,
         fingerprint=DEEP,
-        fingerprints_known=(policy.fingerprint,),
+        fingerprints_known=(policy.recipe,),
     ),
 }
 POLICIES = {

@@ -428,7 +428,7 @@ def _places(routes: Iterable[Any], prefix: str) -> Iterator[tuple[str, frozenset
         elif getattr(route, "endpoint", None) is not None:
             claiming = [
                 methods
-                for endpoint, methods in endpoints_of([route])
+                for endpoint, methods, _ in endpoints_of([route])
                 if _may_claim(endpoint) and not (inspect.isclass(endpoint) and issubclass(endpoint, HTTPEndpoint))
             ]
             if claiming:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from semel.engine.aio import AsyncEngine
 from semel.engine.permit import Permit
-from semel.errors import ConfigurationError, NothingHappened
+from semel.errors import ConfigurationError, NothingHappened, RequestTooLarge
 from semel.model import Answer, Effects
 from semel.policy import Command
 from semel.rules.classify import Outcome, classify_exception

@@ -8,7 +8,7 @@ a verdict, or from the end of the application's call, the answer that leaves. Ad
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 

@@ -102,6 +102,7 @@ class Route:
         "marks",
         "name",
         "policy",
+        "recorded",
         "reference_from",
         "required",
     )
