@@ -56,7 +56,7 @@ fuzz: .venv/dev.stamp ## fuzz every target with atheris, SECONDS=60 each (pip in
 soak: .venv/dev.stamp ## hours of real kills on every store, recorded histories and simulated schedules
 	$(BIN)/python -m tests.nemeses.soak $(ARGS)
 
-mutate: .venv/dev.stamp ## change the rules line by line: do their tests notice? (half an hour; ARGS="decide settle")
+mutate: .venv/dev.stamp ## change the rules line by line: do their tests notice? (half an hour; ARGS="core/decide bulk/rules")
 	@$(BIN)/python scripts/mutate.py $(ARGS)
 
 house: .venv/dev.stamp ## how the house stands: sizes, rooms, the way of one command, beside their targets
@@ -72,7 +72,7 @@ lock: .venv/dev.stamp ## resolve requirements/*.in anew into hashed *.txt
 
 clean: ## remove the environment, caches and build results (databases stay)
 	rm -rf .venv .venv-peers .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.* htmlcov build dist
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src verification tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One environment, filled in two steps: `make run` stops after the first. Each stamp is written last, so that an
 # interrupted install is taken up again.

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from semel import Bulk, Engine, ItemFailed
-from semel.engine.bulk import BulkItem
-from semel.engine.connect import connect_backend
+from semel.bulk.declaration import BulkItem
+from semel.engine.urls import connect_backend
 
 TABLE = "CREATE TABLE IF NOT EXISTS bench_effect (n bigint PRIMARY KEY)"
 

@@ -25,10 +25,10 @@ from bench.protected import migrate
 from bench.stores import for_semel
 from bench.subjects import ANSWER_BODY, PATH
 from semel import Answer, AsyncEngine, Command, Policy, Scope
-from semel.engine.performing import AsyncPerformer
-from semel.model import Proceed, Settled
-from semel.protocol.commands import settlement
-from semel.rules.classify import Succeeded
+from semel.core.command_flow import settlement
+from semel.core.model import Proceed, Settled
+from semel.core.outcomes import Succeeded
+from semel.engine.runner import AsyncPerformer
 
 WARMUP_SECONDS: Final = 0.2
 _ANSWER: Final = Answer(201, ((b"content-type", b"application/json"),), ANSWER_BODY)

@@ -239,8 +239,12 @@ async def count(url: str) -> dict[str, Counter[str]]:
 def package(file: str) -> str:
     """Whose code it is, of Semel by the layer.
 
-    >>> package("/x/site-packages/uvicorn/config.py"), package("/x/src/semel/web/asgi.py"), package("<string>")
-    ('uvicorn', 'semel.web', 'python')
+    >>> (
+    ...     package("/x/site-packages/uvicorn/config.py"),
+    ...     package("/x/src/semel/http/asgi/middleware.py"),
+    ...     package("<string>"),
+    ... )
+    ('uvicorn', 'semel.http', 'python')
     """
     parts = Path(file).parts
     for place, part in enumerate(parts[:-1]):

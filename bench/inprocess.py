@@ -15,18 +15,17 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from bench.subjects import ANSWER_BODY, KEY_TEMPLATE, PATH, REQUEST_BODY
 from semel import Answer, AsyncEngine, Command, Engine, Policy, Scope
-from semel.drivers.clock import system_clock
-from semel.drivers.sqlite import COMMITS_PER_CHECKPOINT
-from semel.drivers.sqlite_connection import open_connection
-from semel.flow import Ask, Flow, perform
-from semel.model import Proceed
-from semel.protocol.commands import settlement
-from semel.rules.classify import Succeeded
-from semel.stores.sqlite import SqliteStore
-from semel.stores.statements import Argument, Execute, Now, Query
-from semel.web.asgi import SemelMiddleware
-from semel.web.caller import single_caller
-from semel.web.routing import Operation
+from semel.core.command_flow import settlement
+from semel.core.flow import Ask, Flow, perform
+from semel.core.model import Proceed
+from semel.core.outcomes import Succeeded
+from semel.http import Operation, single_caller
+from semel.http.asgi import SemelMiddleware
+from semel.stores.clock import system_clock
+from semel.stores.sql.statements import Argument, Execute, Now, Query
+from semel.stores.sqlite.connection import open_connection
+from semel.stores.sqlite.driver import COMMITS_PER_CHECKPOINT
+from semel.stores.sqlite.store import SqliteStore
 
 BATCH: Final = 500
 BATCHES: Final = 20

@@ -25,11 +25,11 @@ import nats as nats_client
 import psycopg
 
 from semel import Answer, AsyncEngine, Permit, Policy
-from semel.engine.events import own_event
-from semel.stores.events import Events
+from semel.outbox.run import own_event
+from semel.outbox.sinks.nats import NatsSink
+from semel.outbox.store import Events
+from semel.outbox.worker import Relay
 from semel.testing.postgres import empty_schema
-from semel.worker.relay import Relay
-from semel.worker.sinks.nats import NatsSink
 from tests.engine.shells import command
 from tests.servers import nats, postgres
 from tests.servers.running import begin_run, end_run, shared

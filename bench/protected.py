@@ -15,10 +15,9 @@ from bench.setup import App, Handlers, Setup
 from bench.stores import for_semel
 from bench.subjects import COUNTS_PATH
 from semel import AsyncEngine, Engine, Policy
+from semel.http import Caller, Operation, single_caller
+from semel.http.asgi import SemelMiddleware
 from semel.telemetry import Counting
-from semel.web.asgi import SemelMiddleware
-from semel.web.caller import Caller, single_caller
-from semel.web.routing import Operation
 
 
 def build(setup: Setup, handlers: Handlers) -> App:

@@ -19,7 +19,7 @@ from bench.plain import CONNECTS
 from bench.protected import protect
 from bench.setup import App, Handler, Handlers, Setup
 from semel import Policy
-from semel.drivers.lifo import AsyncLifo
+from semel.stores.pool import AsyncLifo
 
 CONNECTIONS: Final = 8  # as many as Semel has for its transactions; with 16 both forms are slower on two cores
 _VALUES: Final = ("129.90", "EUR")

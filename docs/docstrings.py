@@ -23,12 +23,12 @@ VALUES: Final = {
     "semel.functions.this_permit": "The default of the parameter that takes the permit.",
     "semel.testing.conformance.CASES": "Every case by its name, which says what must hold.",
     "semel.testing.required.REQUIRED": "The required tests by name, in their order.",
-    "semel.testing.simulate.FORMAT": "The version of recordings; a recording of another one is refused.",
-    "semel.testing.explore.MODES": "Everything that is explored, by name.",
-    "semel.testing.explore.VARIANTS": "Unsafe variants of the protocol, each of which the explorer must refuse.",
-    "semel.testing.mutants.MUTANTS": "Every mutant.",
-    "semel.testing.mutants.PARTS": "The parts of the kit that are let at each mutant, by name.",
-    "semel.worker.Finding": "What a reconciler may answer: SucceededWith, StepSucceeded, DidNotHappen or StillUnknown.",
+    "verification.simulate.FORMAT": "The version of recordings; a recording of another one is refused.",
+    "verification.explore.MODES": "Everything that is explored, by name.",
+    "verification.explore.VARIANTS": "Unsafe variants of the protocol, each of which the explorer must refuse.",
+    "verification.mutants.MUTANTS": "Every mutant.",
+    "verification.mutants.PARTS": "The parts of the kit that are let at each mutant, by name.",
+    "semel.workers.Finding": "What a reconciler answers: SucceededWith, StepSucceeded, DidNotHappen or StillUnknown.",
     "semel.telemetry.EVENTS": "Every event with the names of its labels.",
 }
 

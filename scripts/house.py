@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "semel"
-CORE = ("core", "engine", "stores/memory")
+CORE = ("core", "engine", "stores/memory/store")
 
 
 class Figure(NamedTuple):

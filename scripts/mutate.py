@@ -1,8 +1,8 @@
-"""Mutation testing of the rules: how many small changes of `src/semel/rules` do their tests notice?
+"""Mutation testing of the rules: how many small changes of the pure rules do their tests notice?
 
     python scripts/mutate.py                       all rules, in a new temporary folder
-    python scripts/mutate.py decide settle         only these
-    python scripts/mutate.py protocol/commands     a file beyond the rules, with its own tests: a sample
+    python scripts/mutate.py core/decide bulk/rules  only these
+    python scripts/mutate.py core/command_flow     a file beyond the rules, with its own tests: a sample
     python scripts/mutate.py --into build/mutate   keep the folder, and take up there what was not finished
     python scripts/mutate.py --into build/mutate --again
                                                    try what survived there once more, with the tests of now
@@ -14,7 +14,7 @@ stands in scripts/equivalent_mutants.toml with its reason, one by one; the score
 entry that no survivor needs is refused. Exit code 1: the score, where those count as survivors, is below --least.
 
 What it does not change: what stands outside of functions, such as the table of verdicts, and default arguments' names.
-The tests of the table are shown to be sharp by the mutants made by hand (python -m semel.testing.mutants).
+The tests of the table are shown to be sharp by the mutants made by hand (python -m verification.mutants).
 """
 
 from __future__ import annotations
@@ -36,20 +36,37 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FILES: Final = (
-    *("decide", "settle", "classify", "lease", "identity", "stored"),
-    *("keys", "backoff", "recipe", "canonical", "fingerprint", "multipart"),
-    *("steps", "step_findings", "step_doubts", "step_options", "items", "reconcile"),
-    *("events", "references", "sealed"),
+    "core/decide",
+    "core/settle",
+    "core/outcomes",
+    "core/timing",
+    "core/identity",
+    "core/record",
+    "http/keys",
+    "core/backoff",
+    "http/fingerprint/recipe",
+    "http/fingerprint/canonical",
+    "http/fingerprint/fingerprinter",
+    "http/fingerprint/multipart",
+    "steps/rules",
+    "steps/findings",
+    "steps/doubts",
+    "steps/options",
+    "bulk/rules",
+    "reconciliation/rules",
+    "outbox/rules",
+    "operations/references",
+    "core/sealing",
 )
 TESTS: Final = "tests/rules"
 # Beyond the rules: with the tests that are about them and need no server but a file. A sample, not a part of the score.
 BEYOND: Final[dict[str, tuple[str, ...]]] = {
-    "protocol/commands": (
+    "core/command_flow": (
         "tests/engine/test_faults.py",
         "tests/engine/test_waiting.py",
         "tests/engine/test_schedules.py",
     ),
-    "protocol/atomic": (
+    "core/atomic_flow": (
         "tests/atomic/test_units.py",
         "tests/atomic/test_refused_commit.py",
         "tests/engine/test_schedules.py",
@@ -134,7 +151,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "mutate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("files", nargs="*", help="names of modules in semel/rules (default: all), or folder/name")
+    parser.add_argument("files", nargs="*", help="room/module of the rules (default: all)")
     parser.add_argument("--into", help="a folder to work in, kept")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     parser.add_argument("--least", type=float, default=90.0, help="the score in %% that is enough (90)")
@@ -163,22 +180,17 @@ def _prepare(folder: Path, files: Sequence[str], tests: Sequence[str]) -> None:
     shutil.rmtree(folder / "mutants" / "tests", ignore_errors=True)  # mutmut copies them anew, and takes none away
     (folder / "tests" / "__init__.py").touch()
     (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\naddopts = --strict-markers -p no:asyncio\n", "utf-8")
-    only = "\n    ".join(f"src/semel/{_within(file)}.py" for file in files)
+    only = "\n    ".join(f"src/semel/{file}.py" for file in files)
     own = list(dict.fromkeys(name for file in files for name in BEYOND.get(file, (TESTS,))))
     chosen = "\n    ".join([f"{TESTS}/{name}" for name in tests] or own)
     (folder / "setup.cfg").write_text(CONFIGURATION.format(files=only, tests=chosen), "utf-8")
-
-
-def _within(file: str) -> str:
-    """Where a file is in the package."""
-    return file if "/" in file else f"rules/{file}"
 
 
 def _mutants(folder: Path, file: str) -> list[Mutant]:
     """What became of each mutant of a file."""
     from mutmut.stats import status_by_exit_code
 
-    path = folder / "mutants" / "src" / "semel" / f"{_within(file)}.py"
+    path = folder / "mutants" / "src" / "semel" / f"{file}.py"
     if not path.with_suffix(".py.meta").exists():
         return []
     codes = json.loads(path.with_suffix(".py.meta").read_text("utf-8"))["exit_code_by_key"]
@@ -233,7 +245,7 @@ def _report(found: Mapping[str, Sequence[Mutant]], least: float) -> bool:
     """Print one line a file and the sum; whether the sum is enough."""
     total: Counter[str] = Counter()
     sys.stdout.write(
-        f"{'file':<20}{'mutants':>8}{'killed':>8}{'survived':>9}{'equivalent':>11}{'no test':>8}{'other':>7}"
+        f"{'file':<34}{'mutants':>8}{'killed':>8}{'survived':>9}{'equivalent':>11}{'no test':>8}{'other':>7}"
         f"{'score':>8}{'without equivalents':>21}\n"
     )
     for file, mutants in found.items():
@@ -257,7 +269,7 @@ def _score(counts: Counter[str], of: int) -> float:
 def _line(name: str, counts: Counter[str]) -> str:
     every = counts.total()
     return (
-        f"{name:<20}{every:>8}{counts['killed']:>8}{counts[SURVIVED]:>9}{counts['equivalent']:>11}"
+        f"{name:<34}{every:>8}{counts['killed']:>8}{counts[SURVIVED]:>9}{counts['equivalent']:>11}"
         f"{counts[UNREACHED]:>8}{counts['other']:>7}{_score(counts, every):>7.1f}%"
         f"{_score(counts, every - counts['equivalent']):>20.1f}%\n"
     )

@@ -12,9 +12,9 @@ from typing import Final
 
 from bench.growth.records import answer, command
 from semel import AsyncEngine
+from semel.core.model import Replay, Settled
+from semel.core.outcomes import Succeeded
 from semel.engine.permit import Permit
-from semel.model import Replay, Settled
-from semel.rules.classify import Succeeded
 
 FIRST_NEW: Final = 1_000_000_000  # numbers from here on were never loaded
 

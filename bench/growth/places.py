@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 from bench.growth.records import Population
 from semel import Engine
-from semel.drivers.sqlite_connection import open_connection
-from semel.model import Record
+from semel.core.model import Record
+from semel.stores.sqlite.connection import open_connection
 
 CHUNK: Final = 20_000
 PREFIX: Final = "semel_growth_"

@@ -14,14 +14,14 @@ from hashlib import sha256
 from typing import Final
 
 from semel import Answer, Command, Policy, Scope
-from semel.model import AnswerKind, Claim, Record, State
-from semel.protocol.commands import settlement
-from semel.rules.classify import Refused, Succeeded
-from semel.rules.decide import first_grant
-from semel.rules.identity import key_hash, record_id, uuid7_bytes
-from semel.rules.settle import settled_row
-from semel.rules.stored import answer_digest, pack_headers
-from semel.stores.memory import granted_row
+from semel.core.command_flow import settlement
+from semel.core.decide import first_grant
+from semel.core.identity import key_hash, record_id, uuid7_bytes
+from semel.core.model import AnswerKind, Claim, Record, State
+from semel.core.outcomes import Refused, Succeeded
+from semel.core.record import answer_digest, pack_headers
+from semel.core.settle import settled_row
+from semel.stores.memory.store import granted_row
 
 OPERATION: Final = "POST /payments"
 RECIPE: Final = "growth"

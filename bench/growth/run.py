@@ -15,7 +15,7 @@ from bench.growth.places import Place, Sizes
 from bench.growth.purge import Purging, purge
 from bench.growth.records import Age, Population, answer, command
 from semel import AsyncEngine
-from semel.model import KeyExpired, Replay
+from semel.core.model import KeyExpired, Replay
 
 WAYS: Final = 32
 SAMPLE: Final = 100  # records of each age that are asked for again

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.model import Claim, Record, Scope
+from semel.core.decide import first_grant
+from semel.core.model import Claim, Record, Scope
 from semel.policy import Policy
-from semel.rules.decide import first_grant
-from semel.stores.memory import granted_row
+from semel.stores.memory.store import granted_row
 
 SECOND: Final = 1_000_000
 NOW: Final = 1_000_000 * SECOND

@@ -7,12 +7,12 @@ from dataclasses import fields
 from typing import Final
 
 from guarantee_pages.markdown import table
-from semel.stores.base import Capabilities
-from semel.stores.mariadb import MariadbStore
-from semel.stores.memory import MemoryStore
-from semel.stores.postgres import PostgresStore
-from semel.stores.redis import RedisStore
-from semel.stores.sqlite import SqliteStore
+from semel.core.contract import Capabilities
+from semel.stores.mariadb.store import MariadbStore
+from semel.stores.memory.store import MemoryStore
+from semel.stores.postgres.store import PostgresStore
+from semel.stores.redis.store import RedisStore
+from semel.stores.sqlite.store import SqliteStore
 
 STORES: Final[Mapping[str, Capabilities]] = {
     "memory": MemoryStore.capabilities,

@@ -6,13 +6,13 @@ from typing import Final
 
 from guarantee_pages.asked import NOW, SECOND, begun, claim_of
 from guarantee_pages.markdown import table
+from semel.core.command_flow import settlement
+from semel.core.decide import TABLE, Situation, decide, first_grant, lapsed_situation
+from semel.core.model import Answer, Effects, Settled, State
+from semel.core.outcomes import Outcome, Released, classify_answer, classify_exception
+from semel.core.settle import lapsed_row, settled_row
 from semel.errors import NothingHappened
-from semel.model import Answer, Effects, Settled, State
 from semel.policy import Policy
-from semel.protocol.commands import settlement
-from semel.rules.classify import Outcome, Released, classify_answer, classify_exception
-from semel.rules.decide import TABLE, Situation, decide, first_grant, lapsed_situation
-from semel.rules.settle import lapsed_row, settled_row
 
 
 def situations() -> str:

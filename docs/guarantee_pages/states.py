@@ -8,11 +8,11 @@ from typing import Final
 
 from guarantee_pages.asked import NOW, SECOND, begun, claim_of
 from guarantee_pages.markdown import HEADER, table
-from semel.model import AfterExpiry, AnswerKind, Effects, Record, Renewal, Resolution, Settled, Settlement, State
+from semel.core.decide import TABLE, situation
+from semel.core.model import AfterExpiry, AnswerKind, Effects, Record, Renewal, Resolution, Settled, Settlement, State
+from semel.core.settle import abandoned_row, lapsed_row, renewed_row, resolved_row, settled_row
 from semel.policy import Policy
-from semel.rules.decide import TABLE, situation
-from semel.rules.settle import abandoned_row, lapsed_row, renewed_row, resolved_row, settled_row
-from semel.rules.steps import Step
+from semel.steps.rules import Step
 
 EXPIRED: Final = "EXPIRED"
 
@@ -100,7 +100,7 @@ def states() -> str:
     rows = ((f"`{here}`", f"`{there}`", ", ".join(who)) for (here, there), who in edges().items())
     return (
         f"{HEADER}# States and who moves between them\n\n"
-        "Every arrow was found by asking the rules (`rules/decide.py`, `rules/settle.py`) what an attempt, the holder, "
+        "Every arrow was found by asking the rules (`core/decide.py`, `core/settle.py`) what an attempt, the holder, "
         "the\nreaper or an operator can make of a record in each state. What each attempt is told is in the\n"
         "[guarantees](../guarantees.md).\n\n"
         "![The states of a record, with an arrow for every line of the table below](states.svg)\n\n"

@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from semel import AsyncEngine, Permit
+from semel.http import from_state
 from semel.integrations.fastapi import Semel
-from semel.web.caller import from_state
 
 URL = os.environ["DATABASE_URL"]
 

@@ -10,8 +10,8 @@ from fastapi import FastAPI, Request, Response
 
 from examples.cases import register
 from semel import AsyncBulk, AsyncEngine, BulkItem
+from semel.http import Caller
 from semel.integrations.fastapi import Semel
-from semel.web.caller import Caller
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
 

@@ -15,9 +15,9 @@ from sqlalchemy import create_engine, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from semel import AsyncEngine, Permit
-from semel.drivers.sqlalchemy import session_on
+from semel.http import from_state
 from semel.integrations.fastapi import Semel
-from semel.web.caller import from_state
+from semel.stores.sql.sqlalchemy import session_on
 
 URL = os.environ.get("SEMEL_URL", "sqlite:///orders.db")
 

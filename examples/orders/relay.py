@@ -11,7 +11,7 @@ import asyncio
 from examples.orders.app import URL
 from examples.orders.warehouse import deliver
 from semel import AsyncEngine, AsyncOutbox
-from semel.worker import FunctionSink, Relay
+from semel.workers import FunctionSink, Relay
 
 LEASE_SECONDS = 2
 LOOK_SECONDS = 0.1

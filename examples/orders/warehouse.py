@@ -12,7 +12,7 @@ import signal
 import sqlite3
 from contextlib import closing
 
-from semel.events import Event
+from semel.outbox.event import Event
 
 FILE = os.environ.get("WAREHOUSE", "warehouse.db")
 DIES = os.environ.get("WAREHOUSE_DIES") == "1"

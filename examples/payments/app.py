@@ -16,8 +16,8 @@ from pydantic import BaseModel, Field
 
 from examples.payments import books, charging
 from semel import AsyncEngine, Permit
+from semel.http import from_state
 from semel.integrations.fastapi import Semel
-from semel.web.caller import from_state
 
 LEASE_SECONDS = float(os.environ.get("LEASE_SECONDS", "30"))
 

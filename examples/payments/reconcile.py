@@ -12,7 +12,7 @@ from contextlib import closing
 
 from examples.payments import books, charging
 from semel import Answer, AsyncEngine
-from semel.worker import Case, DidNotHappen, Finding, Reconciling, SucceededWith, reconciler
+from semel.workers import Case, DidNotHappen, Finding, Reconciling, SucceededWith, reconciler
 
 QUIET_SECONDS = 60  # longer than the provider keeps a request in its queues: until then "no charge" proves nothing
 

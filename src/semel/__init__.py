@@ -9,82 +9,82 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from semel.drivers.sealing import Sealer as Sealer
-    from semel.engine.aio import AsyncEngine as AsyncEngine
-    from semel.engine.bulk import BulkItem as BulkItem
-    from semel.engine.bulk import BulkPolicy as BulkPolicy
-    from semel.engine.bulk import BulkResult as BulkResult
-    from semel.engine.bulk_aio import AsyncBulk as AsyncBulk
-    from semel.engine.bulk_sync import Bulk as Bulk
-    from semel.engine.events import AsyncOutbox as AsyncOutbox
-    from semel.engine.events import Outbox as Outbox
-    from semel.engine.inbox import AsyncInbox as AsyncInbox
-    from semel.engine.inbox import Inbox as Inbox
-    from semel.engine.inbox import Poison as Poison
-    from semel.engine.operations import Execution as Execution
-    from semel.engine.operations import Reference as Reference
-    from semel.engine.operations import find_execution as find_execution
-    from semel.engine.operations import find_execution_async as find_execution_async
+    from semel.bulk.declaration import BulkItem as BulkItem
+    from semel.bulk.declaration import BulkPolicy as BulkPolicy
+    from semel.bulk.declaration import BulkResult as BulkResult
+    from semel.bulk.rules import Done as Done
+    from semel.bulk.rules import ItemOutcome as ItemOutcome
+    from semel.bulk.rules import ItemState as ItemState
+    from semel.bulk.rules import Tally as Tally
+    from semel.bulk.run_async import AsyncBulk as AsyncBulk
+    from semel.bulk.run_sync import Bulk as Bulk
+    from semel.core.model import Answer as Answer
+    from semel.core.model import Effects as Effects
+    from semel.core.model import Scope as Scope
+    from semel.core.model import State as State
+    from semel.core.outcomes import Refused as Refused
+    from semel.engine.async_engine import AsyncEngine as AsyncEngine
     from semel.engine.permit import Permit as Permit
     from semel.engine.result import Result as Result
-    from semel.engine.sync import Engine as Engine
+    from semel.engine.sealer import Sealer as Sealer
+    from semel.engine.sync_engine import Engine as Engine
     from semel.errors import ItemFailed as ItemFailed
     from semel.errors import NothingHappened as NothingHappened
     from semel.errors import SemelError as SemelError
     from semel.functions.declare import command as command
-    from semel.model import Answer as Answer
-    from semel.model import Effects as Effects
-    from semel.model import Scope as Scope
-    from semel.model import State as State
+    from semel.http.fingerprint.fingerprinter import Recipe as Recipe
+    from semel.http.keys import KeyFormat as KeyFormat
+    from semel.inbox.run import AsyncInbox as AsyncInbox
+    from semel.inbox.run import Inbox as Inbox
+    from semel.inbox.run import Poison as Poison
+    from semel.operations.run import Execution as Execution
+    from semel.operations.run import Reference as Reference
+    from semel.operations.run import find_execution as find_execution
+    from semel.operations.run import find_execution_async as find_execution_async
+    from semel.outbox.run import AsyncOutbox as AsyncOutbox
+    from semel.outbox.run import Outbox as Outbox
     from semel.policy import Command as Command
     from semel.policy import Policy as Policy
-    from semel.rules.classify import Refused as Refused
-    from semel.rules.fingerprint import Recipe as Recipe
-    from semel.rules.items import Done as Done
-    from semel.rules.items import ItemOutcome as ItemOutcome
-    from semel.rules.items import ItemState as ItemState
-    from semel.rules.items import Tally as Tally
-    from semel.rules.keys import KeyFormat as KeyFormat
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Answer": "semel.model",
-    "AsyncBulk": "semel.engine.bulk_aio",
-    "AsyncEngine": "semel.engine.aio",
-    "AsyncInbox": "semel.engine.inbox",
-    "AsyncOutbox": "semel.engine.events",
-    "Bulk": "semel.engine.bulk_sync",
-    "BulkItem": "semel.engine.bulk",
-    "BulkPolicy": "semel.engine.bulk",
-    "BulkResult": "semel.engine.bulk",
+    "Answer": "semel.core.model",
+    "AsyncBulk": "semel.bulk.run_async",
+    "AsyncEngine": "semel.engine.async_engine",
+    "AsyncInbox": "semel.inbox.run",
+    "AsyncOutbox": "semel.outbox.run",
+    "Bulk": "semel.bulk.run_sync",
+    "BulkItem": "semel.bulk.declaration",
+    "BulkPolicy": "semel.bulk.declaration",
+    "BulkResult": "semel.bulk.declaration",
     "Command": "semel.policy",
-    "Done": "semel.rules.items",
-    "Effects": "semel.model",
-    "Engine": "semel.engine.sync",
-    "Execution": "semel.engine.operations",
-    "Inbox": "semel.engine.inbox",
+    "Done": "semel.bulk.rules",
+    "Effects": "semel.core.model",
+    "Engine": "semel.engine.sync_engine",
+    "Execution": "semel.operations.run",
+    "Inbox": "semel.inbox.run",
     "ItemFailed": "semel.errors",
-    "ItemOutcome": "semel.rules.items",
-    "ItemState": "semel.rules.items",
-    "KeyFormat": "semel.rules.keys",
+    "ItemOutcome": "semel.bulk.rules",
+    "ItemState": "semel.bulk.rules",
+    "KeyFormat": "semel.http.keys",
     "NothingHappened": "semel.errors",
-    "Outbox": "semel.engine.events",
+    "Outbox": "semel.outbox.run",
     "Permit": "semel.engine.permit",
-    "Poison": "semel.engine.inbox",
+    "Poison": "semel.inbox.run",
     "Policy": "semel.policy",
-    "Recipe": "semel.rules.fingerprint",
-    "Reference": "semel.engine.operations",
-    "Refused": "semel.rules.classify",
+    "Recipe": "semel.http.fingerprint.fingerprinter",
+    "Reference": "semel.operations.run",
+    "Refused": "semel.core.outcomes",
     "Result": "semel.engine.result",
-    "Scope": "semel.model",
-    "Sealer": "semel.drivers.sealing",
+    "Scope": "semel.core.model",
+    "Sealer": "semel.engine.sealer",
     "SemelError": "semel.errors",
-    "State": "semel.model",
-    "Tally": "semel.rules.items",
+    "State": "semel.core.model",
+    "Tally": "semel.bulk.rules",
     "command": "semel.functions.declare",
-    "find_execution": "semel.engine.operations",
-    "find_execution_async": "semel.engine.operations",
+    "find_execution": "semel.operations.run",
+    "find_execution_async": "semel.operations.run",
 }
 
 __all__ = [

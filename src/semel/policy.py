@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
+from semel.core.model import AfterExpiry, Effects, Scope, State, Terms
 from semel.errors import PolicyError, RequestError, RequestTooLarge
-from semel.model import AfterExpiry, Effects, Scope, State, Terms
-from semel.rules.fingerprint import Body, Recipe, as_recipe, check_headers
-from semel.rules.headers import NEVER_REPLAYED as NEVER_REPLAYED
-from semel.rules.headers import REPLAY_HEADERS as REPLAY_HEADERS
-from semel.rules.keys import KeyFormat
-from semel.rules.references import check_reference, check_sources
-from semel.rules.step_options import Resumed, check_request, check_steps
+from semel.http.fingerprint.fingerprinter import Body, Recipe, as_recipe, check_headers
+from semel.http.headers import NEVER_REPLAYED as NEVER_REPLAYED
+from semel.http.headers import REPLAY_HEADERS as REPLAY_HEADERS
+from semel.http.keys import KeyFormat
+from semel.operations.references import check_reference, check_sources
+from semel.steps.options import Resumed, check_request, check_steps
 
 SECOND_US: Final = 1_000_000
 FINGERPRINT_BYTES: Final = 32
@@ -46,13 +46,13 @@ class Policy:
             proven), ``"idempotent"`` (the downstream deduplicates by a derived key) or ``"atomic"``
             (all effects are writes in one transaction with the record).
         key: ``"required"`` or ``"optional"``.
-        key_format: an optional :class:`~semel.rules.keys.KeyFormat`.
+        key_format: an optional :class:`~semel.http.keys.KeyFormat`.
         key_from: over HTTP, where the key is if not in its header (which is then ignored): ``"path:orderId"``,
             ``"body:/orderId"`` (a JSON pointer), or ``"reference"``: what ``reference_from`` names.
         reference_from: over HTTP, where the business reference is: ``"path:orderId"`` or ``"body:/invoice/number"``.
-        fingerprint: the :class:`~semel.rules.fingerprint.Recipe` under which requests are compared; or only what of
-            the body counts, such as ``NoBody()``, or a function of the request's facts and its body
-            (:class:`~semel.rules.recipe.Computed`).
+        fingerprint: the :class:`~semel.Recipe` under which requests are compared; or only what of the body
+            counts, such as ``NoBody()``, or a function of the request's facts and its body
+            (:class:`~semel.http.fingerprint.recipe.Computed`).
         counts: over HTTP, names of request headers that count beside it: ``("stripe-account", "if-match")``. None: the
             application's.
         fingerprints_known: former recipes, still recognised on records that were made under them; a recipe's former

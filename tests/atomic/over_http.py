@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from semel import Policy
-from semel.web.asgi import SemelMiddleware
-from semel.web.caller import Caller, from_state
-from semel.web.routing import Operation
-from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
+from semel.http.asgi.middleware import SemelMiddleware
+from semel.http.caller import Caller, from_state
+from semel.http.routing import Operation
+from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
 from tests.engine.telling import at_once
 from tests.web.driving import KEY, Response, asgi_call, asgi_scope, head, wsgi_call, wsgi_environ
 

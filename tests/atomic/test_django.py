@@ -14,8 +14,8 @@ from django.conf import settings
 from django.db import connections, transaction
 
 from semel import Engine, Policy
+from semel.core.model import State
 from semel.errors import EarlyCommit, JoinRefused, KeyReusedError, SemelError, StoreUnavailable
-from semel.model import State
 from semel.testing.clock import SettableClock
 from tests.atomic.conftest import Outside
 from tests.engine.drivers import sqlite

@@ -16,9 +16,9 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 from sqlalchemy.orm import Session
 
 from semel import AsyncEngine, NothingHappened, Permit
-from semel.drivers.sqlalchemy import session_on
+from semel.core.model import State
 from semel.integrations.fastapi import Semel
-from semel.model import State
+from semel.stores.sql.sqlalchemy import session_on
 from tests.atomic.conftest import Outside
 from tests.atomic.mapped import Effect
 from tests.engine.drivers import sqlite

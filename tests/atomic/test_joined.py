@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Policy
+from semel.core.model import InProgress, OutcomeUnknown, State, Verdict
 from semel.errors import (
     ConfigurationError,
     EarlyCommit,
@@ -25,7 +26,6 @@ from semel.errors import (
     StoreUnavailable,
     SupersededError,
 )
-from semel.model import InProgress, OutcomeUnknown, State, Verdict
 from semel.testing.clock import SettableClock
 from tests.atomic.conftest import Outside
 from tests.engine.drivers import memory, sqlite

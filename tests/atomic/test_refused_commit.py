@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from semel.drivers.sqlite_connection import store_error
 from semel.errors import HandlerRefused
+from semel.stores.sqlite.connection import store_error
 
 
 def test_a_deferred_constraint_that_fails_at_the_commit_has_a_remedy() -> None:

@@ -10,8 +10,8 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from semel import Answer, Permit
-from semel.drivers.sqlalchemy import session_on
-from semel.model import State
+from semel.core.model import State
+from semel.stores.sql.sqlalchemy import session_on
 from tests.atomic.conftest import Outside
 from tests.atomic.mapped import WHAT, Effect, Failed
 from tests.engine.shells import MADE, Shell

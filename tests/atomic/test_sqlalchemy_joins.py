@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from semel import AsyncEngine, Engine
+from semel.core.model import KeyReused, State
 from semel.errors import (
     EarlyCommit,
     JoinRefused,
@@ -24,7 +25,6 @@ from semel.errors import (
     StoreUnavailable,
     SupersededError,
 )
-from semel.model import KeyReused, State
 from semel.testing.clock import SettableClock
 from tests.atomic.conftest import Outside
 from tests.atomic.mapped import ATOMIC, WHAT, Effect, Failed
@@ -300,7 +300,7 @@ def test_a_busy_file_is_refused_in_time_and_leaves_no_lock(tell: Tell, outside: 
 def test_a_verdict_between_the_look_and_the_claim_leaves_no_lock(
     tell: Tell, outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from semel.stores.sqlite import SqliteStore
+    from semel.stores.sqlite.store import SqliteStore
 
     def claim_here(self: Any, claim: Any) -> Any:
         yield from ()

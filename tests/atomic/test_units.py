@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from semel import Answer, Engine, NothingHappened, Permit, Policy
+from semel.core.model import State
 from semel.errors import EarlyCommit, OutcomeUnknownError, PolicyError, StoreUnavailable
-from semel.model import State
 from semel.testing.clock import SettableClock
 from tests.atomic.conftest import Outside
 from tests.engine.drivers import sqlite

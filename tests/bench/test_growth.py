@@ -16,11 +16,11 @@ from bench.growth.places import Place, place
 from bench.growth.records import Age, Population, answer, command, quickly, record
 from bench.growth.run import verify
 from semel import AsyncEngine, Engine
-from semel.drivers.clock import system_clock
-from semel.flow import Flow
-from semel.model import KeyExpired, Record, Replay, State
-from semel.rules.classify import Refused, Succeeded
-from semel.rules.lease import PURGE_GRACE_US
+from semel.core.flow import Flow
+from semel.core.model import KeyExpired, Record, Replay, State
+from semel.core.outcomes import Refused, Succeeded
+from semel.core.timing import PURGE_GRACE_US
+from semel.stores.clock import system_clock
 from tests.servers import postgres
 
 RECORDS = 2_000
@@ -142,7 +142,7 @@ def test_loaded_records_replay_and_are_purged_through_the_engine(loaded: Place) 
 
 def test_on_postgresql_no_statement_counts_more_than_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside ten million records one statement took longer than a call may, and with it failed every `semel purge`."""
-    monkeypatch.setattr("semel.stores.walk.COUNTED_AT_ONCE", 300)
+    monkeypatch.setattr("semel.stores.sql.lapsed_scan.COUNTED_AT_ONCE", 300)
     where = place(postgres.postgres(), RECORDS + 1)
     where.make(Population(RECORDS + 1, system_clock()))
     pages: list[int] = []

@@ -35,8 +35,8 @@ def test_the_counts_are_the_same_each_time_and_a_replay_skips_the_application(ca
         lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
         tables.append({part: [int(number.replace(",", "")) for number in numbers] for part, *numbers in lines})
     one, again = tables
-    assert one["semel.web"] == again["semel.web"]
-    assert one["semel.web"][0] == one["starlette"][2] == 0
+    assert one["semel.http"] == again["semel.http"]
+    assert one["semel.http"][0] == one["starlette"][2] == 0
     assert one["all"][0] < one["all"][2] < one["all"][1]
 
 

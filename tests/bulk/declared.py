@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from semel import Bulk, Engine
-from semel.engine.bulk import BulkItem
-from semel.engine.connect import connect_backend
+from semel.bulk.declaration import BulkItem
+from semel.engine.urls import connect_backend
 from tests.bulk.fellows import numbered
 from tests.bulk.worker import die
 

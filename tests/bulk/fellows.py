@@ -12,10 +12,10 @@ from typing import Any, Final, TypeVar
 import psycopg
 
 from semel import AsyncBulk, AsyncEngine, Bulk, Engine
+from semel.bulk.declaration import BulkItem, BulkResult
+from semel.bulk.rules import ItemOutcome, ItemState, Tally
 from semel.engine.backend import Backend
-from semel.engine.bulk import BulkItem, BulkResult
-from semel.engine.connect import connect_backend
-from semel.rules.items import ItemOutcome, ItemState, Tally
+from semel.engine.urls import connect_backend
 from tests.engine.telling import Member, at_once
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ def sqlite_at(path: str) -> Home:
 
 
 def postgres_home() -> Home:
-    from semel.engine.connect_postgres import postgres_backend
+    from semel.stores.postgres.url import postgres_backend
     from semel.testing.postgres import empty_schema
     from tests.servers.postgres import postgres, schema
 
@@ -141,7 +141,7 @@ def postgres_home() -> Home:
 
 
 def mariadb_home() -> Home:
-    from semel.engine.connect_mariadb import mariadb_backend
+    from semel.stores.mariadb.url import mariadb_backend
     from semel.testing.mariadb import mariadb_subject
     from tests.servers.mariadb import connect, mariadb
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from semel import Bulk, Engine, ItemFailed
+from semel.bulk.declaration import BulkItem
 from semel.cli.main import main
-from semel.engine.bulk import BulkItem
 
 CASES = [{"clientItemId": name, "amount": 9007199254740993} for name in "abcd"]
 Capture = pytest.CaptureFixture[str]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from semel.engine.bulk import BulkItem
+from semel.bulk.declaration import BulkItem
 from semel.errors import InvalidBody, KeyReusedError, PolicyError, RecordUnreadableError
 from tests.bulk.fellows import Fellow, Home, counts, numbered
 from tests.bulk.test_outside import Downstream, Killed

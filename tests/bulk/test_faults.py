@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from semel import Bulk, Engine
-from semel.drivers.clock import system_clock
-from semel.engine.bulk import BulkItem
+from semel.bulk.declaration import BulkItem
 from semel.errors import SemelError
+from semel.stores.clock import system_clock
 from semel.testing.faults import KINDS, Crash, Faults, Kind, When, every_fault, faulty_sqlite
 from tests.bulk.fellows import numbered, sqlite_at, sqlite_home
 
@@ -27,7 +27,7 @@ def _count(item: BulkItem) -> None:
 
 @pytest.mark.parametrize(("kind", "when", "once"), KINDS)
 def test_at_every_ask(kind: Kind, when: When, once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semel.protocol.bulk.retry_seconds", lambda tried, jitter: 0.0)
+    monkeypatch.setattr("semel.bulk.flow.retry_seconds", lambda tried, jitter: 0.0)
     empty = tmp_path / "empty.db"
     sqlite_home(str(empty))
     for fault in every_fault(kind, when, once=once):

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from semel import ItemFailed, NothingHappened
-from semel.engine.bulk import BulkItem, operation_bytes
+from semel.bulk.declaration import BulkItem, operation_bytes
+from semel.bulk.rules import Done, ItemState, Tally
+from semel.bulk.store import Failures, Items
 from semel.errors import InProgressError, KeyReusedError, PolicyError
-from semel.rules.items import Done, ItemState, Tally
-from semel.stores.items import Failures, Items
 from tests.bulk.fellows import Fellow, Home, counts, numbered, states, write
 
 Make = Callable[..., Fellow]
@@ -44,7 +44,7 @@ def test_each_item_has_one_outcome_and_a_second_call_gets_the_same_answer(make_f
 def test_large_details_of_a_chunk_fit_into_the_packets_of_the_server(
     make_fellow: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semel.protocol.bulk.retry_seconds", lambda tried, jitter: 0.0)
+    monkeypatch.setattr("semel.bulk.flow.retry_seconds", lambda tried, jitter: 0.0)
 
     async def details(item: BulkItem) -> Done:
         return Done(detail=bytes(65_536))

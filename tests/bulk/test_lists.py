@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from semel.engine.bulk import BulkItem, BulkPolicy
+from semel.bulk.declaration import BulkItem, BulkPolicy
+from semel.bulk.rules import ItemState, Tally
 from semel.errors import BulkRefused, ConfigurationError, InvalidKey, MissingKey, NothingHappened, PolicyError
-from semel.rules.items import ItemState, Tally
 from tests.bulk.fellows import Fellow, Home, counts, numbered
 
 Make = Callable[..., Fellow]

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from semel import ItemFailed, NothingHappened
-from semel.engine.bulk import BulkItem
+from semel.bulk.declaration import BulkItem
+from semel.bulk.rules import ItemState, Tally
 from semel.errors import SupersededError
-from semel.rules.items import ItemState, Tally
 from tests.bulk.fellows import Fellow, Home, numbered, states
 
 Make = Callable[..., Fellow]

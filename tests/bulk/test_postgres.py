@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from semel.engine.bulk import BulkItem
+from semel.bulk.declaration import BulkItem
+from semel.bulk.rules import ItemState, Tally
 from semel.errors import EarlyCommit
-from semel.rules.items import ItemState, Tally
 from tests.bulk.fellows import Fellow, Home, counts, numbered
 
 Make = Callable[..., Fellow]
@@ -51,7 +51,7 @@ def test_a_handler_that_commits_by_itself_stops_the_bulk_and_nothing_is_done_twi
                 await done
 
     fellow = make_fellow(chunk_items=3)
-    monkeypatch.setattr("semel.protocol.bulk.retry_seconds", lambda tried, jitter: 0.0)
+    monkeypatch.setattr("semel.bulk.flow.retry_seconds", lambda tried, jitter: 0.0)
     with pytest.raises(EarlyCommit):
         fellow.run(numbered(9), commits)
     done = make_fellow(chunk_items=3).run(numbered(9), counts)

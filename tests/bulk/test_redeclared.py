@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from semel.bulk.rules import ItemState, Tally
 from semel.errors import SemelError
-from semel.rules.items import ItemState, Tally
 from tests.bulk.fellows import Fellow, Home, mariadb_home, numbered, postgres_home, sqlite_home, states
 from tests.bulk.test_outside import Downstream, Killed
 from tests.servers import mariadb

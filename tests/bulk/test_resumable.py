@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, AsyncBulk, AsyncEngine, Command, Permit, Policy, Scope
-from semel.engine.bulk import BulkItem
-from semel.worker.completer import Completer
+from semel.bulk.declaration import BulkItem
+from semel.resuming.worker import Completer
 from tests.bulk.fellows import Home, counts, numbered, sqlite_home
 from tests.engine.shells import until
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from semel import AsyncEngine, Engine, Inbox
-from semel.worker.reaper import Reaper
+from semel.workers.reaper import Reaper
 from tests.bulk.fellows import Fellow, Home, counts, numbered
 
 

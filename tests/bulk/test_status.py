@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from semel import AsyncBulk, AsyncEngine
-from semel.engine.bulk import BulkItem
-from semel.rules.identity import uuid_text
-from semel.web.caller import Caller
-from semel.web.operations import Operations
-from semel.web.surface import Surface
+from semel.bulk.declaration import BulkItem
+from semel.core.identity import uuid_text
+from semel.http.caller import Caller
+from semel.http.settings import HttpSettings
+from semel.operations.http import Operations
 from tests.bulk.fellows import numbered, sqlite_home
 
 
@@ -22,7 +22,7 @@ def test_progress_over_http(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with AsyncEngine(home.backend("sqlite-async")) as engine:
-            surface = Surface(engine=engine, caller=lambda request: Caller("acme", request["user"]))
+            surface = HttpSettings(engine=engine, caller=lambda request: Caller("acme", request["user"]))
             operations = Operations(surface, engine, lambda: ["count"])
             bulk = AsyncBulk(engine, operation="count", effects="external", at_once=2)
 

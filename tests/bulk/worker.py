@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from semel import Bulk, Engine
-from semel.engine.bulk import BulkItem
-from semel.engine.connect import connect_backend
+from semel.bulk.declaration import BulkItem
+from semel.engine.urls import connect_backend
 from tests.bulk.fellows import numbered
 
 ITEMS = 100
@@ -43,8 +43,8 @@ def main(url: str, dies_at: str) -> None:
 
 def _die_around_commits(kind: str, number: int) -> None:
     """Before or after the n-th chunk's commit, on whatever store: the flow's own last ask is where it happens."""
-    from semel.engine.performing import SyncPerformer
-    from semel.protocol.asks import Commit, SettleWithin
+    from semel.core.requests import Commit, SettleWithin
+    from semel.engine.runner import SyncPerformer
 
     real: Callable[..., Any] = SyncPerformer.drive
     seen = [0]

@@ -12,16 +12,16 @@ from starlette.responses import Response
 
 from semel import AsyncBulk, AsyncEngine, BulkItem, Engine, KeyFormat, Policy, Recipe, Sealer
 from semel.functions import command
+from semel.http.asgi.middleware import SemelMiddleware
+from semel.http.caller import Caller, from_state, from_user, single_caller
+from semel.http.fingerprint.recipe import DigestField, Members
+from semel.http.routing import Operation
+from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
 from semel.integrations.fastapi import Semel
-from semel.rules.recipe import DigestField, Members
 from semel.telemetry import Logging
 from semel.testing.required import Case as Tried
 from semel.testing.required import suite
-from semel.web.asgi import SemelMiddleware
-from semel.web.caller import Caller, from_state, from_user, single_caller
-from semel.web.routing import Operation
-from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
-from semel.worker import Case, StillUnknown, reconciler
+from semel.workers import Case, StillUnknown, reconciler
 from tests.testing_plugin import good
 from tests.testing_plugin.broken import BROKEN
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel.cli.check_answers import QUESTIONS
+from semel.check.answers import QUESTIONS
 from semel.cli.main import main
 
 SHOP = "tests.check.shop"

@@ -13,9 +13,9 @@ import pytest
 
 from semel import Answer, Command, Engine, Policy, Scope
 from semel.cli.main import main
-from semel.drivers.sqlite import SqliteDriver
-from semel.engine.connect import sqlite_backend
 from semel.engine.permit import Permit
+from semel.engine.urls import sqlite_backend
+from semel.stores.sqlite.driver import SqliteDriver
 
 HOUR_US = 3_600_000_000
 

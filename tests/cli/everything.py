@@ -7,12 +7,12 @@ from contextlib import closing
 import pytest
 
 from semel import Answer, Bulk, Command, Engine, Inbox, ItemFailed, Permit, Policy
-from semel.engine.bulk import BulkItem
-from semel.engine.events import Outbox
-from semel.engine.inbox import Message
-from semel.rules.items import Done
-from semel.stores.events import Events
-from semel.stores.inbox import Receipt
+from semel.bulk.declaration import BulkItem
+from semel.bulk.rules import Done
+from semel.inbox.run import Message
+from semel.inbox.store import Receipt
+from semel.outbox.run import Outbox
+from semel.outbox.store import Events
 from tests.engine.shells import SCOPE, command
 
 CASES = [{"clientItemId": f"case-{n}", "n": n} for n in range(5)]

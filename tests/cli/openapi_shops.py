@@ -12,13 +12,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from semel import AsyncEngine, Engine, Policy
+from semel.http.asgi.middleware import SemelMiddleware
+from semel.http.caller import single_caller
+from semel.http.problems import Problems
+from semel.http.routing import Operation
+from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
 from semel.integrations.fastapi import Semel as FastApiSemel
 from semel.integrations.starlette import Semel
-from semel.web.asgi import SemelMiddleware
-from semel.web.caller import single_caller
-from semel.web.problem import Problems
-from semel.web.routing import Operation
-from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
 
 engine = AsyncEngine.connect("memory://")
 DECLARED = [

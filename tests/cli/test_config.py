@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from semel import Bulk
-from semel.cli.application import load
+from semel.admin.guarantees import Ground, after_crash, level, promises
+from semel.check.application import load
 from semel.cli.exits import UsageFailed
-from semel.cli.promises import Ground, after_crash, level, promises
-from semel.model import Effects
+from semel.core.model import Effects
 from semel.policy import Policy
-from semel.stores.memory import MemoryStore
-from semel.stores.sqlite import SqliteStore
+from semel.stores.memory.store import MemoryStore
+from semel.stores.sqlite.store import SqliteStore
 from tests.cli.conftest import Ran, Shelf
 from tests.docs.pages import maker
 
@@ -28,7 +28,7 @@ FASTAPI = """
 from fastapi import FastAPI
 from semel import AsyncEngine
 from semel.integrations.fastapi import Semel
-from semel.web.caller import single_caller
+from semel.http.caller import single_caller
 
 print("importing")
 semel = Semel(AsyncEngine.connect("sqlite:///app.db?synchronous=NORMAL"), caller=single_caller, wait_seconds_max=5)
@@ -54,7 +54,7 @@ BULK = """
 from fastapi import FastAPI
 from semel import AsyncBulk, AsyncEngine
 from semel.integrations.fastapi import Semel
-from semel.web.caller import single_caller
+from semel.http.caller import single_caller
 
 semel = Semel(AsyncEngine.connect("sqlite:///app.db"), caller=single_caller)
 app = FastAPI()
@@ -67,9 +67,9 @@ for effects in ("atomic", "idempotent", "external"):
 """
 WSGI = """
 from semel import Engine, Policy
-from semel.web.caller import single_caller
-from semel.web.routing import Operation
-from semel.web.wsgi import SemelMiddleware
+from semel.http.caller import single_caller
+from semel.http.routing import Operation
+from semel.http.wsgi.middleware import SemelMiddleware
 
 def plain(environ, start_response): ...
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from semel.cli import demo_stage
-from semel.cli.demo_story import Teller
 from semel.cli.main import main
 from semel.cli.terminal import Output
+from semel.reference import demo_stage
+from semel.reference.demo_story import Teller
 
 
 def test_the_demo_holds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from semel import Answer
-from semel.cli import doctor_file, doctor_schema, doctor_sqlite
-from semel.cli.doctor_file import mount_of
-from semel.cli.doctor_settings import VARIABLES, look_at_settings
-from semel.cli.finding import Finding
+from semel.admin import doctor_schema
+from semel.admin.doctor_settings import VARIABLES, look_at_settings
+from semel.admin.finding import Finding
+from semel.stores.sqlite import doctor as doctor_sqlite
+from semel.stores.sqlite import doctor_file
+from semel.stores.sqlite.doctor_file import mount_of
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 
 Run = Callable[..., Ran]

@@ -13,14 +13,14 @@ import psycopg
 import pytest
 
 from semel import Engine, Policy
-from semel.cli.doctor import clock_offset
-from semel.cli.doctor_mariadb import defaults, rights
-from semel.cli.doctor_postgres import room
-from semel.cli.doctor_redis import memory
-from semel.cli.finding import look_at_connections
+from semel.admin.finding import look_at_connections
+from semel.cli.commands.doctor import clock_offset
 from semel.cli.main import main
 from semel.errors import ConfigurationError
-from semel.stores.postgres_settings import granted, judged
+from semel.stores.mariadb.doctor import defaults, rights
+from semel.stores.postgres.doctor import room
+from semel.stores.postgres.settings import granted, judged
+from semel.stores.redis.doctor import memory
 from tests.servers import mariadb, postgres, redis
 
 Capture = pytest.CaptureFixture[str]

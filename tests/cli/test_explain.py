@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from semel import Answer
-from semel.cli import filters
-from semel.cli.story import attempt_at
-from semel.model import State
-from semel.rules.decide import TABLE, Situation
-from semel.rules.identity import uuid_bytes
+from semel.admin import filters
+from semel.admin.explain import attempt_at
+from semel.core.decide import TABLE, Situation
+from semel.core.identity import uuid_bytes
+from semel.core.model import State
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 
 Run = Callable[..., Ran]

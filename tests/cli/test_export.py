@@ -18,14 +18,15 @@ from typing import Any
 import pytest
 
 from semel import Answer
-from semel.cli import exporting, filters
+from semel.admin import filters
 from semel.cli.arguments import parse
+from semel.cli.commands import export as exporting
+from semel.cli.commands.export import cell
 from semel.cli.exits import CommandFailed
-from semel.cli.exporting import cell
 from semel.cli.main import grammar
 from semel.cli.terminal import Output
 from semel.cli.whole_file import WholeFile
-from semel.stores.sqlite import SQL
+from semel.stores.sqlite.store import SQL
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 
 Run = Callable[..., Ran]

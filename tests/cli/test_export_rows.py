@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from semel.cli.exported_rows import KINDS, columns
+from semel.admin.export_rows import KINDS, columns
 from semel.cli.main import main
 from tests.cli.everything import fill, fresh
 

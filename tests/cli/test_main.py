@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, Engine, __version__
-from semel.cli import doctor_sqlite
 from semel.cli.main import grammar, main
+from semel.stores.sqlite import doctor as doctor_sqlite
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 
 Run = Callable[..., Ran]

@@ -15,15 +15,15 @@ import psycopg
 import pytest
 
 from semel import Answer, Command, Engine, Permit, Policy
+from semel.admin.move import Mover
+from semel.cli.commands.move import copy, look
 from semel.cli.main import main
-from semel.cli.moved import Mover
-from semel.cli.moving import copy, look
-from semel.drivers.sqlite import SqliteDriver
-from semel.engine.connect import sqlite_backend
+from semel.core.identity import derived_key, uuid_text
+from semel.core.model import InProgress, Record, Replay, Resolution, State, Verdict
+from semel.core.outcomes import Outcome, Refused, Released, Succeeded, Unprovable
+from semel.engine.urls import sqlite_backend
 from semel.errors import StoreUnavailable
-from semel.model import InProgress, Record, Replay, Resolution, State, Verdict
-from semel.rules.classify import Outcome, Refused, Released, Succeeded, Unprovable
-from semel.rules.identity import derived_key, uuid_text
+from semel.stores.sqlite.driver import SqliteDriver
 from semel.testing.attempts import bits
 from semel.testing.clock import SettableClock
 from tests.engine.shells import MADE, SCOPE

@@ -11,20 +11,21 @@ from typing import Any
 import pytest
 
 from semel import AsyncEngine, Bulk, Engine, Inbox
-from semel.cli import moved_rows, moving
+from semel.admin import move_rows as moved_rows
+from semel.cli.commands import move as moving
 from semel.cli.main import main
+from semel.core.model import Resolution
 from semel.errors import NotReplayableError, StoreUnavailable
-from semel.events import Event
-from semel.model import Resolution
-from semel.protocol.operations import resolve
-from semel.stores.copies import NOUNS, Noun
-from semel.stores.events import Events
-from semel.stores.inbox import Receipt
-from semel.stores.lanes import Lanes
-from semel.stores.statements import Row
+from semel.inbox.store import Receipt
+from semel.operations.flow import resolve
+from semel.outbox.event import Event
+from semel.outbox.partitions import Lanes
+from semel.outbox.store import Events
+from semel.stores.sql.statements import Row
+from semel.stores.sql.tables import NOUNS, Noun
 from semel.testing.mariadb import mariadb_subject
 from semel.testing.postgres import empty_schema
-from semel.worker import FunctionSink, Relay
+from semel.workers import FunctionSink, Relay
 from tests.cli.everything import CASES, DONE, STEPPED, fill, fresh, handled, invoice, raises, shop
 from tests.servers import mariadb, postgres, redis
 

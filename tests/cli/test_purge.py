@@ -14,7 +14,7 @@ import pytest
 
 from semel import AsyncEngine
 from semel.cli.main import main
-from semel.worker import Reaper
+from semel.workers import Reaper
 from tests.cli.everything import fill, fresh
 
 TABLES = ("record", "operation", "bulk", "item", "event", "inbox")

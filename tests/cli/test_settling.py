@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from semel import Permit
+from semel.core.identity import uuid_text
+from semel.core.model import Answer, Find
 from semel.errors import NotReplayableError
-from semel.model import Answer, Find
 from semel.policy import Policy
-from semel.rules.identity import uuid_text
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 
 Run = Callable[..., Ran]

@@ -15,11 +15,11 @@ import pytest
 from semel import Engine
 from semel.cli.exits import UsageFailed
 from semel.cli.main import main
-from semel.cli.store import require_shared
+from semel.cli.open_store import require_shared
 from semel.engine.backend import shown_url
-from semel.engine.connect import OPTIONS, connect_backend
+from semel.engine.urls import OPTIONS, connect_backend
 from semel.errors import ConfigurationError, SemelError, UrlError
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from tests.engine.shells import MADE, command
 from tests.servers.running import free_port
 
@@ -187,7 +187,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str,
 
 ACME = """
 from dataclasses import replace
-from semel.engine.connect import connect_backend
+from semel.engine.urls import connect_backend
 
 def connect(url):
     return replace(connect_backend("memory://"), name="acme")

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from semel.cli import watched, watching
+from semel.admin import snapshot as watched
+from semel.cli.commands import watch as watching
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 
 Run = Callable[..., Ran]

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from semel import Answer, AsyncEngine, Engine, Permit
-from semel.drivers.clock import system_clock
+from semel.core.outcomes import Succeeded
 from semel.errors import StoreUnavailable
-from semel.rules.classify import Succeeded
+from semel.stores.clock import system_clock
 from tests.crash.processes import Line, Worker, pause, report
 from tests.crash.work import HEADERS, LEASE_SECONDS, Folder, command, id_of
 

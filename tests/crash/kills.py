@@ -16,14 +16,14 @@ from collections.abc import Callable
 from typing import Any
 
 from semel import Answer, Permit
+from semel.core.model import Settling
+from semel.core.outcomes import Outcome
 from semel.engine.result import Result
 from semel.errors import CommandError, StoreError
-from semel.model import Settling
-from semel.rules.classify import Outcome
-from semel.testing.history.engines import AsyncRecordingEngine, RecordingEngine
-from semel.testing.history.recorder import Recorder
 from tests.crash.processes import Line, Worker, pause, ready, report
 from tests.crash.work import Folder, command
+from verification.history.engines import AsyncRecordingEngine, RecordingEngine
+from verification.history.recorder import Recorder
 
 POINTS = ("after-claim", "before-effect", "after-effect", "before-settle", "after-settle", "after-ack")
 FRESH_KEYS = 60

@@ -13,11 +13,11 @@ import time
 from typing import Any
 
 from semel import Answer, Permit, State
+from semel.core.model import Resolution
 from semel.errors import CommandError, StoreError, StoreUnavailable
-from semel.model import Resolution
-from semel.testing.history.engines import RecordingEngine
 from tests.crash.processes import Line, Worker, pause, report
 from tests.crash.work import HEADERS, LEASE_SECONDS, Folder, command, id_of
+from verification.history.engines import RecordingEngine
 
 OPERATORS = Answer(200, HEADERS, b"the operator found it")
 BUSY_SECONDS = 0.5

@@ -1,4 +1,4 @@
-"""Real processes for the crash tests: scripts started by pytest, which fork the workers of ``semel.testing.soak``.
+"""Real processes for the crash tests: scripts started by pytest, which fork the workers of ``verification.soak``.
 
 pytest's own process has threads and must not fork. So each scenario is a script of its own, single-threaded and with no
 store open, which forks its workers in a few milliseconds each and tells pytest what happened as one JSON document.
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from semel.testing.soak.worker import Line, Worker, pause, ready
+from verification.soak.worker import Line, Worker, pause, ready
 
 __all__ = ["Line", "Worker", "pause", "ready", "report", "run_script"]
 

@@ -16,7 +16,9 @@ import time
 from typing import Any
 
 from semel import Answer, Permit
-from semel.drivers import sqlite, sqlite_connection, sqlite_unit
+from semel.stores.sqlite import connection as sqlite_connection
+from semel.stores.sqlite import driver as sqlite
+from semel.stores.sqlite import transaction as sqlite_unit
 from tests.crash.processes import Line, Worker, report
 from tests.crash.work import Folder, command
 

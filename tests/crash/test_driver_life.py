@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, AsyncEngine, Engine, Permit
+from semel.core.model import Proceed, Settled
+from semel.core.outcomes import Succeeded
 from semel.errors import StoreUnavailable
-from semel.model import Proceed, Settled
-from semel.rules.classify import Succeeded
 from tests.crash.work import HEADERS, Folder, command
 
 ANSWER = Answer(200, HEADERS, b"done")

@@ -11,9 +11,9 @@ import pytest
 
 from semel import Answer, Effects, Permit, State
 from semel.errors import OutcomeUnknownError
-from semel.testing.history.recorder import Recorder
 from tests.crash.processes import pause, run_script
 from tests.crash.work import LEASE_SECONDS, Folder, command
+from verification.history.recorder import Recorder
 
 KINDS = [(effects, style) for effects in ("external", "idempotent", "atomic") for style in ("sync", "async")]
 HITS = 65  # of each kind

@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 from semel import Answer, Permit
-from semel.drivers.clock import system_clock
-from semel.model import Settled
-from semel.rules.classify import Succeeded
+from semel.core.model import Settled
+from semel.core.outcomes import Succeeded
+from semel.stores.clock import system_clock
 from tests.crash.processes import pause
 from tests.crash.work import LEASE_SECONDS, Folder, command, id_of
 

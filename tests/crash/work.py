@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from semel import Answer, AsyncEngine, Command, Effects, Engine, Permit, Policy, Scope
-from semel.rules.identity import record_id
-from semel.testing.history.check import Report, check
-from semel.testing.history.engines import AsyncRecordingEngine, RecordingEngine
-from semel.testing.history.reading import read_history
-from semel.testing.history.recorder import Recorder
-from semel.testing.history.timeline import violation_lines
+from semel.core.identity import record_id
+from verification.history.check import Report, check
+from verification.history.engines import AsyncRecordingEngine, RecordingEngine
+from verification.history.reading import read_history
+from verification.history.recorder import Recorder
+from verification.history.timeline import violation_lines
 
 LEASE_SECONDS = 1.0
 SCOPE = Scope("acme", "alice", "pay")

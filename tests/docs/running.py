@@ -28,8 +28,8 @@ from typing import Any
 
 from semel.cli.arguments import parse
 from semel.cli.main import grammar
-from semel.service.greeting import greeting
-from semel.service.settings import Settings
+from semel.reference.greeting import greeting
+from semel.reference.settings import Settings
 from tests.docs.pages import ROOT, Block
 
 ADDRESS = "127.0.0.1:8080"

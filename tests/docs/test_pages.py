@@ -13,15 +13,15 @@ from urllib.parse import unquote
 
 import pytest
 
+from semel.bulk.http import KINDS as BULK_KINDS
 from semel.cli.main import grammar
+from semel.http.fingerprint.recipe import Recipe
+from semel.http.problems import KINDS, MIDDLEWARE_KINDS, Kind
+from semel.http.settings import HttpSettings
+from semel.operations.http import BAD_QUERY, NOT_FOUND
 from semel.policy import REPLAY_HEADERS, Policy
-from semel.rules.recipe import Recipe
-from semel.service.settings import Settings
+from semel.reference.settings import Settings
 from semel.telemetry import EVENTS
-from semel.web.bulk import KINDS as BULK_KINDS
-from semel.web.operations import BAD_QUERY, NOT_FOUND
-from semel.web.problem import KINDS, MIDDLEWARE_KINDS, Kind
-from semel.web.surface import Surface
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors, blocks, documents, links, maker, name_of
 from tests.nemeses.lines import LOSING, SOUND
 
@@ -138,7 +138,7 @@ def test_anchors_are_found() -> None:
 # --- what is documented exists, and what exists is documented ---
 
 
-@pytest.mark.parametrize("options", [Policy, Surface, Recipe], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("options", [Policy, HttpSettings, Recipe], ids=lambda kind: kind.__name__)
 def test_every_option_is_documented(options: type) -> None:
     text = documents()
     names = [field.name for field in fields(options) if field.init]

@@ -21,19 +21,19 @@ SECONDS_MAX = 120.0
 # Of these modules everything is public. Elsewhere a name is public by being on a page of the reference.
 WHOLE = (
     "semel.errors",
-    "semel.flow",
+    "semel.core.flow",
     "semel.functions",
-    "semel.model",
+    "semel.core.model",
     "semel.policy",
-    "semel.stores.base",
+    "semel.core.contract",
     "semel.telemetry",
     "semel.testing.conformance",
     "semel.testing.faults",
     "semel.testing.idempotent",
     "semel.testing.interleave",
     "semel.testing.required",
-    "semel.testing.simulate",
-    "semel.worker",
+    "verification.simulate",
+    "semel.workers",
 )
 
 

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from semel.drivers.clock import Clock
-from semel.drivers.local import LocalDriver
-from semel.drivers.sqlite import SqliteDriver
-from semel.drivers.sqlite_connection import Answer, answering
+from semel.core.flow import Ask, MakeFlow
 from semel.engine.backend import Backend
-from semel.engine.connect import sqlite_backend
+from semel.engine.urls import sqlite_backend
 from semel.errors import StoreTimeout
-from semel.flow import Ask, MakeFlow
-from semel.stores.memory import MemoryStore
+from semel.stores.clock import Clock
+from semel.stores.memory.driver import LocalDriver
+from semel.stores.memory.store import MemoryStore
+from semel.stores.sqlite.connection import Answer, answering
+from semel.stores.sqlite.driver import SqliteDriver
 from semel.testing.clock import SettableClock
 from semel.testing.faults import name_of
 

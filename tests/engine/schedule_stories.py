@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from semel import Answer, Engine, Permit, Policy
-from semel.model import (
+from semel.core.model import (
     Grant,
     Resolution,
     Resolving,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from semel.engine.coalesce import Coalescer
-from semel.engine.connect import connect_backend
+from semel.core.flow import Flow, MakeFlow
+from semel.engine.batching import Coalescer
+from semel.engine.urls import connect_backend
 from semel.errors import PolicyError, StatementRefused, StoreTimeout
-from semel.flow import Flow, MakeFlow
 from tests.engine.shells import Shell, command
 
 

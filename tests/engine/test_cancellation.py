@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, AsyncEngine, Permit, Policy
-from semel.engine import upkeep
+from semel.core.model import InProgress, Replay, Settled, State
+from semel.core.outcomes import Succeeded
+from semel.engine import renewal as upkeep
 from semel.engine.backend import Backend
 from semel.engine.result import Result
 from semel.errors import InProgressError, StoreTimeout, StoreUnavailable
-from semel.model import InProgress, Replay, Settled, State
-from semel.rules.classify import Succeeded
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.testing.clock import SettableClock
 from semel.testing.faults import Fault, Faults, Kind, When, faulty_sqlite
 from tests.engine.drivers import FailingReplies, SlowReplies, memory, sqlite

@@ -8,11 +8,13 @@ import pymysql
 import pytest
 import redis
 
-from semel.drivers import asyncpg as asyncpg_driver
-from semel.drivers import mariadb_errors, postgres_errors, psycopg_patience, redis_errors
-from semel.drivers import psycopg as psycopg_driver
-from semel.drivers.redis_routes import Exchange, Node, Refused
 from semel.errors import SchemaError, SemelError, StatementRefused, StoreTimeout, StoreUnavailable
+from semel.stores.mariadb import errors as mariadb_errors
+from semel.stores.postgres import asyncpg_driver, psycopg_driver
+from semel.stores.postgres import errors as postgres_errors
+from semel.stores.postgres import psycopg_timeout as psycopg_patience
+from semel.stores.redis import errors as redis_errors
+from semel.stores.redis.routes import Exchange, Node, Refused
 
 UNDECIDED = StoreTimeout
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, Command, Permit, Policy
-from semel.drivers.sqlite import SqliteDriver
-from semel.engine.connect import sqlite_backend
+from semel.core.model import Effects, State
+from semel.engine.urls import sqlite_backend
 from semel.errors import CommandError, InProgressError, OutcomeUnknownError, StoreError
-from semel.model import Effects, State
+from semel.stores.sqlite.driver import SqliteDriver
 from semel.testing.clock import SettableClock
 from semel.testing.faults import KINDS, Crash, Fault, Faults, Kind, When, every_fault, faulty_sqlite
 from tests.engine.shells import Ledger, Mode, Shell, command

@@ -17,10 +17,10 @@ import pytest
 
 from semel import Answer, AsyncEngine, Engine, Permit, Policy
 from semel.engine.backend import Backend
-from semel.engine.connect import connect_backend
-from semel.engine.core import Core
-from semel.engine.needs import introduced
 from semel.engine.opening import AsyncFirstLook, FirstLook
+from semel.engine.requirements import introduced
+from semel.engine.state import Core
+from semel.engine.urls import connect_backend
 from semel.errors import ConfigurationError, IdentityMismatch, SchemaError, StoreUnavailable
 from semel.telemetry import Counting
 from tests.engine.drivers import memory, sqlite

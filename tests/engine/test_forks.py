@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 ENGINE = """
 import os, sys
 from semel import Answer, Engine
-from semel.rules.classify import Succeeded
+from semel.core.outcomes import Succeeded
 from tests.engine.shells import command
 
 engine = Engine.connect(sys.argv[1])
@@ -39,7 +39,7 @@ engine.close()
 
 DRIVER = """
 import os, sys
-from semel.engine.connect import connect_backend
+from semel.engine.urls import connect_backend
 
 driver = connect_backend(sys.argv[1]).driver
 held = [driver._threads, driver._loops]

@@ -12,9 +12,9 @@ import pytest
 
 from semel import Engine, Permit, Policy
 from semel.engine.backend import Backend
-from semel.engine.connect_mariadb import mariadb_backend
-from semel.engine.connect_postgres import postgres_backend
 from semel.errors import InProgressError
+from semel.stores.mariadb.url import mariadb_backend
+from semel.stores.postgres.url import postgres_backend
 from semel.testing.mariadb import mariadb_subject
 from semel.testing.postgres import empty_schema
 from tests.engine.drivers import sqlite

@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 
-from semel.drivers.lifo import AsyncLifo
 from semel.errors import StoreUnavailable
+from semel.stores.pool import AsyncLifo
 
 LONG_SECONDS = 30.0
 

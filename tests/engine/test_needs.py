@@ -19,14 +19,14 @@ from starlette.testclient import TestClient
 
 from semel import Answer, AsyncEngine, Engine, Permit, Policy
 from semel.cli.main import main
-from semel.engine.connect import connect_backend
+from semel.engine.urls import connect_backend
 from semel.errors import ConfigurationError
 from semel.functions import command as declared_command
+from semel.http.asgi.middleware import SemelMiddleware as AsgiMiddleware
+from semel.http.caller import single_caller
+from semel.http.routing import Operation
+from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
 from semel.integrations import fastapi, starlette
-from semel.web.asgi import SemelMiddleware as AsgiMiddleware
-from semel.web.caller import single_caller
-from semel.web.routing import Operation
-from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
 from tests.engine.shells import Mode, Shell, command
 from tests.servers import redis
 from tests.servers.running import Running, stop
@@ -222,7 +222,7 @@ def test_the_reference_service_does_not_start(url: str, capsys: pytest.CaptureFi
 APPLICATION = """
 from semel import Engine
 from semel.functions import command
-from semel.web.caller import single_caller
+from semel.http.caller import single_caller
 
 @command(Engine.connect({url!r}), "pay", key="order", caller=single_caller, effects={effects!r})
 def pay(order: str) -> str:

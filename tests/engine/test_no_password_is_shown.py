@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.engine.backend import shown_url
-from semel.engine.connect import connect_backend
+from semel.engine.urls import connect_backend
 from semel.errors import UrlError
 
 URLS = (

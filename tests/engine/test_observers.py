@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
-from semel.drivers.local import LocalDriver
 from semel.engine.backend import Backend
 from semel.errors import OutcomeUnknownError
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.driver import LocalDriver
+from semel.stores.memory.store import MemoryStore
 from semel.telemetry import REMEMBERED_MAX, Both, Counting, Guarded, Logging, Silence, UnknownOutcomes, guarded
-from semel.worker.reaper import Reaper
+from semel.workers.reaper import Reaper
 
 
 def command(key: str, caller: str = "alice", **options: Any) -> Command:

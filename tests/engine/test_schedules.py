@@ -11,16 +11,7 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Permit, Policy
-from semel.drivers.sqlite_connection import COMMIT
-from semel.engine import upkeep
-from semel.engine.backend import Backend
-from semel.errors import (
-    IdentityMismatch,
-    OutcomeUnknownError,
-    RecordUnreadableError,
-    StoreTimeout,
-)
-from semel.model import (
+from semel.core.model import (
     KeyExpired,
     OutcomeUnknown,
     Proceed,
@@ -32,8 +23,17 @@ from semel.model import (
     Superseded,
     TooEarly,
 )
-from semel.rules.classify import Released, Unprovable
-from semel.stores.memory import MemoryStore
+from semel.core.outcomes import Released, Unprovable
+from semel.engine import renewal as upkeep
+from semel.engine.backend import Backend
+from semel.errors import (
+    IdentityMismatch,
+    OutcomeUnknownError,
+    RecordUnreadableError,
+    StoreTimeout,
+)
+from semel.stores.memory.store import MemoryStore
+from semel.stores.sqlite.connection import COMMIT
 from semel.testing.attempts import bits
 from semel.testing.clock import SettableClock
 from semel.testing.faults import Fault, Faults, Kind, When, faulty_sqlite

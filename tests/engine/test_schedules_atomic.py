@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, AsyncEngine, Engine, Permit
+from semel.core.model import (
+    Settled,
+)
+from semel.core.outcomes import Succeeded
 from semel.errors import (
     EarlyCommit,
     InProgressError,
@@ -17,10 +21,6 @@ from semel.errors import (
     OutcomeUnknownError,
     StoreUnavailable,
 )
-from semel.model import (
-    Settled,
-)
-from semel.rules.classify import Succeeded
 from semel.testing.clock import SettableClock
 from tests.engine.drivers import sqlite
 from tests.engine.schedule_stories import ATOMIC, REFUSED, effects, migrated, never, writes_effect

@@ -12,11 +12,11 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from semel import Engine
-from semel.drivers.mariadb_errors import Refused
-from semel.drivers.mariadb_errors import store_error as mariadb_error
-from semel.drivers.postgres_errors import cannot_connect, store_error
-from semel.engine.connect import connect_backend
+from semel.engine.urls import connect_backend
 from semel.errors import StoreUnavailable, UrlError
+from semel.stores.mariadb.errors import Refused
+from semel.stores.mariadb.errors import store_error as mariadb_error
+from semel.stores.postgres.errors import cannot_connect, store_error
 
 
 def test_sqlalchemys_name_of_psycopg_is_understood() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Engine, Permit, Policy
+from semel.core import command_flow as commands
+from semel.core.outcomes import Succeeded
 from semel.engine.backend import Backend
 from semel.engine.result import Result
 from semel.errors import InProgressError
-from semel.protocol import commands
-from semel.rules.classify import Succeeded
 from semel.telemetry import Counting
 from semel.testing.clock import SettableClock
 from tests.engine.drivers import memory, sqlite

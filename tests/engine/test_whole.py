@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from semel.engine.whole import whole
+from semel.engine.uncancelled import whole
 
 
 def cancelled_twice(fails: bool) -> tuple[list[str], asyncio.Task[object]]:

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 
 from examples.payments import charging
-from semel.worker import reconciling
+from semel.reconciliation import worker as reconciling
 from tests.examples.points import OnTheWire, Points
 from tests.examples.shop import make_app, reconcile
 

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 from examples.payments import charging
-from semel.engine.performing import AsyncPerformer
-from semel.protocol.asks import Begin, Commit, Rollback, SettleWithin, Within
-from semel.worker.reaper import Reaper
+from semel.core.requests import Begin, Commit, Rollback, SettleWithin, Within
+from semel.engine.runner import AsyncPerformer
+from semel.workers.reaper import Reaper
 
 TURNS = 20  # of the loop, in which a call is sent and its reply is not yet read
 

@@ -20,9 +20,9 @@ from pydantic import BaseModel
 
 from examples.payments import charging
 from semel import Answer, AsyncEngine, Permit, Policy
+from semel.http.caller import single_caller
 from semel.integrations.fastapi import Semel
-from semel.web.caller import single_caller
-from semel.worker.reconciling import Case, DidNotHappen, Finding, Reconciling, SucceededWith, reconciler
+from semel.reconciliation.worker import Case, DidNotHappen, Finding, Reconciling, SucceededWith, reconciler
 from tests.examples.points import die
 
 TABLES = (

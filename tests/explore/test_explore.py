@@ -8,12 +8,12 @@ from importlib import import_module
 import pytest
 
 from semel.policy import Policy
-from semel.testing.explore import MODES, VARIANTS, Left, Mode, Variant, explore
-from semel.testing.explore.__main__ import main
-from semel.testing.explore.canonical import canonical
-from semel.testing.explore.replacing import NothingToReplace, found, lines_replaced, replaced, text_replaced
-from semel.testing.explore.steps import steps
-from semel.testing.explore.world import SPANS, World
+from verification.explore import MODES, VARIANTS, Left, Mode, Variant, explore
+from verification.explore.__main__ import main
+from verification.explore.canonical import canonical
+from verification.explore.replacing import NothingToReplace, found, lines_replaced, replaced, text_replaced
+from verification.explore.steps import steps
+from verification.explore.world import SPANS, World
 
 # The shortest counterexamples, in steps. A longer one means that the model has lost an order of events.
 SHORTEST = {
@@ -29,7 +29,7 @@ SHORTEST = {
 }
 
 
-# Explored whole by ``python -m semel.testing.explore``; here only so many of their states, since CI's time is short.
+# Explored whole by ``python -m verification.explore``; here only so many of their states, since CI's time is short.
 LONGER = {
     "steps-renewed": 4_000,
     "steps-repeated": 4_000,
@@ -124,21 +124,21 @@ def shifted(world: World, by: int) -> World:
 
 
 def test_a_patch_is_seen_everywhere_and_taken_back() -> None:
-    modules = [import_module(f"semel.{name}") for name in ("rules.settle", "stores.memory", "stores.sqlite")]
+    modules = [import_module(f"semel.{name}") for name in ("core.settle", "stores.memory.store", "stores.sqlite.store")]
     before = vars(modules[0])["settled_row"]
-    with replaced("semel.rules.settle:settled_row", lambda original: "patched"):
+    with replaced("semel.core.settle:settled_row", lambda original: "patched"):
         assert [vars(module)["settled_row"] for module in modules] == ["patched"] * 3
     assert [vars(module)["settled_row"] for module in modules] == [before] * 3
 
 
 def test_a_patch_of_nothing_is_refused() -> None:
-    for place in ("semel.rules.settle:gone", "semel.nowhere:x", "semel.engine.sync:Engine.gone"):
+    for place in ("semel.core.settle:gone", "semel.nowhere:x", "semel.engine.sync_engine:Engine.gone"):
         with pytest.raises(NothingToReplace, match="point the patch"):
             found(place)
-    table = lines_replaced("semel.rules.decide:TABLE", {"gone": 1})
+    table = lines_replaced("semel.core.decide:TABLE", {"gone": 1})
     with pytest.raises(NothingToReplace, match="no line"):
         table.__enter__()
-    from semel.stores.sqlite import SQL
+    from semel.stores.sqlite.store import SQL
 
     text = text_replaced(SQL["settle"], "AND moon = full", "")
     with pytest.raises(NothingToReplace, match="does not say"):

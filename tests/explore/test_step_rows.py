@@ -6,14 +6,14 @@ import sqlite3
 from contextlib import closing
 from itertools import product
 
-from semel.drivers.sqlite_connection import answering
-from semel.flow import perform
-from semel.model import Proceed, Record, Renewal, State
+from semel.core.flow import perform
+from semel.core.model import Proceed, Record, Renewal, State
 from semel.policy import Policy
-from semel.stores.sqlite import SqliteStore
-from semel.stores.steps import StepRows
-from semel.testing.explore import step_rows, store
-from semel.testing.simulate.database import SqliteDatabase
+from semel.steps.store import StepRows
+from semel.stores.sqlite.connection import answering
+from semel.stores.sqlite.store import SqliteStore
+from verification.explore import step_rows, store
+from verification.simulate.database import SqliteDatabase
 
 STEPS = Policy(steps=True)
 LIST = b"a list"

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from semel import Engine, NothingHappened, Permit, State
+from semel.core.model import Answer, AnswerKind, Resolution
 from semel.errors import (
     ConfigurationError,
     KeyReusedError,
@@ -24,7 +25,6 @@ from semel.errors import (
     StoreError,
 )
 from semel.functions import Caller, ResultNotKept, command, single_caller, this_permit
-from semel.model import Answer, AnswerKind, Resolution
 from semel.telemetry import Counting
 from tests.functions.stage import EVERYWHERE, Mode, Stage, Where, staged
 

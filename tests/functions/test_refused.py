@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, Permit, Policy, State
-from semel.model import Effects
-from semel.rules.classify import Refused
+from semel.core.model import Effects
+from semel.core.outcomes import Refused
 from tests.engine.drivers import memory, sqlite
 from tests.engine.shells import Mode, Shell, command
 

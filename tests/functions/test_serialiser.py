@@ -31,14 +31,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
+from semel.codec.annotations import Shapes
+from semel.codec.plain import from_plain, to_plain
+from semel.codec.results import given as give
+from semel.codec.results import keep_error, keep_result
+from semel.codec.scalars import Mismatch, Unserialisable
+from semel.codec.shapes import Codec
+from semel.core.model import Answer
 from semel.errors import ConfigurationError
-from semel.functions.annotations import Shapes
-from semel.functions.plain import from_plain, to_plain
-from semel.functions.results import given as give
-from semel.functions.results import keep_error, keep_result
-from semel.functions.scalars import Mismatch, Unserialisable
-from semel.functions.shapes import Codec
-from semel.model import Answer
 
 T = TypeVar("T")
 

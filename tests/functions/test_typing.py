@@ -8,9 +8,9 @@ from typing import assert_type
 import pytest
 
 from semel import AsyncEngine, Engine, Permit
+from semel.core.model import Record
 from semel.errors import ConfigurationError
 from semel.functions import AsyncOnce, Once, command, single_caller, this_permit
-from semel.model import Record
 
 ENGINE = Engine.connect("memory://")
 LOOP = AsyncEngine.connect("memory://")

@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from semel.drivers.sqlite import SqliteDriver
-from semel.drivers.sqlite_connection import store_error
-from semel.engine.connect import connect_backend
+from semel.core.decide import decide, first_grant
+from semel.core.identity import uuid_text
+from semel.core.model import MovedOn, Resolution, State, Superseded, Unreadable
+from semel.core.settle import abandoned_row, lapsed_row, marked_row, renewed_row, resolved_row, settled_row
+from semel.engine.urls import connect_backend
 from semel.errors import InvalidKey, StoreUnavailable, UrlError
-from semel.model import MovedOn, Resolution, State, Superseded, Unreadable
+from semel.http.keys import parse_key
+from semel.http.routing import Operation
+from semel.operations.http import Operations
 from semel.policy import Policy
-from semel.rules.decide import decide, first_grant
-from semel.rules.identity import uuid_text
-from semel.rules.keys import parse_key
-from semel.rules.settle import abandoned_row, lapsed_row, marked_row, renewed_row, resolved_row, settled_row
-from semel.stores.memory import granted_row
-from semel.stores.sqlite import SqliteStore
+from semel.stores.memory.store import granted_row
+from semel.stores.sqlite.connection import store_error
+from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.store import SqliteStore
 from semel.testing.attempts import IDEMPOTENT, attempt, renewal, word
 from semel.testing.clock import START_US
-from semel.web.operations import Operations
-from semel.web.routing import Operation
 from tests.web.driving import ALICE, AsgiWeb, Reply
 
 

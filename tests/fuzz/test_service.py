@@ -24,9 +24,9 @@ from schemathesis.python import asgi
 from schemathesis.schemas import BaseSchema
 
 from semel import Engine
-from semel.service import orders
-from semel.service.app import create_app
-from semel.service.settings import Settings
+from semel.reference import orders
+from semel.reference.app import create_app
+from semel.reference.settings import Settings
 
 SEED = 20_260_101
 EXAMPLES = 12  # of each operation and phase, beside all cases of the coverage phase

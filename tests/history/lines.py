@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from semel.testing.history.check import judged
-from semel.testing.history.linear import Finding, linearize
-from semel.testing.history.reading import Operation
-from semel.testing.history.standing import Terms
 from tests.history.stories import NOBODY_DIED
+from verification.history.check import judged
+from verification.history.linear import Finding, linearize
+from verification.history.reading import Operation
+from verification.history.standing import Terms
 
 
 def op(

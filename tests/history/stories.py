@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from semel.flow import Ask, Flow, perform
-from semel.model import Answer, Claim, Grant, Proceed, Record, Resolution, Settlement, State
+from semel.core.flow import Ask, Flow, perform
+from semel.core.model import Answer, Claim, Grant, Proceed, Record, Resolution, Settlement, State
 from semel.policy import Command, Policy
-from semel.stores.memory import MemoryStore, Table
+from semel.stores.memory.store import MemoryStore, Table
 from semel.testing.attempts import attempt, renewal, word
 from semel.testing.clock import SettableClock
-from semel.testing.history.engines import read_words, resolve_words
-from semel.testing.history.events import (
+from verification.history.engines import read_words, resolve_words
+from verification.history.events import (
     Words,
     attempt_words,
     digest,
@@ -27,9 +27,9 @@ from semel.testing.history.events import (
     settling_words,
     verdict_words,
 )
-from semel.testing.history.linear import linearize
-from semel.testing.history.reading import Operation
-from semel.testing.history.standing import Terms
+from verification.history.linear import linearize
+from verification.history.reading import Operation
+from verification.history.standing import Terms
 
 LEASE_SECONDS = 1.0
 NOBODY_DIED = Terms({})

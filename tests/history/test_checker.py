@@ -8,14 +8,14 @@ from itertools import permutations, product
 
 import pytest
 
-from semel.rules import decide
-from semel.rules.lease import Retention
-from semel.testing.history.check import check, smallest
-from semel.testing.history.linear import Linear, Stuck, Undecided, linearize
-from semel.testing.history.reading import NEVER, Effect, History, Operation
-from semel.testing.history.standing import NEW, step
+from semel.core import decide
+from semel.core.timing import Retention
 from tests.history.lines import ask, say
 from tests.history.stories import NOBODY_DIED, Story
+from verification.history.check import check, smallest
+from verification.history.linear import Linear, Stuck, Undecided, linearize
+from verification.history.reading import NEVER, Effect, History, Operation
+from verification.history.standing import NEW, step
 
 SEEDS = range(400)
 EFFECTS = ("external", "idempotent")
@@ -172,28 +172,26 @@ def test_what_cannot_have_happened_never_passes(mutation: Mutation) -> None:
 
 def unfenced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever speaks is believed."""
-    monkeypatch.setattr("semel.rules.settle.holds", lambda row, fence, nonce: row is not None)
+    monkeypatch.setattr("semel.core.settle.holds", lambda row, fence, nonce: row is not None)
 
 
 def blind_rerun(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lapsed EXTERNAL command is simply run again."""
-    monkeypatch.setattr("semel.rules.decide.lapsed_situation", lambda row, now: decide.Situation.IDEMPOTENT_LAPSED)
+    monkeypatch.setattr("semel.core.decide.lapsed_situation", lambda row, now: decide.Situation.IDEMPOTENT_LAPSED)
 
 
 def deaf_to_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fingerprint is not compared."""
     real = decide.situation
     monkeypatch.setattr(
-        "semel.rules.decide.situation",
+        "semel.core.decide.situation",
         lambda row, claim, now: real(row, claim if row is None else claim._replace(fingerprint=row.fingerprint), now),
     )
 
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """What had ended is granted anew after a while."""
-    monkeypatch.setattr(
-        "semel.rules.settle.retention", lambda now, answer, tombstone: Retention(now + 1000, now + 1000)
-    )
+    monkeypatch.setattr("semel.core.settle.retention", lambda now, answer, tombstone: Retention(now + 1000, now + 1000))
     monkeypatch.setitem(decide.TABLE, decide.Situation.EXPIRED, decide.TABLE[decide.Situation.EXPIRED_NEW])
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from semel.testing.history.check import judged
-from semel.testing.history.linear import Finding, Linear, Stuck, linearize
-from semel.testing.history.reading import Operation
-from semel.testing.history.standing import Terms
 from tests.history.lines import ask, judge, op, say
 from tests.history.stories import NOBODY_DIED
+from verification.history.check import judged
+from verification.history.linear import Finding, Linear, Stuck, linearize
+from verification.history.reading import Operation
+from verification.history.standing import Terms
 
 
 def test_an_idempotent_command_is_taken_over_after_its_lease_and_not_before() -> None:

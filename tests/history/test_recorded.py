@@ -16,12 +16,12 @@ import pytest
 
 from semel import Answer, Command, NothingHappened, Permit, Policy, Scope
 from semel.errors import CommandError
-from semel.testing.history.__main__ import BROKEN, OK, UNDECIDED, USAGE, main
-from semel.testing.history.check import check
-from semel.testing.history.engines import AsyncRecordingEngine, RecordingEngine
-from semel.testing.history.events import HistoryError
-from semel.testing.history.reading import read_history
-from semel.testing.history.recorder import Recorder
+from verification.history.__main__ import BROKEN, OK, UNDECIDED, USAGE, main
+from verification.history.check import check
+from verification.history.engines import AsyncRecordingEngine, RecordingEngine
+from verification.history.events import HistoryError
+from verification.history.reading import read_history
+from verification.history.recorder import Recorder
 
 SCOPE = Scope("acme", "alice", "pay")
 
@@ -214,7 +214,7 @@ def test_a_forked_child_writes_a_file_of_its_own(tmp_path: Path) -> None:
     """In a process of its own: this one has threads."""
     code = """
 import os, sys
-from semel.testing.history.recorder import Recorder
+from verification.history.recorder import Recorder
 words = dict(request="aa", effects="external", lease_us=1, attempts_max=1)
 recorder = Recorder(sys.argv[1], store="memory://")
 recorder.ok(recorder.invoke("attempt", bytes(16), **words), verdict="in-progress")

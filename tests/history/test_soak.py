@@ -12,23 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from semel.testing.history.__main__ import BROKEN as HISTORY_BROKEN
-from semel.testing.history.__main__ import main as history
-from semel.testing.soak import simulation
-from semel.testing.soak.__main__ import BROKEN, INTERRUPTED, OK, TIME_UP, USAGE, main
-from semel.testing.soak.plan import Plan
-from semel.testing.soak.summary import SoakError, Summary
-from semel.testing.soak.worker import pause
+from verification.history.__main__ import BROKEN as HISTORY_BROKEN
+from verification.history.__main__ import main as history
+from verification.soak import simulation
+from verification.soak.__main__ import BROKEN, INTERRUPTED, OK, TIME_UP, USAGE, main
+from verification.soak.plan import Plan
+from verification.soak.summary import SoakError, Summary
+from verification.soak.worker import pause
 
 SHORT = ["--kills", "20", "--operations", "500", "--pauses", "1", "--simulations", "0", "--lanes", "2"]
 
 # A store that now and then says "settled" and has written nothing.
 FORGETFUL = """
 import sys, random
-from semel.engine.aio import AsyncEngine
-from semel.engine.sync import Engine
-from semel.model import Settled
-from semel.testing.soak.__main__ import main
+from semel.engine.async_engine import AsyncEngine
+from semel.engine.sync_engine import Engine
+from semel.core.model import Settled
+from verification.soak.__main__ import main
 
 def forgets(permit):
     return permit.unit is None and random.random() < 0.2
@@ -48,7 +48,7 @@ sys.exit(main(sys.argv[1:]))
 
 def start(folder: Path, *arguments: str, code: str | None = None, measured: bool = False) -> subprocess.Popen[str]:
     """A soak in a process of its own: pytest's has threads, and must not fork. One is enough for the coverage tool."""
-    what = ["-m", "semel.testing.soak"] if code is None else ["-c", code]
+    what = ["-m", "verification.soak"] if code is None else ["-c", code]
     unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
     return subprocess.Popen(
         [sys.executable, *what, *arguments, "--folder", str(folder)],
@@ -182,7 +182,7 @@ def test_schedules_are_simulated_and_counted(tmp_path: Path) -> None:
 def test_a_simulation_that_fails_ends_the_soak_and_leaves_its_story(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(simulation, "MODULE", "semel.testing.history")  # it has no such options, and says so
+    monkeypatch.setattr(simulation, "MODULE", "verification.history")  # it has no such options, and says so
     assert main([*NO_ROUNDS, "--simulations", "40", "--folder", str(tmp_path)]) == BROKEN
     assert f"the evidence is in {tmp_path}/simulation-0.log" in capsys.readouterr().err
     assert "usage: " in (tmp_path / "simulation-0.log").read_text()

@@ -21,7 +21,7 @@ NAMELESS = {"common", "helper", "helpers", "manager", "managers", "util", "utils
 POSTPONED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME)\b")
 HIDDEN_FROM_COVERAGE = re.compile(r"pragma:\s*no " + r"(cover|branch)")
 
-PYTHON = [path for name in ("src", "tests", "bench") for path in files(ROOT / name, ".py")]
+PYTHON = [path for name in ("src", "verification", "tests", "bench") for path in files(ROOT / name, ".py")]
 TESTS = files(ROOT / "tests", ".py")
 REQUIREMENTS = files(ROOT / "requirements")
 

@@ -15,8 +15,8 @@ from celery import Celery, signals
 from celery.concurrency.asynpool import AsynPool
 
 from semel import Engine, Inbox
-from semel.engine.inbox import Message
-from semel.integrations.consumers.celery import inbox_task
+from semel.inbox.brokers.celery import inbox_task
+from semel.inbox.run import Message
 
 AsynPool.timers = property(lambda pool: {pool.maintain_pool: 0.1})  # lost processes are looked for every 5 s otherwise
 DATABASE = Path(os.environ["SEMEL_TEST_DATABASE"])

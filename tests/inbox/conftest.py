@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from semel import AsyncEngine, AsyncInbox, Engine, Inbox
-from semel.engine.inbox import Message
-from semel.stores.inbox import Parked, Receipt
+from semel.inbox.run import Message
+from semel.inbox.store import Parked, Receipt
 from tests.bulk.fellows import KINDS, SYNC, Home, mariadb_home, postgres_home, sqlite_home
 from tests.engine.telling import at_once
 

@@ -17,8 +17,8 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware
 
 from semel import Engine, Inbox
-from semel.engine.inbox import Message
-from semel.integrations.consumers.dramatiq import InboxMiddleware
+from semel.inbox.brokers.dramatiq import InboxMiddleware
+from semel.inbox.run import Message
 
 QUEUE = "semel-inbox"
 

@@ -21,11 +21,11 @@ from nats.js.api import ConsumerConfig
 from redis import Redis
 
 from semel import AsyncEngine, AsyncInbox, AsyncOutbox
-from semel.engine.inbox import Message
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.integrations.consumers.kafka import KafkaConsumer
-from semel.integrations.consumers.rabbitmq import RabbitConsumer
-from semel.stores.inbox import Receipt
+from semel.inbox.brokers.kafka import KafkaConsumer
+from semel.inbox.brokers.rabbitmq import RabbitConsumer
+from semel.inbox.run import Message
+from semel.inbox.store import Receipt
 from tests.bulk.fellows import Home, postgres_home, sqlite_home
 from tests.inbox.worker import DURABLE, STREAM
 from tests.servers import kafka as kafka_cluster

@@ -13,11 +13,11 @@ from celery import Celery
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.errors import Retry
 
-from semel.engine.inbox import AsyncInbox, Inbox, Message
-from semel.integrations.consumers.celery import inbox_task
-from semel.integrations.consumers.delivery import Deliveries
-from semel.integrations.consumers.dramatiq import InboxMiddleware
-from semel.stores.inbox import Receipt
+from semel.inbox.brokers.celery import inbox_task
+from semel.inbox.brokers.delivery import Deliveries
+from semel.inbox.brokers.dramatiq import InboxMiddleware
+from semel.inbox.run import AsyncInbox, Inbox, Message
+from semel.inbox.store import Receipt
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:

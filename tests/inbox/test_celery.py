@@ -17,9 +17,9 @@ from celery.exceptions import Retry
 from redis import Redis
 
 from semel import Engine, Inbox
-from semel.engine.inbox import Message
 from semel.errors import ConfigurationError
-from semel.integrations.consumers.celery import inbox_task
+from semel.inbox.brokers.celery import inbox_task
+from semel.inbox.run import Message
 from tests.bulk.fellows import Home, sqlite_home
 from tests.servers import redis as redis_server
 from tests.servers.running import stop

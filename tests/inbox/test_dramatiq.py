@@ -14,9 +14,9 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import Retries
 
 from semel import Engine, Inbox
-from semel.engine.inbox import Message
 from semel.errors import ConfigurationError
-from semel.integrations.consumers.dramatiq import InboxMiddleware
+from semel.inbox.brokers.dramatiq import InboxMiddleware
+from semel.inbox.run import Message
 from tests.bulk.fellows import Home, sqlite_home
 from tests.inbox.dramatiq_worker import QUEUE, application
 from tests.servers import redis as redis_server

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from semel.engine.events import AsyncOutbox, Outbox
-from semel.engine.inbox import Message
-from semel.stores.inbox import Receipt
+from semel.inbox.run import Message
+from semel.inbox.store import Receipt
+from semel.outbox.run import AsyncOutbox, Outbox
 from tests.bulk.fellows import Home
 from tests.inbox.conftest import Consumer
 

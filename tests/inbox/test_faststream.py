@@ -20,9 +20,9 @@ from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig
 
 from semel import AsyncEngine, AsyncInbox
-from semel.engine.inbox import Message
 from semel.errors import ConfigurationError
-from semel.integrations.consumers.faststream import InboxMiddleware, message_id
+from semel.inbox.brokers.faststream import InboxMiddleware, message_id
+from semel.inbox.run import Message
 from tests.bulk.fellows import Home, sqlite_home
 from tests.outbox.conftest import unique
 from tests.servers import kafka, rabbitmq, redis

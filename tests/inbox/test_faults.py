@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from semel import Engine, Inbox
-from semel.drivers.clock import system_clock
-from semel.engine.inbox import Message
 from semel.errors import SemelError
-from semel.stores.inbox import Receipt
+from semel.inbox.run import Message
+from semel.inbox.store import Receipt
+from semel.stores.clock import system_clock
 from semel.testing.faults import KINDS, Crash, Faults, Kind, When, every_fault, faulty_sqlite
 from tests.bulk.fellows import sqlite_at, sqlite_home
 

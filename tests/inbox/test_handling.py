@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from semel.engine.inbox import Message, Poison
 from semel.errors import PolicyError, StoreUnavailable
-from semel.stores.inbox import Receipt
+from semel.inbox.run import Message, Poison
+from semel.inbox.store import Receipt
 from tests.bulk.fellows import Home, write
 from tests.inbox.conftest import Consumer
 

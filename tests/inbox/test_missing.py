@@ -13,6 +13,6 @@ from semel.errors import ConfigurationError
 @pytest.mark.parametrize("library", ["celery", "dramatiq", "faststream"])
 def test_a_missing_library_is_named_with_its_extra(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.delitem(sys.modules, f"semel.integrations.consumers.{library}", raising=False)
+    monkeypatch.delitem(sys.modules, f"semel.inbox.brokers.{library}", raising=False)
     with pytest.raises(ConfigurationError, match=rf"pip install 'semel\[{library}\]'"):
-        importlib.import_module(f"semel.integrations.consumers.{library}")
+        importlib.import_module(f"semel.inbox.brokers.{library}")

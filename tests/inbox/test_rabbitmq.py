@@ -11,8 +11,8 @@ from typing import Any
 import aio_pika
 
 from semel import AsyncEngine, AsyncInbox
-from semel.engine.inbox import Message
-from semel.integrations.consumers.rabbitmq import RabbitConsumer
+from semel.inbox.brokers.rabbitmq import RabbitConsumer
+from semel.inbox.run import Message
 from tests.bulk.fellows import Home, sqlite_home
 from tests.engine.shells import until
 from tests.servers.rabbitmq import MARK, rabbitmq

@@ -12,7 +12,7 @@ import pytest
 
 from semel import Engine, Inbox
 from semel.errors import JoinRefused
-from semel.stores.inbox import Receipt
+from semel.inbox.store import Receipt
 from tests.bulk.fellows import Home, postgres_home, sqlite_home
 from tests.servers.postgres import postgres, schema
 

@@ -14,11 +14,11 @@ import sys
 from typing import Any
 
 from semel import AsyncEngine, AsyncInbox
-from semel.engine.inbox import Message
-from semel.integrations.consumers.kafka import KafkaConsumer
-from semel.integrations.consumers.nats import JetStreamConsumer
-from semel.integrations.consumers.redis_streams import RedisStreamConsumer
-from semel.stores.inbox import Receipt
+from semel.inbox.brokers.kafka import KafkaConsumer
+from semel.inbox.brokers.nats import JetStreamConsumer
+from semel.inbox.brokers.redis_streams import RedisStreamConsumer
+from semel.inbox.run import Message
+from semel.inbox.store import Receipt
 
 DURABLE = "billing"
 STREAM = "orders"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from starlette.applications import Starlette
 
-from semel.engine.aio import AsyncEngine
+from semel.engine.async_engine import AsyncEngine
 from tests.integrations.driving import Web, Webs
 
 Serve = Callable[[Starlette, AsyncEngine], Web]

@@ -14,10 +14,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from semel.engine.aio import AsyncEngine
+from semel.core.model import State
+from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError
-from semel.model import State
-from semel.web.caller import Caller
+from semel.http.caller import Caller
 from tests.web.driving import KEY, Headers, Message, Response, response_of
 
 SECONDS_MAX = 5.0  # a call that takes this long hangs

@@ -19,10 +19,10 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from semel import AsyncEngine
+from semel.http.caller import single_caller
+from semel.http.spool import Spool
 from semel.integrations.fastapi import Semel
 from semel.integrations.starlette import Semel as StarletteSemel
-from semel.web.caller import single_caller
-from semel.web.spool import Spool
 from tests.integrations.conftest import Serve
 from tests.integrations.driving import caller_of
 from tests.servers.ports import free_port

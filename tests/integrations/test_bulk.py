@@ -19,7 +19,10 @@ from starlette.responses import Response as Answered
 from starlette.routing import Route
 
 from semel import AsyncBulk, AsyncEngine, Engine, ItemFailed
-from semel.engine.bulk import BulkItem
+from semel.bulk.body import ItemReader
+from semel.bulk.declaration import BulkItem
+from semel.bulk.http import Asked, refused
+from semel.core.model import State
 from semel.errors import (
     BulkRefused,
     ConfigurationError,
@@ -32,12 +35,9 @@ from semel.errors import (
     StoreUnavailable,
     SupersededError,
 )
+from semel.http.caller import Caller
 from semel.integrations.fastapi import Semel as FastSemel
 from semel.integrations.starlette import Semel
-from semel.model import State
-from semel.web.bulk import Asked, refused
-from semel.web.caller import Caller
-from semel.web.items import ItemReader
 from tests.engine.shells import until
 from tests.integrations.conftest import Serve
 from tests.integrations.driving import Web, Webs, caller_of

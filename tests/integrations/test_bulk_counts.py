@@ -18,12 +18,12 @@ from starlette.responses import Response as Answered
 from starlette.routing import Route
 
 from semel import AsyncBulk, AsyncEngine, Engine
-from semel.engine.bulk import BulkItem
+from semel.bulk.body import AROUND_BYTES_MAX, ItemReader
+from semel.bulk.declaration import BulkItem
+from semel.bulk.http import items_pointer
 from semel.errors import BulkRefused, ConfigurationError
 from semel.integrations.fastapi import Semel as FastSemel
 from semel.integrations.starlette import Semel
-from semel.web.bulk import items_pointer
-from semel.web.items import AROUND_BYTES_MAX, ItemReader
 from tests.integrations.conftest import Serve
 from tests.integrations.driving import Web, caller_of
 from tests.web.driving import Headers, Response

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from semel.engine.aio import AsyncEngine
+from semel.engine.async_engine import AsyncEngine
+from semel.http.fingerprint.fingerprinter import NoBody
 from semel.integrations.fastapi import Semel as FastSemel
 from semel.integrations.starlette import Semel
-from semel.rules.fingerprint import NoBody
 from tests.integrations.conftest import Serve
 from tests.integrations.driving import Web, caller_of
 from tests.web.driving import Headers

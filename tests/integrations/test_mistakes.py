@@ -18,11 +18,11 @@ from starlette.routing import Mount, Route
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
 from semel.errors import ConfigurationError, OutcomeUnknownError, PolicyError
+from semel.http.asgi.middleware import SemelMiddleware
+from semel.http.caller import single_caller
+from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
 from semel.integrations.fastapi import Semel
 from semel.integrations.starlette import Semel as StarletteSemel
-from semel.web.asgi import SemelMiddleware
-from semel.web.caller import single_caller
-from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
 
 SCOPE = Scope("acme", "alice", "notes.create")
 

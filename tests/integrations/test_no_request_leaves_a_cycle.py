@@ -15,13 +15,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from semel.engine.aio import AsyncEngine
+from semel.engine.async_engine import AsyncEngine
+from semel.http.asgi.middleware import SemelMiddleware
+from semel.http.caller import single_caller
+from semel.http.routing import Operation
 from semel.integrations.fastapi import Semel
 from semel.integrations.starlette import Semel as StarletteSemel
 from semel.policy import Policy
-from semel.web.asgi import SemelMiddleware
-from semel.web.caller import single_caller
-from semel.web.routing import Operation
 from tests.web.driving import ALICE, BODY, asgi_scope, head
 
 App = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]

@@ -18,7 +18,7 @@ from semel import AsyncEngine, Permit
 from semel.errors import SchemaError, SemelError, StoreUnavailable
 from semel.integrations.fastapi import Semel as FastApiSemel
 from semel.integrations.starlette import Semel
-from semel.web.operations import OperationsApp
+from semel.operations.http import OperationsApp
 from tests.integrations.conftest import Serve
 from tests.integrations.driving import Web, caller_of
 from tests.web.driving import KEY

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.routing import Route
 
-from semel.engine.aio import AsyncEngine
+from semel.engine.async_engine import AsyncEngine
 from semel.integrations.fastapi import Semel
 from semel.integrations.starlette import Semel as StarletteSemel
 from tests.integrations.conftest import Serve

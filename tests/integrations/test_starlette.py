@@ -21,8 +21,8 @@ from starlette.websockets import WebSocket
 
 from semel import AsyncEngine, Permit
 from semel.errors import ConfigurationError
+from semel.http.caller import from_state, from_user
 from semel.integrations.starlette import Semel
-from semel.web.caller import from_state, from_user
 from tests.integrations.conftest import Serve
 from tests.integrations.driving import both, caller_of, noting, refuses
 

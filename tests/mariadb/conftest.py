@@ -14,9 +14,9 @@ import pymysql
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy
-from semel.drivers.mariadb import Server
-from semel.engine.connect_mariadb import mariadb_backend
 from semel.engine.result import Result
+from semel.stores.mariadb.protocol import Server
+from semel.stores.mariadb.url import mariadb_backend
 from semel.testing.mariadb import mariadb_subject
 from tests.engine.shells import MADE, command
 from tests.engine.telling import Member, at_once

@@ -16,5 +16,5 @@ pytestmark = MARK
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("name", ["keys_of_different_scopes_never_meet", "states_are_counted"])
 def test_pages_add_up(name: str, mode: Mode, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semel.stores.walk.COUNTED_AT_ONCE", page)
+    monkeypatch.setattr("semel.stores.sql.lapsed_scan.COUNTED_AT_ONCE", page)
     conformance.run(name, lambda clock: mariadb_subject(mariadb(), clock), mode)

@@ -14,9 +14,9 @@ import pymysql
 import pytest
 
 from semel import Answer, Permit
-from semel.drivers.mariadb_unit import is_conflict
+from semel.core.model import State
 from semel.errors import NothingHappened, StatementRefused
-from semel.model import State
+from semel.stores.mariadb.transaction import is_conflict
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, made, never
 from tests.servers.mariadb import MARK

@@ -18,11 +18,9 @@ from urllib.parse import quote
 
 import pytest
 
-from semel.drivers import mariadb as spoken
-from semel.drivers.mariadb import Server
-from semel.engine.connect import connect_backend
-from semel.engine.connect_mariadb import mariadb_backend
-from semel.engine.core import SCHEMA_VERSION_MAX
+from semel.core.model import Answer, Proceed, Settled, State
+from semel.engine.state import SCHEMA_VERSION_MAX
+from semel.engine.urls import connect_backend
 from semel.errors import (
     ConfigurationError,
     SchemaError,
@@ -32,7 +30,9 @@ from semel.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
-from semel.model import Answer, Proceed, Settled, State
+from semel.stores.mariadb import protocol as spoken
+from semel.stores.mariadb.protocol import Server
+from semel.stores.mariadb.url import mariadb_backend
 from semel.testing.attempts import attempt, renewal, word
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, PLAIN, WHAT, Fellow, Kind, Outside, made, never, plain

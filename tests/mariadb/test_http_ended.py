@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from semel.core.model import State
 from semel.errors import HandlerRefused
-from semel.model import State
 from tests.atomic.over_http import ask, check_retryable
 from tests.mariadb.conftest import Fellow, Outside, Writes, writes_of
 from tests.servers.relay import Relay

@@ -13,9 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from semel.drivers.mariadb import Server
+from semel.core.model import State
 from semel.errors import EarlyCommit, InProgressError, JoinRefused, StatementRefused, StoreUnavailable, SupersededError
-from semel.model import State
+from semel.stores.mariadb.protocol import Server
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes
 from tests.servers.mariadb import MARK, connect

@@ -16,8 +16,8 @@ import pymysql
 import pytest
 
 from semel import Answer, Permit
+from semel.core.model import State
 from semel.errors import NothingHappened, StoreUnavailable
-from semel.model import State
 from tests.engine.shells import MADE, command, until
 from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes
 from tests.servers.mariadb import MARK

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Permit, Policy
-from semel.drivers.mariadb import Server
-from semel.engine.connect_mariadb import mariadb_backend
+from semel.stores.mariadb.protocol import Server
+from semel.stores.mariadb.url import mariadb_backend
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import Outside
 from tests.servers.redis import eventually

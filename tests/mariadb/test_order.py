@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from semel.flow import Flow
-from semel.rules.decide import first_grant
-from semel.stores.mariadb import MariadbStore
+from semel.core.decide import first_grant
+from semel.core.flow import Flow
+from semel.stores.mariadb.store import MariadbStore
 from semel.testing.attempts import attempt, word
 
 CLAIMS = [attempt(f"k{number}") for number in range(50)]

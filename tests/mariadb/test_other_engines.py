@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from semel import Answer, Permit
+from semel.core.model import State
 from semel.errors import EarlyCommit, OutcomeUnknownError
-from semel.model import State
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, made, never
 

@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from semel.drivers.mariadb import Server
+from semel.stores.mariadb.protocol import Server
 from tests.engine.shells import command
 from tests.mariadb.conftest import ATOMIC, Fellow, made, plain
 

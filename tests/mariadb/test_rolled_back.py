@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from semel.drivers.mariadb import converse
-from semel.drivers.mariadb_errors import LOCK_WAIT_TIMEOUT, Lost, Refused
-from semel.flow import Flow, MakeFlow, ask
-from semel.stores.mariadb_asks import Several
-from semel.stores.statements import TOGETHER, Execute, composed
+from semel.core.flow import Flow, MakeFlow, ask
+from semel.stores.mariadb.errors import LOCK_WAIT_TIMEOUT, Lost, Refused
+from semel.stores.mariadb.protocol import converse
+from semel.stores.mariadb.requests import Several
+from semel.stores.sql.statements import TOGETHER, Execute, composed
 
 WRITE = Execute(composed("write", "DELETE FROM semel_meta"), {})
 PACKET = 1_000_000

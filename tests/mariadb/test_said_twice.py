@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from semel.flow import perform
-from semel.model import Proceed
-from semel.stores.mariadb import MariadbStore
-from semel.stores.memory import MemoryStore, Table
+from semel.core.flow import perform
+from semel.core.model import Proceed
+from semel.stores.mariadb.store import MariadbStore
+from semel.stores.memory.store import MemoryStore, Table
 from semel.testing.attempts import attempt
 from semel.testing.clock import SettableClock
 

@@ -7,9 +7,9 @@ from contextlib import closing
 import pytest
 
 from semel import Engine, Policy
-from semel.drivers.mariadb import Server
-from semel.engine.connect_mariadb import mariadb_backend
-from semel.stores.mariadb_settings import judged
+from semel.stores.mariadb.protocol import Server
+from semel.stores.mariadb.settings import judged
+from semel.stores.mariadb.url import mariadb_backend
 from tests.mariadb.conftest import Outside
 from tests.servers.mariadb import MARK
 

@@ -11,8 +11,8 @@ import pymysql
 import pytest
 
 from semel import Answer, NothingHappened, Permit
+from semel.core.model import State
 from semel.errors import EarlyCommit, InProgressError, KeyReusedError, OutcomeUnknownError, StoreError, StoreUnavailable
-from semel.model import State
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, INSERT, PLAIN, WHAT, Fellow, Handler, Outside, Writes, made, never, plain
 from tests.servers.mariadb import MARK, connect

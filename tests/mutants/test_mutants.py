@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from semel.testing.explore.replacing import found
-from semel.testing.mutants import MUTANTS, PARTS, Finding, Mutant
-from semel.testing.mutants.__main__ import main
-from semel.testing.mutants.catalogue import tried
+from verification.explore.replacing import found
+from verification.mutants import MUTANTS, PARTS, Finding, Mutant
+from verification.mutants.__main__ import main
+from verification.mutants.catalogue import tried
 
 INVARIANTS = {f"I{number}" for number in range(1, 9)}
 
@@ -56,7 +56,7 @@ def test_there_are_enough_and_each_says_what_it_is() -> None:
 
 
 def test_a_mutant_leaves_nothing_behind() -> None:
-    places = ("semel.rules.settle:holds", "semel.engine.sync:Engine.settle", "semel.rules.decide:decide")
+    places = ("semel.core.settle:holds", "semel.engine.sync_engine:Engine.settle", "semel.core.decide:decide")
     before = [found(place)[2] for place in places]
     for mutant in MUTANTS:
         with mutant.patch():
@@ -67,7 +67,7 @@ def test_a_mutant_leaves_nothing_behind() -> None:
 def test_a_survivor_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A kit without eyes finds nothing, and the command says so."""
     blind = dict.fromkeys(PARTS, lambda: None)
-    monkeypatch.setattr("semel.testing.mutants.catalogue.PARTS", blind)
+    monkeypatch.setattr("verification.mutants.catalogue.PARTS", blind)
     assert main(["--only", "drop-both-checks"]) == 1
     said = capsys.readouterr().out
     assert "NOTHING" in said
@@ -77,7 +77,7 @@ def test_a_survivor_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_the_parts_are_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = Finding("orders", 3, "interleavings", "seen")
     parts = dict.fromkeys(PARTS, lambda: None) | {"orders": lambda: finding, "http": lambda: finding}
-    monkeypatch.setattr("semel.testing.mutants.catalogue.PARTS", parts)
+    monkeypatch.setattr("verification.mutants.catalogue.PARTS", parts)
     assert len(tried(MUTANTS[0]).findings) == 1
     assert len(tried(MUTANTS[0], everything=True).findings) == 2
 

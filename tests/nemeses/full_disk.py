@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from semel import Answer, Engine, Permit
 from semel.errors import CommandError, StoreError, StoreUnavailable
-from semel.testing.nemeses.stage import Stage, Verdict
-from semel.testing.soak.command import soak_command
-from semel.testing.soak.ground import ground
-from semel.testing.soak.worker import Line, Worker, pause
 from tests.nemeses.processes import ended
 from tests.servers.redis import answers, eventually
+from verification.nemeses.stage import Stage, Verdict
+from verification.soak.command import soak_command
+from verification.soak.ground import ground
+from verification.soak.worker import Line, Worker, pause
 
 if TYPE_CHECKING:
     from tests.nemeses.scenarios import Server

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Final
 
 from semel import Answer, Engine, Permit
-from semel.engine.connect import connect_backend
+from semel.engine.urls import connect_backend
 from semel.errors import StoreUnavailable
-from semel.testing.nemeses.proxy import Proxy
-from semel.testing.nemeses.stage import Stage, Verdict
-from semel.testing.soak.command import soak_command
-from semel.testing.soak.ground import ground
-from semel.testing.soak.worker import Line, Worker, pause
 from tests.nemeses.processes import crash
 from tests.servers import galera
 from tests.servers.redis import eventually
+from verification.nemeses.proxy import Proxy
+from verification.nemeses.stage import Stage, Verdict
+from verification.soak.command import soak_command
+from verification.soak.ground import ground
+from verification.soak.worker import Line, Worker, pause
 
 TOGETHER_SECONDS: Final = 1.5
 ALONE_SECONDS: Final = 0.5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from semel.testing.soak.round import Outcome, Round
 from tests.nemeses.scripts import given, tell
+from verification.soak.round import Outcome, Round
 
 LIFE_SECONDS_MAX = 0.015
 KILLS_AT_ONCE = 170

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import redis
 
-from semel.testing.nemeses.proxy import Proxy
-from semel.testing.nemeses.stage import Stage, Verdict
-from semel.testing.soak.ground import ground
-from semel.testing.soak.worker import pause
 from tests.nemeses.processes import crash
 from tests.servers import redis as valkey
 from tests.servers import sentinel
 from tests.servers.running import Running, stop
+from verification.nemeses.proxy import Proxy
+from verification.nemeses.stage import Stage, Verdict
+from verification.soak.ground import ground
+from verification.soak.worker import pause
 
 KEPT: Final = ("appendonly yes", "appendfsync always", "repl-diskless-sync-delay 0")
 NODE: Final = ("cluster-require-full-coverage no", *KEPT)

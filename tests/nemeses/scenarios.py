@@ -14,17 +14,17 @@ import psycopg
 import pymysql
 import redis
 
-from semel.testing.nemeses.proxy import Proxy
-from semel.testing.nemeses.stage import Stage, Verdict
-from semel.testing.soak.command import LEASE_SECONDS
-from semel.testing.soak.ground import Ground, ground, migrate
-from semel.testing.soak.worker import pause
 from tests.nemeses import full_disk, galera_nodes, redis_failover
 from tests.nemeses.processes import children, crash, end, server_of
 from tests.nemeses.scripts import given, tell
 from tests.servers import mariadb, postgres, standby
 from tests.servers import redis as valkey
 from tests.servers.running import Running, stop
+from verification.nemeses.proxy import Proxy
+from verification.nemeses.stage import Stage, Verdict
+from verification.soak.command import LEASE_SECONDS
+from verification.soak.ground import Ground, ground, migrate
+from verification.soak.worker import pause
 
 AWAY_SECONDS: Final = 0.2
 LOSING_SECONDS: Final = 2.5

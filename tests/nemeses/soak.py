@@ -1,6 +1,6 @@
 """``make soak``: the soak on SQLite files, then on each server that can be started here, one after the other.
 
-Arguments are those of ``python -m semel.testing.soak`` and go to each of them; ``--folder`` gets a folder for each
+Arguments are those of ``python -m verification.soak`` and go to each of them; ``--folder`` gets a folder for each
 store. ``--stores sqlite,redis`` (or ``--store redis``) names some of them: ``python -m tests.nemeses.soak --store redis
 --kills 10000 --operations 0 --pauses 0 --nemeses 0``. Afterwards every line of the table of ``docs/nemeses.md`` is
 played ``--nemeses`` times (1 by default), each time with another seed; of the stores that were named, if some were.
@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from semel.testing.soak.__main__ import BROKEN, INTERRUPTED, OK, USAGE
 from tests.nemeses.lines import LOSING, RISKY, SOUND, broken, play_line
 from tests.servers import mariadb, postgres
 from tests.servers import redis as valkey
 from tests.servers.needed import is_here
 from tests.servers.running import begin_run, end_run
+from verification.soak.__main__ import BROKEN, INTERRUPTED, OK, USAGE
 
 URLS: Final[Mapping[str, Callable[[], str] | None]] = {
     "sqlite": None,
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     """Soak store after store; the first exit code that is not 0 ends it."""
     if {"-h", "--help"} & set(arguments):
         print(__doc__, flush=True)
-        return subprocess.run([sys.executable, "-m", "semel.testing.soak", "--help"], check=False).returncode
+        return subprocess.run([sys.executable, "-m", "verification.soak", "--help"], check=False).returncode
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--stores", "--store", default=",".join(URLS))
     parser.add_argument("--nemeses", type=int, default=1)
@@ -96,7 +96,7 @@ def _soak(store: str, folder: Path, rest: Sequence[str]) -> int:
     start = URLS[store]
     of_a_server = () if start is None else ("--url", start(), *WITHOUT_SCHEDULES)
     return subprocess.run(
-        [sys.executable, "-m", "semel.testing.soak", *rest, "--folder", str(folder), *of_a_server], check=False
+        [sys.executable, "-m", "verification.soak", *rest, "--folder", str(folder), *of_a_server], check=False
     ).returncode
 
 

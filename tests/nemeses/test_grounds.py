@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, Engine, Permit
-from semel.testing.soak.command import soak_command
-from semel.testing.soak.ground import KINDS, SqliteGround, ground, insert
-from semel.testing.soak.ground_servers import server_ground
 from tests.servers import mariadb, postgres
 from tests.servers import redis as valkey
+from verification.soak.command import soak_command
+from verification.soak.ground import KINDS, SqliteGround, ground, insert
+from verification.soak.ground_servers import server_ground
 
 SERVERS: dict[str, Callable[[], str]] = {
     "postgresql": postgres.postgres,

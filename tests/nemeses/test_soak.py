@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from semel.testing.soak.__main__ import OK, USAGE
-from semel.testing.soak.__main__ import main as soak
-from semel.testing.soak.plan import Plan
-from semel.testing.soak.summary import Summary, versions
 from tests.nemeses.scripts import ROOT
+from verification.soak.__main__ import OK, USAGE
+from verification.soak.__main__ import main as soak
+from verification.soak.plan import Plan
+from verification.soak.summary import Summary, versions
 
 SHORT = [
     "--kills",

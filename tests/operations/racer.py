@@ -9,8 +9,8 @@ from hashlib import sha256
 from typing import Any
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
+from semel.core.model import Effects
 from semel.errors import CommandError, StoreUnavailable
-from semel.model import Effects
 
 
 def command(name: str, number: int, policy: Policy) -> Command:

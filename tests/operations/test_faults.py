@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, Engine, Permit, Policy
+from semel.core.model import State
 from semel.errors import SemelError
-from semel.model import State
 from semel.testing.clock import SettableClock
 from semel.testing.faults import KINDS, Crash, Faults, Kind, When, every_fault, faulty_sqlite
 from tests.operations.worlds import Cashier, World, paying

@@ -14,10 +14,10 @@ from starlette.applications import Starlette
 
 from semel import AsyncEngine, KeyFormat, Permit, Policy
 from semel.errors import ConfigurationError, InvalidBody, InvalidKey, PolicyError
+from semel.http.openapi import describe_operation
+from semel.http.routing import Operation
 from semel.integrations.fastapi import Semel
-from semel.rules.references import Source
-from semel.web.openapi import describe_operation
-from semel.web.routing import Operation
+from semel.operations.references import Source
 from tests.integrations.driving import Webs, caller_of
 from tests.web.conftest import MakeWeb, make_web
 from tests.web.driving import KEY, Reply, Seen

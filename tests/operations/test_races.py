@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from semel.model import State
+from semel.core.model import State
 from tests.operations.worlds import World
 
 ROUNDS = 8

@@ -14,15 +14,15 @@ from starlette.requests import Request
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
 from semel.cli.main import main
-from semel.drivers.sqlite import SqliteDriver
-from semel.engine.connect import sqlite_backend
-from semel.engine.operations import Reference, find_execution, find_execution_async
+from semel.core.identity import uuid_text
+from semel.core.model import Find, State
+from semel.engine.urls import sqlite_backend
 from semel.errors import PolicyError
 from semel.integrations.fastapi import Semel
-from semel.model import Find, State
-from semel.rules.identity import uuid_text
+from semel.operations.run import Reference, find_execution, find_execution_async
+from semel.reconciliation.worker import Case, Finding, Reconciling, StillUnknown, reconciler
+from semel.stores.sqlite.driver import SqliteDriver
 from semel.testing.clock import SettableClock
-from semel.worker.reconciling import Case, Finding, Reconciling, StillUnknown, reconciler
 from tests.integrations.driving import Web, Webs, caller_of
 from tests.web.driving import KEY
 

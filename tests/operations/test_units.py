@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Permit, Policy
+from semel.core.model import NotReplayable, State
 from semel.errors import ConfigurationError, EarlyCommit, StoreError
+from semel.http.asgi.middleware import SemelMiddleware
+from semel.http.caller import single_caller
+from semel.http.routing import Operation
 from semel.integrations.starlette import Semel
-from semel.model import NotReplayable, State
-from semel.web.asgi import SemelMiddleware
-from semel.web.caller import single_caller
-from semel.web.routing import Operation
 from tests.engine.shells import MADE
 from tests.operations.worlds import ATOMIC, World, paying
 

@@ -13,11 +13,11 @@ import psycopg
 import pytest
 
 from semel import Answer, Command, Permit, Policy
+from semel.core.model import Operation, Record
 from semel.engine.backend import Backend
-from semel.engine.connect_mariadb import mariadb_backend
-from semel.engine.connect_postgres import postgres_backend
-from semel.model import Operation, Record
-from semel.protocol.operations import find_operation
+from semel.operations.flow import find_operation
+from semel.stores.mariadb.url import mariadb_backend
+from semel.stores.postgres.url import postgres_backend
 from semel.testing.clock import SettableClock
 from semel.testing.mariadb import mariadb_subject
 from semel.testing.postgres import empty_schema

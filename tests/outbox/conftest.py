@@ -14,12 +14,12 @@ import psycopg
 import pytest
 
 from semel import Answer, Engine, Permit
-from semel.engine.events import own_event
-from semel.events import Event
-from semel.stores.events import Events
+from semel.outbox.event import Event
+from semel.outbox.run import own_event
+from semel.outbox.sinks.base import Reply
+from semel.outbox.store import Events
 from semel.testing.mariadb import mariadb_subject
 from semel.testing.postgres import empty_schema
-from semel.worker.sinks.base import Reply
 from tests.servers import mariadb
 from tests.servers.postgres import postgres, schema
 

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from semel.engine.events import own_event
-from semel.events import Event
-from semel.worker.sinks.base import Refused, Reply, Sink
-from semel.worker.sinks.connect import connect_sink
+from semel.outbox.event import Event
+from semel.outbox.run import own_event
+from semel.outbox.sinks.base import Refused, Reply, Sink
+from semel.outbox.sinks.urls import connect_sink
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 WRITTEN = f"whsec_{base64.b64encode(SECRET).decode()}"

@@ -9,12 +9,12 @@ from contextlib import closing
 import pytest
 
 from semel import AsyncEngine, Engine
-from semel.engine.events import own_event
-from semel.events import Event
-from semel.protocol.outbox import AWAY_MAX, Away
-from semel.stores.events import Events
-from semel.worker.relay import Relay
-from semel.worker.sinks.base import Refused, Reply, Unreached
+from semel.outbox.event import Event
+from semel.outbox.flow import AWAY_MAX, Away
+from semel.outbox.run import own_event
+from semel.outbox.sinks.base import Refused, Reply, Unreached
+from semel.outbox.store import Events
+from semel.outbox.worker import Relay
 from tests.outbox.conftest import Broker, Place
 
 BATCH = 50

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Inbox, Permit, Policy, Scope
+from semel.bulk.rules import ItemState
+from semel.bulk.store import Items
 from semel.cli.main import main
-from semel.engine.operations import find_execution
 from semel.errors import RecordUnreadableError
-from semel.rules.items import ItemState
-from semel.stores.events import Events
-from semel.stores.inbox import Receipt
-from semel.stores.items import Items
-from semel.worker.relay import Relay
+from semel.inbox.store import Receipt
+from semel.operations.run import find_execution
+from semel.outbox.store import Events
+from semel.outbox.worker import Relay
 from tests.outbox.conftest import MARIADB, POSTGRES, SQLITE, Broker, Place, make_place
 
 BROKEN: dict[str, str] = {

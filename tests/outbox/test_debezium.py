@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from semel import Engine
-from semel.engine.events import own_event
-from semel.stores.events import Events
-from semel.worker.sinks.base import message_headers
+from semel.outbox.run import own_event
+from semel.outbox.sinks.base import message_headers
+from semel.outbox.store import Events
 from tests.outbox.conftest import MARIADB, POSTGRES, Place, make_place
 from tests.servers import mariadb
 

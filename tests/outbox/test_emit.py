@@ -12,10 +12,10 @@ import psycopg
 import pytest
 
 from semel import Answer, AsyncEngine, Engine, NothingHappened, Permit, Policy
+from semel.core.model import Settled, Superseded
+from semel.core.outcomes import Refused, Succeeded
 from semel.errors import PolicyError, StoreError
-from semel.model import Settled, Superseded
-from semel.rules.classify import Refused, Succeeded
-from semel.rules.events import PAYLOAD_BYTES_MAX, event_id
+from semel.outbox.rules import PAYLOAD_BYTES_MAX, event_id
 from semel.testing.clock import SettableClock
 from semel.testing.faults import Crash, Faults, Kind, When, every_fault, faulty_sqlite
 from tests.engine.drivers import sqlite

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer
 
-from semel.events import Event
-from semel.worker.sinks.base import Unreached
+from semel.outbox.event import Event
+from semel.outbox.sinks.base import Unreached
 from tests.outbox.sink_stories import event, refused, sink_of, told
 from tests.servers import kafka
 from tests.servers.running import free_port
@@ -18,8 +18,8 @@ from tests.servers.running import free_port
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[kafka.Cluster]:
-    monkeypatch.setattr("semel.worker.sinks.kafka.ACK_SECONDS", 1.0)
-    monkeypatch.setattr("semel.worker.sinks.kafka.REQUEST_MS", 1000)
+    monkeypatch.setattr("semel.outbox.sinks.kafka.ACK_SECONDS", 1.0)
+    monkeypatch.setattr("semel.outbox.sinks.kafka.REQUEST_MS", 1000)
     with kafka.cluster("orders") as made:
         yield made
 

@@ -9,9 +9,9 @@ import pytest
 
 from semel import Engine, Inbox
 from semel.cli.main import main
-from semel.engine.inbox import Message, Poison
-from semel.stores.inbox import Receipt
-from semel.stores.lanes import Lanes
+from semel.inbox.run import Message, Poison
+from semel.inbox.store import Receipt
+from semel.outbox.partitions import Lanes
 from tests.outbox.conftest import Place
 
 

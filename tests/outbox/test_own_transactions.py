@@ -19,8 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from semel import AsyncEngine, Engine, Policy
-from semel.engine.events import AsyncOutbox, Outbox
 from semel.errors import ConfigurationError, JoinRefused, PolicyError
+from semel.outbox.run import AsyncOutbox, Outbox
 from tests.engine.shells import command
 from tests.outbox.conftest import MARIADB, POSTGRES, SQLITE, Place, make_place
 from tests.servers import mariadb

@@ -13,12 +13,12 @@ import pytest
 
 from semel import Answer, AsyncEngine, Permit, Policy
 from semel.errors import ConfigurationError, PolicyError, StoreUnavailable
-from semel.events import Event
-from semel.stores.events import Events
-from semel.stores.lanes import Lanes
+from semel.outbox.event import Event
+from semel.outbox.partitions import Lanes
+from semel.outbox.sinks.base import Refused, Reply, Unreached
+from semel.outbox.store import Events
+from semel.outbox.worker import Relay
 from semel.telemetry import Counting
-from semel.worker.relay import Relay
-from semel.worker.sinks.base import Refused, Reply, Unreached
 from tests.engine.shells import command, until
 from tests.outbox.conftest import SQLITE, Broker, Place, first_arrivals, in_order, make_place
 
@@ -351,7 +351,7 @@ def test_a_store_that_fails_is_asked_again(tmp_path: Path, monkeypatch: pytest.M
     place = make_place(SQLITE, tmp_path)
     place.fill(3)
     broker = Broker()
-    monkeypatch.setattr("semel.worker.relay.STORE_REST_SECONDS", 0.01)
+    monkeypatch.setattr("semel.outbox.worker.STORE_REST_SECONDS", 0.01)
 
     async def story() -> None:
         async with AsyncEngine.connect(place.url) as engine:

@@ -13,12 +13,12 @@ import pytest
 import redis.asyncio as redis_client
 from nats.errors import Error as NatsError
 
-from semel.engine.events import own_event
 from semel.errors import ConfigurationError, UrlError
-from semel.events import Event
-from semel.worker.sinks.base import Unreached
-from semel.worker.sinks.connect import connect_sink
-from semel.worker.sinks.webhook import VARIABLE
+from semel.outbox.event import Event
+from semel.outbox.run import own_event
+from semel.outbox.sinks.base import Unreached
+from semel.outbox.sinks.urls import connect_sink
+from semel.outbox.sinks.webhook import VARIABLE
 from tests.outbox.conftest import unique
 from tests.outbox.sink_stories import WRITTEN, event, refused, sink_of, told
 from tests.servers import nats, rabbitmq, redis, running
@@ -341,7 +341,7 @@ def test_a_webhook_without_a_good_secret_is_refused(secret: str, monkeypatch: py
 
 def test_a_missing_client_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "aiokafka", None)
-    monkeypatch.delitem(__import__("sys").modules, "semel.worker.sinks.kafka", raising=False)
+    monkeypatch.delitem(__import__("sys").modules, "semel.outbox.sinks.kafka", raising=False)
     with pytest.raises(ConfigurationError, match=r"pip install 'semel\[kafka\]'"):
         connect_sink("kafka://h:1")
 

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from semel.engine.events import own_event
-from semel.worker.sinks.base import Unreached
-from semel.worker.sinks.webhook import WebhookSink, is_public, look_up, signature
+from semel.outbox.run import own_event
+from semel.outbox.sinks.base import Unreached
+from semel.outbox.sinks.webhook import WebhookSink, is_public, look_up, signature
 from tests.outbox.sink_stories import SECRET, event, refused, told
 
 # --- webhooks ---

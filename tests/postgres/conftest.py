@@ -14,8 +14,8 @@ import psycopg
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy
-from semel.engine.connect_postgres import postgres_backend
 from semel.engine.result import Result
+from semel.stores.postgres.url import postgres_backend
 from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE, command
 from tests.engine.telling import Member, at_once

@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import text
 
 from semel import Answer, Permit
-from semel.drivers import sqlalchemy as alchemy
-from semel.drivers.sqlalchemy_async import async_session_on
+from semel.core.model import State
 from semel.errors import ConfigurationError
-from semel.model import State
+from semel.stores.sql import sqlalchemy as alchemy
+from semel.stores.sql.sqlalchemy_async import async_session_on
 from tests.atomic.sessions import HABITS, Habit, Talk
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, never

@@ -7,9 +7,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from semel.drivers.psycopg_arrays import packed, with_arrays
 from semel.errors import StatementRefused
-from semel.stores.statements import composed
+from semel.stores.postgres.psycopg_arrays import packed, with_arrays
+from semel.stores.sql.statements import composed
 from tests.servers import postgres
 
 KINDS: dict[str, list[Any]] = {

@@ -15,10 +15,10 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from semel import AsyncEngine, Engine, Permit
-from semel.engine.connect_postgres import postgres_backend
 from semel.errors import SchemaError, StoreError, StoreUnavailable, UrlError
+from semel.http.caller import single_caller
 from semel.integrations.starlette import Semel
-from semel.web.caller import single_caller
+from semel.stores.postgres.url import postgres_backend
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, Fellow, Outside, never
 from tests.servers.postgres import schema

@@ -11,8 +11,8 @@ from django.db import transaction
 from django.test import TestCase
 
 from semel import Engine
-from semel.engine.connect_postgres import postgres_backend
 from semel.errors import JoinRefused, KeyReusedError, SupersededError
+from semel.stores.postgres.url import postgres_backend
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, WHAT, Outside
 from tests.postgres.users import ALIAS, django_connection

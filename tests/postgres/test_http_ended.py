@@ -8,8 +8,8 @@ import asyncpg
 import psycopg
 import pytest
 
+from semel.core.model import State
 from semel.errors import HandlerRefused
-from semel.model import State
 from tests.atomic.over_http import ask, check_retryable
 from tests.postgres.conftest import Fellow, Outside, Writes, writes_of
 from tests.servers.relay import Relay

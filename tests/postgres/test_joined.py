@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from semel import Answer, AsyncEngine, Engine, Permit, Policy
-from semel.engine.connect_postgres import postgres_backend
+from semel.core.model import State
 from semel.errors import (
     EarlyCommit,
     InProgressError,
@@ -24,7 +24,7 @@ from semel.errors import (
     StoreUnavailable,
     SupersededError,
 )
-from semel.model import State
+from semel.stores.postgres.url import postgres_backend
 from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, WHAT, Outside

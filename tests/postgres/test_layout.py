@@ -9,10 +9,11 @@ import psycopg
 import pytest
 
 from semel import Engine
-from semel.engine.connect_postgres import postgres_backend
-from semel.flow import ask
-from semel.stores import postgres, postgres_rows
-from semel.stores.statements import Query, composed
+from semel.core.flow import ask
+from semel.stores.postgres import rows as postgres_rows
+from semel.stores.postgres import store as postgres
+from semel.stores.postgres.url import postgres_backend
+from semel.stores.sql.statements import Query, composed
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, Outside
 from tests.servers.postgres import schema

@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 
 from semel import Answer, Permit
+from semel.core.model import State
 from semel.errors import SemelError, StoreError, StoreTimeout
-from semel.model import State
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Handler, Kind, Outside, Writes, made
 from tests.servers.relay import Loss, Relay

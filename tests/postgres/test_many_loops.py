@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Permit, Policy
-from semel.engine.connect_postgres import postgres_backend
+from semel.stores.postgres.url import postgres_backend
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import Outside
 from tests.servers.postgres import schema

@@ -11,7 +11,7 @@ from django.db import connections
 from django.utils.connection import ConnectionProxy
 
 from semel import Engine
-from semel.engine.connect_postgres import postgres_backend
+from semel.stores.postgres.url import postgres_backend
 from tests.docs.pages import DOCS, Block, blocks
 from tests.docs.running import file_of, run_python
 from tests.postgres.conftest import Outside

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from semel import Answer, Permit
-from semel.model import State
+from semel.core.model import State
 from semel.testing import conformance
 from semel.testing.bench import Mode, Subject
 from semel.testing.clock import SettableClock

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from semel import Answer, Permit
+from semel.core.model import State
 from semel.errors import InProgressError
-from semel.model import State
 from tests.engine.shells import MADE
 from tests.postgres.conftest import WHAT, Fellow, Outside, Writes, never
 from tests.servers.postgres import schema

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from semel import Answer, Permit
+from semel.core.model import State
 from semel.errors import StoreTimeout
-from semel.model import State
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import Fellow, Outside, Writes, never
 from tests.servers.postgres import schema

@@ -15,8 +15,8 @@ import psycopg
 import pytest
 
 from semel import Answer, Permit, Policy
+from semel.core.model import State
 from semel.errors import SemelError, StoreUnavailable
-from semel.model import State
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Kind, Outside, Writes, made
 from tests.servers.postgres import schema

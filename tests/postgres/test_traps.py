@@ -13,17 +13,17 @@ import pytest
 from psycopg.pq import ExecStatus
 
 from semel import Engine
-from semel.drivers.psycopg import Server
-from semel.engine.connect_postgres import postgres_backend
-from semel.flow import Flow, ask
-from semel.model import Find, InProgress, Proceed, Replay
-from semel.protocol.commands import settlement
-from semel.rules.classify import Succeeded
-from semel.rules.decide import first_grant
-from semel.stores import postgres_rows
-from semel.stores.postgres import SQL as UPKEEP
-from semel.stores.postgres import PostgresStore
-from semel.stores.statements import Query, composed, statements
+from semel.core.command_flow import settlement
+from semel.core.decide import first_grant
+from semel.core.flow import Flow, ask
+from semel.core.model import Find, InProgress, Proceed, Replay
+from semel.core.outcomes import Succeeded
+from semel.stores.postgres import rows as postgres_rows
+from semel.stores.postgres.psycopg_driver import Server
+from semel.stores.postgres.store import SQL as UPKEEP
+from semel.stores.postgres.store import PostgresStore
+from semel.stores.postgres.url import postgres_backend
+from semel.stores.sql.statements import Query, composed, statements
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import Fellow, Outside
 from tests.servers.postgres import schema

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from semel import Answer, Engine, Permit
-from semel.engine.connect_postgres import postgres_backend
+from semel.stores.postgres.url import postgres_backend
 from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE
 from tests.postgres.conftest import WHAT, Fellow, Writes

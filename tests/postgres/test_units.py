@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from semel import Answer, Engine, NothingHappened, Permit, Policy
-from semel.engine.connect_postgres import postgres_backend
+from semel.core.model import State
 from semel.errors import (
     EarlyCommit,
     KeyReusedError,
@@ -21,7 +21,7 @@ from semel.errors import (
     StoreError,
     StoreUnavailable,
 )
-from semel.model import State
+from semel.stores.postgres.url import postgres_backend
 from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, made, never

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from semel import Answer, Permit
-from semel.model import State
+from semel.core.model import State
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Outside, Writes
 from tests.postgres.unit_stories import DATABASE_ERRORS, REFUSED, Failed

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from semel import AsyncEngine, Command, Engine
-from semel.engine.connect_postgres import postgres_backend
+from semel.stores.postgres.url import postgres_backend
 from tests.servers.postgres import schema
 
 ALIAS = "semel-postgres"

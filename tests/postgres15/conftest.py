@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from semel import Engine
-from semel.engine.connect_postgres import postgres_backend
+from semel.stores.postgres.url import postgres_backend
 from semel.testing.postgres import empty_schema
 from tests.postgres.conftest import fellow, kind, make_fellow, outside, relay
 from tests.servers.postgres import postgres15, schema

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Permit, Policy
+from semel.core.model import Effects
+from semel.core.outcomes import Succeeded
 from semel.errors import CommandError
-from semel.model import Effects
-from semel.rules.classify import Succeeded
-from semel.web.asgi import SemelMiddleware
-from semel.web.caller import from_state
-from semel.web.routing import Operation
+from semel.http.asgi.middleware import SemelMiddleware
+from semel.http.caller import from_state
+from semel.http.routing import Operation
 from tests.crash.work import Folder, command
 from tests.processes.awaits import cancelled_at
 from tests.web.driving import ALICE, KEY, asgi_call, asgi_scope, head

@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 from semel import AsyncEngine
-from semel.worker.reconciling import Case, Finding, Reconciling, StillUnknown, reconciler
+from semel.reconciliation.worker import Case, Finding, Reconciling, StillUnknown, reconciler
 
 
 @reconciler("pay", quiet_for=0)

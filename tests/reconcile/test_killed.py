@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.worker.reconciling import Round
+from semel.reconciliation.worker import Round
 from tests.engine.shells import MADE
 from tests.operations.worlds import Cashier, World, paying
 from tests.reconcile.test_reconciling import FOUND, Provider, asking, audit_of, lose, round_of

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from semel import Answer, Command
+from semel.core.identity import derived_key, uuid_bytes
+from semel.core.model import Audit, NotReplayable, Resolution, State
 from semel.engine.result import Result
 from semel.errors import ConfigurationError, OutcomeUnknownError, PolicyError
-from semel.model import Audit, NotReplayable, Resolution, State
-from semel.protocol.reconcile import standings
-from semel.rules.identity import derived_key, uuid_bytes
-from semel.stores.reconciliations import Standing
-from semel.worker.reconciling import (
+from semel.reconciliation.flow import standings
+from semel.reconciliation.store import Standing
+from semel.reconciliation.worker import (
     Case,
     DidNotHappen,
     Finding,

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope, State
-from semel.drivers.local import LocalDriver
+from semel.core.model import AnswerKind
 from semel.engine.backend import Backend
 from semel.errors import PolicyError, ResolveRefused
-from semel.model import AnswerKind
-from semel.stores.memory import MemoryStore
-from semel.worker import DidNotHappen, StepSucceeded, StillUnknown, SucceededWith
+from semel.stores.memory.driver import LocalDriver
+from semel.stores.memory.store import MemoryStore
+from semel.workers import DidNotHappen, StepSucceeded, StillUnknown, SucceededWith
 
 PAID = SucceededWith(Answer(201, (), b"paid"), resource=("payment", "pay_1"))
 PROOF = "webhook evt_17: charge.succeeded"

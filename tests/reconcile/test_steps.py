@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from semel import Answer, Policy
-from semel.model import State
-from semel.protocol.reconcile import standings
-from semel.rules.identity import derived_key
-from semel.worker.reconciling import Case, DidNotHappen, Finding, Reconciling, Round, StepSucceeded, reconciler
+from semel.core.identity import derived_key
+from semel.core.model import State
+from semel.reconciliation.flow import standings
+from semel.reconciliation.worker import Case, DidNotHappen, Finding, Reconciling, Round, StepSucceeded, reconciler
 from tests.steps.conftest import Process, Run, World, stepped
 
 OK = Answer(201, (), b"done")

@@ -13,7 +13,7 @@ from semel.cli.main import main
 WHAT = Command(Scope("acme", "alice", "pay"), "k", bytes(32), "test", Policy())
 SHOP = """
 from semel import Answer
-from semel.worker.reconciling import SucceededWith, reconciler
+from semel.reconciliation.worker import SucceededWith, reconciler
 
 @reconciler("pay", quiet_for=0)
 def ask(case):

@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 
 from semel.engine.backend import Backend
-from semel.engine.connect_redis import redis_backend
+from semel.stores.redis.url import redis_backend
 from tests.engine.shells import Mode, Shell
 from tests.servers import redis as servers
 from tests.servers.running import stop

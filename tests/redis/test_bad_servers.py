@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from redis import Redis, ResponseError
 
-from semel.engine.connect import connect_backend
+from semel.core.model import State
+from semel.core.outcomes import Succeeded
+from semel.engine.urls import connect_backend
 from semel.errors import SchemaError, StoreError, StoreUnavailable
-from semel.model import State
-from semel.rules.classify import Succeeded
 from tests.engine.shells import MADE, Shell, command
 from tests.redis.conftest import Opens
 from tests.servers import redis as servers
@@ -197,7 +197,7 @@ def test_somebody_elses_script_blocks_and_is_ended(started: Starts, opened: Open
 
 def test_a_claim_that_was_killed_before_it_wrote_did_nothing(opened: Opens) -> None:
     """What the server says of a killed script, of an old server, of a database it has not got."""
-    from semel.drivers.redis_remedies import remedy_of
+    from semel.stores.redis.remedies import remedy_of
 
     assert "SCRIPT KILL" in remedy_of("ERR", "Error running script: Script killed by user with SCRIPT KILL.")
     old = "Error compiling script (new function): user_script:1: unexpected symbol near '#'"

@@ -16,11 +16,11 @@ import pytest
 from redis import Redis
 
 from semel import AsyncEngine, Permit
-from semel.drivers.redis_routes import ROUNDS_MAX, Cluster, Exchange, Node, Refused, Terms, perform, slot
+from semel.core.model import Find
 from semel.engine.backend import Backend
 from semel.errors import StoreError, StoreUnavailable
-from semel.model import Find
-from semel.stores.scripts import Call
+from semel.stores.redis.routes import ROUNDS_MAX, Cluster, Exchange, Node, Refused, Terms, perform, slot
+from semel.stores.redis.scripts import Call
 from tests.engine.shells import MADE, Mode, Shell, command
 from tests.redis.conftest import backend
 from tests.servers import redis as servers

@@ -12,9 +12,9 @@ import pytest
 from redis import Redis
 
 from semel import AsyncEngine, Policy, State
-from semel.model import Record
+from semel.core.model import Record
 from semel.testing.clock import SettableClock
-from semel.worker.reaper import Reaper
+from semel.workers.reaper import Reaper
 from tests.engine.shells import command
 from tests.redis.conftest import backend
 from tests.servers import redis as servers

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from semel import Policy
-from semel.model import AnswerKind, Record, State
-from semel.rules.decide import first_grant
-from semel.rules.settle import lapsed_row, settled_row
-from semel.stores.memory import granted_row
-from semel.stores.redis import framed_names, names_of
-from semel.stores.redis_keys import TAGS, below, newer_first
-from semel.stores.redis_layout import HEAD_BYTES, Damaged, Names, decode, decode_any, encode, seen
-from semel.stores.redis_rows import LUA, due_at
+from semel.core.decide import first_grant
+from semel.core.model import AnswerKind, Record, State
+from semel.core.settle import lapsed_row, settled_row
+from semel.stores.memory.store import granted_row
+from semel.stores.redis.keys import TAGS, below, newer_first
+from semel.stores.redis.layout import HEAD_BYTES, Damaged, Names, decode, decode_any, encode, seen
+from semel.stores.redis.rows import LUA, due_at
+from semel.stores.redis.store import framed_names, names_of
 from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, word
 
 NOW = 1_700_000_000_000_000

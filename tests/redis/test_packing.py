@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from semel.drivers import redis_packing
-from semel.drivers.redis_packing import packed, packed_here
+from semel.stores.redis import packing as redis_packing
+from semel.stores.redis.packing import packed, packed_here
 
 SEED = 20261121
 COMMANDS: list[tuple[Any, ...]] = [

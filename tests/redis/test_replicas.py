@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from semel.core.model import Settled, State
+from semel.core.outcomes import Succeeded
 from semel.errors import StatementRefused, StoreTimeout
-from semel.model import Settled, State
-from semel.rules.classify import Succeeded
 from tests.engine.shells import MADE, command
 from tests.redis.conftest import Opens, heard
 from tests.servers import needed

@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 from redis import Redis
 
-from semel.flow import ask
-from semel.model import Find, Grant, Proceed, Purged, State
-from semel.rules.lease import PURGE_GRACE_US
-from semel.stores.redis import RedisStore
-from semel.stores.scripts import Calls
+from semel.core.flow import ask
+from semel.core.model import Find, Grant, Proceed, Purged, State
+from semel.core.timing import PURGE_GRACE_US
+from semel.stores.redis.scripts import Calls
+from semel.stores.redis.store import RedisStore
 from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, renewal
 from semel.testing.bench import Bench, Mode, bench
 from semel.testing.redis import redis_subject

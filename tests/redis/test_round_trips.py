@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 from semel import AsyncEngine, Policy
-from semel.model import State
+from semel.core.model import State
 from semel.policy import Command
 from tests.engine.shells import MADE, command
 from tests.redis.conftest import Opens, backend, heard

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from semel.drivers.redis_routes import ROUNDS_MAX, Cluster, Exchange, Node, Refused, Replies, Terms, perform, slot
 from semel.errors import StatementRefused, StoreTimeout, StoreUnavailable
-from semel.stores.redis_keys import Keys
-from semel.stores.redis_rows import LUA
-from semel.stores.scripts import Call
+from semel.stores.redis.keys import Keys
+from semel.stores.redis.routes import ROUNDS_MAX, Cluster, Exchange, Node, Refused, Replies, Terms, perform, slot
+from semel.stores.redis.rows import LUA
+from semel.stores.redis.scripts import Call
 
 HERE, THERE = Node("here", 1), Node("there", 2)
 MAP = [[0, 16383, [b"here", 1]]]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from semel.drivers.redis_routes import Exchange, Node, Refused, Replies, Terms, perform
-from semel.drivers.redis_sentinel import Sentinel
-from semel.engine.connect import connect_backend
+from semel.engine.urls import connect_backend
 from semel.errors import StoreError, StoreTimeout, StoreUnavailable
-from semel.stores.scripts import Call
+from semel.stores.redis.routes import Exchange, Node, Refused, Replies, Terms, perform
+from semel.stores.redis.scripts import Call
+from semel.stores.redis.sentinel import Sentinel
 from tests.engine.shells import MADE, Mode, Shell, command
 from tests.servers import redis as servers
 from tests.servers import sentinel

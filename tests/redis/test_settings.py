@@ -12,14 +12,14 @@ from redis import Redis
 
 from semel import Answer, Engine, Policy
 from semel.cli.main import main
-from semel.engine.needs import Needs
+from semel.core.contract import Observed
+from semel.core.flow import perform
+from semel.core.model import Find
+from semel.engine.requirements import Needs
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.flow import perform
 from semel.functions import command as declared_command
-from semel.model import Find
-from semel.stores.base import Observed
-from semel.stores.redis_settings import _judged, info, memory
-from semel.web.caller import single_caller
+from semel.http.caller import single_caller
+from semel.stores.redis.settings import _judged, info, memory
 from tests.engine.shells import MADE, command
 from tests.redis.conftest import Opens
 from tests.servers import redis as servers

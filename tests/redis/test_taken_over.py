@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from semel.drivers.redis_routes import Cluster, Exchange, Node, Refused, Terms, perform
 from semel.errors import StatementRefused
-from semel.stores.scripts import Call
+from semel.stores.redis.routes import Cluster, Exchange, Node, Refused, Terms, perform
+from semel.stores.redis.scripts import Call
 from tests.engine.shells import MADE, command
 from tests.redis.conftest import Opens
 from tests.servers import redis as servers

@@ -11,14 +11,14 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from semel import AsyncBulk, AsyncEngine, Bulk, Engine, Permit, Policy
-from semel.engine.bulk import BulkItem, BulkResult
+from semel.bulk.declaration import BulkItem, BulkResult
 from semel.functions import command
+from semel.http.caller import single_caller
 from semel.integrations.fastapi import Semel
 from semel.testing.idempotent import CannotRun, Report, check_idempotent, rows
 from semel.testing.idempotent.failing import movable
 from semel.testing.idempotent.interrupting import Moment, watched
 from semel.testing.required import REQUIRED, Case, FunctionTarget, suite
-from semel.web.caller import single_caller
 
 CHECK = "bulk_retry_does_not_rerun_finished_items"
 BILLS = [{"clientItemId": f"bill-{number}", "amount": number} for number in range(7)]

@@ -14,13 +14,13 @@ from fastapi import Depends, FastAPI
 
 from semel import AsyncEngine, Engine, Outbox, Permit
 from semel.errors import ConfigurationError
-from semel.events import Event
 from semel.functions import command
+from semel.http.caller import single_caller
 from semel.integrations.fastapi import Semel
-from semel.rules.events import make_event
+from semel.outbox.event import Event
+from semel.outbox.rules import make_event
 from semel.testing.idempotent import CannotRun, Case, NotIdempotent, Report, check_idempotent, rows
 from semel.testing.required import FunctionTarget, suite
-from semel.web.caller import single_caller
 from tests.testing_plugin.broken import Around
 
 Tell = Callable[[Permit], object]

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from semel import Policy
-from semel.drivers import sqlite as sqlite_module
-from semel.drivers.sqlite import SqliteDriver
-from semel.drivers.sqlite_job import Job, settle_jobs
-from semel.drivers.sqlite_unit import begin_unit, begin_unit_async
+from semel.core.flow import Flow, ask
+from semel.core.model import Claim, Proceed, Renewal, Verdict
 from semel.errors import StoreUnavailable
-from semel.flow import Flow, ask
-from semel.model import Claim, Proceed, Renewal, Verdict
-from semel.stores.sqlite import SqliteStore
-from semel.stores.statements import Execute, Script, Statement
+from semel.stores.sql.statements import Execute, Script, Statement
+from semel.stores.sqlite import driver as sqlite_module
+from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.job import Job, settle_jobs
+from semel.stores.sqlite.store import SqliteStore
+from semel.stores.sqlite.transaction import begin_unit, begin_unit_async
 from semel.testing.attempts import attempt
 from semel.testing.clock import SettableClock
 from tests.engine.drivers import sqlite

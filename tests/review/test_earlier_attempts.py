@@ -9,10 +9,8 @@ from typing import TypeVar
 import pytest
 
 from semel import Policy
-from semel.engine.backend import Backend
-from semel.errors import NothingHappened
-from semel.flow import MakeFlow
-from semel.model import (
+from semel.core.flow import MakeFlow
+from semel.core.model import (
     AlreadyMine,
     Claim,
     Grant,
@@ -24,7 +22,9 @@ from semel.model import (
     State,
     Superseded,
 )
-from semel.rules.classify import Outcome, Released
+from semel.core.outcomes import Outcome, Released
+from semel.engine.backend import Backend
+from semel.errors import NothingHappened
 from semel.testing.attempts import attempt, word
 from semel.testing.clock import SettableClock
 from tests.engine.drivers import memory, sqlite

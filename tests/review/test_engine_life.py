@@ -11,18 +11,18 @@ from typing import Any, TypeVar
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy
-from semel.drivers.local import LocalDriver
-from semel.drivers.sqlite_join import JoinedUnit
+from semel.core.atomic_flow import settle_unit
+from semel.core.command_flow import settlement
+from semel.core.decide import decide
+from semel.core.flow import MakeFlow
+from semel.core.model import Proceed, Replay, Resolution, Resolved, Settled, Superseded
+from semel.core.outcomes import Released, Succeeded
+from semel.core.requests import Commit, Perform, Within
 from semel.engine.backend import Backend
 from semel.errors import InProgressError, SchemaError, StoreTimeout, StoreUnavailable
-from semel.flow import MakeFlow
-from semel.model import Proceed, Replay, Resolution, Resolved, Settled, Superseded
-from semel.protocol.asks import Commit, Perform, Within
-from semel.protocol.atomic import settle_unit
-from semel.protocol.commands import settlement
-from semel.rules.classify import Released, Succeeded
-from semel.rules.decide import decide
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.driver import LocalDriver
+from semel.stores.memory.store import MemoryStore
+from semel.stores.sqlite.join import JoinedUnit
 from semel.testing.attempts import attempt
 from semel.testing.clock import SettableClock
 from tests.engine.drivers import SlowReplies, memory, sqlite

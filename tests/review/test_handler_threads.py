@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Permit, Policy
-from semel.drivers.sqlite import SqliteDriver
-from semel.drivers.sqlite_guard import UnitConnection
-from semel.drivers.sqlite_unit import SqliteUnit, begin_unit
+from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.guard import UnitConnection
+from semel.stores.sqlite.transaction import SqliteUnit, begin_unit
 from tests.engine.drivers import sqlite
 from tests.engine.shells import MADE, command
 

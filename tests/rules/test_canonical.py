@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from semel.errors import RequestTooLarge
-from semel.rules import canonical
-from semel.rules.canonical import canonical_json, select_members
+from semel.http.fingerprint import canonical
+from semel.http.fingerprint.canonical import canonical_json, select_members
 from tests.rules.slow_canonical import depth_of, slow_canonical
 
 PLAIN = settings(derandomize=True, deadline=None, max_examples=600)

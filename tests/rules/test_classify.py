@@ -6,10 +6,8 @@ import asyncio
 
 import pytest
 
-from semel.errors import NothingHappened
-from semel.model import Answer
-from semel.policy import Policy
-from semel.rules.classify import (
+from semel.core.model import Answer
+from semel.core.outcomes import (
     Outcome,
     Refused,
     Released,
@@ -18,6 +16,8 @@ from semel.rules.classify import (
     classify_answer,
     classify_exception,
 )
+from semel.errors import NothingHappened
+from semel.policy import Policy
 
 EXTERNAL, IDEMPOTENT, ATOMIC = Policy(), Policy(effects="idempotent"), Policy(effects="atomic")
 FIVE = (401, 403, 408, 425, 429)

@@ -9,7 +9,21 @@ from typing import NamedTuple
 
 import pytest
 
-from semel.model import (
+from semel.bulk.rules import BULK_RECIPE as BULK
+from semel.core.decide import (
+    DOUBTS,
+    LAPSED,
+    TABLE,
+    Declared,
+    Situation,
+    Was,
+    decide,
+    doubt_of,
+    is_grant_new,
+    needs_steps,
+    situation,
+)
+from semel.core.model import (
     AfterExpiry,
     Answer,
     AnswerKind,
@@ -29,23 +43,9 @@ from semel.model import (
     Unreadable,
     Verdict,
 )
+from semel.core.record import answer_digest, pack_headers
 from semel.policy import Policy
-from semel.rules.decide import (
-    DOUBTS,
-    LAPSED,
-    TABLE,
-    Declared,
-    Situation,
-    Was,
-    decide,
-    doubt_of,
-    is_grant_new,
-    needs_steps,
-    situation,
-)
-from semel.rules.items import BULK_RECIPE as BULK
-from semel.rules.stored import answer_digest, pack_headers
-from semel.stores.memory import granted_row
+from semel.stores.memory.store import granted_row
 from semel.testing.attempts import EXTERNAL, OK, attempt, bits
 
 NOW = 1_700_000_000_000_000
@@ -115,7 +115,7 @@ def situated(row: Record | None, case: Case) -> Situation:
 
 
 def expected(case: Case) -> str:
-    """States, verdicts and effects in plain words; written without looking at rules/decide.py."""
+    """States, verdicts and effects in plain words; written without looking at core/decide.py."""
     if case.state is None:
         return "proceed: first"
     if case.recipe == "other":

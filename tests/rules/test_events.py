@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from semel.errors import PolicyError
-from semel.events import Event
-from semel.rules.events import (
+from semel.outbox.event import Event
+from semel.outbox.rules import (
     HEADERS_BYTES_MAX,
     LANES,
     PAYLOAD_BYTES_MAX,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.errors import InvalidBody, PolicyError, RequestTooLarge
-from semel.rules.fingerprint import DigestField, Facts, Fingerprinter, Members, Recipe, WholeBody
+from semel.http.fingerprint.fingerprinter import DigestField, Facts, Fingerprinter, Members, Recipe, WholeBody
 
 PLAIN = settings(derandomize=True, deadline=None, max_examples=300)
 SECRET = b"sixteen bytes ok"

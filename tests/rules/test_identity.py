@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.model import Scope
-from semel.rules.identity import (
+from semel.core.identity import (
     derived_key,
     frame,
     key_hash,
@@ -22,6 +21,7 @@ from semel.rules.identity import (
     uuid_bytes,
     uuid_text,
 )
+from semel.core.model import Scope
 
 PLAIN = settings(derandomize=True, deadline=None, max_examples=300)
 TEXTS = st.text(max_size=4).filter(lambda text: not any("\ud800" <= letter <= "\udfff" for letter in text))

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel.errors import BulkRefused
-from semel.rules.items import (
+from semel.bulk.rules import (
     ITEM_ID_MAX,
     TEXT_MAX,
     ItemOutcome,
@@ -26,6 +25,7 @@ from semel.rules.items import (
     unnamed_id,
     written_item,
 )
+from semel.errors import BulkRefused
 
 MANY_DIGITS = b"9" * 5000
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.errors import InvalidKey, MissingKey, PolicyError
-from semel.rules.keys import KeyFormat, parse_key, weakness
+from semel.http.keys import KeyFormat, parse_key, weakness
 
 UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
 VISIBLE = "".join(chr(code) for code in range(0x21, 0x7F))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.rules.backoff import poll_seconds, retry_seconds
-from semel.rules.lease import (
+from semel.core.backoff import poll_seconds, retry_seconds
+from semel.core.timing import (
     PURGE_GRACE_US,
     lease_end,
     may_drop_answer,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from semel.errors import InvalidBody, InvalidKey, MissingKey, PolicyError
-from semel.rules.fingerprint import Facts, Fingerprinter
-from semel.rules.keys import KeyFormat, parse_key
-from semel.rules.recipe import DigestField, Members, Recipe
+from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter
+from semel.http.fingerprint.recipe import DigestField, Members, Recipe
+from semel.http.keys import KeyFormat, parse_key
 
 KEYS: list[tuple[list[bytes], str]] = [
     ([], "The request has no Idempotency-Key; send one, unique to what you want done once."),

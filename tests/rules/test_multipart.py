@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.rules.multipart import (
+from semel.http.fingerprint.multipart import (
     FIELDS_MAX,
     HEADER_BYTES_MAX,
     PARTS_MAX,

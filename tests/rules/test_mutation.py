@@ -21,9 +21,11 @@ def mutate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_change_of_the_pauses_is_noticed(tmp_path: Path) -> None:
-    ended = mutate("backoff", "--only-tests", "test_lease.py", "--jobs", "1", "--least", "100", "--into", str(tmp_path))
+    ended = mutate(
+        "core/backoff", "--only-tests", "test_lease.py", "--jobs", "1", "--least", "100", "--into", str(tmp_path)
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    [line] = [line for line in ended.stdout.splitlines() if line.startswith("backoff ")]
+    [line] = [line for line in ended.stdout.splitlines() if line.startswith("core/backoff ")]
     _, mutants, killed, survived, *_ = line.split()
     assert int(mutants) == int(killed) >= 25
     assert int(survived) == 0
@@ -32,7 +34,7 @@ def test_every_change_of_the_pauses_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing"], "no such file of the core: nothing; there are decide, settle"),
+        (["nothing"], "no such file of the core: nothing; there are core/decide, core/settle"),
         (["--again"], "need --into: the folder of an earlier run"),
         (["--only-report"], "need --into: the folder of an earlier run"),
     ],

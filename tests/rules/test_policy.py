@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from semel.core.model import AfterExpiry, Effects, Scope, State
 from semel.errors import ConfigurationError, PolicyError
-from semel.model import AfterExpiry, Effects, Scope, State
+from semel.http.fingerprint.recipe import Recipe
+from semel.http.keys import KeyFormat
 from semel.policy import NEVER_REPLAYED, REPLAY_HEADERS, Command, Policy
-from semel.rules.keys import KeyFormat
-from semel.rules.recipe import Recipe
 
 NAN, ENDLESS = float("nan"), float("inf")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from semel.model import Answer, Proceed, Record, Resolution, State
-from semel.rules.decide import decide
-from semel.rules.reconcile import (
+from semel.core.decide import decide
+from semel.core.model import Answer, Proceed, Record, Resolution, State
+from semel.reconciliation.rules import (
     Again,
     DidNotHappen,
     Finding,
@@ -19,7 +19,7 @@ from semel.rules.reconcile import (
     judge,
     quiet_until,
 )
-from semel.stores.memory import granted_row
+from semel.stores.memory.store import granted_row
 from semel.testing.attempts import OK, attempt
 
 NOW = 1_700_000_000_000_000

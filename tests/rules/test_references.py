@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from semel.errors import ConfigurationError, InvalidBody, InvalidKey, MissingKey, PolicyError
-from semel.rules.references import Source, check_reference, check_sources, is_reference, sources
+from semel.operations.references import Source, check_reference, check_sources, is_reference, sources
 
 BODY = b'{"order": {"id": "A-1", "n": 42, "a/b": {"~": "x"}, "none": null, "list": [1], "yes": true, "f": 1.5}}'
 PARAMS = (("orderId", "A-1"), ("empty", ""), ("spaced", "a b"), ("long", "x" * 256), ("line", "a\nb"))

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from semel.model import (
+from semel.core.decide import decide
+from semel.core.model import (
     AlreadyMine,
     Answer,
     AnswerKind,
@@ -19,11 +20,10 @@ from semel.model import (
     State,
     Superseded,
 )
+from semel.core.record import answer_digest, pack_headers
+from semel.core.settle import abandoned_row, may_have_begun_before, resolved_row, settled_row
 from semel.policy import Policy
-from semel.rules.decide import decide
-from semel.rules.settle import abandoned_row, may_have_begun_before, resolved_row, settled_row
-from semel.rules.stored import answer_digest, pack_headers
-from semel.stores.memory import granted_row
+from semel.stores.memory.store import granted_row
 from semel.testing.attempts import IDEMPOTENT, OK, attempt, word
 
 NOW = 1_700_000_000_000_000

@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from semel.model import (
+from semel.core.decide import decide
+from semel.core.model import (
     AlreadyMine,
     AnswerKind,
     Effects,
@@ -21,9 +22,7 @@ from semel.model import (
     Superseded,
     TooEarly,
 )
-from semel.policy import Policy
-from semel.rules.decide import decide
-from semel.rules.settle import (
+from semel.core.settle import (
     abandoned_row,
     action_of,
     given_back_state,
@@ -34,8 +33,9 @@ from semel.rules.settle import (
     resolved_row,
     settled_row,
 )
-from semel.rules.steps import Step, Steps
-from semel.stores.memory import granted_row
+from semel.policy import Policy
+from semel.steps.rules import Step, Steps
+from semel.stores.memory.store import granted_row
 from semel.testing.attempts import OK, attempt, renewal, word
 
 NOW = 1_700_000_000_000_000

@@ -8,11 +8,11 @@ import pytest
 
 from semel import AsyncEngine, Engine, Policy
 from semel.errors import PolicyError
-from semel.worker.completer import Completer
-from semel.worker.reaper import Reaper
-from semel.worker.reconciling import Reconciling
-from semel.worker.relay import Relay
-from semel.worker.sinks.function import FunctionSink
+from semel.outbox.sinks.function import FunctionSink
+from semel.outbox.worker import Relay
+from semel.reconciliation.worker import Reconciling
+from semel.resuming.worker import Completer
+from semel.workers.reaper import Reaper
 
 NO_SECONDS = [None, "30", True, float("nan"), float("inf"), -1, 10**400]
 

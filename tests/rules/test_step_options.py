@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from semel.core.model import Effects
+from semel.core.sealing import MARK, checked, opened, sealed
 from semel.errors import ConfigurationError, PolicyError, RequestTooLarge
-from semel.model import Effects
-from semel.rules.sealed import MARK, checked, opened, sealed
-from semel.rules.step_options import REQUEST_BYTES_MAX, Resumed, check_request, check_steps
+from semel.steps.options import REQUEST_BYTES_MAX, Resumed, check_request, check_steps
 
 
 @dataclass

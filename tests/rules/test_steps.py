@@ -7,13 +7,13 @@ import hashlib
 import pytest
 
 from semel import Answer
+from semel.core.decide import decide
+from semel.core.model import Proceed, Record, Resolution, State
+from semel.core.outcomes import Outcome, Refused, Released, Succeeded, Unprovable
 from semel.errors import ResolveRefused, StepError
-from semel.model import Proceed, Record, Resolution, State
-from semel.rules.classify import Outcome, Refused, Released, Succeeded, Unprovable
-from semel.rules.decide import decide
-from semel.rules.step_doubts import UNREADABLE
-from semel.rules.step_findings import found, steps_after
-from semel.rules.steps import (
+from semel.steps.doubts import UNREADABLE
+from semel.steps.findings import found, steps_after
+from semel.steps.rules import (
     STEPS_BYTES_MAX,
     STEPS_MAX,
     Begin,
@@ -33,7 +33,7 @@ from semel.rules.steps import (
     with_result,
     without,
 )
-from semel.stores.memory import granted_row
+from semel.stores.memory.store import granted_row
 from semel.testing.attempts import attempt
 
 HOUR = 3_600_000_000

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.model import AnswerKind, Find, Proceed, Record, State
-from semel.policy import Policy
-from semel.rules.decide import decide
-from semel.rules.stored import (
+from semel.core.decide import decide
+from semel.core.model import AnswerKind, Find, Proceed, Record, State
+from semel.core.record import (
     answer_digest,
     answer_of,
     is_sound,
@@ -21,7 +20,8 @@ from semel.rules.stored import (
     unpack_headers,
     uuid_of,
 )
-from semel.stores.memory import granted_row
+from semel.policy import Policy
+from semel.stores.memory.store import granted_row
 from semel.testing.attempts import OK, attempt
 
 NOW = 1_700_000_000_000_000

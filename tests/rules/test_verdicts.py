@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from semel.model import (
+from semel.core.decide import Situation, crashed, decide, first_grant, is_grant_new, situation
+from semel.core.model import (
     AfterExpiry,
     AnswerKind,
     Claim,
@@ -22,10 +23,9 @@ from semel.model import (
     Unreadable,
     Verdict,
 )
+from semel.core.record import answer_digest, pack_headers
 from semel.policy import Policy
-from semel.rules.decide import Situation, crashed, decide, first_grant, is_grant_new, situation
-from semel.rules.stored import answer_digest, pack_headers
-from semel.stores.memory import granted_row
+from semel.stores.memory.store import granted_row
 from semel.testing.attempts import IDEMPOTENT, OK, attempt
 
 NOW = 1_700_000_000_000_000

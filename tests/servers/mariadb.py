@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pymysql
 
-from semel.drivers.mariadb import Server
+from semel.stores.mariadb.protocol import Server
 from tests.servers.needed import needs, program
 from tests.servers.running import Running, dropped, free_port, launch, own, shared
 

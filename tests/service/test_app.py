@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from semel.service.provider import Provider
+from semel.reference.provider import Provider
 from tests.service.served import Served, serving
 
 PAYMENT = {"customerId": "c-1", "amount": "10.00", "currency": "EUR"}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from semel.service.ledger import Entry, Ledger
-from semel.service.notes import Notes
-from semel.service.provider import Provider
+from semel.reference.ledger import Entry, Ledger
+from semel.reference.notes import Notes
+from semel.reference.provider import Provider
 
 
 def entry(key: str, id: str = "1") -> Entry:
@@ -80,7 +80,7 @@ PROCESSES, KEYS = 4, 25
 WRITER = """
 import sys
 from pathlib import Path
-from semel.service.ledger import Ledger
+from semel.reference.ledger import Ledger
 ledger = Ledger(Path(sys.argv[1]))
 for number in range(int(sys.argv[3])):
     ledger.append({"key": f"shared-{number}", "id": sys.argv[2], "caller": "alice", "detail": {}}, once=True)

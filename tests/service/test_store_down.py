@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from semel import Engine
-from semel.service import orders
-from semel.service.app import create_app
-from semel.service.settings import Settings
+from semel.reference import orders
+from semel.reference.app import create_app
+from semel.reference.settings import Settings
 from tests.web.driving import Response, asgi_call, asgi_scope
 
 

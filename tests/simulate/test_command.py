@@ -1,4 +1,4 @@
-"""``python -m semel.testing.simulate``, as somebody types it."""
+"""``python -m verification.simulate``, as somebody types it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from semel.model import Proceed
-from semel.rules import decide
-from semel.testing.simulate.command import main
+from semel.core import decide
+from semel.core.model import Proceed
+from verification.simulate.command import main
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -109,11 +109,11 @@ def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_as_a_module() -> None:
     told = subprocess.run(
-        [sys.executable, "-m", "semel.testing.simulate", "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "verification.simulate", "--help"], capture_output=True, text=True, check=True
     )
     assert "--seeds 1000000 --start 5000000 --jobs 2" in told.stdout
     ended = subprocess.run(
-        [sys.executable, "-m", "semel.testing.simulate", "--seeds", "20", "--quiet"],
+        [sys.executable, "-m", "verification.simulate", "--seeds", "20", "--quiet"],
         capture_output=True,
         text=True,
         check=False,

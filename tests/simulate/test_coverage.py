@@ -6,8 +6,8 @@ from typing import Final
 
 import pytest
 
-from semel.testing.simulate import search
-from semel.testing.simulate.coverage import EVENTS, NEVER_IN_CI, STATES, Counts, must_reach, table, why_not
+from verification.simulate import search
+from verification.simulate.coverage import EVENTS, NEVER_IN_CI, STATES, Counts, must_reach, table, why_not
 
 SCHEDULES: Final = 20_000  # the first of the hundred thousand of CI; test_schedules has the others
 PAIRS: Final = [(state, event) for state in STATES for event in EVENTS]

@@ -8,13 +8,13 @@ import subprocess
 import sys
 from collections import Counter
 
-from semel.model import Effects
-from semel.testing.simulate import Shape, replay
+from semel.core.model import Effects
+from verification.simulate import Shape, replay
 
 SEEDS = range(300)
 PRINT_DIGEST = """
 import hashlib
-from semel.testing.simulate import replay
+from verification.simulate import replay
 print(hashlib.sha256("\\n".join("\\n".join(replay(seed).trace) for seed in range(300)).encode()).hexdigest())
 """
 

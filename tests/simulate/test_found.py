@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Policy
-from semel.engine import upkeep
+from semel.core.command_flow import reread
+from semel.core.decide import decide
+from semel.core.model import Proceed
+from semel.engine import renewal as upkeep
 from semel.errors import StoreError, StoreTimeout, StoreUnavailable
-from semel.model import Proceed
-from semel.protocol.commands import reread
-from semel.rules.decide import decide
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.testing.attempts import attempt
 from semel.testing.clock import SettableClock
-from semel.testing.simulate.shape import command
 from tests.engine.drivers import memory
+from verification.simulate.shape import command
 
 
 @pytest.mark.parametrize(

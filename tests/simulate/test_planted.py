@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import pytest
 
-from semel.engine import aio, upkeep
-from semel.engine.result import Result
-from semel.errors import StoreTimeout
-from semel.flow import ask
-from semel.model import (
+from semel.core import command_flow as commands
+from semel.core import decide, settle
+from semel.core import outcomes as classify
+from semel.core.flow import ask
+from semel.core.model import (
     Claim,
     InProgress,
     OutcomeUnknown,
@@ -26,11 +26,13 @@ from semel.model import (
     Settlement,
     Verdict,
 )
+from semel.engine import async_engine as aio
+from semel.engine import renewal as upkeep
+from semel.engine.result import Result
+from semel.errors import StoreTimeout
 from semel.policy import Command
-from semel.protocol import commands
-from semel.rules import classify, decide, settle
-from semel.stores import memory
-from semel.testing.simulate import Shape, Violation, search
+from semel.stores.memory import store as memory
+from verification.simulate import Shape, Violation, search
 
 SEEDS_MAX: Final = 20_000
 # Rare ones are looked for from here on: from 0 they are found as well, after up to 10,000 schedules.

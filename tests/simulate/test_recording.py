@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from semel.errors import ConfigurationError
-from semel.testing.simulate import FORMAT, replay, search
-from semel.testing.simulate.recording import Recorded, RecordingRefused, read_recording, record
-from semel.testing.simulate.search import seed_of
+from verification.simulate import FORMAT, replay, search
+from verification.simulate.recording import Recorded, RecordingRefused, read_recording, record
+from verification.simulate.search import seed_of
 
 
 def test_what_is_recorded_is_read(tmp_path: Path) -> None:

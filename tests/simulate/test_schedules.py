@@ -11,9 +11,9 @@ from typing import Final
 
 import pytest
 
-from semel.testing.simulate import search
-from semel.testing.simulate.recording import Recorded, read_recording
 from tests.simulate.test_coverage import SCHEDULES as FIRST
+from verification.simulate import search
+from verification.simulate.recording import Recorded, read_recording
 
 SCHEDULES: Final = 100_000
 CHUNK: Final = 2_000

@@ -22,10 +22,10 @@ from starlette.routing import Mount, Route
 
 from semel import AsyncEngine, Engine, Permit, Policy
 from semel.functions import command, single_caller, this_permit
+from semel.http.asgi.middleware import SemelMiddleware
+from semel.http.routing import Operation
+from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
 from semel.integrations.starlette import Semel
-from semel.web.asgi import SemelMiddleware
-from semel.web.routing import Operation
-from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
 
 SHIP = Policy(steps=True, resumable=True, lease_seconds=1, wait_seconds=0)
 DECLARED = [Operation("/ship", SHIP, name="ship")]

@@ -14,10 +14,10 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
 from semel import Engine, Policy
-from semel.web.caller import single_caller
-from semel.web.routing import Operation
-from semel.web.wsgi import SemelMiddleware
-from semel.web.wsgi_resumed import completer_of
+from semel.http.caller import single_caller
+from semel.http.routing import Operation
+from semel.http.wsgi.middleware import SemelMiddleware
+from semel.resuming.wsgi import completer_of
 from tests.web.driving import wsgi_call, wsgi_environ
 
 SHIP = Policy(steps=True, resumable=True, wait_seconds=0)

@@ -11,11 +11,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from semel import AsyncEngine, Permit, Policy
-from semel.drivers.sqlite import SqliteDriver
-from semel.engine.connect import sqlite_backend
-from semel.engine.connect_postgres import postgres_backend
+from semel.engine.urls import sqlite_backend
+from semel.http.caller import single_caller
 from semel.integrations.fastapi import Semel
-from semel.web.caller import single_caller
+from semel.stores.postgres.url import postgres_backend
+from semel.stores.sqlite.driver import SqliteDriver
 
 DECLARED = {
     "steps": Policy(steps=True, lease_seconds=1, wait_seconds=0),

@@ -10,9 +10,9 @@ from typing import Any
 import uvicorn
 
 from semel import AsyncEngine, Permit, Policy
-from semel.web.asgi import SemelMiddleware
-from semel.web.caller import single_caller
-from semel.web.routing import Operation
+from semel.http.asgi.middleware import SemelMiddleware
+from semel.http.caller import single_caller
+from semel.http.routing import Operation
 
 SHIP = Policy(steps=True, resumable=True, lease_seconds=1, wait_seconds=0)
 

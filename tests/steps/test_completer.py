@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy
+from semel.core.model import State
 from semel.errors import ConfigurationError, OutcomeUnknownError, PolicyError, RequestTooLarge
-from semel.model import State
-from semel.protocol.operations import find_operation
-from semel.worker.completer import Completer
+from semel.operations.flow import find_operation
+from semel.resuming.worker import Completer
 from tests.engine.shells import SCOPE
 from tests.engine.telling import at_once
 from tests.steps.conftest import Process, Run, World, stepped
@@ -208,7 +208,7 @@ def test_a_store_without_steps_is_refused() -> None:
 
 @pytest.mark.parametrize("why", ["rests", "unknown"])
 def test_what_cannot_go_on_keeps_nothing_else_waiting(why: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semel.worker.completer.FIND_MAX", 2)
+    monkeypatch.setattr("semel.resuming.worker.FIND_MAX", 2)
     story = Story(world.process())
     completer = Completer(story.process.engine, rest_seconds=1000)
     completer.register(SCOPE.operation, RESUMABLE, story.handler())

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from semel import Answer, Policy
+from semel.core.flow import Flow
+from semel.core.model import State
 from semel.errors import OutcomeUnknownError, RecordUnreadableError
-from semel.flow import Flow
-from semel.model import State
-from semel.stores.steps import decide_with_steps
+from semel.steps.store import decide_with_steps
 from tests.servers.postgres import postgres, schema
 from tests.service.served import await_true
 from tests.steps.conftest import STEPS, Process, Run, World, stepped

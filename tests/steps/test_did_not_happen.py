@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from semel import Answer, Command, Engine, NothingHappened, Permit, Policy
+from semel.core.flow import Flow
+from semel.core.model import InProgress, MovedOn, Resolution, Resolved, Resolving, State
 from semel.errors import (
     OutcomeUnknownError,
     ResolveRefused,
@@ -23,12 +25,10 @@ from semel.errors import (
     StoreUnavailable,
     SupersededError,
 )
-from semel.flow import Flow
-from semel.model import InProgress, MovedOn, Resolution, Resolved, Resolving, State
-from semel.protocol.operations import resolve
+from semel.operations.flow import resolve
+from semel.resuming.worker import Completer
 from semel.testing.clock import SettableClock
 from semel.testing.faults import KINDS, Crash, Faults, Kind, When, every_fault, faulty_sqlite
-from semel.worker.completer import Completer
 from tests.engine.drivers import sqlite
 from tests.engine.shells import SCOPE
 from tests.engine.telling import at_once

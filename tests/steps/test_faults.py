@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, Engine, Permit
+from semel.core.model import State
 from semel.errors import OutcomeUnknownError, SemelError, StepInDoubt
-from semel.model import State
 from semel.testing.clock import SettableClock
 from semel.testing.faults import KINDS, Crash, Fault, Faults, Kind, When, every_fault, faulty_sqlite
 from tests.engine.drivers import sqlite

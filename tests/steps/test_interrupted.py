@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Engine, Permit
+from semel.core.flow import Flow
+from semel.core.model import Grant, Record, State
+from semel.core.outcomes import Succeeded, Unprovable
+from semel.core.requests import Begin as BeginUnit
 from semel.errors import NothingHappened, SchemaError, StepError, StoreTimeout
-from semel.flow import Flow
-from semel.model import Grant, Record, State
-from semel.protocol.asks import Begin as BeginUnit
-from semel.protocol.steps import Ledger
-from semel.rules.classify import Succeeded, Unprovable
-from semel.rules.steps import Step
-from semel.stores.steps import StepRows
+from semel.steps.flow import Ledger
+from semel.steps.rules import Step
+from semel.steps.store import StepRows
 from tests.engine.drivers import sqlite
 from tests.steps.conftest import stepped
 

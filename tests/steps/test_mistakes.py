@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Engine, Permit, Policy
+from semel.core.model import State
 from semel.errors import ConfigurationError, PolicyError, StepError
-from semel.model import State
-from semel.web.operations import describe
+from semel.operations.http import describe
 from tests.engine.drivers import memory, sqlite
 from tests.engine.shells import command
 from tests.steps.conftest import STEPS, stepped

@@ -22,13 +22,13 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from semel import AsyncEngine, Engine, Permit, Policy
+from semel.http.asgi.middleware import SemelMiddleware
+from semel.http.caller import Caller, single_caller
+from semel.http.routing import Operation
 from semel.integrations.fastapi import Semel as FastApiSemel
 from semel.integrations.starlette import Semel
-from semel.web.asgi import SemelMiddleware
-from semel.web.asgi_resumed import ResumedApp, completer_for
-from semel.web.caller import Caller, single_caller
-from semel.web.routing import Operation
-from semel.worker.completer import Completer
+from semel.resuming.asgi import ResumedApp, completer_for
+from semel.resuming.worker import Completer
 from tests.steps.serving import SHIP, application
 from tests.web.driving import Response as Got
 from tests.web.driving import asgi_call, asgi_scope

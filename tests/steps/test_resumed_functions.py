@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from semel import AsyncEngine, Engine, Permit
+from semel.core.model import Find, State
 from semel.errors import CommandError, ConfigurationError, PolicyError, RequestTooLarge
 from semel.functions import Codec, ResultNotKept, command, completer, single_caller, this_permit
-from semel.model import Find, State
-from semel.worker.completer import Completer
+from semel.resuming.worker import Completer
 
 ENDS: dict[str, Any] = {"steps": True, "resumable": True, "caller": single_caller}
 

@@ -17,15 +17,15 @@ import pytest
 from flask import Flask, request
 
 from semel import Engine, Policy
+from semel.core.model import Find, State
 from semel.errors import ConfigurationError
-from semel.model import Find, State
-from semel.web.caller import from_environ, single_caller
-from semel.web.exchange import IncompleteAnswer
-from semel.web.problem import Problems
-from semel.web.routing import Operation
-from semel.web.wsgi import SemelMiddleware
-from semel.web.wsgi_accepted import Accepted
-from semel.web.wsgi_resumed import completer_of
+from semel.http.caller import from_environ, single_caller
+from semel.http.exchange import IncompleteAnswer
+from semel.http.problems import Problems
+from semel.http.routing import Operation
+from semel.http.wsgi.accepted import Accepted
+from semel.http.wsgi.middleware import SemelMiddleware
+from semel.resuming.wsgi import completer_of
 from tests.web.driving import Response, wsgi_call, wsgi_environ
 
 SHIP = Policy(steps=True, resumable=True, wait_seconds=0)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from semel import Answer, Command, Engine, Permit, Policy
-from semel.drivers.sealing import Sealer
+from semel.core.model import Find, Resolution, State
+from semel.core.outcomes import Unprovable, classify_answer
+from semel.core.sealing import MARK, opened, sealed
+from semel.engine.sealer import Sealer
 from semel.errors import ConfigurationError, PolicyError, RecordUnreadableError, RequestTooLarge
-from semel.model import Find, Resolution, State
-from semel.rules.classify import Unprovable, classify_answer
-from semel.rules.sealed import MARK, opened, sealed
-from semel.worker.completer import Completer
+from semel.resuming.worker import Completer
 from tests.engine.shells import SCOPE
 from tests.steps.conftest import Kind, Run, World
 

@@ -8,14 +8,15 @@ from typing import Any, Final
 
 import pytest
 
-from semel.model import State
-from semel.protocol import steps as protocol
-from semel.protocol.asks import Perform, Within
-from semel.rules import step_findings, steps
-from semel.stores.dialect import SQLITE
-from semel.testing.simulate import Shape, replay, search
-from semel.testing.simulate.schedule import Schedule
-from semel.testing.simulate.step_ledger import StepLedger
+from semel.core.model import State
+from semel.core.requests import Perform, Within
+from semel.steps import findings as step_findings
+from semel.steps import flow as protocol
+from semel.steps import rules as steps
+from semel.stores.sql.dialect import SQLITE
+from verification.simulate import Shape, replay, search
+from verification.simulate.schedule import Schedule
+from verification.simulate.step_ledger import StepLedger
 
 STEPS: Final = Shape(steps=1.0)
 UNDECLARED: Final = Shape(steps=1.0, undeclared=1.0)
@@ -46,7 +47,7 @@ def test_versions_without_steps_meet_records_of_every_kind() -> None:
 
 
 def test_a_version_that_forgets_the_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semel.stores.steps.any_begun", lambda stored, generation: False)
+    monkeypatch.setattr("semel.steps.store.any_begun", lambda stored, generation: False)
     violation = search(range(PLANTED_MAX), shape=UNDECLARED)
     assert violation is not None
     assert violation.invariant == "I4 no blind rerun"

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from semel import Answer, Engine, NothingHappened, Permit
+from semel.core.decide import decide
+from semel.core.flow import Flow
+from semel.core.model import Proceed
+from semel.core.outcomes import Released
+from semel.core.requests import Begin, Commit, Perform, Rollback, Within
 from semel.errors import StepError, StepInDoubt, StoreError, StoreTimeout, StoreUnavailable
-from semel.flow import Flow
-from semel.model import Proceed
-from semel.protocol.asks import Begin, Commit, Perform, Rollback, Within
-from semel.protocol.steps import Ledger
-from semel.rules.classify import Released
-from semel.rules.decide import decide
-from semel.rules.steps import STEPS_MAX, Step
-from semel.stores.sqlite import SqliteStore
-from semel.stores.steps import Recorded, StepRows
+from semel.steps.flow import Ledger
+from semel.steps.rules import STEPS_MAX, Step
+from semel.steps.store import Recorded, StepRows
+from semel.stores.sqlite.store import SqliteStore
 from semel.testing.attempts import attempt
 from tests.engine.drivers import sqlite
 from tests.steps.conftest import stepped

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from semel import Answer, NothingHappened, Permit
+from semel.core.identity import derived_key
+from semel.core.model import State
+from semel.core.outcomes import Succeeded
 from semel.errors import OutcomeUnknownError, StepError, StepInDoubt, SupersededError
-from semel.model import State
-from semel.rules.classify import Succeeded
-from semel.rules.identity import derived_key
 from tests.engine.telling import at_once
 from tests.steps.conftest import Process, Run, World, stepped
 

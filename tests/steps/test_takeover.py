@@ -19,23 +19,23 @@ from typing import Any, Final
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope, State
-from semel.model import Record
-from semel.rules.identity import record_id
-from semel.testing.simulate.database import SqliteDatabase
-from semel.testing.simulate.script import Part
-from semel.testing.simulate.server import Server
-from semel.testing.simulate.step_ledger import StepLedger
-from semel.testing.simulate.step_watch import StepWatch, steps_are_noted
-from semel.testing.simulate.surroundings import surroundings
-from semel.testing.simulate.watch import Watch
-from semel.testing.simulate.wire import ONCE
-from semel.testing.simulate.worker import Worker
-from semel.testing.simulate.world import SECOND, World
-from semel.worker.completer import Completer
-from semel.worker.reaper import Reaper
+from semel.core.identity import record_id
+from semel.core.model import Record
+from semel.resuming.worker import Completer
+from semel.workers.reaper import Reaper
 from tests.engine.shells import SCOPE, command
 from tests.steps.dying import abandoned_policy, backend
 from tests.worker.test_reaper import Heard
+from verification.simulate.database import SqliteDatabase
+from verification.simulate.script import Part
+from verification.simulate.server import Server
+from verification.simulate.step_ledger import StepLedger
+from verification.simulate.step_watch import StepWatch, steps_are_noted
+from verification.simulate.surroundings import surroundings
+from verification.simulate.watch import Watch
+from verification.simulate.wire import ONCE
+from verification.simulate.worker import Worker
+from verification.simulate.world import SECOND, World
 
 LEASE_SECONDS: Final = 3.0
 PROMISED_US: Final = 1 * SECOND

@@ -19,11 +19,11 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from semel import Command, Engine, Permit, Policy
-from semel.cli.doctor_records import look_at_records
+from semel.admin.doctor_records import look_at_records
 from semel.cli.main import main
-from semel.drivers.sqlite import SqliteDriver
-from semel.engine.connect import sqlite_backend
-from semel.model import Find, State
+from semel.core.model import Find, State
+from semel.engine.urls import sqlite_backend
+from semel.stores.sqlite.driver import SqliteDriver
 from semel.testing.clock import SettableClock
 from tests.engine.shells import SCOPE
 from tests.steps.completed import deliver, make_middleware, make_starlette

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from semel.drivers.sqlite import SqliteDriver
+from semel.core.flow import MakeFlow
+from semel.core.model import Grant, Proceed, Resolution, State
 from semel.errors import StoreError
-from semel.flow import MakeFlow
-from semel.model import Grant, Proceed, Resolution, State
-from semel.stores.sqlite import SqliteStore
+from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.store import SqliteStore
 from semel.testing.attempts import IDEMPOTENT, OK, attempt, renewal, word
 from semel.testing.clock import SettableClock
 from semel.testing.faults import KINDS, Crash, Faults, Kind, When, every_fault, faulty_sqlite

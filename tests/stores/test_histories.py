@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from semel.flow import MakeFlow
-from semel.model import (
+from semel.core.flow import MakeFlow
+from semel.core.model import (
     Answer,
     Claim,
     Find,

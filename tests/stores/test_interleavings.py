@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from semel.flow import Flow, ask
-from semel.model import (
+from semel.core.flow import Flow, ask
+from semel.core.model import (
     AlreadyMine,
     AnswerKind,
     Claim,
@@ -31,9 +31,9 @@ from semel.model import (
     Superseded,
     Verdict,
 )
+from semel.core.requests import Perform
+from semel.core.timing import PURGE_GRACE_US
 from semel.policy import Policy
-from semel.protocol.asks import Perform
-from semel.rules.lease import PURGE_GRACE_US
 from semel.testing.attempts import IDEMPOTENT, OK, attempt, renewal, word
 from semel.testing.interleave import Act, MemoryWorld, Program, Run, SqliteWorld, World, interleavings
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from semel.drivers.local import LocalDriver
-from semel.model import Find, Proceed, Record
-from semel.stores.memory import MemoryStore, Table
+from semel.core.model import Find, Proceed, Record
+from semel.stores.memory.driver import LocalDriver
+from semel.stores.memory.store import MemoryStore, Table
 from semel.testing.attempts import attempt, word
 from semel.testing.clock import SettableClock
 

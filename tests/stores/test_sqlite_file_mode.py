@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.drivers.sqlite_connection import open_connection
+from semel.stores.sqlite.connection import open_connection
 
 
 @pytest.fixture(autouse=True)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from semel.model import Proceed
-from semel.stores.base import Store
-from semel.stores.memory import MemoryStore
-from semel.stores.sqlite import SQL
+from semel.core.contract import Store
+from semel.core.model import Proceed
+from semel.stores.memory.store import MemoryStore
+from semel.stores.sqlite.store import SQL
 from semel.testing import verbs
-from semel.testing.explore.replacing import replaced, text_replaced
 from semel.testing.interleave import MemoryWorld, SqliteWorld, World
 from semel.testing.verbs import SITUATIONS, VERBS, NotAtomic, check, check_all
+from verification.explore.replacing import replaced, text_replaced
 
 WORLDS = pytest.mark.parametrize("make", [MemoryWorld, SqliteWorld], ids=["memory", "sqlite"])
 
@@ -122,7 +122,7 @@ def test_a_write_of_what_was_read_is_seen() -> None:
 
 def test_the_check_compares_what_is_held_too() -> None:
     with (
-        replaced("semel.rules.settle:abandoned_row", lambda original: lambda row, nonce, now: None),
-        replaced("semel.rules.settle:renewed_row", lambda original: lambda row, renewal, now: row),
+        replaced("semel.core.settle:abandoned_row", lambda original: lambda row, nonce, now: None),
+        replaced("semel.core.settle:renewed_row", lambda original: lambda row, renewal, now: row),
     ):
         assert check(MemoryWorld, SITUATIONS[1], ("renew", "abandon")) == 2  # wrong, and atomic all the same

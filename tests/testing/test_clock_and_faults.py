@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from semel.core.flow import Flow
+from semel.core.model import Proceed, State
 from semel.engine.backend import Backend
-from semel.engine.sync import Engine
-from semel.engine.upkeep import THREAD_NAME
+from semel.engine.renewal import THREAD_NAME
+from semel.engine.sync_engine import Engine
 from semel.errors import StoreTimeout, StoreUnavailable
-from semel.flow import Flow
-from semel.model import Proceed, State
 from semel.testing.attempts import attempt
 from semel.testing.clock import START_US, SettableClock
 from semel.testing.faults import (

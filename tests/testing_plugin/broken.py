@@ -12,10 +12,10 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from fastapi.responses import JSONResponse, Response
 
 from semel import AsyncEngine, Permit
+from semel.http.asgi.middleware import SemelMiddleware
+from semel.http.caller import from_state, single_caller
+from semel.http.routing import Operation
 from semel.integrations.fastapi import Semel
-from semel.web.asgi import SemelMiddleware
-from semel.web.caller import from_state, single_caller
-from semel.web.routing import Operation
 from tests.testing_plugin.good import Provider, authenticate
 
 Make = Callable[[AsyncEngine, Provider], Any]

@@ -17,12 +17,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Result, Scope
+from semel.http.asgi.middleware import SemelMiddleware as AsgiMiddleware
+from semel.http.caller import Caller, from_state, single_caller
+from semel.http.routing import Operation
+from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
 from semel.integrations.fastapi import Semel as FastApiSemel
 from semel.integrations.starlette import Semel as StarletteSemel
-from semel.web.asgi import SemelMiddleware as AsgiMiddleware
-from semel.web.caller import Caller, from_state, single_caller
-from semel.web.routing import Operation
-from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
 
 ALICE = {"Authorization": "alice"}
 BOB = {"Authorization": "bob"}

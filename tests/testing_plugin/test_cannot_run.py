@@ -16,6 +16,9 @@ from starlette.routing import Route
 
 from semel import AsyncEngine, Engine, KeyFormat, Policy
 from semel.errors import ConfigurationError
+from semel.http.asgi.middleware import SemelMiddleware
+from semel.http.caller import single_caller
+from semel.http.routing import Operation
 from semel.integrations.fastapi import Semel
 from semel.testing.idempotent import (
     CannotRun,
@@ -28,9 +31,6 @@ from semel.testing.idempotent import (
     rows,
 )
 from semel.testing.idempotent.case import altered
-from semel.web.asgi import SemelMiddleware
-from semel.web.caller import single_caller
-from semel.web.routing import Operation
 from tests.testing_plugin import good
 from tests.testing_plugin.good import ALICE, BOB, Provider
 

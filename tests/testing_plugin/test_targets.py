@@ -20,6 +20,9 @@ from starlette.routing import Mount, Route
 
 from semel import AsyncEngine, Engine, Permit, Policy
 from semel.functions import command
+from semel.http.asgi.middleware import SemelMiddleware as AsgiMiddleware
+from semel.http.caller import single_caller
+from semel.http.routing import Operation
 from semel.integrations.fastapi import Semel
 from semel.testing.idempotent import (
     Case,
@@ -34,9 +37,6 @@ from semel.testing.idempotent import (
     rows,
 )
 from semel.testing.required import REQUIRED
-from semel.web.asgi import SemelMiddleware as AsgiMiddleware
-from semel.web.caller import single_caller
-from semel.web.routing import Operation
 from tests.testing_plugin import good
 from tests.testing_plugin.good import ALICE, BOB, Provider
 

@@ -15,13 +15,30 @@ from typing import Any
 
 sys.path.insert(0, sys.argv[1])
 
+from importlib import import_module
+
 import semel
 from semel import Answer, Bulk, Command, Engine, NothingHappened, Permit, Policy, Scope
-from semel.drivers.sqlite import SqliteDriver
-from semel.engine.connect import sqlite_backend
-from semel.engine.connect_postgres import postgres_backend
 from semel.errors import SemelError
-from semel.rules.fingerprint import DigestField, Facts, Fingerprinter, Members, Recipe, WholeBody
+
+
+def _named(name: str, *modules: str) -> Any:
+    """What lies in one module today and lay in another one at the previous revision."""
+    for module in modules:
+        try:
+            return getattr(import_module(f"semel.{module}"), name)
+        except ModuleNotFoundError:
+            continue
+    raise ImportError(name)
+
+
+SqliteDriver = _named("SqliteDriver", "stores.sqlite.driver", "drivers.sqlite")
+sqlite_backend = _named("sqlite_backend", "engine.urls", "engine.connect")
+postgres_backend = _named("postgres_backend", "stores.postgres.url", "engine.connect_postgres")
+DigestField, Facts, Fingerprinter, Members, Recipe, WholeBody = (
+    _named(name, "http.fingerprint.fingerprinter", "rules.fingerprint")
+    for name in ("DigestField", "Facts", "Fingerprinter", "Members", "Recipe", "WholeBody")
+)
 
 Handler = Callable[[Permit], Answer]
 Seen = dict[str, Any]

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from semel.engine.aio import AsyncEngine
-from semel.model import State
+from semel.core.model import State
+from semel.engine.async_engine import AsyncEngine
+from semel.http.asgi.middleware import SemelMiddleware
+from semel.http.caller import from_state
+from semel.http.routing import Operation
 from semel.policy import Policy
-from semel.web.asgi import SemelMiddleware
-from semel.web.caller import from_state
-from semel.web.routing import Operation
 from tests.web.driving import ALICE, BODY, KEY, Message, Response, asgi_call, asgi_scope, head
 
 App = Callable[[Any, Any, Any], Awaitable[None]]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from semel.http.routing import Operation
 from semel.policy import Policy
-from semel.web.routing import Operation
 from tests.web.driving import AsgiWeb, Handler, Reply, Web, WsgiWeb
 
 MakeWeb = Callable[..., Web]

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Mu
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from semel.engine.aio import AsyncEngine
-from semel.engine.sync import Engine
+from semel.engine.async_engine import AsyncEngine
+from semel.engine.sync_engine import Engine
+from semel.http.asgi.middleware import SemelMiddleware as AsgiMiddleware
+from semel.http.caller import Caller, from_state
+from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
 from semel.telemetry import Counting
-from semel.web.asgi import SemelMiddleware as AsgiMiddleware
-from semel.web.caller import Caller, from_state
-from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
 
 Headers = list[tuple[str, str]]
 Message = MutableMapping[str, Any]

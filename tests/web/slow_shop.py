@@ -7,10 +7,10 @@ import threading
 from typing import Any
 
 from semel import AsyncEngine, Engine, Policy
-from semel.web.asgi import SemelMiddleware as AsgiMiddleware
-from semel.web.caller import single_caller
-from semel.web.routing import Operation
-from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
+from semel.http.asgi.middleware import SemelMiddleware as AsgiMiddleware
+from semel.http.caller import single_caller
+from semel.http.routing import Operation
+from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
 
 BODY_SECONDS = 1
 DECLARED = [Operation("/slow", Policy(effects="external")), Operation("/notes", Policy(effects="external"))]

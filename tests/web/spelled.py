@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 from semel import AsyncEngine, Engine, Policy
-from semel.web.asgi import SemelMiddleware as AsgiMiddleware
-from semel.web.caller import single_caller
-from semel.web.routing import Operation
-from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
+from semel.http.asgi.middleware import SemelMiddleware as AsgiMiddleware
+from semel.http.caller import single_caller
+from semel.http.routing import Operation
+from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
 
 EFFECTS: Counter[str] = Counter()
 DECLARED = [

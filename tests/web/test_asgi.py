@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from semel.engine.aio import AsyncEngine
-from semel.model import State
+from semel.core.model import State
+from semel.engine.async_engine import AsyncEngine
 from tests.web.asgi_calls import Client, answer, call, on_a_loop, protect, scope_of, settle_down, states
 from tests.web.driving import BODY, asgi_call, response_of
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from semel.engine.aio import AsyncEngine
+from semel.core.model import State
+from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError
-from semel.model import State
 from semel.policy import Policy
 from tests.web.asgi_calls import Client, answer, call, on_a_loop, protect, scope_of, settle_down, states
 from tests.web.driving import Message, response_of

@@ -11,10 +11,10 @@ from starlette.authentication import AuthCredentials, AuthenticationBackend, Sim
 from starlette.middleware.authentication import AuthenticationMiddleware
 from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
-from semel.engine.aio import AsyncEngine
+from semel.core.model import State
+from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError
-from semel.model import State
-from semel.web.caller import from_user, single_caller
+from semel.http.caller import from_user, single_caller
 from tests.web.asgi_calls import App, Client, answer, call, on_a_loop, protect, scope_of, settle_down, states
 from tests.web.driving import Message, response_of
 

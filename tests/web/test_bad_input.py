@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from semel.http.exchange import RETRY_BYTES_MAX
+from semel.http.fingerprint.fingerprinter import DigestField, Members, Recipe
+from semel.http.keys import KeyFormat
+from semel.http.routing import Operation
 from semel.policy import Policy
-from semel.rules.fingerprint import DigestField, Members, Recipe
-from semel.rules.keys import KeyFormat
-from semel.web.exchange import RETRY_BYTES_MAX
-from semel.web.routing import Operation
 from tests.web.conftest import MakeWeb
 from tests.web.driving import ALICE, KEY, Reply, Web
 

@@ -8,14 +8,14 @@ from uuid import UUID
 
 import pytest
 
+from semel.core.model import AnswerKind, State, Superseded
+from semel.core.record import unpack_headers
 from semel.errors import EarlyCommit, IdentityMismatch, NothingHappened, SchemaError, StoreTimeout, StoreUnavailable
-from semel.model import AnswerKind, State, Superseded
+from semel.http.fingerprint.fingerprinter import Members, Recipe
+from semel.http.outage import EVERY_SECONDS, Outage
+from semel.http.routing import Operation
+from semel.http.settings import HttpSettings
 from semel.policy import NEVER_REPLAYED, Policy
-from semel.rules.fingerprint import Members, Recipe
-from semel.rules.stored import unpack_headers
-from semel.web.outage import EVERY_SECONDS, Outage
-from semel.web.routing import Operation
-from semel.web.surface import Surface
 from tests.web.conftest import MakeWeb
 from tests.web.driving import ALICE, BOB, BODY, KEY, AsgiWeb, Reply, Response, Seen, Web
 
@@ -126,7 +126,7 @@ def test_a_former_recipe_is_still_recognised(make_web: MakeWeb) -> None:
     for body in (b'{"amount":1,"note":"x"}', [b'{"amount":1,', b'"note":"x"}']):
         web = make_web(policy=Policy(fingerprint=old))
         web.call(body=body)
-        known = Surface(
+        known = HttpSettings(
             engine=web.engine,
             caller=lambda request: ALICE,
             operations=[Operation("/payments", Policy(fingerprint=new, fingerprints_known=(old,)))],
@@ -134,7 +134,7 @@ def test_a_former_recipe_is_still_recognised(make_web: MakeWeb) -> None:
         use(web, known)
         assert web.call(body=body).replayed
         assert web.call(body=b'{"amount":1,"note":"y"}').status == 422
-        use(web, Surface(engine=web.engine, caller=lambda request: ALICE, operations=[forgetful(new)]))
+        use(web, HttpSettings(engine=web.engine, caller=lambda request: ALICE, operations=[forgetful(new)]))
         assert web.call(body=body).code == "IDEMPOTENCY_RECORD_UNREADABLE"
         assert len(web.seen) == 1
 
@@ -143,7 +143,7 @@ def forgetful(recipe: Recipe) -> Operation:
     return Operation("/payments", Policy(fingerprint=recipe))
 
 
-def use(web: Any, surface: Surface) -> None:
+def use(web: Any, surface: HttpSettings) -> None:
     web.middleware.surface = surface
     if isinstance(web, AsgiWeb):
         web.middleware._find = surface.routes.find

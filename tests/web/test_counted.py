@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from semel.engine.sync import Engine
+from semel.core.model import State
+from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
-from semel.model import State
+from semel.http.fingerprint.fingerprinter import Facts, NoBody, Recipe
+from semel.http.routing import Operation
+from semel.http.settings import HttpSettings
 from semel.policy import Policy
-from semel.rules.fingerprint import Facts, NoBody, Recipe
-from semel.web.routing import Operation
-from semel.web.surface import Surface
 from tests.web.conftest import MakeWeb
 from tests.web.driving import ALICE, BODY, Headers, Reply, Seen, Web
 
@@ -170,7 +170,7 @@ def test_counted_headers_that_cannot_be() -> None:
     def surface(policy: Policy | None = None, **settings: Any) -> None:
         operations = [Operation("/payments", policy or Policy())]
         with closing(Engine.connect("memory://")) as engine:
-            Surface(engine=engine, caller=lambda request: ALICE, operations=operations, **settings)
+            HttpSettings(engine=engine, caller=lambda request: ALICE, operations=operations, **settings)
 
     with pytest.raises(ConfigurationError, match="the key never counts"):
         surface(counts=("Idempotency-Key",))

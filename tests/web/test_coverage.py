@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from flask import Flask, request
 
-from semel.engine.sync import Engine
+from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
+from semel.http.caller import single_caller
+from semel.http.routing import Operation, Routes
+from semel.http.settings import HttpSettings
+from semel.http.spelling import normal_raw_segments, normal_segments
+from semel.http.wsgi.middleware import SemelMiddleware
 from semel.policy import Policy
-from semel.web.caller import single_caller
-from semel.web.routing import Operation, Routes
-from semel.web.spelling import normal_raw_segments, normal_segments
-from semel.web.surface import Surface
-from semel.web.wsgi import SemelMiddleware
 from tests.web.conftest import MakeWeb
 from tests.web.driving import KEY
 
@@ -93,7 +93,7 @@ def test_requests_that_nothing_covers_are_refused_where_declared_so(
 
 def test_an_impossible_setting_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="uncovered must be one of 'pass', 'refuse-keyed', 'refuse'"):
-        Surface.of(Engine.connect("memory://"), {"caller": single_caller, "uncovered": "strict"})
+        HttpSettings.of(Engine.connect("memory://"), {"caller": single_caller, "uncovered": "strict"})
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from semel.errors import PolicyError
+from semel.http.caller import from_state
+from semel.http.fingerprint import fingerprinter as fingerprint
+from semel.http.fingerprint import recipe
+from semel.http.fingerprint.fingerprinter import Members, Recipe, Version
+from semel.http.routing import Operation
 from semel.policy import Policy
-from semel.rules import fingerprint, recipe
-from semel.rules.fingerprint import Members, Recipe, Version
-from semel.web.caller import from_state
-from semel.web.routing import Operation
 from tests.web.conftest import MakeWeb
 
 OLD = Policy(fingerprint=Recipe(version=1))

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from semel.http.caller import from_state
+from semel.http.exchange import RETRY_BYTES_MAX
+from semel.http.fingerprint.fingerprinter import Recipe
+from semel.http.keys import KeyFormat
+from semel.http.routing import Operation
 from semel.policy import Policy
-from semel.rules.fingerprint import Recipe
-from semel.rules.keys import KeyFormat
-from semel.web.caller import from_state
-from semel.web.exchange import RETRY_BYTES_MAX
-from semel.web.routing import Operation
 from tests.functions.stage import Mode, staged
 from tests.web.conftest import MakeWeb
 from tests.web.driving import Reply

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from semel.engine.aio import AsyncEngine
-from semel.engine.sync import Engine
+from semel.core.identity import uuid_text
+from semel.engine.async_engine import AsyncEngine
+from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
+from semel.http.asgi.middleware import SemelMiddleware as AsgiMiddleware
+from semel.http.caller import single_caller
+from semel.http.routing import Operation
+from semel.http.settings import Wanted
+from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
 from semel.integrations.starlette import Semel
 from semel.policy import Policy
-from semel.rules.identity import uuid_text
-from semel.web.asgi import SemelMiddleware as AsgiMiddleware
-from semel.web.caller import single_caller
-from semel.web.routing import Operation
-from semel.web.surface import Wanted
-from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
 from tests.web.conftest import MakeWeb
 from tests.web.driving import ALICE, KEY, Reply, asgi_call, asgi_scope, head, wsgi_call, wsgi_environ
 

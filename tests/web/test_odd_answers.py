@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
-from semel.model import Answer, State
+from semel.core.model import Answer, State
+from semel.core.record import pack_headers
+from semel.http.routing import Operation
 from semel.policy import Policy
-from semel.rules.stored import pack_headers
-from semel.web.routing import Operation
 from tests.web.conftest import MakeWeb
 from tests.web.driving import Reply, Seen
 
@@ -75,7 +75,7 @@ def test_a_stored_header_that_no_server_sends_is_left_out_of_the_replay(make_web
 
 
 def rewritten(record: object, answer: Answer) -> object:
-    from semel.rules.stored import answer_digest
+    from semel.core.record import answer_digest
 
     block = pack_headers(answer.headers)
     digest = answer_digest(answer.status, block, answer.body)

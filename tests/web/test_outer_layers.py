@@ -12,13 +12,13 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from semel.engine.aio import AsyncEngine
+from semel.core.model import State
+from semel.engine.async_engine import AsyncEngine
+from semel.http.asgi.middleware import SemelMiddleware
+from semel.http.caller import single_caller
+from semel.http.routing import Operation
 from semel.integrations.fastapi import Semel
-from semel.model import State
 from semel.policy import Policy
-from semel.web.asgi import SemelMiddleware
-from semel.web.caller import single_caller
-from semel.web.routing import Operation
 from tests.web.driving import ALICE, BODY, KEY, Message, asgi_call, asgi_scope, head
 
 App = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]

@@ -6,6 +6,17 @@ import json
 
 import pytest
 
+from semel.core.model import (
+    Answer,
+    InProgress,
+    KeyExpired,
+    KeyReused,
+    NotReplayable,
+    OutcomeUnknown,
+    ReferenceTaken,
+    State,
+    Unreadable,
+)
 from semel.errors import (
     ConfigurationError,
     InvalidBody,
@@ -17,18 +28,7 @@ from semel.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
-from semel.model import (
-    Answer,
-    InProgress,
-    KeyExpired,
-    KeyReused,
-    NotReplayable,
-    OutcomeUnknown,
-    ReferenceTaken,
-    State,
-    Unreadable,
-)
-from semel.web.problem import KINDS, Kind, Problems, Refusal
+from semel.http.problems import KINDS, Kind, Problems, Refusal
 
 ID = bytes(range(16))
 ID_TEXT = "00010203-0405-0607-0809-0a0b0c0d0e0f"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from semel.engine.sync import Engine
+from semel.engine.sync_engine import Engine
 from semel.errors import StoreUnavailable
+from semel.http.routing import Operation
+from semel.http.spool import SPOOL_BYTES_MAX, Spool
+from semel.http.wsgi import middleware as wsgi
 from semel.policy import Policy
-from semel.web import wsgi
-from semel.web.routing import Operation
-from semel.web.spool import SPOOL_BYTES_MAX, Spool
 from tests.web.driving import ALICE, KEY, head, wsgi_call, wsgi_environ
 
 LONG = b"x" * (SPOOL_BYTES_MAX + 1)  # on the disk, where a forgotten file costs most

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from semel.engine.sync import Engine
+from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
+from semel.http.caller import single_caller
+from semel.http.problems import Problems
+from semel.http.routing import Operation
+from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
 from semel.policy import Policy
-from semel.web.caller import single_caller
-from semel.web.problem import Problems
-from semel.web.routing import Operation
-from semel.web.wsgi import SemelMiddleware as WsgiMiddleware
 from tests.web.conftest import MakeWeb
 from tests.web.driving import ALICE, BOB, KEY, Reply, WsgiWeb, head, wsgi_call, wsgi_environ
 

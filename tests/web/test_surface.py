@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from semel.engine.sync import Engine
+from semel.core.model import Answer
+from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, PolicyError
-from semel.model import Answer
+from semel.http import caller as callers
+from semel.http.caller import Caller, from_environ, from_state, from_user, single_caller
+from semel.http.capture import Capture, Keeping
+from semel.http.exchange import Exchange, open_exchange
+from semel.http.fingerprint.fingerprinter import Recipe
+from semel.http.prefer import preferred_wait
+from semel.http.routing import Operation, Routes
+from semel.http.settings import HttpSettings
+from semel.http.spool import Spool
 from semel.policy import NEVER_REPLAYED, Policy
-from semel.rules.fingerprint import Recipe
-from semel.web import caller as callers
-from semel.web.caller import Caller, from_environ, from_state, from_user, single_caller
-from semel.web.capture import Capture, Keeping
-from semel.web.exchange import Exchange, open_exchange
-from semel.web.prefer import preferred_wait
-from semel.web.routing import Operation, Routes
-from semel.web.spool import Spool
-from semel.web.surface import Surface
 
 
 class User:
@@ -159,15 +159,15 @@ def test_operations_that_cannot_be_are_refused(operations: list[dict[str, Any]])
 # --- settings ---
 
 
-def surface(**settings: Any) -> Surface:
-    return Surface.of(Engine.connect("memory://"), settings)
+def surface(**settings: Any) -> HttpSettings:
+    return HttpSettings.of(Engine.connect("memory://"), settings)
 
 
 def test_who_is_calling_must_be_said() -> None:
     with pytest.raises(ConfigurationError) as refused:
         surface()
     assert '    caller=from_state("user"),' in str(refused.value)
-    assert "    from semel.web.caller import from_state, single_caller" in str(refused.value)
+    assert "    from semel.http.caller import from_state, single_caller" in str(refused.value)
 
 
 @pytest.mark.parametrize(

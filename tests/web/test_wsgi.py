@@ -11,12 +11,12 @@ from wsgiref.util import FileWrapper
 
 import pytest
 
-from semel.engine.sync import Engine
+from semel.core.model import State, Superseded
+from semel.engine.sync_engine import Engine
 from semel.errors import StoreUnavailable
-from semel.model import State, Superseded
+from semel.http.routing import Operation
+from semel.http.wsgi.middleware import SemelMiddleware
 from semel.policy import Policy
-from semel.web.routing import Operation
-from semel.web.wsgi import SemelMiddleware
 from tests.web.driving import ALICE, BODY, KEY, Response, head, wsgi_call, wsgi_environ
 
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]

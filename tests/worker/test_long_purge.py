@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Permit, Policy, Scope
-from semel.drivers.local import LocalDriver
+from semel.core.model import Purged
+from semel.core.purge_walk import REST_SECONDS_MAX, rest_seconds
 from semel.engine.backend import Backend
 from semel.errors import StoreUnavailable
-from semel.model import Purged
-from semel.protocol.upkeep import REST_SECONDS_MAX, rest_seconds
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.driver import LocalDriver
+from semel.stores.memory.store import MemoryStore
 from semel.telemetry import Counting
-from semel.worker.reaper import Reaper
+from semel.workers.reaper import Reaper
 
 SECOND_US = 1_000_000
 
@@ -137,7 +137,7 @@ def test_a_purge_rests_after_chunks_that_wrote_so_that_a_file_is_free_for_others
     async def answer(permit: Permit) -> Answer:
         return Answer(201, (), b"done")
 
-    monkeypatch.setattr("semel.worker.reaper.rest_seconds", rest)
+    monkeypatch.setattr("semel.workers.reaper.rest_seconds", rest)
     asyncio.run(scenario())
 
     assert rested == [(2, True), (1, True)]

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Permit, Policy, Scope, State
-from semel.drivers.local import LocalDriver
+from semel.core.model import Find, Record
 from semel.engine.backend import Backend
 from semel.errors import PolicyError, StoreUnavailable
-from semel.model import Find, Record
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.driver import LocalDriver
+from semel.stores.memory.store import MemoryStore
 from semel.telemetry import Counting
-from semel.worker.reaper import LAPSE_CHUNK, Reaper
+from semel.workers.reaper import LAPSE_CHUNK, Reaper
 
 SECOND_US = 1_000_000
 

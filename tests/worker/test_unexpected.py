@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
-from semel.drivers.local import LocalDriver
 from semel.engine.backend import Backend
 from semel.engine.trouble import REST_SECONDS_MAX, Trouble
 from semel.errors import StoreTimeout
-from semel.stores.memory import MemoryStore
-from semel.worker.completer import Completer
-from semel.worker.loop import Loop
-from semel.worker.reaper import Reaper
-from semel.worker.reconciling import Case, Reconciling, StillUnknown, reconciler
-from semel.worker.relay import Relay
+from semel.outbox.worker import Relay
+from semel.reconciliation.worker import Case, Reconciling, StillUnknown, reconciler
+from semel.resuming.worker import Completer
+from semel.stores.memory.driver import LocalDriver
+from semel.stores.memory.store import MemoryStore
+from semel.workers.loop import Loop
+from semel.workers.reaper import Reaper
 from tests.outbox.conftest import SQLITE, Broker, make_place
 
 
@@ -139,7 +139,7 @@ def test_reconcilers_go_on_behind_a_record_that_fails_unexpectedly(
                     raise ZeroDivisionError("a damaged record")
                 return Case(record, operation, times)
 
-            monkeypatch.setattr("semel.worker.reconciling.Case", case)
+            monkeypatch.setattr("semel.reconciliation.worker.Case", case)
             round = await Reconciling(engine, [ask]).run_once()
             assert round.asked == 1
         return ids[0]

@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 
 from semel.cli.exits import UsageFailed
-from semel.worker.reconciling import Reconciler
+from semel.reconciliation.worker import Reconciler
 
 
 def load_reconciler(text: str) -> Reconciler:

@@ -8,32 +8,24 @@ from collections.abc import Sequence
 from typing import Final, TextIO
 
 from semel import __version__
-from semel.cli import (
-    bulk,
-    checking,
-    completion,
-    configuring,
-    demo,
-    doctor,
-    eventing,
-    explaining,
-    exporting,
-    messaging,
-    moving,
-    openapi,
-    operating,
-    purge,
-    records,
-    schema,
-    serving,
-    settling,
-    watching,
-    working,
-)
 from semel.cli.arguments import Commands, Parser, add_globals, parse
+from semel.cli.commands import bulk, completion, doctor, openapi, purge, records
+from semel.cli.commands import check as checking
+from semel.cli.commands import config as configuring
+from semel.cli.commands import events as eventing
+from semel.cli.commands import explain as explaining
+from semel.cli.commands import export as exporting
+from semel.cli.commands import messages as messaging
+from semel.cli.commands import migrate as schema
+from semel.cli.commands import move as moving
+from semel.cli.commands import operation as operating
+from semel.cli.commands import settle as settling
+from semel.cli.commands import watch as watching
+from semel.cli.commands import worker as working
 from semel.cli.exits import EXIT_CODES_TEXT, CommandFailed, Exit
 from semel.cli.terminal import Output
 from semel.errors import ConfigurationError, IdentityMismatch, SchemaError, SemelError, StoreError
+from semel.reference import demo, serving
 
 _EXAMPLES: Final = """\
 examples:

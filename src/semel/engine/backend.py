@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from semel.core.contract import Store
+from semel.core.requests import Unit
 from semel.errors import ConfigurationError, SchemaError
-from semel.protocol.asks import Unit
-from semel.stores.base import Store
 
 _PASSWORD: Final = re.compile(r"(://[^/@:]*:).*@")  # up to the last @: one that was not written %40 may be its own
 _PARAMETER: Final = re.compile(r"((?:password|passwd|secret|token)=)[^&]*", re.IGNORECASE)

@@ -12,12 +12,12 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from semel.drivers.forks import begin_in_children
+from semel.core.flow import Flow, ask
+from semel.core.requests import Perform
 from semel.engine.backend import Backend
-from semel.engine.core import Core
-from semel.engine.needs import introduced
-from semel.flow import Flow, ask
-from semel.protocol.asks import Perform
+from semel.engine.requirements import introduced
+from semel.engine.state import Core
+from semel.stores.process import begin_in_children
 
 E = TypeVar("E", bound=Any)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from semel.engine.events import Emission
+from semel.core.identity import derived_key, uuid_text
+from semel.core.model import Claim, Grant
+from semel.core.outcomes import Outcome
 from semel.errors import PolicyError, StepError
-from semel.model import Claim, Grant
+from semel.outbox.run import Emission
 from semel.policy import Command
-from semel.rules.classify import Outcome
-from semel.rules.identity import derived_key, uuid_text
 
 
 class Permit:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
+from semel.core.contract import Store
+from semel.core.flow import Flow, ask
+from semel.core.identity import uuid_bytes
+from semel.core.model import Find, MovedOn, Record, Resolved, State, TooEarly
+from semel.core.record import is_sound, state_of
+from semel.core.requests import Perform
 from semel.errors import PolicyError, RecordUnreadableError, ResolveRefused
-from semel.flow import Flow, ask
-from semel.model import Find, MovedOn, Record, Resolved, State, TooEarly
-from semel.protocol.asks import Perform
-from semel.protocol.operations import find_operation, is_kept_by, resolve
-from semel.protocol.reconcile import settle_found
-from semel.rules.identity import uuid_bytes
-from semel.rules.reconcile import (
+from semel.operations.flow import find_operation, is_kept_by, resolve
+from semel.reconciliation.flow import settle_found
+from semel.reconciliation.rules import (
     REASON_LENGTH_MAX,
     Again,
     DidNotHappen,
@@ -20,9 +22,7 @@ from semel.rules.reconcile import (
     judge,
     quiet_until,
 )
-from semel.rules.step_doubts import step_of
-from semel.rules.stored import is_sound, state_of
-from semel.stores.base import Store
+from semel.steps.doubts import step_of
 
 Reported = SucceededWith | StepSucceeded | DidNotHappen
 _AGREES: Final = {
@@ -57,7 +57,7 @@ def _settle(
         step = step_of(record.doubt)
         if step is None:
             raise ResolveRefused(f"no step of operation {operation_id} is in doubt: {record.doubt or 'it runs'}")
-        from semel.engine.steps import found_result  # with the forms of results, which nobody else needs here
+        from semel.steps.run import found_result  # with the forms of results, which nobody else needs here
 
         result = found_result(step, outcome.result)
     word = judge(outcome, record, now, actor=actor, quiet_us=0, asked=0, asked_max=1, jitter=0.0, result=result)

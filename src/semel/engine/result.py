@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semel.engine.permit import Permit
-from semel.errors import (
-    CommandError,
-    InProgressError,
-    KeyExpiredError,
-    KeyReusedError,
-    NotReplayableError,
-    OutcomeUnknownError,
-    RecordUnreadableError,
-    ReferenceTakenError,
-    SupersededError,
-)
-from semel.model import (
+from semel.core.identity import uuid_text
+from semel.core.model import (
     OVER_STATES,
     Answer,
     InProgress,
@@ -30,9 +19,20 @@ from semel.model import (
     Unreadable,
     Verdict,
 )
+from semel.core.outcomes import Outcome, Refused, classify_answer
+from semel.engine.permit import Permit
+from semel.errors import (
+    CommandError,
+    InProgressError,
+    KeyExpiredError,
+    KeyReusedError,
+    NotReplayableError,
+    OutcomeUnknownError,
+    RecordUnreadableError,
+    ReferenceTakenError,
+    SupersededError,
+)
 from semel.policy import Policy
-from semel.rules.classify import Outcome, Refused, classify_answer
-from semel.rules.identity import uuid_text
 
 Refusal = Replay | InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | ReferenceTaken | Unreadable
 

@@ -1,10 +1,10 @@
 """Plain functions as commands: ``@command`` makes a function happen once for each key, and replays its first result."""
 
+from semel.codec.shapes import Codec
 from semel.functions.declare import command, this_permit
 from semel.functions.declared import ResultNotKept
 from semel.functions.once import AsyncOnce, Once, completer
-from semel.functions.shapes import Codec
-from semel.web.caller import Caller, single_caller
+from semel.http.caller import Caller, single_caller
 
 __all__ = [
     "AsyncOnce",

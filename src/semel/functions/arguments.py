@@ -14,10 +14,10 @@ from datetime import date
 from typing import Any, Final
 from uuid import UUID
 
+from semel.core.identity import frame
 from semel.errors import ConfigurationError, InvalidKey, MissingKey, RequestError
-from semel.rules.identity import frame
-from semel.rules.keys import KEY_LENGTH_MAX
-from semel.web.caller import Caller, single_caller
+from semel.http.caller import Caller, single_caller
+from semel.http.keys import KEY_LENGTH_MAX
 
 
 class NotThere(Exception):

@@ -10,20 +10,20 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import fields
 from typing import Any, Final, ParamSpec, TypeVar, overload
 
-from semel.engine.aio import AsyncEngine
+from semel.codec.annotations import Shapes
+from semel.codec.results import check_replays
+from semel.codec.shapes import Codec
+from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
-from semel.engine.sync import Engine
+from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, PolicyError
-from semel.functions.annotations import Shapes
 from semel.functions.arguments import Path, caller_maker, key_maker
 from semel.functions.declared import Declared
 from semel.functions.fingerprints import Fingerprints
 from semel.functions.once import AsyncOnce, Once
-from semel.functions.results import check_replays
-from semel.functions.resuming import KeptArguments, kept_names
-from semel.functions.shapes import Codec
 from semel.integrations.endpoint import PermitHere, annotations_of
 from semel.policy import Policy
+from semel.resuming.functions import KeptArguments, kept_names
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -162,9 +162,9 @@ def command(
 
     Parameters: ``engine``, or a function that returns it, asked at each call; ``name`` of the operation, stable when
     functions are renamed; ``policy``, or ``options``, those of :class:`~semel.policy.Policy`; ``caller`` in whose name
-    it is called: a path (``"order.customer_id"``), two for tenant and caller, a :class:`~semel.web.caller.Caller`, a
-    function of the arguments, or :func:`~semel.web.caller.single_caller`; ``key``: a path, a tuple of paths, a function
-    of the arguments, or None where each call is given one (``charge.with_key(key)(order)``); ``include`` (paths) or
+    it is called: a path (``"order.customer_id"``), two for tenant and caller, a :class:`~semel.http.caller.Caller`, a
+    function of the arguments, or :func:`~semel.http.caller.single_caller`; ``key``: a path, a tuple of paths, a
+    function of the arguments, or None where each call is given one (``charge.with_key(key)(order)``); ``include`` (paths) or
     ``exclude`` (parameters): what of the arguments tells commands apart, by default all but ``self``; ``replays``
     exception types that are definite refusals, kept and raised again; ``codecs`` of classes of your own.
 

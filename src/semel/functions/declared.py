@@ -12,10 +12,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
-from semel.engine.aio import AsyncEngine
+from semel.codec.annotations import Shapes
+from semel.codec.results import Kept, given, keep_error, keep_result
+from semel.codec.scalars import Mismatch, Unserialisable
+from semel.codec.shapes import Shape
+from semel.core.identity import record_id
+from semel.core.model import Answer, Effects, Scope
+from semel.core.outcomes import Refused
+from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.engine.result import Result
-from semel.engine.sync import Engine
+from semel.engine.sync_engine import Engine
 from semel.errors import (
     ConfigurationError,
     MissingKey,
@@ -28,18 +35,11 @@ from semel.errors import (
     RequestTooLarge,
     StoreError,
 )
-from semel.functions.annotations import Shapes
 from semel.functions.arguments import MakeCaller, MakeKey, check_key
 from semel.functions.fingerprints import Fingerprints, digest
-from semel.functions.results import Kept, given, keep_error, keep_result
-from semel.functions.resuming import KeptArguments
-from semel.functions.scalars import Mismatch, Unserialisable
-from semel.functions.shapes import Shape
 from semel.integrations.endpoint import annotations_of
-from semel.model import Answer, Effects, Scope
 from semel.policy import Command, Policy
-from semel.rules.classify import Refused
-from semel.rules.identity import record_id
+from semel.resuming.functions import KeptArguments
 
 _NOT_KEPT: Final = Answer(None, (), b"")
 # Which function of an engine an operation's name belongs to.

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final
 
+from semel.codec.plain import DEPTH_MAX
+from semel.codec.scalars import Unserialisable, kind_name, scalar_text
+from semel.codec.shapes import Codec
+from semel.codec.structures import model_of
+from semel.core.identity import frame
 from semel.errors import ConfigurationError, RequestTooLarge
 from semel.functions.arguments import NotThere, Path
-from semel.functions.plain import DEPTH_MAX
-from semel.functions.scalars import Unserialisable, kind_name, scalar_text
-from semel.functions.shapes import Codec
-from semel.functions.structures import model_of
-from semel.rules.identity import frame
 
 VERSION: Final = "f1"
 OPTIONAL_MAX: Final = 8  # of so many parameters every selection is tried, where a record knows fewer of them

@@ -10,13 +10,13 @@ import functools
 import inspect
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
+from semel.core.model import Answer, Record
+from semel.core.outcomes import Refused
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, StoreError
 from semel.functions.declared import Call, Declared
-from semel.model import Answer, Record
 from semel.policy import Policy
-from semel.rules.classify import Refused
-from semel.worker.completer import Completer
+from semel.resuming.worker import Completer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -220,7 +220,7 @@ def completer(*commands: Once[..., Any] | AsyncOnce[..., Any], **options: Any) -
     """A completer that brings abandoned calls of resumable functions to their end: ``async with completer(ship):``.
 
     Parameters: ``commands`` declared with ``resumable=True``, all on one engine; a method as it is bound to the object
-    that it shall run on (``completer(shop.ship)``); ``options`` those of :class:`~semel.worker.completer.Completer`.
+    that it shall run on (``completer(shop.ship)``); ``options`` those of :class:`~semel.resuming.worker.Completer`.
 
     Raises ConfigurationError: what is no such command, two of one name, or engines that differ.
 

@@ -24,13 +24,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from semel.errors import ConfigurationError
+from semel.http.openapi import add_schemas, describe_operation, operation_responses
+from semel.http.routing import UNSAFE_METHODS
 from semel.integrations.endpoint import Filled, annotations_of, bulk_used_by
 from semel.integrations.starlette import DECLARED, Declared, response_of
 from semel.integrations.starlette import Semel as StarletteSemel
+from semel.operations.http import BAD_QUERY, NOT_FOUND
 from semel.policy import Policy
-from semel.web.openapi import add_schemas, describe_operation, operation_responses
-from semel.web.operations import BAD_QUERY, NOT_FOUND
-from semel.web.routing import UNSAFE_METHODS
 
 _REQUEST: Final = "semel_request"
 
@@ -70,8 +70,8 @@ class Semel(StarletteSemel):
         complete the OpenAPI document.
 
         Parameters: ``operations_path`` where the status resource is served (None: nowhere); ``reap`` runs a
-        :class:`~semel.worker.reaper.Reaper` with the application, ``complete`` a
-        :class:`~semel.worker.completer.Completer` of its resumable operations; ``dependencies`` of that resource, such
+        :class:`~semel.workers.reaper.Reaper` with the application, ``complete`` a
+        :class:`~semel.resuming.worker.Completer` of its resumable operations; ``dependencies`` of that resource, such
         as the one that authenticates: ``[Depends(authenticate)]``.
         """
         if not isinstance(app, FastAPI):

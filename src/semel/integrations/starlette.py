@@ -26,9 +26,15 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router, compile_path
 
-from semel.engine.aio import AsyncEngine
+from semel.core.model import Answer, Effects
+from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, PolicyError
+from semel.http.asgi.middleware import route_path
+from semel.http.asgi.route import CALL_KEY, LINK_KEY, CaptureMiddleware, RouteCall
+from semel.http.asgi.tasks import KeptAlive
+from semel.http.routing import PATH, UNSAFE_METHODS, Route
+from semel.http.settings import HttpSettings
 from semel.integrations.endpoint import (
     Filled,
     PermitHere,
@@ -38,22 +44,16 @@ from semel.integrations.endpoint import (
     filled_parameters,
     plain_function,
 )
-from semel.model import Answer, Effects
+from semel.operations.flow import check_kept
+from semel.operations.http import Operations
 from semel.policy import Policy
-from semel.protocol.operations import check_kept
-from semel.web.asgi import route_path
-from semel.web.asgi_resumed import completer_for
-from semel.web.asgi_route import CALL_KEY, LINK_KEY, CaptureMiddleware, RouteCall
-from semel.web.asgi_tasks import KeptAlive
-from semel.web.operations import Operations
-from semel.web.routing import PATH, UNSAFE_METHODS, Route
-from semel.web.surface import Surface
-from semel.worker.completer import running
-from semel.worker.reaper import Reaper
+from semel.resuming.asgi import completer_for
+from semel.resuming.worker import running
+from semel.workers.reaper import Reaper
 
 if TYPE_CHECKING:
-    from semel.engine.bulk_aio import AsyncBulk, AsyncHandler
-    from semel.integrations.bulk import BulkEndpoint
+    from semel.bulk.endpoint import BulkEndpoint
+    from semel.bulk.run_async import AsyncBulk, AsyncHandler
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,11 +75,11 @@ class Semel:
     """Protects the commands of a Starlette application, endpoint by endpoint.
 
     Parameters: ``engine``; ``caller``, a function of the request that returns a
-    :class:`~semel.web.caller.Caller`, asked when authentication is over; further settings as
-    :class:`~semel.web.surface.Surface`.
+    :class:`~semel.http.caller.Caller`, asked when authentication is over; further settings as
+    :class:`~semel.http.settings.HttpSettings`.
 
     >>> from semel import AsyncEngine
-    >>> from semel.web.caller import single_caller
+    >>> from semel.http.caller import single_caller
     >>> semel = Semel(AsyncEngine.connect("memory://"), caller=single_caller)
     >>> @semel.command("notes.create", effects="idempotent")
     ... async def create_note(request: Request, permit: Permit = semel.permit) -> Response:
@@ -98,7 +98,7 @@ class Semel:
                 "after its dependencies: let one of them refuse"
             )
         self.engine = engine
-        self.surface = Surface.of(engine, {"caller": caller, **settings})
+        self.surface = HttpSettings.of(engine, {"caller": caller, **settings})
         self.declared: dict[str, Declared] = {}
         self._bulks: list[str] = []
         self.operations = Operations(self.surface, engine, lambda: (*self.declared, *self._bulks), Request)
@@ -167,7 +167,7 @@ class Semel:
 
         Raises ConfigurationError, when the application is built.
         """
-        from semel.integrations.bulk import bulk_endpoint  # which answers in Starlette's terms
+        from semel.bulk.endpoint import bulk_endpoint  # which answers in Starlette's terms
 
         made = bulk_endpoint(
             self.engine,
@@ -275,8 +275,8 @@ class Semel:
 
         Parameters: ``operations_path`` where the status resource is served (None: nowhere). The caller function
         must know the caller there too: an authentication *middleware* has run, a dependency has not. ``reap``
-        runs a :class:`~semel.worker.reaper.Reaper` with the application; False where another process does.
-        ``complete`` runs a :class:`~semel.worker.completer.Completer` of its resumable operations likewise; False where
+        runs a :class:`~semel.workers.reaper.Reaper` with the application; False where another process does.
+        ``complete`` runs a :class:`~semel.resuming.worker.Completer` of its resumable operations likewise; False where
         ``semel worker --complete`` does.
         """
         self.completes = complete
@@ -507,7 +507,7 @@ async def _call_with_session(
     endpoint: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]
 ) -> Any:
     """Call the endpoint with a session of SQLAlchemy's; what the session holds is flushed when the endpoint returns."""
-    from semel.drivers.sqlalchemy import session_on
+    from semel.stores.sql.sqlalchemy import session_on
 
     with session_on(connection, expire_on_commit=False) as session:
         result = await _call(endpoint, args, {**kwargs, **dict.fromkeys(names, session)})
@@ -519,7 +519,7 @@ async def _call_with_async_session(
     endpoint: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]
 ) -> Any:
     """As ``_call_with_session``, with an AsyncSession."""
-    from semel.drivers.sqlalchemy_async import async_session_on
+    from semel.stores.sql.sqlalchemy_async import async_session_on
 
     async with async_session_on(connection) as session:
         result = await _call(endpoint, args, {**kwargs, **dict.fromkeys(names, session)})

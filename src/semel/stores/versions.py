@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from semel.flow import Flow
-from semel.model import Claim, Proceed, Record, Settlement, Settling, Verdict
-from semel.rules.decide import decide, is_grant_new, needs_steps
-from semel.rules.settle import settled_row
-from semel.stores.dialect import Dialect
-from semel.stores.memory import granted_row
-from semel.stores.steps import decide_with_steps
+from semel.core.decide import decide, is_grant_new, needs_steps
+from semel.core.flow import Flow
+from semel.core.model import Claim, Proceed, Record, Settlement, Settling, Verdict
+from semel.core.settle import settled_row
+from semel.steps.store import decide_with_steps
+from semel.stores.memory.store import granted_row
+from semel.stores.sql.dialect import Dialect
 
 Seen = tuple[int, Record]  # the time to decide by, and the record as it was then
 Rule = Callable[[Record, int], Record | None]

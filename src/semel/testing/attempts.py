@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
-from semel.model import Answer, AnswerKind, Claim, Grant, Renewal, Scope, Settlement, State
+from semel.core.identity import key_hash, record_id
+from semel.core.model import Answer, AnswerKind, Claim, Grant, Renewal, Scope, Settlement, State
 from semel.policy import Policy
-from semel.rules.identity import key_hash, record_id
 
 RECIPE: Final = "1.tests"
 EXTERNAL: Final = Policy(lease_seconds=30, deadline_seconds=300)

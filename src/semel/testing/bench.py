@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+from semel.core.flow import MakeFlow
+from semel.core.model import Answer, Claim, Grant, Proceed, Record, Resolution, Resolving, Settling, State, Verdict
 from semel.engine.backend import Backend
-from semel.flow import MakeFlow
-from semel.model import Answer, Claim, Grant, Proceed, Record, Resolution, Resolving, Settling, State, Verdict
 from semel.testing.attempts import OK, attempt, renewal, word
 from semel.testing.clock import SettableClock
 

@@ -1,4 +1,4 @@
-"""The store conformance suite: the executable definition of a store (``stores/base.py`` is its signature).
+"""The store conformance suite: the executable definition of a store (``core/contract.py`` is its signature).
 
 ``CASES`` are functions of a :class:`~semel.testing.bench.Bench`; the suite takes a maker of subjects and
 nothing else. What a store cannot do it declares in its ``capabilities``, which a case reads and checks;
@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Final
 
-from semel.drivers.local import LocalDriver
-from semel.drivers.sqlite import SqliteDriver
+from semel.core.model import Record
 from semel.engine.backend import Backend
-from semel.engine.connect import sqlite_backend
-from semel.model import Record
-from semel.stores.memory import MemoryStore
+from semel.engine.urls import sqlite_backend
+from semel.stores.memory.driver import LocalDriver
+from semel.stores.memory.store import MemoryStore
+from semel.stores.sqlite.driver import SqliteDriver
 from semel.testing.bench import Bench, MakeSubject, Mode, Subject, bench
 from semel.testing.cases import claims, races, settlements, upkeep
 from semel.testing.clock import SettableClock

@@ -22,18 +22,18 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypeVar
 
-from semel.drivers.clock import Clock
-from semel.drivers.local import LocalDriver
-from semel.drivers.sqlite import SqliteDriver
-from semel.drivers.sqlite_connection import BEGIN, COMMIT, Answer, Transaction, answering
+from semel.core.flow import Ask, MakeFlow
 from semel.engine.backend import Backend
-from semel.engine.connect import sqlite_backend
-from semel.engine.sync import Engine
-from semel.engine.upkeep import THREAD_NAME
+from semel.engine.renewal import THREAD_NAME
+from semel.engine.sync_engine import Engine
+from semel.engine.urls import sqlite_backend
 from semel.errors import StoreError, StoreTimeout, StoreUnavailable
-from semel.flow import Ask, MakeFlow
-from semel.stores.memory import Call, MemoryStore
-from semel.stores.statements import Execute, Now, Query
+from semel.stores.clock import Clock
+from semel.stores.memory.driver import LocalDriver
+from semel.stores.memory.store import Call, MemoryStore
+from semel.stores.sql.statements import Execute, Now, Query
+from semel.stores.sqlite.connection import BEGIN, COMMIT, Answer, Transaction, answering
+from semel.stores.sqlite.driver import SqliteDriver
 
 T = TypeVar("T")
 FAULTS_MAX: Final = 500  # a loop over every n that is still not clean by then never will be

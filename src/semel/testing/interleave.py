@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Protocol, TypeVar
 
-from semel.drivers.sqlite_connection import Answer, answering, writes
-from semel.flow import Ask, Flow, MakeFlow, perform
-from semel.protocol.asks import Perform
-from semel.stores.base import Store
-from semel.stores.memory import Call, MemoryStore, Table
-from semel.stores.sqlite import SqliteStore
-from semel.stores.statements import Now
+from semel.core.contract import Store
+from semel.core.flow import Ask, Flow, MakeFlow, perform
+from semel.core.requests import Perform
+from semel.stores.memory.store import Call, MemoryStore, Table
+from semel.stores.sql.statements import Now
+from semel.stores.sqlite.connection import Answer, answering, writes
+from semel.stores.sqlite.store import SqliteStore
 from semel.testing.clock import SettableClock
 
 T = TypeVar("T")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pymysql
 
-from semel.drivers.mariadb import Server
+from semel.core.model import Record
 from semel.engine.backend import Backend
-from semel.engine.connect_mariadb import mariadb_backend
-from semel.model import Record
+from semel.stores.mariadb.protocol import Server
+from semel.stores.mariadb.url import mariadb_backend
 from semel.testing.bench import Subject
 from semel.testing.clock import SettableClock
 

@@ -7,9 +7,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from semel.core.model import Record
 from semel.engine.backend import Backend
-from semel.engine.connect_postgres import postgres_backend
-from semel.model import Record
+from semel.stores.postgres.url import postgres_backend
 from semel.testing.bench import Subject
 from semel.testing.clock import SettableClock
 

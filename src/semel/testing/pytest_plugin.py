@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
-    from semel.engine.aio import AsyncEngine
+    from semel.engine.async_engine import AsyncEngine
     from semel.engine.backend import Backend
-    from semel.engine.sync import Engine
+    from semel.engine.sync_engine import Engine
     from semel.testing.clock import SettableClock
     from semel.testing.idempotent.counting import Spy
 
@@ -71,7 +71,7 @@ def semel_database(tmp_path: Path) -> Path:
 @pytest.fixture
 def semel_engine(semel_store: str, semel_database: Path, semel_clock: SettableClock) -> Iterator[Engine]:
     """An open, migrated :class:`semel.Engine` on the settable clock: for functions and WSGI applications."""
-    from semel.engine.sync import Engine
+    from semel.engine.sync_engine import Engine
 
     engine = Engine(_backend(semel_store, semel_database, semel_clock))
     engine.migrate()
@@ -83,8 +83,8 @@ def semel_engine(semel_store: str, semel_database: Path, semel_clock: SettableCl
 @pytest.fixture
 def semel_async_engine(semel_store: str, semel_database: Path, semel_clock: SettableClock) -> Iterator[AsyncEngine]:
     """A migrated :class:`semel.AsyncEngine` on the settable clock: for ASGI applications, whose lifespan opens it."""
-    from semel.engine.aio import AsyncEngine
-    from semel.engine.sync import Engine
+    from semel.engine.async_engine import AsyncEngine
+    from semel.engine.sync_engine import Engine
 
     backend = _backend(semel_store, semel_database, semel_clock)
     Engine(backend).migrate()
@@ -95,14 +95,14 @@ def semel_async_engine(semel_store: str, semel_database: Path, semel_clock: Sett
 
 def _backend(store: str, database: Path, clock: SettableClock) -> Backend:
     if store == "sqlite":
-        from semel.drivers.sqlite import SqliteDriver
-        from semel.engine.connect import sqlite_backend
+        from semel.engine.urls import sqlite_backend
+        from semel.stores.sqlite.driver import SqliteDriver
 
         # A commit is not waited for: tests end processes, not machines.
         return sqlite_backend(SqliteDriver(str(database), synchronous="OFF", clock=clock))
-    from semel.drivers.local import LocalDriver
     from semel.engine.backend import Backend
-    from semel.stores.memory import MemoryStore
+    from semel.stores.memory.driver import LocalDriver
+    from semel.stores.memory.store import MemoryStore
 
     return Backend("memory", MemoryStore(), LocalDriver(clock=clock))
 

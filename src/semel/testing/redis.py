@@ -8,11 +8,11 @@ from redis import Redis
 from redis.cluster import RedisCluster
 from redis.sentinel import Sentinel
 
+from semel.core.model import Record
 from semel.engine.backend import Backend
-from semel.engine.connect_redis import redis_backend
-from semel.model import Record
-from semel.stores.redis_keys import Keys
-from semel.stores.redis_layout import decode, encode
+from semel.stores.redis.keys import Keys
+from semel.stores.redis.layout import decode, encode
+from semel.stores.redis.url import redis_backend
 from semel.testing.bench import Subject
 from semel.testing.clock import SettableClock
 

@@ -16,11 +16,11 @@ from functools import partial
 from itertools import combinations, combinations_with_replacement, permutations
 from typing import Any, Final
 
-from semel.flow import Flow, MakeFlow, ask
-from semel.model import Find, Grant, Proceed, Purged, Resolution, State
+from semel.core.contract import Store
+from semel.core.flow import Flow, MakeFlow, ask
+from semel.core.model import Find, Grant, Proceed, Purged, Resolution, State
+from semel.core.requests import Perform
 from semel.policy import Policy
-from semel.protocol.asks import Perform
-from semel.stores.base import Store
 from semel.testing.attempts import OK, attempt, renewal, word
 from semel.testing.interleave import MemoryWorld, Program, World, interleavings
 
@@ -158,7 +158,7 @@ USES: Final[Mapping[str, tuple[str, ...]]] = {
     "counts": ("counts",),
     "audit": ("audit",),
 }
-"""Every method of the contract (``stores/base.py``) that is paired here, and the names it is paired under."""
+"""Every method of the contract (``core/contract.py``) that is paired here, and the names it is paired under."""
 
 NOT_PAIRED: Final[Mapping[str, str]] = {
     "settle_within": "one ask of a server's own transaction, for stores that declare settles_by_proof: no flow",

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from semel.errors import RequestTooLarge
-from semel.rules.canonical import canonical_json, select_members
+from semel.http.fingerprint.canonical import canonical_json, select_members
 from tests.rules.slow_canonical import depth_of, slow_canonical
 
 TOKENS = (

@@ -6,9 +6,9 @@ import atexit
 import re
 from typing import Any, Final
 
+from semel.http.fingerprint.fingerprinter import Members, Recipe
+from semel.http.routing import Operation
 from semel.policy import Policy
-from semel.rules.fingerprint import Members, Recipe
-from semel.web.routing import Operation
 from tests.fuzz.reading import Choices, pieces_of
 from tests.web.driving import ALICE, BOB, AsgiWeb, Reply, Response, asgi_call, asgi_scope
 

@@ -18,14 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from semel.drivers.sqlite import SqliteDriver
-from semel.engine.core import Core
+from semel.core.contract import Identity
+from semel.core.flow import Flow
+from semel.core.model import Claim, Proceed, Replay, State
+from semel.engine.state import Core
 from semel.errors import ConfigurationError, StoreError
-from semel.flow import Flow
-from semel.model import Claim, Proceed, Replay, State
 from semel.policy import Policy
-from semel.stores.base import Identity
-from semel.stores.sqlite import SqliteStore
+from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.store import SqliteStore
 from semel.testing.attempts import EXTERNAL, IDEMPOTENT, OK, attempt, word
 from semel.testing.clock import START_US, SettableClock
 from tests.fuzz.reading import Choices

@@ -8,9 +8,9 @@ import hashlib
 from python_multipart.multipart import parse_options_header
 
 from semel.errors import InvalidBody, RequestTooLarge
-from semel.rules.canonical import canonical_json
-from semel.rules.fingerprint import DigestField, Facts, Fingerprinter, Members, Recipe
-from semel.rules.multipart import parse_media_type
+from semel.http.fingerprint.canonical import canonical_json
+from semel.http.fingerprint.fingerprinter import DigestField, Facts, Fingerprinter, Members, Recipe
+from semel.http.fingerprint.multipart import parse_media_type
 from tests.fuzz.reading import Choices, pieces_of
 
 MEDIA = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qsl
 
-from semel.rules.multipart import FIELDS_MAX, form_canonical
+from semel.http.fingerprint.multipart import FIELDS_MAX, form_canonical
 
 TOKENS = (
     *(

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from semel.rules.fingerprint import Facts, Fingerprinter, Recipe
-from semel.rules.multipart import MultipartDigest
+from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter, Recipe
+from semel.http.fingerprint.multipart import MultipartDigest
 from tests.fuzz.reading import pieces_of
 
 TOKENS = (

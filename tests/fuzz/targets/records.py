@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from semel.model import (
+from semel.core.decide import decide, first_grant
+from semel.core.model import (
     Answer,
     AnswerKind,
     Claim,
@@ -22,14 +23,13 @@ from semel.model import (
     State,
     Unreadable,
 )
+from semel.core.record import answer_of, matches, pack_headers, state_of, unpack_headers
+from semel.core.settle import abandoned_row, lapsed_row, marked_row, renewed_row, resolved_row, settled_row
+from semel.operations.http import describe
 from semel.policy import Policy
-from semel.rules.decide import decide, first_grant
-from semel.rules.settle import abandoned_row, lapsed_row, marked_row, renewed_row, resolved_row, settled_row
-from semel.rules.stored import answer_of, matches, pack_headers, state_of, unpack_headers
-from semel.stores.memory import granted_row
+from semel.stores.memory.store import granted_row
 from semel.testing.attempts import ATOMIC, EXTERNAL, IDEMPOTENT, OK, attempt, word
 from semel.testing.clock import START_US
-from semel.web.operations import describe
 from tests.fuzz.reading import Choices
 
 POLICIES: Final = (

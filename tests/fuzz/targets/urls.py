@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from semel.engine.backend import Backend
-from semel.engine.connect import connect_backend
+from semel.engine.urls import connect_backend
 from semel.errors import ConfigurationError, UrlError
 
 TOKENS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semel.model import (
+from semel.core.model import (
     AfterExpiry,
     AnswerKind,
     InProgress,

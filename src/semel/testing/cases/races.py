@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from semel.flow import Flow
-from semel.model import (
+from semel.core.flow import Flow
+from semel.core.model import (
     InProgress,
     KeyReused,
     MovedOn,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from semel.model import AnswerKind, Find, KeyExpired, OutcomeUnknown, Proceed, Purged, Record, State
+from semel.core.model import AnswerKind, Find, KeyExpired, OutcomeUnknown, Proceed, Purged, Record, State
+from semel.core.timing import PURGE_GRACE_US
 from semel.policy import Policy
-from semel.rules.lease import PURGE_GRACE_US
 from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, scope
 from semel.testing.bench import Bench
 from semel.testing.cases.claims import DAY_US, LEASE_US

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import MutableMapping
 from typing import Any, Final
 
-from semel.cli.check_discovery import Operation, discover
+from semel.check.discovery import Operation, discover
 from semel.errors import SchemaError, SemelError
 from semel.testing.idempotent.case import Request
 from semel.testing.idempotent.reply import Reply

@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from semel.core.model import Effects
 from semel.engine.permit import Permit
-from semel.model import Effects
 from semel.testing.idempotent.event_log import EventLog, Told, as_told
 from semel.testing.idempotent.failing import Place, dying, impatient, overtaken
 from semel.testing.idempotent.probe import Attempted, Probe

@@ -5,7 +5,7 @@ What must be true afterwards is derived from the declared effects; nothing is le
 
 from __future__ import annotations
 
-from semel.model import Effects, State
+from semel.core.model import Effects, State
 from semel.policy import Policy
 from semel.testing.idempotent.failing import Place, dying, impatient
 from semel.testing.idempotent.probe import Attempted, Probe

@@ -13,15 +13,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
-from semel.engine.aio import AsyncEngine
-from semel.engine.sync import Engine
-from semel.events import Event, Waiting
-from semel.flow import Flow
-from semel.stores.dialect import dialect_of
-from semel.stores.statements import Row, composed
+from semel.core.flow import Flow
+from semel.engine.async_engine import AsyncEngine
+from semel.engine.sync_engine import Engine
+from semel.http.settings import AnyEngine
+from semel.outbox.event import Event, Waiting
+from semel.stores.sql.dialect import dialect_of
+from semel.stores.sql.statements import Row, composed
 from semel.testing.idempotent.case import Case
 from semel.testing.idempotent.report import CannotRun
-from semel.web.surface import AnyEngine
 
 _ALL: Final = composed("all_events", "SELECT CAST(id AS CHAR(36)), topic, payload FROM semel_event ORDER BY seq")
 _REMEDY: Final = (

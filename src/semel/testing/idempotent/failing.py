@@ -12,13 +12,13 @@ from contextlib import ExitStack, contextmanager
 from enum import Enum
 from typing import Any, Final
 
-from semel.drivers.clock import system_clock
-from semel.engine.aio import AsyncEngine
-from semel.engine.core import Core
+from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
+from semel.engine.state import Core
+from semel.http.settings import AnyEngine
+from semel.stores.clock import system_clock
 from semel.testing.clock import SettableClock
 from semel.testing.faults import Crash
-from semel.web.surface import AnyEngine
 
 _SETTLE: Final = "settle"  # an engine's method
 
@@ -219,7 +219,7 @@ def movable(engines: tuple[AnyEngine, ...]) -> Iterator[Clocks | None]:
 def _holders(driver: Any) -> Iterator[tuple[Any, str]]:
     """The driver and the parts of it that read the clock, with the attribute's name."""
     for part in (driver, *getattr(driver, "__dict__", {}).values()):
-        if any(kind.__module__.startswith("semel.drivers.") for kind in type(part).__mro__):
+        if any(kind.__module__.startswith("semel.stores.") for kind in type(part).__mro__):
             for name in ("clock", "_clock"):
                 if name in getattr(part, "__dict__", {}):
                     yield part, name

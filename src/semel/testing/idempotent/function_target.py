@@ -12,19 +12,19 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from semel.cli.check_discovery import Discovered, Operation, function_operation
-from semel.engine.bulk import BulkResult
-from semel.engine.bulk_aio import AsyncBulk
-from semel.engine.bulk_sync import Bulk
+from semel.bulk.declaration import BulkResult
+from semel.bulk.run_async import AsyncBulk
+from semel.bulk.run_sync import Bulk
+from semel.check.discovery import Discovered, Operation, function_operation
 from semel.engine.result import Result
 from semel.errors import ConfigurationError, MissingKey
+from semel.http.settings import AnyEngine
 from semel.policy import Policy
 from semel.testing.idempotent.case import Request
 from semel.testing.idempotent.reply import Reply
 from semel.testing.idempotent.report import CannotRun
 from semel.testing.idempotent.target import ATTEMPT_SECONDS, Fate, name_of
 from semel.testing.idempotent.threads import Threads
-from semel.web.surface import AnyEngine
 
 KEY_NAMES: Final = ("idempotency_key", "key")
 

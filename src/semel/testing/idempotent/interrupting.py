@@ -13,15 +13,15 @@ from enum import Enum
 from typing import Any
 from unittest.mock import patch
 
-from semel.engine.bulk import BulkPolicy
-from semel.flow import Flow
-from semel.model import Grant
-from semel.protocol.bulk import BulkRun, HandleInside, HandleOutside
-from semel.rules.items import ListedItem, Tally
-from semel.stores.base import Store
-from semel.stores.items import Items
+from semel.bulk.declaration import BulkPolicy
+from semel.bulk.flow import BulkRun, HandleInside, HandleOutside
+from semel.bulk.rules import ListedItem, Tally
+from semel.bulk.store import Items
+from semel.core.contract import Store
+from semel.core.flow import Flow
+from semel.core.model import Grant
+from semel.http.settings import AnyEngine
 from semel.testing.faults import Crash
-from semel.web.surface import AnyEngine
 
 
 class Moment(Enum):

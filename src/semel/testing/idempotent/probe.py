@@ -7,10 +7,12 @@ import uuid
 from collections.abc import Sequence
 from typing import Final
 
-from semel.cli.check_discovery import Operation
+from semel.check.discovery import Operation
 from semel.errors import ConfigurationError
+from semel.http.caller import single_caller
+from semel.http.fingerprint.recipe import Members
+from semel.http.settings import AnyEngine
 from semel.policy import Policy
-from semel.rules.recipe import Members
 from semel.testing.idempotent.case import Case, Request
 from semel.testing.idempotent.counting import counted
 from semel.testing.idempotent.failing import Clocks
@@ -18,8 +20,6 @@ from semel.testing.idempotent.interrupting import Witness, watched
 from semel.testing.idempotent.reply import Came, Reply
 from semel.testing.idempotent.report import CannotRun, Finding, NotGiven, title
 from semel.testing.idempotent.target import Fate, Target
-from semel.web.caller import single_caller
-from semel.web.surface import AnyEngine
 
 # What fails as well where a plain retry fails: the report names the one cause, not a remedy for each symptom.
 EQUAL_COMMANDS: Final = 8  # enough for a handler that fails every second, third or seventh time

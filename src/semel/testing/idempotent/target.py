@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final, Protocol, runtime_checkable
 
-from semel.cli.check_discovery import Discovered, Operation, function_operation, is_asgi, is_wsgi
+from semel.check.discovery import Discovered, Operation, function_operation, is_asgi, is_wsgi
 from semel.errors import ConfigurationError
 from semel.testing.idempotent.case import Case, Request
 from semel.testing.idempotent.reply import Reply

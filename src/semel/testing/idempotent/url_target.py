@@ -6,7 +6,7 @@ import http.client
 from typing import Final
 from urllib.parse import urlsplit
 
-from semel.cli.check_discovery import Operation
+from semel.check.discovery import Operation
 from semel.errors import ConfigurationError
 from semel.testing.idempotent.case import Request
 from semel.testing.idempotent.reply import Reply

@@ -6,7 +6,7 @@ import io
 import sys
 from typing import Any
 
-from semel.cli.check_discovery import Operation, discover
+from semel.check.discovery import Operation, discover
 from semel.errors import SemelError
 from semel.testing.idempotent.case import Request
 from semel.testing.idempotent.reply import Reply

@@ -1,0 +1,145 @@
+"""A record as operators read it: its names and times as text, what a retry would get, and what to do."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import IntEnum
+from typing import Final
+
+from semel.admin.damaged import DAMAGED_STATE, is_damaged, mended
+from semel.cli.terminal import Json
+from semel.core.decide import DOUBTS
+from semel.core.identity import uuid_text
+from semel.core.model import ANSWERED_STATES, AfterExpiry, AnswerKind, Audit, Effects, Record, State
+from semel.steps.doubts import names_a_step
+
+
+def state_name(record: Record, now: int) -> str:
+    """The state's name; EXPIRED where the answer's retention is over, which no store ever writes."""
+    expired = record.state in ANSWERED_STATES and record.answer_until is not None and record.answer_until <= now
+    return "EXPIRED" if expired else _name(State, record.state)
+
+
+RETRYABLE: Final = "RETRYABLE"
+"""What people see of FAILED_NOT_REPLAYABLE, whose stored name says the opposite of what it means: a retry runs it."""
+
+
+def shown_state(name: str) -> str:
+    """A state's name for people; machines get the name that is stored.
+
+    >>> shown_state("FAILED_NOT_REPLAYABLE"), shown_state("UNKNOWN")
+    ('RETRYABLE', 'UNKNOWN')
+    """
+    return RETRYABLE if name == State.FAILED_NOT_REPLAYABLE.name else name
+
+
+def _name(kind: type[IntEnum], value: int) -> str:
+    """The name of a stored number; a damaged record must still be shown."""
+    try:
+        return kind(value).name
+    except ValueError:
+        return "DAMAGED" if value == DAMAGED_STATE else f"DAMAGED ({value})"
+
+
+def has_lapsed(record: Record, now: int) -> bool:
+    """Whether an open record's lease is over."""
+    return record.state in (State.CLAIMED, State.PROCESSING) and record.lease_until <= now
+
+
+def is_unknown_by_lapse(record: Record) -> bool:
+    """Whether a record reads UNKNOWN because its holder was not heard of again."""
+    # A step's doubt with a cause is its holder's own word.
+    by_step = names_a_step(record.doubt) and record.error_code is None
+    return record.state == State.UNKNOWN and (by_step or record.doubt in DOUBTS.values())
+
+
+def time_text(microseconds: int | None) -> str | None:
+    """A store's time in RFC 3339, or None for none. Times no calendar holds stay numbers."""
+    if not microseconds:
+        return None
+    try:
+        moment = datetime.fromtimestamp(microseconds // 1_000_000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(microseconds)
+    return f"{moment.isoformat()[:19]}.{microseconds % 1_000_000:06d}Z"
+
+
+def row_document(record: Record, now: int) -> dict[str, Json]:
+    """One record of a list, for machines."""
+    record = mended(record)
+    return {
+        "operationId": uuid_text(record.operation_id),
+        "state": state_name(record, now),
+        "operation": record.operation,
+        "tenant": record.tenant,
+        "caller": record.caller,
+        "effects": _name(Effects, record.effects),
+        "keyHash": record.key_hash.hex(),
+        "attempt": record.attempt,
+        "createdAt": time_text(record.created_at),
+        "ageSeconds": round((now - record.created_at) / 1_000_000, 3),
+        "lapsed": has_lapsed(record, now) or is_unknown_by_lapse(record),
+        "doubt": record.doubt,
+    }
+
+
+def record_document(record: Record, now: int, audit: list[Audit]) -> dict[str, Json]:
+    """Everything an operator may see of one record. Never a key, a request or an answer's body."""
+    record = mended(record)
+    return {
+        **row_document(record, now),
+        "recordId": record.id.hex(),
+        "generation": record.generation,
+        "lapses": record.lapses,
+        "fence": record.fence,
+        "holder": record.holder,
+        "recipe": record.recipe,
+        "fingerprint": record.fingerprint.hex(),
+        "firstStartedAt": time_text(record.first_started_at),
+        "leaseUntil": time_text(record.lease_until),
+        "deadlineAt": time_text(record.deadline_at),
+        "settledAt": time_text(record.settled_at),
+        "answerUntil": time_text(record.answer_until),
+        "forgetAfter": time_text(record.forget_after),
+        "answer": _name(AnswerKind, record.answer_kind),
+        "status": record.status,
+        "bodyBytes": None if record.body is None else len(record.body),
+        "errorCode": record.error_code,
+        "businessReference": record.business_ref,
+        "resourceType": record.resource_type,
+        "resourceId": record.resource_id,
+        "nextAttempt": next_attempt(record, now),
+        "audit": [audit_document(line) for line in audit],
+    }
+
+
+def audit_document(line: Audit) -> dict[str, Json]:
+    """One line of the audit trail."""
+    return {"at": time_text(line.at), "actor": line.actor, "action": line.action, "reason": line.reason}
+
+
+def next_attempt(record: Record, now: int) -> str:
+    """What a retry with the same key and request would meet, and what an operator can do about it."""
+    if state_name(record, now) == "EXPIRED":
+        if record.after_expiry == AfterExpiry.NEW:
+            return "the answer is no longer kept; a retry runs as a new command"
+        return "the answer is no longer kept; a retry is told so and nothing runs"
+    if is_damaged(record):
+        return "the record is damaged: a retry is refused and nothing runs"
+    match State(record.state):
+        case State.CLAIMED | State.PROCESSING if not has_lapsed(record, now):
+            return "it is running: a retry waits, then is told to ask again"
+        case State.CLAIMED:
+            return "nothing had started: a retry runs it"
+        case State.PROCESSING if record.effects == Effects.IDEMPOTENT:
+            return "its holder is gone: a retry runs it again with the same derived keys"
+        case State.PROCESSING:
+            return "its holder is gone: a retry is told that the outcome is unknown; find out, then: semel settle"
+        case State.SUCCEEDED if record.answer_kind == AnswerKind.NOT_KEPT:
+            return "it was done, its answer was not kept; a retry is told so and nothing runs"
+        case State.SUCCEEDED | State.FAILED_REPLAYABLE:
+            return "a retry gets the stored answer"
+        case State.FAILED_NOT_REPLAYABLE:
+            return "nothing had happened: a retry runs it"
+        case State.UNKNOWN:
+            return "a retry is told that the outcome is unknown; find out what happened, then: semel settle"

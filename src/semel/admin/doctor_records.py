@@ -1,0 +1,110 @@
+"""What `semel doctor` checks of the records: damaged ones, unknown ones, lapsed ones that nobody takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from semel.admin.describe import shown_state
+from semel.admin.filters import pages
+from semel.admin.finding import Finding
+from semel.admin.reconciliations import look_at_reconciliations
+from semel.cli.terminal import span_text
+from semel.core.contract import Store
+from semel.core.flow import Flow
+from semel.core.model import Effects, Find, Record, State
+from semel.engine.sync_engine import Engine
+from semel.steps.store import Abandoned, StepRows
+
+PAGE: Final = 1000
+REAPED_WITHIN_US: Final = 5_000_000  # a reaper looks every half second: later means that none is running
+COMPLETED_WITHIN_US: Final = 5_000_000  # as a reaper: a completer looks every half second
+OPERATIONS_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """How many records of one kind there are (at least), and the oldest of them."""
+
+    count: int
+    oldest: Record | None
+    more: bool
+
+
+def look_at_records(engine: Engine) -> Iterator[Finding]:
+    """The findings about what the store holds."""
+    counts = engine.perform("counts", engine.store.counts)
+    names = {int(state): shown_state(state.name).lower() for state in State}
+    listed = ", ".join(f"{count} {names.get(state, f'damaged ({state})')}" for state, count in sorted(counts.items()))
+    damaged = [state for state in counts if state not in names]
+    yield Finding(
+        "records",
+        "problem" if damaged else "ok",
+        listed or "none yet",
+        "restore the damaged records from a backup; their retries are refused meanwhile" if damaged else None,
+    )
+    now, unknown = _standing(engine, Find(states=(State.UNKNOWN,)))
+    yield _about(
+        unknown,
+        now,
+        "unknown",
+        "UNKNOWN",
+        "find out what happened, then settle each: semel list --state unknown; semel settle --help",
+    )
+    yield look_at_reconciliations(engine)
+    now, lapsed = _standing(engine, Find(states=(State.PROCESSING,), lapsed=True))
+    yield _about_lapsed(lapsed, now)
+    yield from _look_at_abandoned(engine)
+
+
+def _look_at_abandoned(engine: Engine) -> Iterator[Finding]:
+    """The resumable executions that nobody holds and nobody goes on with. Those that failed rest, and are none."""
+    if getattr(engine.store, "dialect", None) is None:
+        return
+    [now, found] = engine.perform("abandoned", lambda: _abandoned(engine.store))
+    left = [each for each in found if 0 < each.lease_until < now - COMPLETED_WITHIN_US]
+    if not left:
+        yield Finding("abandoned", "ok", "none")
+        return
+    oldest = span_text(now - min(each.lease_until for each in left))
+    names = ", ".join(sorted({each.operation for each in left})[:OPERATIONS_SHOWN])
+    count = f"{'at least ' if len(found) == PAGE else ''}{len(left)}"
+    yield Finding(
+        "abandoned",
+        "warning",
+        f"{count} resumable, held by nobody, the oldest for {oldest}: {names}",
+        "no completer brings them to their end: semel worker --complete MODULE:APP",
+    )
+
+
+def _abandoned(store: Store) -> Flow[tuple[int, list[Abandoned]]]:
+    found = yield from StepRows(store).abandoned(PAGE)
+    return (yield from store.find(Find(limit=1))).now, found
+
+
+def _standing(engine: Engine, query: Find) -> tuple[int, _Standing]:
+    page = next(pages(engine, query, PAGE))
+    oldest = min(page.records, key=lambda record: record.created_at, default=None)
+    return page.now, _Standing(len(page.records), oldest, page.next_before is not None)
+
+
+def _about(kind: _Standing, now: int, check: str, name: str, remedy: str) -> Finding:
+    if kind.oldest is None:
+        return Finding(check, "ok", "none")
+    count = f"{'more than ' if kind.more else ''}{kind.count}"
+    return Finding(
+        check, "warning", f"{count} {name}, the oldest for {span_text(now - kind.oldest.lease_until)}", remedy
+    )
+
+
+def _about_lapsed(lapsed: _Standing, now: int) -> Finding:
+    oldest = lapsed.oldest
+    if oldest is None:
+        return Finding("lapsed", "ok", "none")
+    over = now - oldest.lease_until
+    detail = f"{lapsed.count} open with a lapsed lease, the oldest for {span_text(over)}"
+    if oldest.effects != Effects.IDEMPOTENT and over > REAPED_WITHIN_US:
+        remedy = "run: semel worker, which reaps; over ASGI semel.install(app) or manage_engine=True do as well"
+        return Finding("lapsed", "warning", f"{detail}; no reaper is running", remedy)
+    return Finding("lapsed", "note", detail)

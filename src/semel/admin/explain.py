@@ -1,0 +1,294 @@
+"""Why a key is where it is, in sentences: what happened, what the next attempt would get, and what anybody can do.
+
+What an attempt would get is asked of the rules themselves, with the record as it is and the store's time; nothing
+here decides anything, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from semel.admin.damaged import DAMAGED_STATE, is_damaged, mended
+from semel.admin.describe import has_lapsed, shown_state, state_name, time_text
+from semel.cli.terminal import Json, span_text
+from semel.core.decide import TABLE, decide, situation
+from semel.core.identity import uuid_text
+from semel.core.model import (
+    AfterExpiry,
+    AnswerKind,
+    Audit,
+    Claim,
+    Effects,
+    InProgress,
+    Proceed,
+    Record,
+    Replay,
+    Scope,
+    State,
+    Terms,
+    Verdict,
+)
+from semel.core.settle import relinquished
+from semel.core.timing import PURGE_GRACE_US
+from semel.http.problems import Problems
+from semel.steps.doubts import step_of
+
+_NONCE: Final = bytes(16)  # an attempt that nobody makes
+_DOUBTS: Final[Mapping[str, str]] = {
+    "lapsed": "its holder was not heard of again while the handler may have been at work",
+    "not-rolled-back": "the handler failed, and what it wrote into a table without transactions could not be undone",
+    "committed-early": "the record was committed before its answer: the handler ended the transaction itself",
+    "dedup-over": "so long after the first start, the other side may have forgotten the derived key",
+    "attempts-over": "it has cost too many holders their lease",
+    "abandoned": "a claim was given up before its handler ran",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What an attempt would get now: the verdict, the rule's reason, and what it means."""
+
+    verdict: str
+    why: str
+    meaning: str
+    answer: dict[str, Json] | None  # the problem document's members that a client acts upon, over HTTP
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """All that can be said of one record."""
+
+    happened: list[str]
+    same: Attempt
+    other: Attempt
+    operator: list[str]
+    kept: str
+    client: str
+
+    def document(self) -> dict[str, Json]:
+        """The story for machines."""
+        return {
+            "happened": self.happened,
+            "sameRequest": _attempt_document(self.same),
+            "otherRequest": _attempt_document(self.other),
+            "operator": self.operator,
+            "kept": self.kept,
+            "client": self.client,
+        }
+
+
+def _attempt_document(attempt: Attempt) -> dict[str, Json]:
+    return {"verdict": attempt.verdict, "why": attempt.why, "meaning": attempt.meaning, "answer": attempt.answer}
+
+
+def tell(record: Record, audit: Sequence[Audit], now: int) -> Story:
+    """The story of a record, read whole, at the store's time ``now`` (microseconds)."""
+    own = mended(record).fingerprint
+    same = attempt_at(record, own, now)
+    other = attempt_at(record, bytes(byte ^ 0xFF for byte in own) or bytes(32), now)
+    record = mended(record)
+    return Story(
+        happened=[*_beginning(record, now), _standing(record, now), *_settlers(audit, now)],
+        same=same,
+        other=other,
+        operator=_operator(record, same, now),
+        kept=_kept(record, now),
+        client=_client(record, same),
+    )
+
+
+def attempt_at(record: Record, fingerprint: bytes, now: int) -> Attempt:
+    """What an attempt under the record's own scope, key and recipe would get. The record may be damaged."""
+    row = mended(record)  # the claim needs terms of some kind; the rules meet the record as it is
+    try:
+        state, after, effects = State(row.state), AfterExpiry(row.after_expiry), Effects(row.effects)
+    except ValueError:
+        state, after, effects = State.PROCESSING, AfterExpiry.REFUSE, Effects.EXTERNAL
+    deadline_us = max(row.deadline_at - row.first_started_at, row.lease_us)
+    dedup_us = row.dedup_until - row.first_started_at
+    starts = state if state is State.CLAIMED else State.PROCESSING
+    lives = (row.lease_us, deadline_us, dedup_us, row.attempts_max, row.answer_us, row.tombstone_us)
+    scope = Scope(row.tenant, row.caller, row.operation)
+    terms = Terms(effects, *lives, after, starts)
+    own = (row.recipe, fingerprint, row.operation_id, "nobody")
+    claim = Claim(row.id, _NONCE, scope, row.key_hash, *own, terms)
+    verdict = decide(record, claim, now)
+    rule = TABLE[situation(record, claim, now)]
+    return Attempt(type(verdict).__name__, rule.why, _meaning(record, verdict), _answer(verdict))
+
+
+def _meaning(record: Record, verdict: Verdict) -> str:
+    match verdict:
+        case Proceed(grant) if grant.attempt == 1:
+            return "it runs, as a new command"
+        case Proceed(grant):
+            return f"it runs, as attempt {grant.attempt}"
+        case Replay(answer):
+            status = "" if answer.status is None else f"status {answer.status}, "
+            return f"nothing runs; it gets the stored answer: {status}{len(answer.body)} bytes"
+        case InProgress(_, left):
+            return (
+                f"it waits as long as the operation's policy says, then is told to ask again (lease: {span_text(left)})"
+            )
+        case _:
+            name = type(verdict).__name__
+            return {
+                "KeyReused": "nothing runs; it is refused, whatever became of the first request",
+                "OutcomeUnknown": "nothing runs; it is told that nobody can prove the outcome",
+                "KeyExpired": "nothing runs; it is told that the answer is no longer kept",
+                "NotReplayable": "nothing runs; it is told that it was done and that the answer was not kept",
+            }.get(name, "nothing runs; it is refused, because the record cannot be read")
+
+
+def _answer(verdict: Verdict) -> dict[str, Json] | None:
+    if isinstance(verdict, Proceed | Replay):
+        return None
+    document = json.loads(Problems().of_verdict(verdict).body)
+    return {name: document[name] for name in ("status", "code", "keyAction", "retryAfter") if name in document}
+
+
+def _beginning(record: Record, now: int) -> list[str]:
+    scope = f"caller {record.caller} of tenant {record.tenant}"
+    lines = [
+        f"First seen {_ago(record.created_at, now)}, from {scope}, for {record.operation} (effects {_effects(record)})."
+    ]
+    if record.attempt > 1:
+        lapses = f"; {record.lapses} of the holders lost their lease" if record.lapses else ""
+        lines.append(f"It was granted {record.attempt} times{lapses}.")
+    if record.generation:
+        lines.append(
+            f"It is generation {record.generation}: an earlier one was settled as 'did not happen', or had expired; "
+            "its derived keys are new."
+        )
+    return lines
+
+
+def _effects(record: Record) -> str:
+    try:
+        return Effects(record.effects).name
+    except ValueError:
+        return f"damaged: {record.effects}"
+
+
+def _standing(record: Record, now: int) -> str:
+    state = shown_state(state_name(record, now))
+    if is_damaged(record):
+        what = "columns hold" if record.state == DAMAGED_STATE else f"its state is {record.state}:"
+        return f"The record is damaged: {what} what no Semel writes."
+    match State(record.state):
+        case State.CLAIMED if relinquished(record) and record.doubt is None:
+            return f"{state}: what was in doubt has been settled; whoever asks next goes on where it was."
+        case State.CLAIMED | State.PROCESSING if relinquished(record):
+            return f"{state}: its holder gave the lease back ({record.doubt or 'no reason given'}); it may be repeated."
+        case State.CLAIMED | State.PROCESSING if has_lapsed(record, now):
+            return (
+                f"{state}: the lease of its holder {record.holder} ran out {_ago(record.lease_until, now)}, "
+                "and nobody has heard of it since."
+            )
+        case State.CLAIMED | State.PROCESSING:
+            return (
+                f"{state}: {record.holder} holds it and is believed alive for another "
+                f"{span_text(record.lease_until - now)}; it renews every third of {span_text(record.lease_us)}, "
+                f"but not beyond its deadline in {span_text(record.deadline_at - now)}."
+            )
+        case State.UNKNOWN:
+            return f"UNKNOWN: {_doubt(record.doubt)}. Its last holder was {record.holder}."
+        case State.FAILED_NOT_REPLAYABLE:
+            because = f" ({record.doubt})" if record.doubt else ""
+            ago = _ago(record.settled_at, now)
+            return f"{state}: settled {ago}; it is proven that nothing happened{because}, and a retry runs it."
+        case _:
+            return f"{state}: settled {_ago(record.settled_at, now)}, {_answer_text(record, state)}."
+
+
+def _doubt(doubt: str | None) -> str:
+    if doubt is None:
+        return "nobody can prove the outcome"
+    if doubt.startswith("http-"):
+        return f"the handler answered {doubt.removeprefix('http-')}, which proves nothing about the effect"
+    if doubt.startswith("error:"):
+        return f"the handler raised {doubt.removeprefix('error:')}, which proves nothing about the effect"
+    step = step_of(doubt)
+    if step is not None:
+        return f"step {step!r} had begun, and nobody can prove how it ended; the steps before it are not in doubt"
+    return _DOUBTS.get(doubt, doubt)
+
+
+def _answer_text(record: Record, state: str) -> str:
+    status = "" if record.status is None else f" with status {record.status}"
+    if state == "EXPIRED":
+        return f"as {State(record.state).name}, and the time of its answer{status} is over"
+    if record.answer_kind == AnswerKind.KEPT:
+        return f"and the answer{status} is kept"
+    return f"and the answer{status} is not kept"
+
+
+def _settlers(audit: Sequence[Audit], now: int) -> list[str]:
+    return [f"{_ago(line.at, now)[:1].upper()}{_ago(line.at, now)[1:]}: {line.actor} settled it "
+            f"({line.action.removeprefix('resolve:')}): {line.reason}" for line in audit]  # fmt: skip
+
+
+def _operator(record: Record, same: Attempt, now: int) -> list[str]:
+    id = uuid_text(record.operation_id)
+    if same.verdict == "Unreadable" or is_damaged(record):
+        return ["Restore the record from a backup, or run a version that can read it: retries run nothing until then."]
+    if record.state == State.UNKNOWN or (same.verdict == "OutcomeUnknown"):
+        wait = record.deadline_at - now
+        early = f"; until its deadline in {span_text(wait)} only with --force" if wait > 0 else ""
+        step = step_of(record.doubt)
+        named = "NAME" if step is None or "#" in step else shlex.quote(step)
+        of_step = [] if step is None else [f"semel settle {id} --step-succeeded 'RESULT' --reason '...'"]
+        return [
+            "Ask the other side what happened, by the derived key that it was given:",
+            f"semel show {id} --derived {named}",
+            f"Then say what you found{early}:",
+            f"semel settle {id} --succeeded --status STATUS --body-file FILE --reason '...'",
+            *of_step,
+            f"semel settle {id} --did-not-happen --reason '...'",
+        ]
+    if same.verdict == "InProgress":
+        return ["Wait: if its holder dies, the lease tells within its span. Nothing can be settled while it lives."]
+    return ["Nothing needs to be done."]
+
+
+def _kept(record: Record, now: int) -> str:
+    if record.forget_after is None or record.answer_until is None:
+        return "It is kept until it is settled: what is open or UNKNOWN never expires."
+    forgotten = f"the key is remembered until {time_text(record.forget_after)}, and is new afterwards"
+    if record.forget_after + PURGE_GRACE_US <= now:
+        return "Its time is over: the next purge forgets it, and the key is new then."
+    if record.answer_until <= now:
+        return f"The answer's time was over {_ago(record.answer_until, now)}; {forgotten}."
+    what = "The answer is replayed" if record.answer_kind == AnswerKind.KEPT else "What it was is told"
+    return f"{what} until {time_text(record.answer_until)}; {forgotten}."
+
+
+def _client(record: Record, same: Attempt) -> str:
+    id = uuid_text(record.operation_id)
+    match same.verdict:
+        case "Replay":
+            return "Retry with the same key: you get the first answer again."
+        case "Proceed":
+            return "Retry the same request with the same key: it runs."
+        case "InProgress":
+            return "Keep the key and ask again shortly: it is running."
+        case "OutcomeUnknown":
+            return f"Keep the key and do not send another one: we are finding out what became of operation {id}."
+        case "KeyExpired":
+            return "It was asked for before. Look for its result by your own reference before you send a new key."
+        case "NotReplayable":
+            return f"It was done; look its result up (operation {id}). Do not send it again."
+        case _:
+            return f"Keep the key: operation {id} is being looked into, and nothing runs meanwhile."
+
+
+def _ago(at: int | None, now: int) -> str:
+    if at is None:
+        return "at a time not recorded"
+    if at > now:
+        return f"{span_text(at - now)} in the future by the store's clock ({time_text(at)})"
+    return f"{span_text(now - at)} ago ({time_text(at)})"

@@ -1,0 +1,171 @@
+"""Rows beside records as `semel export` writes them: operations, bulks and items, events, messages.
+
+What an event or an item holds leaves only where it is asked for, as a record's answer does; a request never.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator, Mapping
+from enum import IntEnum
+from typing import Any, Final
+
+from semel.admin.describe import time_text
+from semel.admin.move_rows import pages_of
+from semel.bulk.rules import ItemState
+from semel.cli.exits import UsageFailed
+from semel.cli.terminal import Json
+from semel.core.damage import damage_of, mended
+from semel.core.identity import uuid_text
+from semel.core.model import State
+from semel.engine.sync_engine import Engine
+from semel.operations.flow import is_kept_by
+from semel.outbox.rules import unpack_headers
+from semel.stores.sql.tables import BULKS, EVENTS, ITEMS, MESSAGES, OPERATIONS, Noun
+
+Document = dict[str, Json]
+Damaged = Callable[[str, str], None]  # a row's name, and what is wrong with it
+Values = Mapping[str, Any]
+
+
+def documents(engine: Engine, kind: str, *, contents: bool, damaged: Damaged) -> Iterator[Document]:
+    """Every row of a kind, a page at a time in memory; ``damaged`` is told each one that cannot be read as it is.
+
+    Raises UsageFailed where the store can have none.
+    """
+    if not is_kept_by(engine.store):
+        raise UsageFailed(f"--of {kind} needs a SQL database: no other store holds any")
+    noun, shown = KINDS[kind]
+    for page in pages_of(engine, noun):
+        for row in page:
+            values = dict(zip(noun.columns, row, strict=False))
+            damage = damage_of(kind, values)
+            if damage is not None:
+                values = mended(kind, values)
+                damaged(row_name(kind, values), damage)
+            yield shown(values, contents)
+
+
+def row_name(kind: str, values: Values) -> str:
+    """What a row is called for people, damaged or not."""
+    match kind:
+        case "events":
+            return f"event {values['id']}"
+        case "messages":
+            return f"message {values['message_id']} of consumer {values['consumer']}"
+        case "items":
+            return f"item {values['item_id']} of operation {uuid_text(values['operation_id'])}"
+        case _:
+            return f"{kind.removesuffix('s')} {uuid_text(values['operation_id'])}"
+
+
+def columns(kind: str, *, contents: bool) -> list[str]:
+    """The names of what is written of a kind."""
+    noun, shown = KINDS[kind]
+    empty: dict[str, Any] = {**dict.fromkeys(noun.columns), "operation_id": bytes(16), "record_id": b"", "state": 3}
+    return list(shown({**empty, "payload": b"", "headers": b"{}", "retryable": 0}, contents))
+
+
+def _operation(row: Values, contents: bool) -> Document:
+    return {
+        "operationId": uuid_text(row["operation_id"]),
+        "recordId": row["record_id"].hex(),
+        "tenant": row["tenant"],
+        "caller": row["caller"],
+        "operation": row["operation"],
+        "businessReference": row["business_ref"],
+        "state": _state_name(State, row["state"]),
+        "resourceType": row["resource_type"],
+        "resourceId": row["resource_id"],
+        "errorCode": row["error_code"],
+        "createdAt": time_text(row["created_at"]),
+        "settledAt": time_text(row["settled_at"]),
+        "forgetAfter": time_text(row["forget_after"]),
+    }
+
+
+def _bulk(row: Values, contents: bool) -> Document:
+    counted = {name: row[name] for name in ("total", "done", "succeeded", "failed", "retryable", "unknown")}
+    times = {"createdAt": time_text(row["created_at"]), "touchedAt": time_text(row["touched_at"])}
+    return {"operationId": uuid_text(row["operation_id"]), **counted, **times}
+
+
+def _item(row: Values, contents: bool) -> Document:
+    document: Document = {
+        "operationId": uuid_text(row["operation_id"]),
+        "place": row["place"],
+        "id": row["item_id"],
+        "state": _state_name(ItemState, row["state"]),
+        "targetId": row["target_id"],
+        "resultId": row["result_id"],
+        "errorCode": row["error_code"],
+        "retryable": bool(row["retryable"]),
+        "settledAt": time_text(row["settled_at"]),
+    }
+    return {**document, **_bytes("detail", row["detail"])} if contents else document
+
+
+def _event(row: Values, contents: bool) -> Document:
+    document: Document = {
+        "id": row["id"],
+        "topic": row["topic"],
+        "type": row["type"],
+        "aggregateType": row["aggregatetype"],
+        "aggregateId": row["aggregateid"],
+        "tenant": row["tenant"],
+        "operationId": None if row["operation_id"] is None else uuid_text(row["operation_id"]),
+        "state": _event_state(row),
+        "tries": row["tries"],
+        "reason": row["reason"],
+        "createdAt": time_text(row["created_at"]),
+        "publishedAt": time_text(row["published_at"]),
+    }
+    if not contents:
+        return document
+    headers: Json = [list(pair) for pair in unpack_headers(row["headers"])] if row["headers"] else []
+    return {**document, "headers": headers, **_bytes("payload", row["payload"])}
+
+
+def _event_state(row: Values) -> str:
+    if row["published_at"] is not None:
+        return "published"
+    return "parked" if row["parked_at"] is not None else "postponed" if row["tries"] else "waiting"
+
+
+def _message(row: Values, contents: bool) -> Document:
+    handled, parked = row["handled_at"], row["parked_at"]
+    return {
+        "consumer": row["consumer"],
+        "messageId": row["message_id"],
+        "state": "handled" if handled is not None else "parked" if parked is not None else "tried",
+        "tries": row["tries"],
+        "reason": row["reason"],
+        "handledAt": time_text(handled),
+        "parkedAt": time_text(parked),
+        "forgetAfter": time_text(row["forget_after"]),
+    }
+
+
+def _state_name(kind: type[IntEnum], value: int) -> str:
+    try:
+        return kind(value).name
+    except ValueError:
+        return f"DAMAGED ({value})"
+
+
+def _bytes(name: str, value: bytes | None) -> Document:
+    """Bytes as text, or in base64 where they are none."""
+    try:
+        return {name: None if value is None else value.decode(), f"{name}Base64": None}
+    except UnicodeDecodeError:
+        assert value is not None
+        return {name: None, f"{name}Base64": base64.b64encode(value).decode("ascii")}
+
+
+KINDS: Final[Mapping[str, tuple[Noun, Callable[[Values, bool], Document]]]] = {
+    "operations": (OPERATIONS, _operation),
+    "bulks": (BULKS, _bulk),
+    "items": (ITEMS, _item),
+    "events": (EVENTS, _event),
+    "messages": (MESSAGES, _message),
+}

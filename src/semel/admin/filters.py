@@ -1,0 +1,56 @@
+"""Which records a command is about: the same filters wherever records are walked."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Final
+
+from semel.admin.damaged import mended
+from semel.admin.describe import RETRYABLE, shown_state
+from semel.cli.arguments import near
+from semel.core.model import Find, Found, State
+from semel.engine.sync_engine import Engine
+
+PAGE: Final = 500
+_STATES: Final = tuple(shown_state(state.name).lower() for state in State)
+
+
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    """``--state``, ``--operation``, ``--tenant``, ``--caller``, ``--lapsed``."""
+    parser.add_argument("--state", action="append", type=_state, default=[], help=f"{', '.join(_STATES)}; repeatable")
+    parser.add_argument("--operation", help="only this operation's")
+    parser.add_argument("--tenant", help="only this tenant's")
+    parser.add_argument("--caller", help="only this caller's")
+    parser.add_argument("--lapsed", action="store_true", help="only open records whose lease is over")
+
+
+def _state(text: str) -> State:
+    name = text.upper().replace("-", "_")
+    try:
+        return State.FAILED_NOT_REPLAYABLE if name == RETRYABLE else State[name]
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"unknown state {text!r}{near(text, _STATES)}") from None
+
+
+def query_of(options: argparse.Namespace) -> Find:
+    """The filters as a query, with no limit of its own yet."""
+    return Find(
+        states=tuple(options.state),
+        tenant=options.tenant,
+        caller=options.caller,
+        operation=options.operation,
+        lapsed=options.lapsed,
+    )
+
+
+def pages(engine: Engine, query: Find, size: int = PAGE) -> Iterator[Found]:
+    """Every page of a query, newest first; one page at a time is in memory. Damaged records come mended."""
+    before = query.before
+    while True:
+        asked = query._replace(limit=size, before=before)
+        page = engine.perform("find", lambda asked=asked: engine.store.find(asked))  # type: ignore[misc]
+        yield page._replace(records=tuple(map(mended, page.records)))
+        if page.next_before is None:
+            return
+        before = page.next_before

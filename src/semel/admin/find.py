@@ -1,0 +1,141 @@
+"""Finding one record by what an operator has at hand: an operation id, a key in its scope, the beginning of a name.
+
+A whole operation id, a whole record id and a key with its whole scope are one read. Anything else walks the store,
+newest first, with a page at a time in memory: on a large store give what you know of the scope.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from semel.admin.damaged import mended
+from semel.admin.filters import pages
+from semel.cli.exits import CommandFailed, NotFound, UsageFailed
+from semel.cli.progress import Progress
+from semel.core.identity import ID_BYTES, key_hash, record_id, uuid_bytes, uuid_text
+from semel.core.model import Find, Record, Scope
+from semel.engine.sync_engine import Engine
+from semel.errors import InvalidKey
+from semel.http.keys import parse_key
+
+SHOWN_MAX: Final = 5  # of several records that fit, so many are named
+PREFIX_LENGTH_MIN: Final = 6
+_PREFIX: Final = re.compile(rf"[0-9a-fA-F-]{{{PREFIX_LENGTH_MIN},36}}").fullmatch
+
+Matching = Callable[[Record], bool]
+
+
+def key_of(text: str, name: str) -> str:
+    """A key as a client sends it, quoted or bare. Raises UsageFailed, naming the argument."""
+    try:
+        return parse_key((text.encode("utf-8", "surrogateescape"),))
+    except InvalidKey as error:
+        raise UsageFailed(f"{name}: {error}") from error
+
+
+def find_key(engine: Engine, scope: Scope, key: str) -> Record | None:
+    """The record of a key in its whole scope."""
+    id = record_id(scope, key, engine.core.id_secret)
+    [record] = engine.perform("read", lambda: engine.store.read((id,)))
+    return record
+
+
+def check_beginning(text: str, name: str) -> None:
+    """Raise UsageFailed, naming the argument, where a text is no beginning of a record's name."""
+    if not is_beginning(text):
+        raise UsageFailed(
+            f"{name} must be an operation id (a UUID) as `semel list` shows it, or at least {PREFIX_LENGTH_MIN} hex "
+            f"digits that an operation id, a record id or a key hash begins with; it is {text!r}"
+        )
+
+
+def find_named(engine: Engine, text: str, options: argparse.Namespace, name: str) -> Record:
+    """The one record whose operation id, record id or key hash begins so.
+
+    Raises NotFound, and CommandFailed where several records fit.
+    """
+    whole = by_whole_id(engine, text)
+    if whole is not None:
+        return whole
+    found = list(walk(engine, begins_with(text), options))
+    if not found:
+        raise NotFound(f"{name} {text!r} names no record of this store; see: semel list")
+    return the_one(engine, found, name)
+
+
+def is_beginning(text: str) -> bool:
+    """Whether a text may be the beginning of an operation id, a record id or a key hash."""
+    return _PREFIX(text) is not None
+
+
+def by_whole_id(engine: Engine, text: str) -> Record | None:
+    """The record of a whole operation id or record id, by one read each."""
+    raw = uuid_bytes(text)
+    if raw is None or len(raw) != ID_BYTES:
+        return None
+    found = _by_operation(engine, raw)
+    if found is None:
+        [found] = engine.perform("read", lambda: engine.store.read((raw,)))
+    return found
+
+
+def _by_operation(engine: Engine, operation_id: bytes) -> Record | None:
+    [record] = engine.perform("read_operations", lambda: engine.store.read_operations((operation_id,)))
+    return record
+
+
+def begins_with(text: str) -> Matching:
+    """Matches records one of whose names begins so, whether written with dashes or without."""
+    plain = text.lower().replace("-", "")
+    return lambda record: (
+        record.operation_id.hex().startswith(plain)
+        or record.id.hex().startswith(plain)
+        or record.key_hash.hex().startswith(plain)
+    )
+
+
+def carries(engine: Engine, key: str) -> Matching:
+    """Matches records of this key, whatever their scope."""
+    hash = key_hash(key, engine.core.id_secret)
+    return lambda record: record.key_hash == hash
+
+
+def walk(engine: Engine, matching: Matching, options: argparse.Namespace) -> Iterator[Record]:
+    """The records that match, newest first, within what is known of the scope; some more than will be shown."""
+    total = sum(engine.perform("counts", engine.store.counts).values())
+    progress = Progress("search", asked=getattr(options, "progress", False), total=total)
+    query = Find(tenant=options.tenant, caller=options.caller, operation=options.operation)
+    seen = found = 0
+    for page in pages(engine, query):
+        seen += len(page.records)
+        progress.tell(seen)
+        for record in page.records:
+            if matching(record):
+                found += 1
+                yield record
+        if found > SHOWN_MAX:
+            break
+    progress.end()
+
+
+def the_one(engine: Engine, found: list[Record], name: str) -> Record:
+    """The only record found, read whole. Raises CommandFailed where there are several, naming them."""
+    if len(found) > 1:
+        more = "" if len(found) <= SHOWN_MAX else " and more"
+        raise CommandFailed(
+            f"{name} fits several records{more}: {', '.join(name_of(record) for record in found[:SHOWN_MAX])}; "
+            "give one's operation id, or narrow with --tenant, --caller and --operation"
+        )
+    [record] = engine.perform("read", lambda: engine.store.read((found[0].id,)))
+    if record is None:  # it was forgotten between the two looks
+        raise NotFound(f"{name} names no record any more; see: semel list")
+    return record
+
+
+def name_of(record: Record) -> str:
+    """A record's operation id and scope, for people."""
+    record = mended(record)
+    return f"{uuid_text(record.operation_id)} ({record.operation} of {record.tenant}/{record.caller})"

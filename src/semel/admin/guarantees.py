@@ -1,0 +1,174 @@
+"""Which of the invariants hold for an operation on a store, and why: its guarantee level.
+
+What becomes of a command whose holder crashes is asked of the rules, as the page of guarantees does; what a store
+survives is what it declares and the conformance suite checks. Names and order are that page's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from semel.admin.item_guarantees import ItemEffects, Promise, level_of_items, of_items
+from semel.cli.terminal import span_text
+from semel.core.contract import Capabilities
+from semel.core.decide import TABLE, Rule, first_grant, situation
+from semel.core.model import AnswerKind, Claim, Effects, Scope, Terms
+from semel.stores.memory.store import granted_row
+
+NOW: Final = 1_000_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What the promises of one operation stand on.
+
+    Parameters: ``terms`` of the policy; ``capabilities`` of the store; ``weak_sync`` whether its last commits may be
+    lost with the power; ``key_optional`` and ``marks`` (``on_unprotected="mark"``) as declared, None where only the
+    records are known; ``behind`` how the claim stands to authentication; ``reaped`` whether the application runs a
+    reaper, None where that cannot be seen; ``items`` the effects of a bulk's items, None where it is no bulk.
+    """
+
+    terms: Terms
+    capabilities: Capabilities
+    weak_sync: bool = False
+    key_optional: bool | None = None
+    marks: bool | None = None
+    behind: Literal["endpoint", "middleware", "function"] | None = None
+    reaped: bool | None = None
+    items: ItemEffects | None = None
+
+
+def after_crash(terms: Terms) -> Rule:
+    """What the rules say to the first attempt after a holder has lapsed."""
+    claim = Claim(bytes(16), bytes(16), Scope("t", "c", "o"), bytes(8), "r", bytes(32), bytes(16), "holder", terms)
+    row = granted_row(None, claim, first_grant(claim, NOW))
+    again = claim._replace(nonce=bytes(15) + b"\x01")
+    if terms.effects == Effects.ATOMIC:
+        return TABLE[situation(None, again, row.lease_until)]  # the record goes back with its transaction
+    return TABLE[situation(row._replace(answer_kind=AnswerKind.NONE), again, row.lease_until)]
+
+
+def level(ground: Ground) -> str:
+    """The guarantee in one sentence."""
+    text = _level(ground.terms) if ground.items is None else level_of_items(ground.items, ground.terms)
+    if not ground.capabilities.survives_process_crash:
+        text += "; only until this process ends"
+    elif ground.weak_sync:
+        text += "; the last commands may be forgotten at power loss"
+    return text
+
+
+def _level(terms: Terms) -> str:
+    match terms.effects:
+        case Effects.ATOMIC:
+            return "exactly one committed effect"
+        case Effects.IDEMPOTENT:
+            return (
+                f"one effect, as long as the other side deduplicates by the derived key for {span_text(terms.dedup_us)}"
+            )
+        case _:
+            return "started at most once; an outcome that nobody can prove reads UNKNOWN"
+
+
+def promises(ground: Ground) -> list[Promise]:
+    """The invariants in their order."""
+    if ground.items is None:
+        effect, rerun, progress = _one_effect(ground), _no_blind_rerun(ground), _progress(ground)
+    else:
+        effect, rerun, progress = of_items(ground.items, ground.terms)
+        rerun = _durable(ground, rerun.name, rerun.why)
+    return [
+        effect,
+        _one_answer(ground),
+        Promise("I3 fenced", "holds", "every write names fence and nonce; a superseded holder's changes nothing"),
+        rerun,
+        _no_leak(ground),
+        progress,
+        Promise(
+            "I7 loud misuse",
+            "holds",
+            f"the fingerprint is compared before the state, until the tombstone ends ({_tombstone(ground)})",
+        ),
+        _events(ground),
+    ]
+
+
+def _durable(ground: Ground, name: str, why: str) -> Promise:
+    """A promise that is as durable as the store."""
+    if not ground.capabilities.survives_process_crash:
+        return Promise(name, "limited", f"{why}; but this store forgets everything with its process")
+    if ground.weak_sync:
+        return Promise(name, "limited", f"{why}; but synchronous=NORMAL may lose the last commits with the power")
+    return Promise(name, "holds", why)
+
+
+def _one_effect(ground: Ground) -> Promise:
+    name = "I1 one effect"
+    rule = after_crash(ground.terms)
+    match ground.terms.effects:
+        case Effects.ATOMIC if ground.capabilities.atomic_with_business_writes:
+            # A lost commit loses effect and record together.
+            return Promise(name, "holds", "the effect and its record commit in one transaction, or neither does")
+        case Effects.ATOMIC:
+            return Promise(name, "not promised", "this store cannot commit with the handler's writes: it is refused")
+        case Effects.IDEMPOTENT:
+            return Promise(name, "limited", f"after a crash {rule.verdict.__name__}: {rule.why}")
+        case _:
+            return Promise(name, "not promised", f"after a crash {rule.verdict.__name__}: {rule.why}")
+
+
+def _one_answer(ground: Ground) -> Promise:
+    kept = span_text(ground.terms.answer_us)
+    return _durable(ground, "I2 one answer", f"the stored answer is what every retry gets, for {kept}")
+
+
+def _no_blind_rerun(ground: Ground) -> Promise:
+    name = "I4 no blind rerun"
+    rule = after_crash(ground.terms)
+    if ground.terms.effects == Effects.EXTERNAL:
+        return _durable(ground, name, f"after a crash {rule.verdict.__name__}: {rule.why}")
+    return Promise(
+        name, "holds", f"it is about EXTERNAL effects; here, after a crash, {rule.verdict.__name__}: {rule.why}"
+    )
+
+
+def _no_leak(ground: Ground) -> Promise:
+    name = "I5 no leak"
+    if ground.behind == "middleware":
+        return Promise(name, "limited", "keys are scoped by caller; the middleware must stand behind authentication")
+    if ground.behind == "endpoint":
+        return Promise(name, "holds", "keys are scoped by caller, and claimed behind authentication, in the endpoint")
+    return Promise(name, "holds", "keys are scoped by tenant, caller and operation")
+
+
+def _progress(ground: Ground) -> Promise:
+    name = "I6 progress"
+    lease = span_text(ground.terms.lease_us)
+    if ground.reaped is False:
+        return Promise(name, "limited", f"after {lease} a retry is told; UNKNOWN shows only where a reaper runs")
+    doubt = "" if ground.reaped else ", where a reaper runs (semel doctor tells)"
+    return Promise(name, "holds", f"a lease of {lease} and a second after a crash it reads UNKNOWN or is free{doubt}")
+
+
+def _events(ground: Ground) -> Promise:
+    name = "I8 events"
+    if not ground.capabilities.atomic_with_business_writes:
+        return Promise(name, "not promised", "this store keeps no events: emitting one is refused")
+    return _durable(ground, name, "they commit with the outcome; a relay publishes each until the broker has it")
+
+
+def _tombstone(ground: Ground) -> str:
+    return span_text(max(ground.terms.answer_us, ground.terms.tombstone_us))
+
+
+def caveats(ground: Ground) -> list[str]:
+    """What weakens every promise of the operation."""
+    found = []
+    if ground.key_optional:
+        found.append("the key is optional: a request without one is not protected, and counted as `unprotected`")
+    if ground.marks:
+        found.append("on_unprotected='mark': while the store is down, requests run unprotected and are marked so")
+    if not ground.capabilities.shared_between_processes:
+        found.append("each process has a truth of its own: run one process")
+    return found

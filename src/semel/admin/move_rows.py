@@ -1,0 +1,136 @@
+"""What a store has beside records, in another store: operations, bulks and items, events, messages, recorded steps.
+
+Rows go as they are, in the order in which they were written, a page at a time; each is looked for first and read back.
+So a move that was cut short goes on, and one that is done does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from semel.cli.exits import CommandFailed
+from semel.cli.progress import Progress
+from semel.cli.terminal import Json
+from semel.engine.sync_engine import Engine
+from semel.operations.flow import is_kept_by
+from semel.stores.sql.statements import Row
+from semel.stores.sql.tables import NOUNS, Copies, Holdings, Noun, is_alike, is_behind, name_of, place_of, shown
+
+
+@dataclass(slots=True)
+class RowsMoved:
+    """How many rows of each kind were copied, and how many were there already."""
+
+    copied: dict[str, int] = field(default_factory=dict)
+    there: dict[str, int] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Json]:
+        """For machines."""
+        return {name: {"copied": count, "alreadyThere": self.there[name]} for name, count in self.copied.items()}
+
+
+def holdings(engine: Engine) -> Holdings | None:
+    """How much a store holds beside records; None where it can hold nothing."""
+    if not is_kept_by(engine.store):
+        return None
+    return engine.perform("move", Copies(engine.store).holdings)
+
+
+def check_relays(engine: Engine) -> None:
+    """Raise CommandFailed while a relay publishes the store's events: what it publishes would be published twice."""
+    alive = engine.perform("move", Copies(engine.store).relay_us) if is_kept_by(engine.store) else 0
+    if alive:
+        raise CommandFailed(
+            f"a relay publishes the events of --from (believed alive for {-(-alive // 1_000_000)} s more): what it "
+            "publishes meanwhile would be published twice. Stop semel worker, wait that long, and run it again"
+        )
+
+
+def check_fits(held: Holdings | None, target: Engine) -> None:
+    """Raise CommandFailed where the target cannot hold what the source has beside records."""
+    if held is None or held.is_empty or is_kept_by(target.store):
+        return
+    wanted = ""
+    if held.waiting + held.parked:
+        wanted = " Let semel worker publish what waits, and drop or retry what is parked (semel events), first."
+    raise CommandFailed(
+        f"--from holds {told(held)}; --to is no SQL database and cannot hold them.{wanted} Move to a SQL database, "
+        "or leave them where they are, knowingly: --records-only"
+    )
+
+
+def told(held: Holdings) -> str:
+    """What a store holds beside records, in words.
+
+    >>> told(Holdings(2, 1, 40, 3, 0, 9, 5, 0, 12))
+    '2 operations, 1 bulks with 40 items, 3 events that are not published, 9 published events, 5 messages'
+    """
+    parts = [
+        (held.operations, f"{held.operations} operations"),
+        (held.bulks, f"{held.bulks} bulks with {held.items} items"),
+        (held.waiting, f"{held.waiting} events that are not published"),
+        (held.parked, f"{held.parked} parked events"),
+        (held.published, f"{held.published} published events"),
+        (held.messages, f"{held.messages} messages"),
+        (held.steps, f"the steps of {held.steps} executions without an outcome"),
+    ]
+    return ", ".join(text for count, text in parts if count) or "nothing beside records"
+
+
+def copy_rows(
+    source: Engine, target: Engine, held: Holdings, nouns: Sequence[Noun] = NOUNS, *, asked: bool = False
+) -> RowsMoved:
+    """Copy every row of these kinds, and read it back.
+
+    Raises CommandFailed where another one stands in its place; StoreError.
+    """
+    moved = RowsMoved()
+    totals = {**held._asdict(), "events": held.waiting + held.parked + held.published}
+    for noun in nouns:
+        moved.copied[noun.name] = moved.there[noun.name] = 0
+        progress = Progress(f"move {noun.name}", asked=asked, total=totals[noun.name])
+        for rows in pages_of(source, noun):
+            _copy(target, noun, rows, moved)
+            progress.tell(moved.copied[noun.name] + moved.there[noun.name])
+        progress.end()
+    return moved
+
+
+def pages_of(engine: Engine, noun: Noun) -> Iterator[list[Row]]:
+    """Every row of a kind, a page at a time."""
+    copies = Copies(engine.store)
+    after = noun.first
+    while True:
+        rows = engine.perform("move", lambda after=after: copies.page(noun, after))  # type: ignore[misc]
+        if rows:
+            yield rows
+            after = place_of(noun, rows[-1])
+        if len(rows) < noun.page:
+            return
+
+
+def _copy(target: Engine, noun: Noun, rows: Sequence[Row], moved: RowsMoved) -> None:
+    copies = Copies(target.store)
+    plain = [row[: len(noun.columns)] for row in rows]
+    there = target.perform("move", lambda: copies.there(noun, plain))
+    left = []
+    for row in plain:
+        copy = there.get(name_of(noun, row))
+        if copy is None or is_behind(noun, row, copy):
+            left.append(row)
+    if left:
+        target.perform("move", lambda: copies.put(noun, left))
+        there |= target.perform("move", lambda: copies.there(noun, left))
+    for row in plain:
+        copy = there.get(name_of(noun, row))
+        if copy is None or not is_alike(noun, row, copy):
+            if noun.name == "steps" and copy is None:
+                continue  # of a record whose time is over: it was left behind
+            why = " (or another operation has its business reference)" if noun.name == "operations" else ""
+            raise CommandFailed(
+                f"{shown(noun, row)} could not be verified in the target: another one stands in its place{why}; "
+                "see both stores"
+            )
+    moved.copied[noun.name] += len(left)
+    moved.there[noun.name] += len(plain) - len(left)

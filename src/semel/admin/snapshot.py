@@ -1,0 +1,174 @@
+"""One look at a store for `semel watch`, and what two looks tell together.
+
+Only what the store knows is said. A replay writes nothing, so that no look at the store can count replays: that is
+what the processes' own `replays` event is for. A settlement changes a count and leaves no list: what is said of
+settlements is by how much the settled records have grown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from semel.admin.describe import has_lapsed, shown_state, state_name, time_text
+from semel.admin.filters import pages
+from semel.cli.terminal import Json, columns, span_text
+from semel.core.identity import uuid_text
+from semel.core.model import OPEN_STATES, Find, Record, State
+from semel.engine.sync_engine import Engine
+
+PAGE: Final = 200
+COUNTED_MAX: Final = 2_000  # a look must not become a burden: beyond this it says "at least"
+SHOWN_MAX: Final = 8
+_SETTLED: Final = (State.SUCCEEDED, State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE)
+REPLAYS_NOTE: Final = "Replays write nothing to the store: count the `replays` event of your processes."
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen at one time of the store (microseconds); ``more``: there were more than were counted."""
+
+    store_id: str
+    now: int
+    counts: dict[int, int]
+    open: tuple[Record, ...]
+    unknown: tuple[Record, ...]
+    newest: tuple[Record, ...]
+    more: bool
+    more_new: bool
+
+    @property
+    def lapsed(self) -> tuple[Record, ...]:
+        """Open records whose lease is over."""
+        return tuple(record for record in self.open if has_lapsed(record, self.now))
+
+    @property
+    def oldest(self) -> Record | None:
+        """The open record that was created first."""
+        return min(self.open, key=lambda record: record.created_at, default=None)
+
+    def settled(self) -> int:
+        """How many records stand settled."""
+        return sum(self.counts.get(int(state), 0) for state in _SETTLED)
+
+
+def look(engine: Engine, before: Look | None) -> Look:
+    """Look once; records are new if they were created since ``before``."""
+    identity = engine.perform("identity", engine.store.identity)
+    counts = engine.perform("counts", engine.store.counts)
+    open_, more_open, now = _some(engine, Find(states=OPEN_STATES))
+    unknown, more_unknown, now = _some(engine, Find(states=(State.UNKNOWN,)))
+    store_id = "" if identity is None else identity.store_id
+    known = before if before is not None and before.store_id == store_id else None
+    newest, more_new = _newest(engine, known)
+    return Look(store_id, now, counts, open_, unknown, newest, more_open or more_unknown, more_new)
+
+
+def _some(engine: Engine, query: Find) -> tuple[tuple[Record, ...], bool, int]:
+    found: list[Record] = []
+    for page in pages(engine, query, PAGE):
+        found += page.records
+        if len(found) >= COUNTED_MAX:
+            break
+    return tuple(found), page.next_before is not None, page.now
+
+
+def _newest(engine: Engine, before: Look | None) -> tuple[tuple[Record, ...], bool]:
+    """The records created since, newest first; on the first look only the newest one, to count from."""
+    found: list[Record] = []
+    for page in pages(engine, Find(), 1 if before is None else PAGE):
+        for record in page.records:
+            if before is not None and record.created_at <= before.now:
+                return tuple(found), False
+            found.append(record)
+        if before is None:
+            return tuple(found), False
+        if len(found) >= COUNTED_MAX:
+            return tuple(found), True
+    return tuple(found), False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What two looks tell together: None where there was no former look at this store."""
+
+    seconds: float
+    new: int
+    settled: int
+    more_new: bool
+
+
+def change(before: Look | None, now: Look) -> Change | None:
+    """The change from one look to the next."""
+    if before is None or before.store_id != now.store_id:
+        return None
+    seconds = max((now.now - before.now) / 1_000_000, 1e-6)
+    return Change(seconds, len(now.newest), now.settled() - before.settled(), now.more_new)
+
+
+def document(seen: Look, changed: Change | None) -> dict[str, Json]:
+    """A look for machines."""
+    oldest = seen.oldest
+    return {
+        "at": time_text(seen.now),
+        "store": seen.store_id,
+        "records": {state.name: seen.counts.get(int(state), 0) for state in State},
+        "open": len(seen.open),
+        "lapsed": len(seen.lapsed),
+        "unknown": len(seen.unknown),
+        "atLeast": seen.more,
+        "oldestOpenSeconds": None if oldest is None else round((seen.now - oldest.created_at) / 1_000_000, 3),
+        "oldestOpen": None if oldest is None else uuid_text(oldest.operation_id),
+        "seconds": None if changed is None else round(changed.seconds, 3),
+        "newRecords": None if changed is None else changed.new,
+        "newRecordsAtLeast": None if changed is None else changed.more_new,
+        "settledNet": None if changed is None else changed.settled,
+    }
+
+
+def line(seen: Look, changed: Change | None) -> str:
+    """A look as one line."""
+    oldest = seen.oldest
+    age = "" if oldest is None else f" (oldest {span_text(seen.now - oldest.created_at)})"
+    least = "at least " if seen.more else ""
+    parts = [
+        f"{sum(seen.counts.values())} records",
+        f"{least}{len(seen.open)} open{age}",
+        f"{len(seen.lapsed)} lapsed",
+        f"{least}{len(seen.unknown)} unknown",
+        *_rates(changed),
+    ]
+    return f"{(time_text(seen.now) or '')[:19]}Z  {', '.join(parts)}"
+
+
+def _rates(changed: Change | None) -> list[str]:
+    if changed is None:
+        return []
+    least = "at least " if changed.more_new else ""
+    return [
+        f"{least}{changed.new} new ({changed.new / changed.seconds:.1f}/s)",
+        f"settled {changed.settled:+d} net ({changed.settled / changed.seconds:+.1f}/s)",
+    ]
+
+
+def screen(seen: Look, changed: Change | None, head: str) -> list[str]:
+    """A look as a screen's lines."""
+    states = [(shown_state(state.name), str(seen.counts.get(int(state), 0))) for state in State]
+    rates = _rates(changed) or ["rates with the next look"]
+    oldest = seen.oldest
+    age = "none" if oldest is None else f"{span_text(seen.now - oldest.created_at)} ({oldest.operation})"
+    lines = [head, "", line(seen, None), f"since the last look: {', '.join(rates)}", f"oldest open: {age}", ""]
+    lines += columns(("STATE", "RECORDS"), states)
+    waiting = sorted((*seen.lapsed, *seen.unknown), key=lambda record: record.created_at)
+    lines += ["", f"needs attention: {len(waiting) or 'nothing'}"]
+    if waiting:
+        rows = [_row(record, seen.now) for record in waiting[:SHOWN_MAX]]
+        lines += columns(("OPERATION ID", "STATE", "AGE", "OPERATION", "CALLER"), rows)
+    return [*lines, "", REPLAYS_NOTE]
+
+
+def _row(record: Record, now: int) -> tuple[str, ...]:
+    name = f"{shown_state(state_name(record, now))}{', lapsed' if has_lapsed(record, now) else ''}"
+    who = f"{record.tenant}/{record.caller}"
+    # The id first: what a narrow terminal cuts off is at the end, and an id that is cut is none.
+    return uuid_text(record.operation_id), name, span_text(now - record.created_at), record.operation, who

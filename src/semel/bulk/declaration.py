@@ -1,0 +1,433 @@
+"""What both forms of a bulk share: its declaration, the items that handlers get, and what their ends mean."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, Literal, NoReturn
+
+from semel.bulk.flow import BulkRun, Handled
+from semel.bulk.rules import (
+    Done,
+    ItemOutcome,
+    ItemState,
+    ListedItem,
+    ListTerms,
+    Tally,
+    bulk_fingerprint_under,
+    bulk_recipe,
+    checked_text,
+    read_item,
+    tally_of,
+)
+from semel.bulk.spool import ItemSpool
+from semel.bulk.store import Items
+from semel.core.blame import is_wrong_for_all
+from semel.core.contract import Store
+from semel.core.flow import Flow
+from semel.core.identity import derived_key, frame, record_id, uuid_bytes, uuid_text
+from semel.core.model import Answer, Grant, Record, Scope, State, Verdict
+from semel.core.outcomes import Succeeded
+from semel.engine.backend import Backend
+from semel.engine.result import Refusal, Result, begun_result, lost_result
+from semel.errors import (
+    BulkRefused,
+    HandlerError,
+    InvalidKey,
+    ItemFailed,
+    MissingKey,
+    NothingHappened,
+    PolicyError,
+    RecordUnreadableError,
+)
+from semel.http.fingerprint.fingerprinter import BodyCheck
+from semel.http.keys import KEY_LENGTH_MAX
+from semel.policy import Command, Policy
+
+Source = Iterable[Any] | PathLike[str]
+PAGE: Final = 1000
+NO_FILE: Final = "content_digest is that of a file: give items as a pathlib.Path, or leave it out"
+REPEATS: Final = 3  # of an item's call that failed, where it may be repeated
+DETAIL_BYTES_MAX: Final = 65_536
+_SPACE: Final = b" \t\r\n"  # around a line: the same list is one list from a file, with CRLF, and over HTTP
+_NO_ROLLBACK: Final = (
+    "an item's handler may not roll its chunk's transaction back: other items are in it; raise ItemFailed, and this "
+    "item's writes alone are undone"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkPolicy:
+    """What one bulk operation promises.
+
+    Parameters (spans in seconds, sizes in bytes):
+        operation: its name.
+        effects: of each item: ``"atomic"`` (writes on ``item.connection``, committed with its outcome),
+            ``"idempotent"`` (the downstream deduplicates by ``item.key_for``) or ``"external"`` (default).
+        member: where an item's own name is; an item without it is named by its content.
+        bad_item: ``"refuse"`` the whole list before anything is done, or let that one item ``"fail"``.
+        items_max, item_bytes_max: limits of a list and of one item.
+        chunk_items, chunk_seconds: how many atomic items are one transaction, and for how long it may be open.
+        pipelined: statements of atomic items travel together (psycopg only: several times as fast; a handler then
+            sees no ``rowcount`` before it has fetched something). After a failure the chunk is done over without.
+        at_once: how many items that call out begin together; that many may be UNKNOWN after a crash.
+        nothing_happened: exception types that prove that an item had no effect.
+        dedup_for_seconds: how long the downstream deduplicates (idempotent items).
+        lease_seconds, deadline_seconds: as in :class:`~semel.Policy`, of the whole bulk.
+        answer_seconds, tombstone_seconds: likewise; the items' outcomes are kept as long as the bulk's record.
+
+    Raises PolicyError, naming the option.
+
+    >>> BulkPolicy(operation="cases.approve", effects="atomic").chunk_items
+    500
+    >>> BulkPolicy(operation="cases.approve", at_once=0)
+    Traceback (most recent call last):
+        ...
+    semel.errors.PolicyError: at_once must be a whole number from 1 to 1000; it is 0
+    """
+
+    operation: str
+    effects: Literal["atomic", "idempotent", "external"] = "external"
+    member: str | None = "clientItemId"
+    bad_item: Literal["refuse", "fail"] = "refuse"
+    items_max: int = 1_000_000
+    item_bytes_max: int = 65_536
+    chunk_items: int = 500
+    chunk_seconds: float = 0.5
+    pipelined: bool = False
+    at_once: int = 1
+    nothing_happened: tuple[type[BaseException], ...] = ()
+    dedup_for_seconds: float = 23 * 3600
+    lease_seconds: float = 30
+    deadline_seconds: float = 86_400
+    answer_seconds: float = 24 * 3600
+    tombstone_seconds: float = 30 * 86_400
+    policy: Policy = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("items_max", 1, 100_000_000),
+            ("item_bytes_max", 1, 16 * 1024 * 1024),
+            ("chunk_items", 1, 10_000),
+            ("at_once", 1, 1000),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most:
+                raise PolicyError(f"{name} must be a whole number from {least} to {most}; it is {value!r}")
+        for name, choices in (("effects", ("atomic", "idempotent", "external")), ("bad_item", ("refuse", "fail"))):
+            if getattr(self, name) not in choices:
+                raise PolicyError(f"{name} must be one of {', '.join(choices)}; it is {getattr(self, name)!r}")
+        if type(self.chunk_seconds) not in (int, float) or not 0 < self.chunk_seconds <= 60:
+            raise PolicyError(f"chunk_seconds must be more than 0 and at most 60; it is {self.chunk_seconds!r}")
+        made = Policy(
+            effects="external",
+            nothing_happened=self.nothing_happened,
+            lease_seconds=self.lease_seconds,
+            deadline_seconds=self.deadline_seconds,
+            answer_seconds=self.answer_seconds,
+            tombstone_seconds=self.tombstone_seconds,
+            dedup_for_seconds=self.dedup_for_seconds,
+        )
+        # A durable write comes before each item's effect: what lapses is granted anew, and goes on where it stopped.
+        object.__setattr__(made, "terms", made.terms._replace(starts=State.CLAIMED))
+        object.__setattr__(self, "policy", made)
+
+    @property
+    def list_terms(self) -> ListTerms:
+        """What a list may be."""
+        return ListTerms(self.member, self.items_max, self.item_bytes_max, self.bad_item)
+
+    def command(
+        self, scope: tuple[str, str], key: str, listed: bytes, counts: Mapping[str, str] | None = None
+    ) -> Command:
+        """The command of a whole list.
+
+        Parameters: ``scope`` tenant and caller; ``listed`` the list's fingerprint; ``counts`` what counts beside it.
+
+        Raises MissingKey and InvalidKey.
+        """
+        further = counts or {}
+        if key is None or key == "":
+            raise MissingKey("key is empty; give a text that is the same whenever this list is sent again")
+        if (
+            not isinstance(key, str)
+            or len(key) > KEY_LENGTH_MAX
+            or any("\ud800" <= letter < "\ue000" for letter in key)
+        ):
+            raise InvalidKey(
+                f"key must be a text of at most {KEY_LENGTH_MAX} characters; give a digest of a longer one"
+            )
+        return Command(
+            scope=Scope(*scope, self.operation),
+            key=key,
+            fingerprint=listed,
+            recipe=bulk_recipe(further),
+            policy=self.policy,
+            under=lambda recipe: bulk_fingerprint_under(recipe, further, listed),
+        )
+
+    def begin(self, store: Store, grant: Grant, total: int) -> BulkRun:
+        """One run under a grant."""
+        inside = self.effects == "atomic"
+        repeatable_us = self.policy.terms.dedup_us if self.effects == "idempotent" else 0
+        size = self.chunk_items if inside else self.at_once
+        return BulkRun(store, grant, total, size, self.effects.encode(), inside, repeatable_us)
+
+
+@dataclass(frozen=True, slots=True)
+class BulkResult:
+    """How a bulk ended: its operation's id, its tally, and whether this is the answer of an earlier call."""
+
+    operation_id: str
+    tally: Tally
+    replayed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BulkItem:
+    """What a bulk's handler gets: one item.
+
+    ``place`` counts from 0; ``id`` is its name in the list; ``raw`` its canonical JSON; ``connection`` what an atomic
+    item's handler writes on (None for others); ``scope`` the list's: whose it is, and which operation's.
+    """
+
+    place: int
+    id: str
+    raw: bytes
+    connection: Any
+    scope: Scope
+    record: bytes = field(repr=False)
+    generation: int = field(repr=False)
+
+    @property
+    def value(self) -> Any:
+        """The item as Python values; a whole number of more digits than Python makes an int of is a ``Decimal``."""
+        return read_item(self.raw)
+
+    def key_for(self, name: str, ordinal: int = 0) -> str:
+        """A key for one downstream call of this item, stable over retries, takeovers and a lost claim.
+
+        Raises HandlerError where the call has no name.
+        """
+        if not name:
+            raise HandlerError("key_for needs a name, such as item.key_for('charge')")
+        return derived_key(self.record, self.generation, frame("item", self.id, name).decode(), ordinal)
+
+
+def given(listed: ListedItem, scope: Scope, grant: Grant, connection: Any) -> BulkItem:
+    """An item as its handler gets it."""
+    return BulkItem(listed.place, listed.item_id, listed.raw, connection, scope, grant.id, grant.generation)
+
+
+def answer_of(tally: Tally) -> Succeeded:
+    """How a whole bulk ends: well, whatever its items did."""
+    return Succeeded(Answer(None, (), tally.packed()))
+
+
+def succeeded(listed: ListedItem, returned: object) -> ItemOutcome:
+    """The outcome of a handler that returned.
+
+    Raises HandlerError where that is neither None, a text nor Done; PolicyError where it cannot be kept.
+    """
+    done = Done(returned) if isinstance(returned, str) else Done() if returned is None else returned
+    if not isinstance(done, Done):
+        raise HandlerError(
+            f"a bulk's handler must return None, a text (the result's id) or Done; it was a {type(returned).__name__}"
+        )
+    try:
+        target, result = checked_text("target_id", done.target_id), checked_text("result_id", done.result_id)
+    except (TypeError, ValueError) as error:
+        raise PolicyError(f"what the handler returned cannot be kept: {error}") from None
+    if done.detail is not None and (not isinstance(done.detail, bytes) or len(done.detail) > DETAIL_BYTES_MAX):
+        raise PolicyError(f"an item's detail must be bytes, at most {DETAIL_BYTES_MAX}")
+    place, name = listed.place, listed.item_id
+    return ItemOutcome(place, name, ItemState.SUCCEEDED, target, result, detail=done.detail)
+
+
+def failed_inside(listed: ListedItem, error: Exception) -> tuple[ItemOutcome, bool, bool]:
+    """The outcome of an atomic item's handler that raised; whether it said so itself; whether it may have written."""
+    if isinstance(error, ItemFailed):
+        return _failed(listed, error), True, error.written
+    outcome = _failed_as(listed, type(error).__name__)
+    return outcome, isinstance(error, NothingHappened), not isinstance(error, NothingHappened)
+
+
+def failed_outside(listed: ListedItem, error: Exception, policy: BulkPolicy) -> ItemOutcome:
+    """The outcome of an item that calls out and whose handler raised."""
+    if isinstance(error, ItemFailed):
+        return _failed(listed, error)
+    if isinstance(error, (NothingHappened, *policy.nothing_happened)):
+        return _failed_as(listed, type(error).__name__)
+    return listed.as_unknown(f"error:{type(error).__name__}")
+
+
+def _failed(listed: ListedItem, error: ItemFailed) -> ItemOutcome:
+    try:
+        code, target = checked_text("code", error.code), checked_text("target_id", error.target_id)
+    except (TypeError, ValueError) as wrong:
+        raise PolicyError(f"what ItemFailed says cannot be kept: {wrong}") from None
+    place, name = listed.place, listed.item_id
+    return ItemOutcome(place, name, ItemState.FAILED, target, None, code, bool(error.retryable))
+
+
+def _failed_as(listed: ListedItem, code: str) -> ItemOutcome:
+    # Nothing of it remains, and nobody said that it would fail again: it may be tried again.
+    return ItemOutcome(listed.place, listed.item_id, ItemState.FAILED, error_code=code, retryable=True)
+
+
+def may_repeat(error: Exception, policy: BulkPolicy, tried: int) -> bool:
+    """Whether an item's call is made once more in this run."""
+    final = isinstance(error, (ItemFailed, NothingHappened, *policy.nothing_happened))
+    return policy.effects == "idempotent" and not final and tried < REPEATS
+
+
+def left_by(backend: Backend, outcomes: list[ItemOutcome], listed: ListedItem, error: Exception) -> Handled | None:
+    """What an atomic item's handler that raised means for its chunk; None: its outcome is noted, go on.
+
+    Raises the error itself where it says that the handler is wrong.
+    """
+    if is_wrong_for_all(error):
+        raise error
+    if backend.conflicts(error):
+        return Handled(outcomes, conflict=error)
+    outcome, sure, wrote = failed_inside(listed, error)
+    if wrote:
+        return Handled(outcomes, outcome, sure)
+    outcomes.append(outcome)
+    return None
+
+
+def replayed(verdict: Refusal) -> BulkResult:
+    """The result of a bulk that was done before. Raises a CommandError for every other verdict."""
+    return _told(begun_result(verdict))
+
+
+def instead(verdict: Verdict) -> BulkResult:
+    """The result of a run whose end was refused: what the record says now."""
+    return _told(lost_result(verdict))
+
+
+def _told(result: Result) -> BulkResult:
+    """The result of a bulk that another run has ended. Raises RecordUnreadableError where its answer is no tally."""
+    try:
+        return BulkResult(result.operation_id, tally_of(result.answer.body), True)
+    except (ValueError, TypeError):  # such as the answer that an operator has settled it with
+        raise RecordUnreadableError(
+            "the stored answer is not that of a bulk; it is never run again: see semel bulk",
+            operation_id=result.operation_id,
+        ) from None
+
+
+@contextmanager
+def no_rollback(connection: Any) -> Iterator[None]:
+    """Let a handler's habit of rolling back undo nobody else's item: it is refused, and the bulk stops."""
+    try:
+        connection.rollback = _refuse_rollback
+    except AttributeError:  # asyncpg's connections have none
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(AttributeError):
+            del connection.rollback
+
+
+def _refuse_rollback(*_: object) -> NoReturn:
+    raise HandlerError(_NO_ROLLBACK)
+
+
+Counts = Mapping[str, object] | Callable[[], Mapping[str, object]]
+
+
+def counted(counts: Counts | None) -> dict[str, str]:
+    """What counts beside a list, as texts. Raises PolicyError where that is no mapping of names to values."""
+    given = counts() if callable(counts) else counts
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) and name for name in given):
+        raise PolicyError(f"counts must be a mapping of names to values, such as {{'store': 8}}; it is {given!r}")
+    return {name: str(value) for name, value in given.items()}
+
+
+def check_source(items: object) -> None:
+    """Refuse what is no list of items, with the remedy."""
+    text = isinstance(items, (str, bytes, bytearray, dict))
+    if text or not isinstance(items, (Iterable, AsyncIterable, PathLike)):
+        raise PolicyError(
+            f"items must be an iterable of items, or a pathlib.Path of JSON lines; it is a {type(items).__name__}"
+        )
+
+
+def fill(spool: ItemSpool, items: Source, content_digest: str | None = None) -> None:
+    """Read a whole source: a path of JSON lines, or an iterable of values (bytes: JSON as it is).
+
+    Parameters: ``content_digest`` of a path's file (RFC 9530), which is checked.
+
+    Raises BulkRefused, InvalidBody and PolicyError.
+    """
+    check_source(items)
+    if isinstance(items, PathLike):
+        check = BodyCheck(content_digest)
+        try:
+            with Path(items).open("rb") as lines:
+                spool.add_lines(_stripped(lines, check))
+            check.finish()
+        except OSError as error:
+            raise BulkRefused(None, None, f"the file cannot be read: {error.strerror}", "UNREADABLE") from error
+    elif content_digest is not None:
+        raise PolicyError(NO_FILE)
+    else:
+        spool.add_values(items)
+
+
+def _stripped(lines: Iterable[bytes], check: BodyCheck) -> Iterator[bytes]:
+    for line in lines:
+        check.feed(line)
+        if stripped := line.strip(_SPACE):
+            yield stripped
+
+
+def check_same(record: Record | None, spool: ItemSpool) -> None:
+    """Refuse another list than the bulk's: its places would name other items. ``record`` None: it is forgotten."""
+    if record is not None and record.fingerprint != spool.fingerprint():
+        raise BulkRefused(
+            None, None, "it is not the list of this bulk; give the same items, in the same order", "ANOTHER_LIST"
+        )
+
+
+def operation_bytes(operation_id: str) -> bytes:
+    """The 16 bytes of an operation's id. Raises PolicyError where it is none."""
+    found = uuid_bytes(operation_id)
+    if found is None:
+        raise PolicyError("an operation's id is a UUID, such as 018f2b7e-…; the bulk's result has it")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """How a bulk is found that may be running elsewhere: by its operation's id, or by its key and whose it is."""
+
+    store: Store
+    items: Items
+    operation: str
+    secret: bytes | None
+
+    def id(self, key: str, caller: str, tenant: str) -> Flow[str | None]:
+        """The operation's id of the bulk that has this key."""
+        name = record_id(Scope(tenant, caller, self.operation), key, self.secret)
+        [row] = yield from self.store.read((name,))
+        return None if row is None else uuid_text(row.operation_id)
+
+    def progress(
+        self, operation_id: str | None, key: str | None, caller: str | None, tenant: str
+    ) -> Flow[Tally | None]:
+        """How far it is. Raises PolicyError where it is not said which bulk."""
+        if (operation_id is None) == (key is None) or (key is None) != (caller is None):
+            raise PolicyError("progress needs the operation_id alone, or key= and caller= together")
+        if key is not None and caller is not None:
+            operation_id = yield from self.id(key, caller, tenant)
+        return None if operation_id is None else (yield from self.items.tally(operation_bytes(operation_id)))

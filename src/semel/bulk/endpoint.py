@@ -1,0 +1,161 @@
+"""Bulk commands as endpoints of Starlette and FastAPI applications: the body is the list, the answer has every item.
+
+The endpoint is the application's own, with its own authentication; it gives its request to
+:meth:`BulkEndpoint.answer`. The bulk runs in a task of its own, so that a client that goes away changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+
+from semel.bulk.declaration import BulkResult
+from semel.bulk.http import (
+    Asked,
+    ListForm,
+    Telling,
+    accepted,
+    asked,
+    check_size,
+    describe_bulk,
+    headers_of,
+    items_pointer,
+    refused,
+    status_of,
+)
+from semel.bulk.run_async import AsyncBulk, AsyncHandler
+from semel.core.model import Answer
+from semel.engine.async_engine import AsyncEngine
+from semel.errors import ConfigurationError, InProgressError, InvalidBody
+from semel.http.asgi.tasks import KeptAlive
+from semel.http.fingerprint.recipe import check_headers
+from semel.http.settings import HttpSettings
+from semel.integrations.starlette import response_of
+
+BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+class BulkEndpoint:
+    """One bulk command over HTTP; made by ``semel.bulk(...)``.
+
+    A list is a JSON array (``application/json``) or JSON lines (``application/jsonl``, ``application/x-ndjson``), read
+    piece by piece; the key is in the header. 200 where every item succeeded, 207 where they ended differently; with
+    ``Prefer: respond-async`` 202 and the status resource, which has the progress. Beside the list, path parameters,
+    query, parameters of the media type and the declared headers count.
+    """
+
+    def __init__(
+        self, surface: HttpSettings, kept_alive: KeptAlive, bulk: AsyncBulk, handler: AsyncHandler, taken: ListForm
+    ) -> None:
+        self.bulk = bulk
+        self.taken = taken
+        self._surface = surface
+        self._kept_alive = kept_alive
+        self._handler = handler
+
+    def describe(self, operation: dict[str, Any]) -> None:
+        """Complete the operation object of this endpoint in an OpenAPI document."""
+        describe_bulk(operation, self.bulk.policy, self.taken, self._surface.key_header)
+
+    async def answer(self, request: Request) -> Response:
+        """Do the list of a request, or go on with it, or answer it once more. Raises what is wrong for all items."""
+        how = asked(
+            self._surface,
+            request.scope["headers"],
+            request,
+            self.taken,
+            params=tuple(sorted((name, str(value)) for name, value in request.path_params.items())),
+            query=request.scope.get("query_string", b""),
+        )
+        if isinstance(how, Answer):
+            return response_of(how)
+        begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        work = self._kept_alive.begin(
+            self.bulk.run(
+                self._items(request, how),
+                self._handler,
+                key=how.key,
+                caller=how.caller.id,
+                tenant=how.caller.tenant,
+                wait_seconds=0 if how.wants_async and how.wait_seconds is None else how.wait_seconds,
+                begun=lambda id: None if begun.done() else begun.set_result(id),
+                counts=how.counts,
+            )
+        )
+        if how.wants_async:
+            await asyncio.wait((work, begun), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                self._kept_alive.leave(work)
+                return response_of(accepted(self._surface, begun.result(), how))
+        try:
+            return self._told(await asyncio.shield(work), how)
+        except asyncio.CancelledError:
+            self._kept_alive.leave(work)
+            raise
+        except ClientDisconnect:
+            return response_of(self._surface.problems.of_error(InvalidBody("The body is cut short; send it again.")))
+        except Exception as error:
+            if how.wants_async and isinstance(error, InProgressError) and error.operation_id is not None:
+                return response_of(accepted(self._surface, error.operation_id, how))
+            answer = refused(self._surface, error, how)
+            if answer is None:
+                raise
+            return response_of(answer)
+
+    async def _items(self, request: Request, how: Asked) -> AsyncIterator[bytes]:
+        size = 0
+        async for piece in request.stream():
+            size += len(piece)
+            check_size(size, self.taken.body_bytes_max)
+            how.check.feed(piece)
+            for raw in how.reader.feed(piece):
+                yield raw
+        how.check.finish()  # a list that was cut in transit is refused as such, whatever its last item looks like
+        for raw in how.reader.end():
+            yield raw
+
+    def _told(self, result: BulkResult, how: Asked) -> Response:
+        response = StreamingResponse(self._body(result, how), status_code=status_of(result))
+        response.raw_headers = headers_of(self._surface, result, how)
+        return response
+
+    async def _body(self, result: BulkResult, how: Asked) -> AsyncIterator[bytes]:
+        telling, after = Telling(result, how), -1
+        yield telling.begin()
+        while page := await self.bulk.page(result.operation_id, after=after):
+            yield telling.page(page)
+            after = page[-1].place
+        yield telling.end()
+
+
+def bulk_endpoint(
+    engine: AsyncEngine,
+    surface: HttpSettings,
+    kept_alive: KeptAlive,
+    bulk: Any,
+    handler: Any,
+    *,
+    body_bytes_max: int,
+    items_at: str | None,
+    counts: Sequence[str] | None,
+) -> BulkEndpoint:
+    """What ``semel.bulk`` makes. Raises ConfigurationError, when the application is built."""
+    if not isinstance(bulk, AsyncBulk) or bulk._engine is not engine:
+        raise ConfigurationError(
+            "semel.bulk takes an AsyncBulk on the engine of this Semel: AsyncBulk(semel.engine, operation=...)"
+        )
+    if not asyncio.iscoroutinefunction(handler) and not asyncio.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004 - whether an object's call is awaited
+    ):
+        raise ConfigurationError("a bulk's handler here must be a coroutine function: async def approve(item): ...")
+    if type(body_bytes_max) is not int or body_bytes_max < 1:
+        raise ConfigurationError(f"body_bytes_max must be a whole number of bytes; it is {body_bytes_max!r}")
+    headers = tuple(name.encode() for name in check_headers(surface.counts if counts is None else counts))
+    if surface.key_name in headers:
+        raise ConfigurationError(f"counts must not name {surface.key_header}: the key never counts")
+    taken = ListForm(body_bytes_max, bulk.policy.item_bytes_max, items_pointer(items_at), headers)
+    return BulkEndpoint(surface, kept_alive, bulk, handler, taken)

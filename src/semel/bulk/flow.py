@@ -1,0 +1,334 @@
+"""A bulk as one flow: chunk by chunk, each in one transaction with the proof that the bulk is still this holder's.
+
+Two kinds. *Inside*: an item's effects are writes in its chunk's transaction; a crash undoes the chunk, and the next run
+begins where the last commit ended. *Outside*: an item calls somebody else, so that it has begun is written before, a
+window of items at a time, together with the outcomes of the window before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from semel.bulk.rules import ItemOutcome, ListedItem, Tally
+from semel.bulk.store import Items, Standing
+from semel.core.backoff import retry_seconds
+from semel.core.contract import Store
+from semel.core.flow import Ask, Flow, ask
+from semel.core.model import Grant, Purged
+from semel.core.requests import Begin, Commit, Jitter, Pause, Perform, Rollback, SettleWithin, Unit, Within
+from semel.errors import EarlyCommit, SemelError, StoreError, StoreUnavailable, SupersededError
+
+TRIES_MAX: Final = 8  # of one chunk, while the store fails or other transactions are first
+INTERRUPTED: Final = "interrupted"
+COMMITTED_EARLY: Final = "committed-early"
+DEDUP_OVER: Final = "dedup-over"
+TAKEN_OVER: Final = "another run of this bulk has taken over; its progress tells how far it is"
+MOVED: Final = "the bulk is not where this run left it"
+UNSETTLED: Final = "the bulk is not settled: its sums leave out {begun} of its items; look at it with semel bulk"
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """What handlers made of a chunk's first items.
+
+    ``failed`` is the outcome of the item after those of ``outcomes``: what it has written must be undone. ``sure``:
+    its handler said so itself; otherwise it is tried once more, alone. ``conflict``: another transaction was first.
+    ``blurred``: something failed while statements travelled together, so that nobody knows for which item.
+    """
+
+    outcomes: list[ItemOutcome]
+    failed: ItemOutcome | None = None
+    sure: bool = False
+    conflict: BaseException | None = None
+    blurred: bool = False
+
+
+class Read(Ask[list[ListedItem]]):
+    """A page of the list."""
+
+    __slots__ = ("first", "limit")
+
+    def __init__(self, first: int, limit: int) -> None:
+        self.first = first
+        self.limit = limit
+
+
+class HandleInside(Ask[Handled]):
+    """Run the handler for items, one by one, in the unit's transaction; ``exact``: each statement by itself."""
+
+    __slots__ = ("exact", "items", "unit")
+
+    def __init__(self, items: Sequence[ListedItem], unit: Unit, *, exact: bool) -> None:
+        self.items = items
+        self.unit = unit
+        self.exact = exact
+
+
+class HandleOutside(Ask[list[ItemOutcome]]):
+    """Run the handler for items; every one of them gets an outcome."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: Sequence[ListedItem]) -> None:
+        self.items = items
+
+
+@dataclass(slots=True)
+class BulkRun:
+    """One run of a bulk under one grant.
+
+    ``size`` is how many items a chunk (or window) holds; ``effects`` are what the items' handler is declared with, and
+    ``inside`` whether they are writes in the chunk's transaction; ``repeatable_us`` for how long an item that had begun
+    may be run again, 0 where never.
+    """
+
+    store: Store
+    grant: Grant
+    total: int
+    size: int
+    effects: bytes
+    inside: bool
+    repeatable_us: int = 0
+    items: Items = field(init=False)
+    tally: Tally = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.items = Items(self.store)
+        self.tally = Tally(self.total)
+
+    def flow(self) -> Flow[Tally]:
+        """Everything that is left to do; the tally of the whole in the end.
+
+        Raises SupersededError: somebody else goes on with it; StoreError: the store failed for too long; SemelError: an
+        item has no outcome although all are done, so that the bulk may not be settled.
+        """
+        yield from self.stand(begin=True)
+        if self.tally.begun:
+            yield from _doubtful(self)
+        yield from (_inside(self) if self.inside else _outside(self))
+        if self.tally.begun:
+            raise SemelError(UNSETTLED.format(begun=self.tally.begun))
+        return self.tally
+
+    def stand(self, *, begin: bool = False) -> Flow[None]:
+        """Read where the bulk is. Items whose transaction was committed before its end are UNKNOWN.
+
+        Raises EarlyCommit: it was this run's own; SupersededError.
+        """
+        standing = yield from ask(Perform("bulk", self._begin if begin else self._standing))
+        if standing is None:
+            raise SupersededError(TAKEN_OVER)
+        self.tally, written = standing.tally, standing.written
+        lost = self.tally.done - written
+        while written < self.tally.done:
+            page = yield from ask(Read(written, min(self.size, self.tally.done - written)))
+            puts = [item.as_unknown(COMMITTED_EARLY) for item in page]
+            yield from self.put(puts, self.tally.after(puts))
+            written += len(page)
+        if lost and not begin:
+            raise EarlyCommit(
+                "the transaction of a bulk's chunk was committed by its handler; its items are UNKNOWN now. Write no "
+                "COMMIT or DDL in the handler"
+            )
+
+    def _begin(self) -> Flow[Standing | None]:
+        return self.items.begin(self.grant, self.total)
+
+    def _standing(self) -> Flow[Standing | None]:
+        return self.items.standing(self.grant)
+
+    def put(self, puts: Sequence[ItemOutcome], now: Tally) -> Flow[None]:
+        """Write outcomes and what has begun in a commit of their own, until the store confirms it."""
+        was = self.tally
+        for tried in range(TRIES_MAX):
+            try:
+                done = yield from ask(Perform("bulk", lambda: self.items.advance_held(self.grant, was, now, puts)))
+                if done is False:  # written before, by a call whose reply was lost
+                    standing = yield from ask(Perform("bulk", self._standing))
+                    done = None if standing is None or standing.tally != now else True
+            except StoreError:
+                if tried == TRIES_MAX - 1:
+                    raise
+                yield from self.pause(tried)
+                continue
+            if done is None:
+                raise SupersededError(TAKEN_OVER)
+            self.tally = now
+            return
+
+    def pause(self, tried: int) -> Flow[None]:
+        """Before the store is asked again."""
+        yield from ask(Pause(retry_seconds(tried, (yield from ask(Jitter())))))
+
+
+# --- inside: chunks in one transaction ----------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Cut:
+    """How the next chunk is made, after failures of the former.
+
+    ``carried``: outcomes of items before it that are known and not written yet; ``ending``: that of the item after
+    it; ``suspect``: the place of an item that has failed once; ``exact``: no statements travel together.
+    """
+
+    size: int
+    carried: list[ItemOutcome] = field(default_factory=list)
+    ending: ItemOutcome | None = None
+    suspect: int = -1
+    exact: bool = False
+
+
+def _inside(run: BulkRun) -> Flow[None]:
+    cut = _Cut(run.size)
+    tried = 0
+    while run.tally.done < run.total:
+        try:
+            went = yield from _chunk(run, cut)
+        except StoreError:
+            cut = _Cut(run.size)
+            tried += 1
+            if tried == TRIES_MAX:
+                raise
+            yield from run.pause(tried)
+            yield from _restand(run)
+            continue
+        tried = 0 if went else tried
+
+
+def _restand(run: BulkRun) -> Flow[None]:
+    for tried in range(TRIES_MAX):
+        try:
+            yield from run.stand()
+            return
+        except StoreError:
+            if tried == TRIES_MAX - 1:
+                raise
+            yield from run.pause(tried)
+
+
+def _chunk(run: BulkRun, cut: _Cut) -> Flow[bool]:
+    """One try at one chunk; whether anything was committed."""
+    first = run.tally.done + len(cut.carried)
+    room = min(cut.size, run.total - first)
+    if room == 0 or len(cut.carried) >= run.size:
+        puts = cut.carried
+        yield from run.put(puts, run.tally.after(puts, begun=len(puts)))
+        cut.carried = []
+        return True
+    page = yield from ask(Read(first, room))
+    entered = run.tally._replace(done=first + len(page))
+    unit = yield from ask(Begin())
+    try:
+        handled = yield from _handle(run, cut, unit, page, entered)
+        if handled.failed is None and not handled.blurred:
+            yield from _commit(run, cut, unit, handled.outcomes, entered)
+            return True
+    except SemelError:
+        yield from ask(Rollback(unit))
+        raise
+    yield from ask(Rollback(unit))
+    _cut_at(run, cut, handled)
+    return False
+
+
+def _handle(run: BulkRun, cut: _Cut, unit: Unit, page: list[ListedItem], entered: Tally) -> Flow[Handled]:
+    was = run.tally
+    if not (yield from ask(Within(unit, "bulk", lambda: run.items.enter(run.grant, was, entered)))):
+        raise StoreUnavailable(MOVED)  # looked at again: somebody else's by now, or a commit whose reply was lost
+    unit.hand_out()
+    handled = yield from ask(HandleInside(page, unit, exact=cut.exact))
+    if handled.conflict is not None:
+        raise StoreUnavailable("other transactions were first, again and again") from handled.conflict
+    return handled
+
+
+def _commit(run: BulkRun, cut: _Cut, unit: Unit, outcomes: list[ItemOutcome], entered: Tally) -> Flow[None]:
+    puts = [*cut.carried, *outcomes]
+    if cut.ending is not None and run.tally.done + len(puts) == entered.done:
+        puts.append(cut.ending)
+    now = run.tally.after(puts, begun=len(puts))
+    if not (yield from ask(Within(unit, "bulk", lambda: run.items.advance(run.grant, entered, now, puts)))):
+        raise StoreUnavailable(MOVED)
+    if run.store.capabilities.settles_by_proof:
+        stands = yield from ask(SettleWithin(unit, run.items.hold_here(run.grant), commit=True))
+    else:
+        stands = yield from ask(Within(unit, "bulk", lambda: run.items.hold(run.grant)))
+        if stands:
+            yield from ask(Commit(unit))
+    if not stands:
+        raise SupersededError(TAKEN_OVER)
+    run.tally = now
+    cut.size, cut.carried, cut.ending, cut.exact = run.size, [], None, False
+
+
+def _cut_at(run: BulkRun, cut: _Cut, handled: Handled) -> None:
+    """An item has failed, and its chunk was undone: those before it are done over, and it is done alone or failed."""
+    cut.exact = True
+    if handled.blurred:
+        return
+    failed = handled.failed
+    assert failed is not None
+    sure = handled.sure or cut.suspect == failed.place
+    cut.suspect, cut.ending = failed.place, None
+    before = len(handled.outcomes)
+    if before:
+        cut.size, cut.ending = before, failed if sure else None
+    elif sure:
+        cut.size = run.size
+        cut.carried.append(failed)
+    else:
+        cut.size = 1
+
+
+# --- outside: windows that begin before they call -------------------------------------------------
+
+
+def _outside(run: BulkRun) -> Flow[None]:
+    ended: list[ItemOutcome] = []
+    while ended or run.tally.done < run.total:
+        window = []
+        if run.tally.done < run.total:
+            window = yield from ask(Read(run.tally.done, min(run.size, run.total - run.tally.done)))
+        begun = [item.as_begun(run.effects) for item in window]
+        yield from run.put([*ended, *begun], run.tally.after([*ended, *begun], begun=len(begun)))
+        ended = yield from ask(HandleOutside([item for item in window if item.error is None]))
+
+
+def _doubtful(run: BulkRun) -> Flow[None]:
+    """Items that a former run began and did not end: run again where that is safe, else UNKNOWN.
+
+    It is safe where the item was begun by a handler that was declared so, and today's is, too.
+    """
+    while True:
+        begun = yield from ask(Perform("bulk", lambda: run.items.begun(run.grant, run.tally.done, run.size)))
+        if not begun:
+            return
+        again: list[ListedItem] = []
+        puts: list[ItemOutcome] = []
+        for place, effects, age_us in begun:
+            [item] = yield from ask(Read(place, 1))
+            repeatable_us = run.repeatable_us if effects == run.effects else 0
+            if age_us < repeatable_us:
+                again.append(item)
+            else:
+                puts.append(item.as_unknown(DEDUP_OVER if repeatable_us else INTERRUPTED))
+        if again:
+            puts += yield from ask(HandleOutside(again))
+        yield from run.put(puts, run.tally.after(puts))
+
+
+# --- retention ------------------------------------------------------------------------------------
+
+
+def purge_items(store: Store, chunk: int) -> Flow[Purged]:
+    """Forget the items of bulks whose record is forgotten, chunk by chunk; how many rows."""
+    items = Items(store)
+    forgotten = 0
+    while True:
+        done = yield from ask(Perform("purge_items", lambda: items.forget(chunk)))
+        if not done.forgotten:
+            return Purged(forgotten, 0, forgotten, None)
+        forgotten += done.forgotten

@@ -1,0 +1,93 @@
+"""What both forms of a bulk do with a handler and what it makes of an item, without calling it: the call is asked for.
+
+So that what a failure means, when a chunk ends and what is tried again is written once; the shells call and wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from semel.bulk.declaration import BulkItem, BulkPolicy, failed_outside, given, left_by, may_repeat, succeeded
+from semel.bulk.flow import Handled, HandleInside
+from semel.bulk.rules import ItemOutcome, ListedItem
+from semel.core.blame import is_wrong_for_all
+from semel.core.flow import Ask, Flow, ask
+from semel.core.model import Grant, Scope
+from semel.engine.backend import Backend
+
+
+class Call(Ask[object]):
+    """Call the handler for one item; what it returned. What it raises is thrown into the flow."""
+
+    __slots__ = ("item",)
+
+    def __init__(self, item: BulkItem) -> None:
+        self.item = item
+
+
+class Pipelined(Ask[Handled]):
+    """Perform a flow while the statements of a connection travel together."""
+
+    __slots__ = ("connection", "flow")
+
+    def __init__(self, connection: Any, flow: Flow[Handled]) -> None:
+        self.connection = connection
+        self.flow = flow
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """How the items of one run are handled, under its grant. ``clock`` in seconds."""
+
+    policy: BulkPolicy
+    backend: Backend
+    scope: Scope
+    grant: Grant
+    clock: Callable[[], float] = time.monotonic
+
+    def inside(self, needed: HandleInside) -> Flow[Handled]:
+        """A chunk's items, in its transaction. Raises what is wrong for all."""
+        connection = needed.unit.connection
+        items = self._one_by_one(needed.items, connection)
+        if needed.exact or not self.policy.pipelined or not hasattr(connection, "pipeline"):
+            return (yield from items)
+        try:
+            handled = yield from ask(Pipelined(connection, items))
+        except Exception as error:
+            if is_wrong_for_all(error):
+                raise
+            return Handled([], blurred=True)  # nobody knows whose it is: the chunk is done over, one by one
+        return handled if handled.failed is None and handled.conflict is None else Handled([], blurred=True)
+
+    def _one_by_one(self, items: Sequence[ListedItem], connection: Any) -> Flow[Handled]:
+        ends = self.clock() + self.policy.chunk_seconds
+        outcomes: list[ItemOutcome] = []
+        for listed in items:
+            if listed.error is not None:
+                outcomes.append(listed.as_refused())
+                continue
+            try:
+                outcomes.append(succeeded(listed, (yield Call(given(listed, self.scope, self.grant, connection)))))
+            except Exception as error:  # noqa: BLE001 - an item's failure is its outcome; what is wrong for all is raised
+                ended = left_by(self.backend, outcomes, listed, error)
+                if ended is not None:
+                    return ended
+            if self.clock() >= ends:
+                break
+        return Handled(outcomes)
+
+    def outside(self, listed: ListedItem) -> Flow[ItemOutcome]:
+        """One item that calls out, as often as it may. Raises what is wrong for all."""
+        item, tried = given(listed, self.scope, self.grant, None), 0
+        while True:
+            tried += 1
+            try:
+                return succeeded(listed, (yield Call(item)))
+            except Exception as error:  # an item's failure is its outcome
+                if is_wrong_for_all(error):
+                    raise
+                if not may_repeat(error, self.policy, tried):
+                    return failed_outside(listed, error, self.policy)

@@ -1,0 +1,319 @@
+"""The lines of a bulk command: their names, their outcomes, and what a list of them is as a whole.
+
+An item is named by its client (a member such as ``clientItemId``), or by its content and an occurrence number, so that
+two equal lines are two items. Pure: nothing here keeps a list, so a million items cost no more memory than one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import IntEnum
+from typing import Any, Final, Literal, NamedTuple
+
+from semel.core.identity import frame
+from semel.errors import BulkRefused, RequestTooLarge
+from semel.http.fingerprint.canonical import canonical_json
+
+ITEM_ID_MAX: Final = 255  # characters: MariaDB's column, and enough for every UUID, URN and invoice number
+TEXT_MAX: Final = 1000
+BY_CONTENT: Final = "#"  # how the names begin that Semel gives; no client's may begin so
+UNNAMED: Final = "!"  # and those of items that could not be understood
+
+
+class ItemState(IntEnum):
+    """Where an item stands. The numbers are those of :class:`~semel.core.model.State` that mean the same."""
+
+    BEGUN = 2  # its handler may have begun; only of items whose effects are not in this transaction
+    SUCCEEDED = 3
+    FAILED = 5  # nothing of it remains
+    UNKNOWN = 6  # nobody can prove what happened; never run again
+
+
+class ItemOutcome(NamedTuple):
+    """The one durable outcome of an item.
+
+    ``place`` counts from 0 in the order of the request; ``error_code`` of an UNKNOWN one is its doubt; ``retryable``
+    says that a new bulk may hold it again; ``detail`` of a BEGUN one names the effects that it was begun under.
+    """
+
+    place: int
+    item_id: str
+    state: ItemState
+    target_id: str | None = None
+    result_id: str | None = None
+    error_code: str | None = None
+    retryable: bool = False
+    detail: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a handler may return for an item that succeeded; a plain text is its ``result_id``.
+
+    Parameters: ``result_id`` what was made; ``target_id`` what it was done to; ``detail`` bytes of the application's.
+    """
+
+    result_id: str | None = None
+    target_id: str | None = None
+    detail: bytes | None = None
+
+
+class Tally(NamedTuple):
+    """How far a bulk is: ``done`` items of ``total`` have an outcome (or, of those that call out, have begun)."""
+
+    total: int
+    done: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    retryable: int = 0
+    unknown: int = 0
+
+    @property
+    def begun(self) -> int:
+        """How many items have begun and have no outcome."""
+        return self.done - self.succeeded - self.failed - self.unknown
+
+    def after(self, outcomes: list[ItemOutcome], *, begun: int = 0) -> Tally:
+        """The tally with these outcomes added, and ``begun`` items more on their way."""
+        states = [outcome.state for outcome in outcomes]
+        return Tally(
+            self.total,
+            self.done + begun,
+            self.succeeded + states.count(ItemState.SUCCEEDED),
+            self.failed + states.count(ItemState.FAILED),
+            self.retryable + sum(outcome.retryable for outcome in outcomes),
+            self.unknown + states.count(ItemState.UNKNOWN),
+        )
+
+    def packed(self) -> bytes:
+        """As JSON: the answer of a bulk.
+
+        >>> Tally(3, 3, 2, 1, 1, 0).packed()
+        b'{"total":3,"done":3,"succeeded":2,"failed":1,"retryable":1,"unknown":0}'
+        """
+        return json.dumps(self._asdict(), separators=(",", ":")).encode()
+
+
+def tally_of(answer: bytes) -> Tally:
+    """The tally that a bulk answered with. Raises ValueError and TypeError where it is none."""
+    return Tally(**json.loads(answer))
+
+
+@dataclass(frozen=True, slots=True)
+class ListTerms:
+    """What a list may be.
+
+    Parameters: ``member`` where an item's own name is (None: all by content); ``items_max`` and ``item_bytes_max`` its
+    limits; ``bad_item`` whether one that cannot be understood refuses the list or fails alone.
+    """
+
+    member: str | None
+    items_max: int
+    item_bytes_max: int
+    bad_item: Literal["refuse", "fail"]
+
+
+class ListedItem(NamedTuple):
+    """One item of a list; ``error`` is the code of one that could not be understood, and fails."""
+
+    place: int
+    item_id: str
+    raw: bytes
+    error: str | None
+
+    def as_begun(self, effects: bytes) -> ItemOutcome:
+        """What is written before its handler is called; for one that was not understood: how it ended.
+
+        ``effects`` are those of the handler: they decide whether the item may be called again, whatever is declared
+        by then.
+        """
+        if self.error is not None:
+            return self.as_refused()
+        return ItemOutcome(self.place, self.item_id, ItemState.BEGUN, detail=effects)
+
+    def as_refused(self) -> ItemOutcome:
+        """How an item ends that could not be understood."""
+        return ItemOutcome(self.place, self.item_id, ItemState.FAILED, error_code=self.error)
+
+    def as_unknown(self, doubt: str) -> ItemOutcome:
+        """Nobody can prove what became of it."""
+        return ItemOutcome(self.place, self.item_id, ItemState.UNKNOWN, error_code=doubt)
+
+
+class Named(NamedTuple):
+    """An item before it is run: its canonical bytes, and the client's name for it (None: name it by its content)."""
+
+    raw: bytes
+    client_id: str | None
+
+
+def written_item(value: Any) -> bytes:
+    """An item that was given as a Python value, as JSON.
+
+    Raises TypeError and ValueError where it is none.
+    """
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def read_item(raw: bytes) -> Any:
+    """An item's JSON as Python values; a whole number with too many digits for an int is a Decimal, digit for digit.
+
+    Python makes no int of more than ``sys.get_int_max_str_digits()`` digits (4,300, unless somebody says otherwise).
+
+    >>> read_item(b'{"n":7}'), read_item(b'{"n":%s}' % (b"9" * 5000))["n"] > 10**4998
+    ({'n': 7}, True)
+    """
+    try:
+        return json.loads(raw)
+    except ValueError:  # of canonical JSON this alone can be wrong, and a number is no reason to doubt an item
+        return json.loads(raw, parse_int=_whole_number)
+
+
+def given_again(raw: bytes) -> Any:
+    """An item for another list: as Python values, or its JSON where a number has too many digits for an int."""
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return raw
+
+
+def _whole_number(digits: str) -> int | Decimal:
+    try:
+        return int(digits)
+    except ValueError:
+        return Decimal(digits)
+
+
+def named_item(raw: bytes, place: int, member: str | None, bytes_max: int) -> Named:
+    """Understand one line. ``member``: where the client's name for it is; an item without it is named by content.
+
+    Raises BulkRefused, naming the place and the member.
+
+    >>> named_item(b'{"clientItemId": "a-1", "sku": "A"}', 0, "clientItemId", 100)
+    Named(raw=b'{"clientItemId":"a-1","sku":"A"}', client_id='a-1')
+    >>> named_item(b'{"clientItemId": ""}', 7, "clientItemId", 100)
+    Traceback (most recent call last):
+        ...
+    semel.errors.BulkRefused: item 7, clientItemId: it is empty; leave it out, or give each item a name of its own
+    """
+    if len(raw) > bytes_max:
+        raise BulkRefused(place, None, f"it has {len(raw)} bytes, more than {bytes_max}", "ITEM_TOO_LARGE")
+    try:
+        canonical = canonical_json(raw)
+    except RequestTooLarge as error:
+        raise BulkRefused(place, None, str(error), "ITEM_TOO_LARGE") from None
+    if canonical is None:
+        raise BulkRefused(place, None, "it is not one JSON value in UTF-8, or a member stands in it twice")
+    if member is None or not canonical.startswith(b"{"):
+        return Named(canonical, None)
+    given = json.loads(canonical, parse_int=str).get(member)  # the digits as they are: Python makes no int of thousands
+    if given is None:
+        return Named(canonical, None)
+    return Named(canonical, _client_id(given, place, member))
+
+
+def _client_id(given: object, place: int, member: str) -> str:
+    if not isinstance(given, str):
+        raise BulkRefused(place, member, f"it is a {type(given).__name__}; it must be a text")
+    if not given:
+        raise BulkRefused(place, member, "it is empty; leave it out, or give each item a name of its own")
+    if len(given) > ITEM_ID_MAX:
+        raise BulkRefused(place, member, f"it has {len(given)} characters, more than {ITEM_ID_MAX}")
+    if given[0] in BY_CONTENT + UNNAMED:
+        raise BulkRefused(place, member, f"it begins with {given[0]!r}, which is kept for names that Semel gives")
+    if any(letter < " " or letter == "\x7f" for letter in given):
+        raise BulkRefused(place, member, "it holds a control character")
+    return given
+
+
+def content_id(raw: bytes, occurrence: int) -> str:
+    """The name of an item that has none: its content, and which of the equal ones it is (from 1).
+
+    >>> content_id(b'{"sku":"A"}', 1) == content_id(b'{"sku":"A"}', 2)
+    False
+    """
+    return f"{BY_CONTENT}{hashlib.sha256(raw).hexdigest()[:40]}-{occurrence}"
+
+
+def unnamed_id(place: int) -> str:
+    """The name of an item that was not understood."""
+    return f"{UNNAMED}{place}"
+
+
+class ListDigest:
+    """The fingerprint of a whole list, built item by item: order, names and contents enter it."""
+
+    def __init__(self) -> None:
+        self._hashing = hashlib.sha256(b"semel.bulk.1")
+
+    def add(self, item_id: str, raw: bytes) -> None:
+        """The next item."""
+        self._hashing.update(frame(item_id, raw))
+
+    def end(self, total: int) -> bytes:
+        """32 bytes over all of them."""
+        self._hashing.update(frame(str(total)))
+        return self._hashing.digest()
+
+
+BULK_RECIPE: Final = "bulk-2"
+FORMER_BULK_RECIPE: Final = "bulk-1"  # under which the list alone counted
+_BULK: Final = "bulk-"
+
+
+def bulk_recipe(counts: Mapping[str, str]) -> str:
+    """The recipe of a bulk's fingerprint: it names what counts beside the list, whose digest the fingerprint is.
+
+    >>> bulk_recipe({}), bulk_recipe({"path.store": "8"}) == bulk_recipe({"path.store": "7"})
+    ('bulk-2', False)
+    """
+    if not counts:
+        return BULK_RECIPE
+    parts = [part for name in sorted(counts) for part in (name, counts[name].encode("utf-8", "surrogatepass"))]
+    return f"{BULK_RECIPE}.{hashlib.sha256(frame(*parts)).hexdigest()[:32]}"
+
+
+def is_bulk(recipe: str) -> bool:
+    """Whether a record is a bulk's, by the recipe of its fingerprint."""
+    return recipe.startswith(_BULK)
+
+
+def bulk_kind(recipe: str) -> str:
+    """The recipe of a bulk without what counts beside its list; any other recipe as it is.
+
+    >>> bulk_kind(bulk_recipe({"query": "dryRun=true"})), bulk_kind("1.3f9a0c2b5d6e7f80")
+    ('bulk-2', '1.3f9a0c2b5d6e7f80')
+    """
+    return recipe.partition(".")[0] if is_bulk(recipe) else recipe
+
+
+def bulk_fingerprint_under(recipe: str, counts: Mapping[str, str], listed: bytes) -> bytes | None:
+    """The fingerprint of a list under the recipe of the record that its key met; None: it cannot be compared.
+
+    Under the former recipe the list alone counted: a list with other facts may be its retry, and may be another.
+    """
+    own = bulk_recipe(counts)
+    if recipe == own:
+        return listed
+    if recipe == FORMER_BULK_RECIPE:
+        return None if counts else listed
+    # Of other facts: not the digest of any list.
+    return hashlib.sha256(frame("semel.bulk.other", own, listed)).digest() if is_bulk(recipe) else None
+
+
+def checked_text(name: str, text: str | None) -> str | None:
+    """A text that a handler gave for an item's outcome, as long as every store takes it.
+
+    Raises TypeError and ValueError.
+    """
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be a text; it is a {type(text).__name__}")
+    if len(text) > TEXT_MAX or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError(f"{name} must have at most {TEXT_MAX} characters, and no lone surrogates")
+    return text

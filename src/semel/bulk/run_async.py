@@ -1,0 +1,261 @@
+"""Bulk commands on event loops: a thin shell over one flow (``bulk/flow``)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import closing, suppress
+from itertools import islice
+from os import PathLike
+from typing import Any, Final, TypeVar
+
+from semel.bulk.declaration import (
+    NO_FILE,
+    PAGE,
+    BulkItem,
+    BulkPolicy,
+    BulkResult,
+    Counts,
+    Looking,
+    Source,
+    answer_of,
+    check_same,
+    check_source,
+    counted,
+    fill,
+    instead,
+    no_rollback,
+    operation_bytes,
+    replayed,
+)
+from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, Read
+from semel.bulk.handling import Call, Handling, Pipelined
+from semel.bulk.rules import ItemOutcome, ItemState, ListedItem, Tally, given_again
+from semel.bulk.spool import ItemSpool
+from semel.bulk.store import Items
+from semel.core.flow import Flow, ask
+from semel.core.model import Superseded
+from semel.core.requests import Begin, Perform, Rollback, Unit
+from semel.engine.async_engine import AsyncEngine
+from semel.engine.permit import Permit
+from semel.engine.uncancelled import whole
+from semel.errors import PolicyError, SemelError
+
+T = TypeVar("T")
+AsyncHandler = Callable[[BulkItem], Awaitable[object]]
+BATCH: Final = 500  # items that are read from their source in one turn of a thread
+
+
+class AsyncBulk:
+    """As :class:`Bulk`, on an :class:`~semel.AsyncEngine`, with handlers that are awaited.
+
+    Up to ``at_once`` items that call out run together; atomic ones share a connection and run one by one.
+    """
+
+    def __init__(self, engine: AsyncEngine, **options: Any) -> None:
+        self.policy = BulkPolicy(**options)
+        self._engine = engine
+        if self.policy.effects == "atomic":
+            engine.backend.check_atomic()
+        self._items = Items(engine.store)
+        self._looking = Looking(engine.store, self._items, self.policy.operation, engine.core.id_secret)
+
+    async def run(
+        self,
+        items: Source | AsyncIterable[Any],
+        handler: AsyncHandler,
+        *,
+        key: str,
+        caller: str,
+        tenant: str = "default",
+        wait_seconds: float | None = None,
+        begun: Callable[[str], object] | None = None,
+        counts: Counts | None = None,
+        content_digest: str | None = None,
+    ) -> BulkResult:
+        """As :meth:`Bulk.run`; ``items`` may be an async iterable. A cancelled run gives its lease back."""
+        with closing(ItemSpool(self.policy.list_terms)) as spool:
+            await _fill(spool, items, content_digest)
+            command = self.policy.command((tenant, caller), key, spool.fingerprint(), counted(counts))
+            permit = await self._engine.claim(command, wait_seconds=wait_seconds)
+            if not isinstance(permit, Permit):
+                return replayed(permit)
+            work = _AsyncWork(self._engine, self.policy, spool, handler, permit)
+            return await self._settle(permit, await work.whole(begun))
+
+    async def _settle(self, permit: Permit, tally: Tally) -> BulkResult:
+        reply = await self._engine.settle(permit, answer_of(tally))
+        if isinstance(reply, Superseded):
+            return instead(await self._engine.reread(permit))
+        return BulkResult(permit.operation_id, tally, False)
+
+    async def operation_id(self, *, key: str, caller: str, tenant: str = "default") -> str | None:
+        """The operation's id of the bulk that has this key, also while it runs; None where there is none."""
+        return await self._engine.perform("bulk", lambda: self._looking.id(key, caller, tenant))
+
+    async def progress(
+        self,
+        operation_id: str | None = None,
+        *,
+        key: str | None = None,
+        caller: str | None = None,
+        tenant: str = "default",
+    ) -> Tally | None:
+        """How far a bulk is, also while it runs in another process; None where there is none.
+
+        Parameters: its ``operation_id``, or the ``key``, ``caller`` and ``tenant`` that it was given to :meth:`run`.
+
+        Raises PolicyError where it is not said which bulk; StoreError.
+        """
+        look = self._looking.progress
+        return await self._engine.perform("bulk", lambda: look(operation_id, key, caller, tenant))
+
+    async def page(
+        self,
+        operation_id: str,
+        *,
+        after: int = -1,
+        limit: int = PAGE,
+        state: ItemState | None = None,
+        retryable: bool = False,
+    ) -> list[ItemOutcome]:
+        """Outcomes in the order of the list: at most ``limit``, those after a place."""
+        id = operation_bytes(operation_id)
+        return await self._engine.perform("bulk", lambda: self._items.page(id, after, limit, state, retryable))
+
+    async def outcomes(
+        self, operation_id: str, *, state: ItemState | None = None, retryable: bool = False
+    ) -> AsyncIterator[ItemOutcome]:
+        """All outcomes, a page at a time."""
+        after = -1
+        while page := await self.page(operation_id, after=after, state=state, retryable=retryable):
+            for outcome in page:
+                yield outcome
+            after = page[-1].place
+
+    async def retryable(self, operation_id: str, items: Source | AsyncIterable[Any]) -> AsyncIterator[Any]:
+        """Those of the same ``items`` that failed and may be tried again, for a new bulk under a new key.
+
+        As Python values; one with a whole number of more digits than Python makes an int of as its JSON (bytes).
+        Raises BulkRefused where they are not the bulk's list.
+        """
+        id = operation_bytes(operation_id)
+        with closing(ItemSpool(self.policy.list_terms)) as spool:
+            await _fill(spool, items)
+            [record] = await self._engine.perform("read_operations", lambda: self._engine.store.read_operations((id,)))
+            check_same(record, spool)
+            async for outcome in self.outcomes(operation_id, state=ItemState.FAILED, retryable=True):
+                for listed in spool.page(outcome.place, 1):
+                    yield given_again(listed.raw)
+
+
+class _AsyncWork:
+    """One run on an event loop, in its caller's task; what speaks to the store is never cut in half."""
+
+    def __init__(
+        self, engine: AsyncEngine, policy: BulkPolicy, spool: ItemSpool, handler: AsyncHandler, permit: Permit
+    ) -> None:
+        self._engine = engine
+        self._policy = policy
+        self._spool = spool
+        self._handler = handler
+        self._permit = permit
+        self._handling = Handling(policy, engine.backend, permit.command.scope, permit.grant)
+        self._unit: Unit | None = None
+
+    async def whole(self, begun: Callable[[str], object] | None) -> Tally:
+        run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total)
+        try:
+            if begun is not None:
+                begun(self._permit.operation_id)
+            return await self._drive(run.flow())
+        except BaseException:
+            self._engine.core.conclude(self._permit)
+            await _uncut(self._give_back(run))
+            raise
+
+    async def _give_back(self, run: BulkRun) -> None:
+        if self._unit is not None:
+            await self._perform(Rollback(self._unit))
+        with suppress(SemelError):
+            await self._perform(Perform("bulk", lambda: run.items.relinquish(self._permit.grant)))
+
+    async def _perform(self, needed: Any) -> Any:
+        return await self._engine._performer.drive(ask(needed))
+
+    async def _drive(self, flow: Flow[T]) -> T:
+        try:
+            needed = next(flow)
+            while True:
+                try:
+                    reply = await self._answer(needed)
+                except Exception as error:  # noqa: BLE001 - the flow's to judge: of the store, or of a handler
+                    needed = flow.throw(error)
+                else:
+                    needed = flow.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    async def _answer(self, needed: Any) -> Any:
+        match needed:
+            case Read():
+                return self._spool.page(needed.first, needed.limit)
+            case Call():
+                return await self._handler(needed.item)
+            case HandleInside():
+                with no_rollback(needed.unit.connection):
+                    return await self._drive(self._handling.inside(needed))
+            case Pipelined():
+                async with needed.connection.pipeline():
+                    return await self._drive(needed.flow)
+            case HandleOutside():
+                return await self._window(needed.items)
+            case Begin():
+                return await _uncut(self._begin(needed))
+            case _:
+                return await _uncut(self._perform(needed))
+
+    async def _begin(self, needed: Begin) -> Unit:
+        self._unit = unit = await self._perform(needed)
+        result: Unit = unit
+        return result
+
+    async def _window(self, items: Sequence[ListedItem]) -> list[ItemOutcome]:
+        if len(items) == 1:
+            return [await self._drive(self._handling.outside(items[0]))]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._drive(self._handling.outside(listed))) for listed in items]
+        except BaseExceptionGroup as group_of_errors:  # a handler that is wrong: the others were cancelled
+            raise group_of_errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+
+async def _uncut(work: Coroutine[Any, Any, T]) -> T:
+    """Do it whole, also where the caller is cancelled meanwhile."""
+    done, cancelled = await whole(work)
+    if cancelled is not None:
+        raise cancelled
+    return done
+
+
+async def _fill(spool: ItemSpool, items: Source | AsyncIterable[Any], content_digest: str | None = None) -> None:
+    """Read a whole source without blocking the loop, a batch at a time."""
+    check_source(items)
+    if isinstance(items, PathLike):
+        await _uncut(asyncio.to_thread(fill, spool, items, content_digest))
+    elif content_digest is not None:
+        raise PolicyError(NO_FILE)
+    elif isinstance(items, AsyncIterable):
+        batch: list[Any] = []
+        async for value in items:
+            batch.append(value)
+            if len(batch) == BATCH:
+                await _uncut(asyncio.to_thread(fill, spool, batch))
+                batch = []
+        await _uncut(asyncio.to_thread(fill, spool, batch))
+    else:
+        values = iter(items)
+        while batch := await _uncut(asyncio.to_thread(lambda: list(islice(values, BATCH)))):
+            await _uncut(asyncio.to_thread(fill, spool, batch))

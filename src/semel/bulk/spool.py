@@ -1,0 +1,136 @@
+"""The items of a bulk on disk while it runs: read once, named, checked, digested, and then paged through.
+
+A private temporary file of SQLite's, which the operating system forgets with the process. Whatever the list is made of,
+memory holds a page of it: a set of a million names alone would take a hundred megabytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import threading
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from semel.bulk.rules import (
+    ListDigest,
+    ListedItem,
+    ListTerms,
+    Named,
+    content_id,
+    named_item,
+    unnamed_id,
+    written_item,
+)
+from semel.errors import BulkRefused
+
+CACHE_KIB: Final = 4096
+
+
+class ItemSpool:
+    """The list. Filled by one thread at a time, then read; ``close`` gives the disk back."""
+
+    def __init__(self, terms: ListTerms, failed: Collection[int] = ()) -> None:
+        """``failed``: places whose items the limits refused when the list was first read."""
+        self._terms = terms
+        self._failed = failed
+        self._lock = threading.Lock()
+        self._digest = ListDigest()
+        self.total = 0
+        self._file = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        for setting in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{CACHE_KIB}"):
+            self._file.execute(f"PRAGMA {setting}")
+        self._file.execute("CREATE TABLE item (place INTEGER PRIMARY KEY, id TEXT, raw BLOB, error TEXT)")
+        # Names as digests of eight bytes would meet by chance in lists of billions; sixteen never do.
+        self._file.execute("CREATE TABLE seen (name BLOB PRIMARY KEY, times INTEGER, first INTEGER) WITHOUT ROWID")
+        self._file.execute("BEGIN")
+
+    def add_lines(self, lines: Iterable[bytes]) -> None:
+        """Add items as JSON. Raises BulkRefused, with the place, and leaves the spool as it is."""
+        with self._lock:
+            for raw in lines:
+                self._add(raw)
+
+    def add_values(self, values: Iterable[object]) -> None:
+        """Add items as Python values of JSON's kinds, or as JSON (bytes). Raises as ``add_lines``."""
+        with self._lock:
+            for value in values:
+                if isinstance(value, bytes):
+                    self._add(value)
+                    continue
+                try:
+                    raw = written_item(value)
+                except (TypeError, ValueError, RecursionError) as error:
+                    self._bad(b"", BulkRefused(self.total, None, f"it cannot be written as JSON: {error}"))
+                else:
+                    self._add(raw)
+
+    def _add(self, raw: bytes) -> None:
+        place = self.total
+        if place >= self._terms.items_max:
+            raise BulkRefused(
+                None, None, f"it has more than {self._terms.items_max} items; send it in parts", "TOO_MANY_ITEMS"
+            )
+        if place in self._failed:
+            self._keep_bad(raw, "ITEM_MALFORMED")
+            return
+        try:
+            named = named_item(raw, place, self._terms.member, self._terms.item_bytes_max)
+            item_id = self._name(named, place)
+        except BulkRefused as refused:
+            self._bad(raw, refused)
+            return
+        self._keep(item_id, named.raw, None)
+
+    def _name(self, named: Named, place: int) -> str:
+        """The item's own name; the occurrence number of equal ones is counted here."""
+        if named.client_id is None:
+            times, _ = self._count(b"c" + hashlib.sha256(named.raw).digest()[:16], place)
+            return content_id(named.raw, times)
+        times, first = self._count(b"n" + hashlib.sha256(named.client_id.encode()).digest()[:16], place)
+        if times > 1:
+            message = f"item {first} has the same name; each item needs its own"
+            raise BulkRefused(place, self._terms.member, message, "DUPLICATE_ITEM_ID")
+        return named.client_id
+
+    def _count(self, name: bytes, place: int) -> tuple[int, int]:
+        [row] = self._file.execute(
+            "INSERT INTO seen VALUES (?, 1, ?) ON CONFLICT DO UPDATE SET times = times + 1 RETURNING times, first",
+            (name, place),
+        ).fetchall()
+        return int(row[0]), int(row[1])
+
+    def _bad(self, raw: bytes, refused: BulkRefused) -> None:
+        if self._terms.bad_item == "refuse":
+            raise refused
+        self._keep_bad(raw, refused.code)
+
+    def _keep_bad(self, raw: bytes, code: str) -> None:
+        # It is part of what was asked for: the same list with it put right is another list.
+        self._keep(unnamed_id(self.total), hashlib.sha256(raw).digest(), code)
+
+    def _keep(self, item_id: str, raw: bytes, error: str | None) -> None:
+        self._digest.add(item_id, raw)
+        self._file.execute("INSERT INTO item VALUES (?, ?, ?, ?)", (self.total, item_id, raw, error))
+        self.total += 1
+
+    def fingerprint(self) -> bytes:
+        """32 bytes over the whole list. Raises BulkRefused where it is empty. From here on nothing is added."""
+        if self.total == 0:
+            raise BulkRefused(None, None, "it has no items", "NO_ITEMS")
+        with self._lock:
+            self._file.execute("DROP TABLE seen")
+        return self._digest.end(self.total)
+
+    def page(self, first: int, limit: int) -> list[ListedItem]:
+        """Items in their order, from a place on."""
+        with self._lock:
+            rows = self._file.execute(
+                "SELECT place, id, raw, error FROM item WHERE place >= ? ORDER BY place LIMIT ?", (first, limit)
+            ).fetchall()
+        return [ListedItem(*row) for row in rows]
+
+    def close(self) -> None:
+        """Forget the list."""
+        with self._lock:
+            self._file.close()

@@ -1,0 +1,217 @@
+"""The items of bulk commands: flows over a SQL database, each write under the fence of its bulk's record.
+
+A bulk is named by its operation id, which only an execution after expiry changes. Its counters and its items' outcomes
+are written in one transaction, after `hold` has proven that the record is still this holder's.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+from semel.bulk.rules import ItemOutcome, ItemState, Tally
+from semel.core.damage import damage_of
+from semel.core.flow import Ask, Flow
+from semel.core.model import Grant, Purged
+from semel.stores.sql.dialect import Dialect, Values, dialect_of
+from semel.stores.sql.statements import Execute, Query, Row, Value
+
+NOUN: Final = "items"
+PUT_MAX: Final = 500
+PUT_BYTES_MAX: Final = 1024 * 1024  # about; it is written down as four times as much at most
+
+
+class Standing(NamedTuple):
+    """How far a bulk is: its counters, and how many of its items are written down.
+
+    Fewer are written than counted where a chunk's transaction was committed before its end.
+    """
+
+    tally: Tally
+    written: int
+
+
+class BegunItem(NamedTuple):
+    """An item without an outcome: its place, the effects that its handler was declared with, and since when.
+
+    ``effects`` is None where an earlier version of Semel began it; ``age_us`` counts by the store's clock.
+    """
+
+    place: int
+    effects: bytes | None
+    age_us: int
+
+
+class Failures(NamedTuple):
+    """How many items of a bulk ended so: FAILED or UNKNOWN, with this code."""
+
+    state: ItemState
+    error_code: str | None
+    retryable: bool
+    items: int
+
+
+class Items:
+    """The flows of one store. Raises ConfigurationError where the store is no SQL database."""
+
+    def __init__(self, store: Any) -> None:
+        self._dialect: Dialect = dialect_of(store, "bulk commands")
+        self._sql = self._dialect.statements(NOUN)
+
+    def begin(self, grant: Grant, total: int) -> Flow[Standing | None]:
+        """Where the bulk stands at the start of a run; None: superseded."""
+        yield from self._dialect.together()
+        if not (yield from self.hold(grant)):
+            return None
+        yield from self._dialect.write(self._sql["begin_bulk"], {"operation_id": grant.operation_id, "total": total})
+        return (yield from self.standing(grant))
+
+    def enter(self, grant: Grant, was: Tally, now: Tally) -> Flow[bool]:
+        """The first write of a chunk's transaction: who commits it early leaves a count that its items do not bear out.
+
+        False where the bulk is not where the caller believes, or is somebody else's.
+        """
+        standing = yield from self.standing(grant)
+        if standing is None or standing.tally != was or standing.written != was.done:
+            return False
+        return (yield from self.advance(grant, was, now, ()))
+
+    def hold(self, grant: Grant) -> Flow[bool]:
+        """Prove that the grant still stands, and renew its lease; until the commit nobody else is granted it."""
+        return (yield from self._dialect.write(self._sql["hold"], _holder(grant))) == 1
+
+    def hold_here(self, grant: Grant) -> Ask[Any]:
+        """As :meth:`hold`, as the one ask with which a store that settles by proof ends a unit."""
+        params = _holder(grant)
+        return Query(self._sql["hold_here"], params) if "hold_here" in self._sql else Execute(self._sql["hold"], params)
+
+    def standing(self, grant: Grant) -> Flow[Standing | None]:
+        """How far the bulk is, for its holder alone; None: superseded."""
+        rows = yield from self._dialect.rows(self._sql["standing"], _holder(grant))
+        return Standing(_tally(rows[0][:-1]), cast(int, rows[0][-1])) if rows else None
+
+    def advance(self, grant: Grant, was: Tally, now: Tally, puts: Sequence[ItemOutcome]) -> Flow[bool]:
+        """Write outcomes (and which items have begun) beside the counters; False where another chunk was first.
+
+        It is only right in the transaction of a :meth:`hold`.
+        """
+        counted = {**now._asdict(), "operation_id": grant.operation_id, "was": was.done}
+        del counted["total"]
+        if (yield from self._dialect.write(self._sql["count"], counted)) != 1:
+            return False
+        for some in _portions(puts):
+            yield from self._put(grant, some)
+        return True
+
+    def _put(self, grant: Grant, puts: Sequence[ItemOutcome]) -> Flow[None]:
+        if "put_items" in self._sql:  # MariaDB
+            rows = json.dumps([_listed(put) for put in puts], ensure_ascii=False)
+            params: Values = {"operation_id": grant.operation_id, "rows": rows}
+            yield from self._dialect.write(self._sql["put_items"], params)
+        else:
+            each = [{**_values(put), "operation_id": grant.operation_id} for put in puts]
+            yield from self._dialect.write_all(self._sql["put_item"], each)
+
+    def advance_held(self, grant: Grant, was: Tally, now: Tally, puts: Sequence[ItemOutcome]) -> Flow[bool | None]:
+        """:meth:`hold` and :meth:`advance` in one commit. None: superseded; False: another chunk was first."""
+        yield from self._dialect.together()
+        if not (yield from self.hold(grant)):
+            return None
+        return (yield from self.advance(grant, was, now, puts))
+
+    def begun(self, grant: Grant, done: int, limit: int) -> Flow[list[BegunItem]]:
+        """Items that have begun and have no outcome."""
+        params: Values = {"operation_id": grant.operation_id, "first": 0, "done": done, "limit": limit}
+        rows = yield from self._dialect.rows(self._sql["begun"], params)
+        return [
+            BegunItem(cast(int, place), cast("bytes | None", effects), _age(since, cast(int, now)))
+            for place, _, effects, since, now in rows
+        ]
+
+    def relinquish(self, grant: Grant) -> Flow[int]:
+        """Give the lease back, so that whoever asks next goes on at once."""
+        return (yield from self._dialect.write(self._sql["relinquish"], _holder(grant)))
+
+    def tally(self, operation_id: bytes) -> Flow[Tally | None]:
+        """How far a bulk is; None where there is none of this id."""
+        rows = yield from self._dialect.rows(self._sql["tally"], {"operation_id": operation_id})
+        return _tally(rows[0]) if rows else None
+
+    def page(
+        self, operation_id: bytes, after: int, limit: int, state: ItemState | None, retryable: bool
+    ) -> Flow[list[ItemOutcome]]:
+        """Outcomes in the order of the request, those after a place (-1: from the first)."""
+        params: Values = {
+            "operation_id": operation_id,
+            "after": after,
+            "limit": limit,
+            "state": 0 if state is None else int(state),
+            "retryable": int(retryable),
+        }
+        return [_outcome(row) for row in (yield from self._dialect.rows(self._sql["page"], params))]
+
+    def codes(self, operation_id: bytes, limit: int) -> Flow[list[Failures]]:
+        """Why items failed or are unknown, the most frequent first. Looks at every item of the bulk."""
+        rows = yield from self._dialect.rows(self._sql["codes"], {"operation_id": operation_id, "limit": limit})
+        return [
+            Failures(ItemState(cast(int, state)), cast("str | None", code), bool(retryable), cast(int, count))
+            for state, code, retryable, count in rows
+        ]
+
+    def forget(self, chunk: int) -> Flow[Purged]:
+        """Forget a chunk of items whose bulk's record is gone; nothing is forgotten where none is left."""
+        orphans = yield from self._dialect.rows(self._sql["orphans"], {"limit": 1})
+        gone = 0
+        if orphans:
+            id = orphans[0][0]
+            gone = yield from self._dialect.write(self._sql["forget_items"], {"operation_id": id, "limit": chunk})
+            if gone == 0:
+                gone = yield from self._dialect.write(self._sql["forget_bulk"], {"operation_id": id})
+        return Purged(gone, 0, gone, None)
+
+
+def _portions(puts: Sequence[ItemOutcome]) -> Iterator[list[ItemOutcome]]:
+    """As many as one statement takes, and one at least."""
+    portion: list[ItemOutcome] = []
+    size = 0
+    for put in puts:
+        more = len(put.detail or b"") + sum(map(len, filter(None, (put.target_id, put.result_id, put.error_code))))
+        if portion and (len(portion) == PUT_MAX or size + more > PUT_BYTES_MAX):
+            yield portion
+            portion, size = [], 0
+        portion.append(put)
+        size += more
+    if portion:
+        yield portion
+
+
+def _holder(grant: Grant) -> Values:
+    return {"id": grant.id, "fence": grant.fence, "nonce": grant.nonce}
+
+
+def _values(outcome: ItemOutcome) -> Values:
+    return {**outcome._asdict(), "state": int(outcome.state), "retryable": int(outcome.retryable)}
+
+
+def _listed(outcome: ItemOutcome) -> list[Value]:
+    *values, detail = _values(outcome).values()
+    return [*values, None if detail is None else b64encode(cast(bytes, detail)).decode()]
+
+
+def _tally(row: Row) -> Tally:
+    return Tally(*cast("tuple[int, int, int, int, int, int]", row))
+
+
+def _outcome(row: Row) -> ItemOutcome:
+    values: dict[str, Any] = dict(zip(ItemOutcome._fields, row, strict=True))
+    damage = damage_of(NOUN, values)
+    if damage is not None:  # it is named, so that the items beside it are still told
+        return ItemOutcome(values["place"], str(values["item_id"]), ItemState.UNKNOWN, error_code=damage)
+    return ItemOutcome(**{**values, "state": ItemState(values["state"]), "retryable": bool(values["retryable"])})
+
+
+def _age(begun: Value, now: int) -> int:
+    """How long ago an item began, in microseconds; longer than anything is remembered where that is damaged."""
+    return now - begun if isinstance(begun, int) else now

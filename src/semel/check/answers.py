@@ -1,0 +1,330 @@
+"""The shipping questions: what must be known of an operation before it goes to production, and what its declaration
+answers.
+
+Nothing is claimed that a declaration does not say: such a question stays open, with what to find out or to declare.
+What this version of Semel does not have is said as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from semel.check.bulk import BULK
+from semel.check.discovery import Operation
+from semel.check.outcomes import (
+    Level,
+    Said,
+    downstream,
+    ending,
+    reconciliation,
+    retry,
+    seconds,
+    transaction,
+)
+from semel.http.caller import FromUser, single_caller
+from semel.http.fingerprint.recipe import Computed, DigestField, Members, NoBody
+from semel.telemetry import Silence
+
+ANSWER_SECONDS_MIN: Final = 3600  # a client's retries, a queue's back-off and a night's restart are minutes to hours
+_WITH_TABLES: Final = frozenset({"sqlite", "postgres", "postgresql", "mysql", "mariadb"})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One question's answer. ``level``: "ok"; "open", to be found out or decided; "unsafe". ``remedy``: what to do."""
+
+    question: str
+    level: Level
+    said: str
+    remedy: str = ""
+
+
+def answers(operation: Operation) -> list[Answer]:
+    """All questions, in their order, with the operation's answers."""
+    instead = {} if operation.bulk is None else BULK
+    return [Answer(question, *instead.get(question, answer)(operation)) for question, answer in QUESTIONS.items()]
+
+
+# --- the key and the request --------------------------------------------------------------------
+
+
+def _key_required(operation: Operation) -> Said:
+    if operation.policy.key_from is not None:
+        return "ok", f"yes: it is taken from the request ({operation.policy.key_from}); the header is not looked at", ""
+    if operation.policy.key == "required":
+        return "ok", "yes: a request without one is refused with 400", ""
+    if operation.path.endswith("*"):
+        return (
+            "open",
+            "no: this is the default of a middleware, for requests that carry a key",
+            "declare the operations whose retries cost money, each with Operation(...): their key is required",
+        )
+    return (
+        "open",
+        "no: requests without one run unprotected, and are counted",
+        "declare key='required', or watch unprotected{reason=no-key} until all clients send one",
+    )
+
+
+def _scope(operation: Operation) -> Said:
+    surface = operation.surface
+    if operation.policy.on_unprotected == "mark":
+        return (
+            "unsafe",
+            "where the caller is unknown the request runs unprotected (on_unprotected='mark')",
+            "declare on_unprotected='refuse'",
+        )
+    caller = operation.caller if surface is None else surface.caller
+    if caller is None:
+        return "open", "the caller function cannot be seen", "see that it returns who was authenticated"
+    if caller is single_caller:
+        return (
+            "open",
+            "one caller for all: every client shares every key",
+            "right for a tool of one user only; otherwise caller= must return who was authenticated",
+        )
+    if isinstance(caller, FromUser):
+        return "ok", f"tenant, caller and operation; the caller is user.{caller.attribute}", ""
+    name = getattr(caller, "__qualname__", type(caller).__qualname__)
+    ours = getattr(caller, "__module__", "") == single_caller.__module__
+    return (
+        "ok" if ours else "open",
+        f"tenant, caller and operation; the caller is what {name.partition('.<locals>')[0]} returns",
+        "" if ours else "see that it returns who was authenticated, never what a client may choose",
+    )
+
+
+def _format(operation: Operation) -> Said:
+    given = operation.policy.key_format
+    plain = "1 to 255 visible ASCII characters"
+    if given is None:
+        return (
+            "ok",
+            f"{plain}; weak ones (short, digits alone, an e-mail address, a card's number) are counted, not refused",
+            "",
+        )
+    parts = ["a UUID"] if given.uuid else []
+    parts += [f"at least {given.length_min} characters"] if given.length_min > 1 else []
+    parts += [f"matching {given.pattern}"] if given.pattern else []
+    return "ok", f"{plain}, {', '.join(parts)}", ""
+
+
+def _retention(operation: Operation) -> Said:
+    policy = operation.policy
+    said = (
+        f"lease {seconds(policy.lease_seconds)} (handlers: {seconds(policy.deadline_seconds)}), "
+        f"answer {seconds(policy.answer_seconds)}, fact {seconds(policy.tombstone_seconds)}"
+    )
+    if policy.operation_seconds is not None:
+        said += f", operation {seconds(policy.operation_seconds)}"
+    if policy.after_expiry == "new":
+        said += "; a retry after the answer's time is done again (after_expiry='new')"
+        if policy.answer_seconds < ANSWER_SECONDS_MIN:
+            return "unsafe", said, "a queue that was stuck for an hour pays twice: raise answer_seconds, or 'refuse'"
+        return "open", said, "see that no client, queue or operator retries later than that"
+    if policy.answer_seconds < ANSWER_SECONDS_MIN:
+        return "open", said, "see that every client's last retry comes earlier, or raise answer_seconds"
+    return "ok", said, ""
+
+
+def _fingerprint(operation: Operation) -> Said:
+    recipe = operation.policy.recipe
+    match recipe.body:
+        case Members(names):
+            return (
+                "open",
+                f"of JSON only {', '.join(names)} count, under {recipe.algorithm}",
+                "see that no other member changes what is done; what does not count may differ unseen",
+            )
+        case NoBody():
+            return (
+                "open",
+                "the body does not count",
+                "see that nothing in the body changes what is done; what does not count may differ unseen",
+            )
+        case Computed(name=name):
+            return "open", f"what {name} makes of the body", "see that it is equal for a retry, and for nothing else"
+        case DigestField():
+            return "ok", "by the Content-Digest field, which is checked: byte by byte, not canonical", ""
+        case _:
+            said = f"yes: JSON and forms in canonical form, anything else byte by byte, under {recipe.algorithm}"
+            return "ok", "arguments in canonical form" if operation.way == "function" else said, ""
+
+
+def _mismatch(operation: Operation) -> Said:
+    said = "KeyReusedError" if operation.way == "function" else "422, in every state"
+    return "ok", f"refused: {said}; the first command is untouched", ""
+
+
+def _running(operation: Operation) -> Said:
+    core = operation.engine.core
+    refusal = "InProgressError" if operation.way == "function" else "409 with Retry-After"
+    return (
+        "ok",
+        f"a duplicate waits {seconds(operation.policy.wait_seconds)}, then {refusal}; at most {core.waiters_max} wait "
+        f"in a process, {core.waiters_per_caller_max} of one caller",
+        "",
+    )
+
+
+# --- the answer -----------------------------------------------------------------------------------
+
+
+def _replay(operation: Operation) -> Said:
+    policy = operation.policy
+    if operation.way == "function":
+        return "ok", f"exactly: the stored result, up to {policy.answer_bytes_max} bytes", ""
+    extra = f", and {', '.join(sorted(policy.replay_headers))}" if policy.replay_headers else ""
+    narrow = "; answers other than 2xx and 3xx are not kept" if policy.replay == "2xx" else ""
+    return (
+        "ok",
+        f"exactly: status, bytes and the allowed headers{extra}, up to {policy.answer_bytes_max} bytes (longer "
+        f"ones are not kept: 409 with the operation's link){narrow}; nothing rebuilds an answer",
+        "",
+    )
+
+
+def _sensitive(operation: Operation) -> Said:
+    policy = operation.policy
+    said = f"answers are stored as they are for {seconds(policy.answer_seconds)}: nothing seals or shortens them"
+    remedy = "keep card numbers and tokens out of the answer, restrict who reads the store, or shorten answer_seconds"
+    if policy.steps:
+        said += "; results of steps likewise"
+    if policy.resumable and operation.engine.core.sealer is None:
+        said += "; its request is kept as it is until there is an outcome"
+        remedy += "; give the engine a sealer= for kept requests (semel.Sealer)"
+    elif policy.resumable:
+        said += "; its request is kept sealed until there is an outcome"
+    return "open", said, remedy
+
+
+# --- the store --------------------------------------------------------------------------------------
+
+
+def _unique(operation: Operation) -> Said:
+    backend = operation.engine.backend
+    secret = "HMAC under the id secret" if operation.engine.core.id_secret is not None else "SHA-256"
+    if backend.name == "memory":
+        return "ok", f"one table under one lock, by record id ({secret} of scope and key)", ""
+    how = "is the primary key" if backend.name in _WITH_TABLES else "is the record's one place in the store"
+    source = operation.policy.reference_from
+    reference = "" if source is None else f"; so is the business reference ({source}) within its tenant and operation"
+    return "ok", f"the record id ({secret} of scope and key) {how}{reference}", ""
+
+
+def _claim(operation: Operation) -> Said:
+    backend = operation.engine.backend
+    able = backend.store.capabilities
+    if not able.shared_between_processes or not able.survives_process_crash:
+        return (
+            "unsafe",
+            f"one step, but {backend.name} lives and dies with one process: another worker or a restart runs it again",
+            "use a store that all workers share, such as sqlite:/// on one host",
+        )
+    synchronous = getattr(backend.driver, "synchronous", "FULL")
+    if synchronous not in ("FULL", "EXTRA"):
+        return (
+            "unsafe",
+            f"one statement, but synchronous={synchronous}: a power loss may take back what was answered",
+            "leave ?synchronous= at FULL",
+        )
+    if operation.policy.on_unprotected == "mark":
+        return (
+            "unsafe",
+            "one statement; where the store is down the handler runs without (on_unprotected='mark')",
+            "declare on_unprotected='refuse'",
+        )
+    if not able.survives_server_crash:
+        return (
+            "open",
+            f"one step of {backend.name}, which may lose it when its server crashes",
+            "read what its settings promise (docs/guarantees.md, semel doctor)",
+        )
+    return "ok", f"one statement of {backend.name}, durable before the handler runs", ""
+
+
+# --- operating --------------------------------------------------------------------------------------
+
+
+def _gateway(operation: Operation) -> Said:
+    if operation.way == "function":
+        return "open", "cannot be seen from here", "see that queues and schedulers retry with the same key"
+    return (
+        "open",
+        "cannot be seen from here",
+        "see that proxies, meshes and SDKs retry this operation with the client's Idempotency-Key, or not at all, and "
+        "that their time limit is longer than wait_seconds",
+    )
+
+
+def _metrics(operation: Operation) -> Said:
+    core = operation.engine.core
+    observer = getattr(core.observer, "observer", core.observer)  # what the guard holds
+    if isinstance(observer, Silence):
+        if core.logs_unknown:
+            return (
+                "open",
+                "unknown outcomes are warnings of the logger 'semel'; mismatches and lapsed leases are not told",
+                "give the engine an observer: Logging(logging.getLogger('semel')), or your metrics",
+            )
+        return (
+            "unsafe",
+            "none: nobody hears of unknown outcomes, mismatches and lapsed leases",
+            "give the engine an observer: Logging(logging.getLogger('semel')), or your metrics",
+        )
+    return (
+        "open",
+        f"told to {type(observer).__name__}; alerts cannot be seen from here",
+        "alert on unknown, gave_up, lapsed, mismatches and unprotected; where it emits events, on their backlog (semel "
+        "events)",
+    )
+
+
+def _cleanup(operation: Operation) -> Said:
+    if operation.managed or operation.way == "endpoint":
+        by = "manage_engine=True" if operation.managed else "semel.install(app), unless reap=False"
+        return "ok", f"hourly, by the application's own reaper ({by})", ""
+    return (
+        "open",
+        "nothing here runs a reaper: the store grows, and lapsed commands are seen only when somebody retries",
+        "run `semel worker --url ...` beside it, which reaps and purges"
+        + ("; or give SemelMiddleware manage_engine=True" if operation.managed is False else ""),
+    )
+
+
+QUESTIONS: Final[dict[str, Callable[[Operation], Said]]] = {
+    "key required": _key_required,
+    "key scope": _scope,
+    "key format and length": _format,
+    "retention": _retention,
+    "fingerprint canonical": _fingerprint,
+    "on mismatch": _mismatch,
+    "while running": _running,
+    "replayed or rebuilt": _replay,
+    "sensitive answers": _sensitive,
+    "unique constraint": _unique,
+    "atomic claim": _claim,
+    "transaction": transaction,
+    "downstream idempotency": downstream,
+    "reconciliation": reconciliation,
+    "retry with the same key": retry,
+    "who ends it without its client": ending,
+    "gateway retries": _gateway,
+    "metrics and alerts": _metrics,
+    "cleanup": _cleanup,
+}
+
+
+def as_document(operation: Operation, given: list[Answer]) -> dict[str, Any]:
+    """One operation's answers for machines."""
+    return {
+        "operation": operation.name,
+        "methods": list(operation.methods),
+        "path": operation.path,
+        "answers": [
+            {"question": each.question, "level": each.level, "answer": each.said, "remedy": each.remedy or None}
+            for each in given
+        ],
+    }

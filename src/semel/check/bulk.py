@@ -1,0 +1,101 @@
+"""The shipping questions whose answers are others for a bulk: a list of items, each with an outcome of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from semel.bulk.declaration import BulkPolicy
+from semel.check.discovery import Operation
+from semel.check.outcomes import Said, seconds
+
+
+def _declared(operation: Operation) -> BulkPolicy:
+    assert operation.bulk is not None
+    return operation.bulk
+
+
+def _fingerprint(operation: Operation) -> Said:
+    return "ok", "yes: of the whole list, each item as canonical JSON", ""
+
+
+def _replay(operation: Operation) -> Said:
+    return "ok", "made again of the items' stored outcomes: the same ones, in the order of the list", ""
+
+
+def _sensitive(operation: Operation) -> Said:
+    return (
+        "open",
+        f"outcomes of items are stored as they are for {seconds(operation.policy.tombstone_seconds)}, their content is "
+        "not: nothing seals what handlers return",
+        "let handlers return ids and nothing secret, restrict who reads the store, or shorten tombstone_seconds",
+    )
+
+
+def _transaction(operation: Operation) -> Said:
+    bulk = _declared(operation)
+    if bulk.effects == "atomic":
+        return (
+            "ok",
+            "yes, what is written on item.connection commits with the item's outcome, up to "
+            f"{bulk.chunk_items} items in one transaction",
+            "",
+        )
+    return (
+        "open",
+        f"no: that an item has begun is written before, its outcome behind it (effects='{bulk.effects}')",
+        "where all effects are rows in the record's database, declare effects='atomic'",
+    )
+
+
+def _downstream(operation: Operation) -> Said:
+    bulk = _declared(operation)
+    match bulk.effects:
+        case "atomic":
+            return "ok", "not needed: nothing leaves the transaction (see that the handler calls nobody else)", ""
+        case "idempotent":
+            return (
+                "open",
+                f"promised for {seconds(bulk.dedup_for_seconds)}, by item.key_for(...); Semel cannot check it",
+                "prove it: assert_idempotent interrupts the list and counts; ask the provider how long it keeps keys",
+            )
+        case _:
+            return (
+                "open",
+                "none is declared: of an item that was under way in a crash nobody can prove what happened",
+                "where the provider deduplicates by a key, declare effects='idempotent' and pass item.key_for(...)",
+            )
+
+
+def _reconciliation(operation: Operation) -> Said:
+    bulk = _declared(operation)
+    if bulk.effects == "atomic":
+        return "ok", "not needed: a crash leaves nothing of an item that has no outcome", ""
+    items = "an item" if bulk.at_once == 1 else f"up to {bulk.at_once} items"
+    when = "after a crash" if bulk.effects == "external" else "after a crash, when the provider may have forgotten,"
+    return (
+        "open",
+        f"by people: {when} {items} that had begun may read UNKNOWN, never to be run again",
+        "write down who looks, where (the item's id at the provider), and how soon: semel bulk lists them",
+    )
+
+
+def _retry(operation: Operation) -> Said:
+    return "ok", "it goes on behind the last finished item; at its end the same answer, also to a later retry", ""
+
+
+def _ending(operation: Operation) -> Said:
+    return "ok", "nobody: the list is not stored, and its client sends it again", ""
+
+
+BULK: Final[Mapping[str, Callable[[Operation], Said]]] = {
+    "fingerprint canonical": _fingerprint,
+    "replayed or rebuilt": _replay,
+    "sensitive answers": _sensitive,
+    "transaction": _transaction,
+    "downstream idempotency": _downstream,
+    "reconciliation": _reconciliation,
+    "retry with the same key": _retry,
+    "who ends it without its client": _ending,
+}
+"""By their question; the others are answered as for every operation."""

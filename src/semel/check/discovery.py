@@ -1,0 +1,350 @@
+"""Which commands an application has: what Semel protects in it, and what it leaves unprotected.
+
+Nothing of the application is called and no framework is imported: middleware, routes and endpoints are looked at by
+the attributes that Starlette, FastAPI and Flask document. What cannot be seen is not guessed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import FunctionType
+from typing import Any, Final, Literal, NamedTuple
+
+from semel.bulk.declaration import BulkPolicy
+from semel.check.reconcilers import Reconciled
+from semel.http.asgi.middleware import SemelMiddleware as AsgiMiddleware
+from semel.http.routing import DEFAULT_METHODS, UNSAFE_METHODS
+from semel.http.settings import AnyEngine, HttpSettings
+from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
+from semel.integrations.endpoint import bulk_used_by
+from semel.policy import Policy
+
+DECLARED: Final = "__semel__"  # what the integrations leave on an endpoint
+CAPTURE: Final = "CaptureMiddleware"
+_LAYERS_MAX: Final = 100
+_PARAMETER: Final = re.compile(r"\{(\w+)(:\w+)?\}|<(?:(\w+)(?:\([^)]*\))?:)?(\w+)>")
+
+Kind = Literal["ASGI", "WSGI", "functions"]
+Way = Literal["endpoint", "middleware", "function"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One protected operation. ``path`` is its template; ``managed`` whether the application runs a reaper (None: no
+    way to see that), ``completed`` whether it runs a completer; ``reconciled_by`` who finds out what became of it;
+    ``bulk`` where it is a list of items."""
+
+    name: str
+    methods: tuple[str, ...]
+    path: str
+    policy: Policy
+    way: Way
+    surface: HttpSettings | None
+    engine: AnyEngine
+    managed: bool | None
+    caller: Any = None
+    completed: bool = False
+    reconciled_by: Reconciled | None = None
+    bulk: BulkPolicy | None = None
+
+    @property
+    def title(self) -> str:
+        """As reports name it."""
+        route = f"{'|'.join(self.methods)} {self.path}".strip()
+        return self.name if self.name == route or not route else f"{self.name} ({route})"
+
+    def serves(self, method: str, path: str) -> bool:
+        """Whether a request is one of this operation."""
+        any_path = self.path.endswith("*") and path.startswith(self.path[:-1])
+        return method in self.methods and (any_path or _matches(self.path, path))
+
+
+class Mistake(NamedTuple):
+    """What makes requests fail whatever they say, and the remedy."""
+
+    said: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discovered:
+    """What was found. ``unprotected``: routes that take commands and that no operation is declared for."""
+
+    kind: Kind
+    operations: tuple[Operation, ...]
+    unprotected: tuple[str, ...]
+    routes: tuple[str, ...]
+    mistakes: tuple[Mistake, ...] = ()
+
+    def find(self, method: str, path: str) -> Operation | None:
+        """The operation of a request: a declared one before the default of a middleware."""
+        found = [each for each in self.operations if each.serves(method, path)]
+        return min(found, key=lambda each: each.path.endswith("*"), default=None)
+
+    @property
+    def engines(self) -> tuple[AnyEngine, ...]:
+        """Every engine, once."""
+        return tuple({id(each.engine): each.engine for each in self.operations}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredFunction:
+    """A function that is declared as a command; ``keyed_by_call`` where each call is given its key (``with_key``)."""
+
+    operation: Operation
+    keyed_by_call: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    path: str
+    methods: tuple[str, ...]
+    endpoint: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A middleware of ours: its surface (None: endpoints claim), its engine, and whether it manages the engine."""
+
+    surface: HttpSettings | None
+    engine: AnyEngine
+    managed: bool | None
+    prefix: str
+
+
+def is_wsgi(app: Any) -> bool:
+    """Whether an application speaks WSGI, as far as it can be seen: its call is no coroutine and takes two things."""
+    if hasattr(app, "wsgi_app") or isinstance(app, WsgiMiddleware):
+        return True
+    call = app if inspect.isroutine(app) else type(app).__call__
+    if inspect.iscoroutinefunction(call):
+        return False
+    try:
+        return len(inspect.signature(app).parameters) == 2
+    except (TypeError, ValueError):
+        return False
+
+
+def is_asgi(app: Any) -> bool:
+    """Whether an application speaks ASGI, as far as it can be seen."""
+    call = app if inspect.isroutine(app) else type(app).__call__
+    if not inspect.iscoroutinefunction(call):
+        return False
+    return len(inspect.signature(app).parameters) == 3
+
+
+def discover(app: Any) -> Discovered:
+    """Look at an ASGI or WSGI application."""
+    layers: list[_Layer] = []
+    routes: list[_Route] = []
+    for part, prefix in parts_of(app):
+        layers += _layers(part, prefix)
+        routes += _routes(getattr(part, "routes", None) or (), prefix)
+        routes += _rules(getattr(part, "url_map", None))
+    operations = [*_of_layers(layers), *_of_endpoints(routes, layers), *_of_bulks(routes)]
+    declared = any(each.way == "endpoint" for each in operations)
+    mistakes: list[Mistake] = []
+    if declared and not any(layer.surface is None for layer in layers):
+        said = "operations are declared, but semel.install(app) was not called: every call of them fails"
+        mistakes.append(Mistake(said, "call semel.install(app) once, after the application is made"))
+    mistakes += _routed_to_by_reads(routes)
+    listed = [f"{method} {route.path}" for route in routes for method in route.methods if method in UNSAFE_METHODS]
+    found = Discovered("WSGI" if is_wsgi(app) else "ASGI", tuple(operations), (), tuple(dict.fromkeys(listed)))
+    bare = [each for each in found.routes if found.find(*_sample(each)) is None]
+    return Discovered(found.kind, found.operations, tuple(bare), found.routes, tuple(mistakes))
+
+
+def function_operation(thing: Any) -> DeclaredFunction | None:
+    """What is declared of a function (``semel.functions.command``); None for anything else. Asks for its engine."""
+    if isinstance(thing, type) or not isinstance(getattr(type(thing), "with_key", None), FunctionType):
+        return None
+    declared = getattr(thing, "_declared", None)
+    if declared is None:
+        return None
+    operation = Operation(
+        thing.operation, (), "", thing.policy, "function", None, declared.engine(), None, declared.make_caller
+    )
+    return DeclaredFunction(operation, declared.make_key is None)
+
+
+def discover_functions(owner: Any) -> Discovered:
+    """The declared functions of a module or a class, or the one that is given."""
+    things = [owner] if function_operation(owner) is not None else list(vars(owner).values())
+    found = {id(each.operation): each.operation for thing in things if (each := function_operation(thing)) is not None}
+    return Discovered("functions", tuple(found.values()), (), ())
+
+
+# --- walking ------------------------------------------------------------------------------------
+
+
+def parts_of(app: Any) -> Iterator[tuple[Any, str]]:
+    """The application and everything that it wraps or mounts, from the outside in, each with where it is mounted."""
+    seen: set[int] = set()
+    waiting: list[tuple[Any, str]] = [(app, "")]
+    while waiting and len(seen) < _LAYERS_MAX:
+        part, prefix = waiting.pop(0)
+        if part is None or id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part, prefix
+        instance = getattr(part, "__dict__", {})
+        waiting += [(instance.get(name), prefix) for name in ("wsgi_app", "app", "asgi_app", "middleware_stack")]
+        for route in inner if isinstance(inner := getattr(part, "routes", None), list) else ():
+            if hasattr(route, "routes"):  # a mount; of a plain route "app" is the endpoint
+                waiting.append((getattr(route, "app", None), prefix + (getattr(route, "path", None) or "")))
+
+
+def _layers(part: Any, prefix: str) -> Iterator[_Layer]:
+    if isinstance(part, AsgiMiddleware):
+        yield _Layer(part.surface, part.engine, part._manage_engine, prefix)
+    elif isinstance(part, WsgiMiddleware):
+        yield _Layer(part.surface, part.engine, None, prefix)
+    built = getattr(part, "middleware_stack", None) is not None
+    for entry in getattr(part, "user_middleware", ()):
+        kind, options = getattr(entry, "cls", None), dict(getattr(entry, "kwargs", {}))
+        if kind is AsgiMiddleware and not built:  # a built stack is walked as it is
+            managed = options.pop("manage_engine", False)
+            options.pop("serve_operations", None)
+            engine = options.pop("engine")
+            yield _Layer(HttpSettings.of(engine, options), engine, managed, prefix)
+        elif getattr(kind, "__name__", "") == CAPTURE:
+            yield _Layer(None, options["engine"], None, prefix)
+
+
+def _routes(routes: Any, prefix: str) -> Iterator[_Route]:
+    for route in routes:
+        path = prefix + (getattr(route, "path", None) or "")
+        router = getattr(route, "original_router", None)  # FastAPI keeps included routers whole
+        inner = getattr(route, "routes", None)
+        if router is not None:
+            yield from _routes(router.routes, prefix + (getattr(route.include_context, "prefix", "") or ""))
+        elif isinstance(inner, list):
+            yield from _routes(inner, path)
+        elif hasattr(route, "endpoint"):
+            yield from _endpoints(path, route)
+
+
+def _endpoints(path: str, route: Any) -> Iterator[_Route]:
+    endpoint, methods = route.endpoint, getattr(route, "methods", None)
+    if inspect.isclass(endpoint):
+        for method in ("GET", "HEAD", "OPTIONS", *UNSAFE_METHODS):
+            if hasattr(endpoint, method.lower()):
+                yield _Route(path, (method,), getattr(endpoint, method.lower()))
+    elif methods:
+        yield _Route(path, tuple(sorted(methods)), endpoint)
+
+
+def _rules(url_map: Any) -> Iterator[_Route]:
+    """Flask's routes."""
+    if url_map is not None and hasattr(url_map, "iter_rules"):
+        for rule in url_map.iter_rules():
+            yield _Route(rule.rule, tuple(sorted(rule.methods or ())), None)
+
+
+# --- what was found -----------------------------------------------------------------------------
+
+
+def _of_layers(layers: list[_Layer]) -> Iterator[Operation]:
+    for layer in layers:
+        surface = layer.surface
+        if surface is None:
+            continue
+        for each in surface.operations:
+            methods = tuple(each.methods)
+            name = each.name or f"{'|'.join(methods)} {each.template}"
+            completed = layer.managed is True
+            for template in each.templates:
+                yield Operation(
+                    name,
+                    methods,
+                    layer.prefix + template,
+                    each.policy,
+                    "middleware",
+                    surface,
+                    layer.engine,
+                    layer.managed,
+                    completed=completed,
+                )
+        if surface.default is not None:
+            yield Operation(
+                "any other",
+                DEFAULT_METHODS,
+                f"{layer.prefix}*",
+                replace(surface.default, key="optional"),  # requests without a key are none of ours
+                "middleware",
+                surface,
+                layer.engine,
+                layer.managed,
+            )
+
+
+def _of_endpoints(routes: list[_Route], layers: list[_Layer]) -> Iterator[Operation]:
+    seen: set[tuple[str, str]] = set()
+    for route in routes:
+        declared = getattr(route.endpoint, DECLARED, None)
+        if declared is None or not hasattr(declared, "policy") or (declared.name, route.path) in seen:
+            continue
+        seen.add((declared.name, route.path))
+        # The wrapper holds the declaring Semel, and with it the surface.
+        owner = inspect.getclosurevars(inspect.unwrap(route.endpoint, stop=_holds_owner)).nonlocals.get("self")
+        surface = getattr(owner, "surface", None)
+        engine = getattr(owner, "engine", None) or next(layer.engine for layer in layers if layer.surface is None)
+        methods = tuple(method for method in route.methods if method in UNSAFE_METHODS) or route.methods
+        completed = getattr(owner, "completes", False)
+        yield Operation(
+            declared.name, methods, route.path, declared.policy, "endpoint", surface, engine, None, completed=completed
+        )
+
+
+def _of_bulks(routes: list[_Route]) -> Iterator[Operation]:
+    """Endpoints that answer with a bulk (``semel.bulk(...)``): its own method, or functions that use one."""
+    for route in routes:
+        methods = tuple(method for method in route.methods if method in UNSAFE_METHODS)
+        found = None if hasattr(route.endpoint, DECLARED) else bulk_used_by(route.endpoint)
+        if found is not None and methods:
+            policy = found.bulk.policy
+            yield Operation(
+                policy.operation,
+                methods,
+                route.path,
+                policy.policy,
+                "endpoint",
+                found._surface,
+                found.bulk._engine,
+                None,
+                bulk=policy,
+            )
+
+
+def _routed_to_by_reads(routes: list[_Route]) -> Iterator[Mistake]:
+    for route in routes:
+        declared = getattr(route.endpoint, DECLARED, None)
+        reads = [method for method in route.methods if method not in UNSAFE_METHODS]
+        if declared is not None and reads and hasattr(declared, "policy"):
+            yield Mistake(
+                f"{declared.name} is routed to by {', '.join(reads)} {route.path}, which is no command: each such "
+                "request fails",
+                "route to it by POST, and serve what only reads from another endpoint",
+            )
+
+
+def _holds_owner(function: Any) -> bool:
+    return "self" in getattr(getattr(function, "__code__", None), "co_freevars", ())
+
+
+def _sample(listed: str) -> tuple[str, str]:
+    """A request that a route would take."""
+    method, _, path = listed.partition(" ")
+    return method, _PARAMETER.sub("1", path)
+
+
+def _matches(template: str, path: str) -> bool:
+    pattern, at = "", 0
+    for found in _PARAMETER.finditer(template):
+        rest = found[2] == ":path" or found[3] == "path"
+        pattern += re.escape(template[at : found.start()]) + (".+" if rest else "[^/]+")
+        at = found.end()
+    return re.fullmatch(pattern + re.escape(template[at:]), path) is not None

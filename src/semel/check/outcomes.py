@@ -1,0 +1,153 @@
+"""The shipping questions about what a command leaves behind: its transaction, the calls that it makes, what a crash
+means for them, who finds out, and who goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from semel.check.discovery import Operation
+from semel.cli.terminal import span_text
+from semel.core.model import Effects
+
+Level = Literal["ok", "open", "unsafe"]
+Said = tuple[Level, str, str]
+SECOND_US: Final = 1_000_000
+
+
+def seconds(span: float) -> str:
+    """A span as reports name it."""
+    return span_text(int(span * SECOND_US))
+
+
+def keeps_tables(operation: Operation) -> bool:
+    """Whether its store is a SQL database, which events, steps, bulks and reconcilers need."""
+    return hasattr(operation.engine.backend.store, "dialect")
+
+
+def transaction(operation: Operation) -> Said:
+    """Whether the business state is committed with the record."""
+    events = "; events of permit.emit are written in that commit" if keeps_tables(operation) else ""
+    if operation.policy.effects is Effects.ATOMIC:
+        return (
+            "ok",
+            f"yes, what is written on permit.connection commits with the record{events}; other calls of the handler "
+            "do not",
+            "",
+        )
+    if operation.policy.steps:
+        return (
+            "open",
+            f"in parts: permit.local_step(...) commits its writes with its record, and the answer comes last{events}",
+            "see that every write of the handler is a local_step; where all effects are rows, declare effects='atomic'",
+        )
+    name = operation.policy.terms.effects.name.lower()
+    return (
+        "open",
+        f"no: effects='{name}' stands beside the handler's own transaction; the answer comes in a commit of its own"
+        f"{events}",
+        "where all effects are rows in the record's database, declare effects='atomic'",
+    )
+
+
+def downstream(operation: Operation) -> Said:
+    """Whether those that the handler calls do it once."""
+    policy = operation.policy
+    span = seconds(policy.dedup_for_seconds)
+    match policy.effects:
+        case Effects.ATOMIC:
+            return "ok", "not needed: nothing leaves the transaction (see that the handler calls nobody else)", ""
+        case Effects.IDEMPOTENT:
+            return (
+                "open",
+                f"promised for {span}, by permit.key_for(...); Semel cannot check it",
+                "prove it: assert_idempotent counts effects over a crash; ask the provider how long it remembers keys",
+            )
+        case _ if policy.steps:
+            return (
+                "open",
+                f"step by step: a finished one is never made again, one under way only with repeat=True, within {span}",
+                "see that every call with an effect is a step, and give repeat=True where the provider deduplicates by "
+                "permit.key_for(...)",
+            )
+        case _:
+            return (
+                "open",
+                "none is declared: after a crash nobody can prove what happened",
+                "where the provider deduplicates by a key, declare effects='idempotent' and pass permit.key_for(...); "
+                "where there are several calls, steps=True",
+            )
+
+
+def reconciliation(operation: Operation) -> Said:
+    """Who finds out what nobody could prove."""
+    policy, known = operation.policy, operation.reconciled_by
+    if policy.effects is Effects.ATOMIC:
+        return "ok", "not needed: a crash leaves nothing", ""
+    when = "after a crash" if policy.effects is Effects.EXTERNAL else "when the provider may have forgotten"
+    when = "where a step is in doubt" if policy.steps else when
+    by_people = f"by people: {when} it reads UNKNOWN until `semel settle`"
+    write_down = "write down who looks, where, and how soon: semel list --state unknown"
+    if not keeps_tables(operation):
+        return "open", f"{by_people}; reconcilers need a SQL store, and this is none", write_down
+    if known is None:
+        return (
+            "open",
+            f"{by_people}; no reconciler of it was seen",
+            f"declare one, @reconciler({operation.name!r}, quiet_for=...), run `semel worker --reconcile MODULE:NAME`, "
+            f"and name it here: --reconcile MODULE:NAME; until then {write_down}",
+        )
+    if not known.runs:
+        return (
+            "open",
+            f"{known.name} is declared; whether it runs cannot be seen from here",
+            f"run `semel worker --reconcile {known.name}` beside it, and name it here: --reconcile {known.name}",
+        )
+    quiet = seconds(known.reconciler.quiet_for)
+    return (
+        "ok",
+        f"{known.name}, as it was named to this check: {when} it asks up to {known.reconciler.asks_max} times, and "
+        f"believes that it did not happen from {quiet} after the deadline; then people, by `semel settle`",
+        "",
+    )
+
+
+def retry(operation: Operation) -> Said:
+    """What a retry with the same key meets."""
+    policy = operation.policy
+    if policy.on_error == "replay":
+        return (
+            "open",
+            "always the stored answer, also a 5xx (on_error='replay')",
+            "tell clients that an error is final and needs a new key",
+        )
+    match policy.effects:
+        case Effects.ATOMIC:
+            said = "the stored answer; after an error or a crash it runs again, from nothing"
+        case Effects.IDEMPOTENT:
+            crashes = f"up to {policy.attempts_max} crashes"
+            said = f"the stored answer; after an error or a crash it runs again with the same derived keys, {crashes}"
+        case _ if policy.steps:
+            said = (
+                "the stored answer; after a crash it goes on behind the finished steps, or is told that the outcome is "
+                "unknown where the step under way may not be repeated"
+            )
+        case _:
+            said = (
+                "the stored answer; after an error or a crash it is told that the outcome is unknown, never run again"
+            )
+    return "ok", said, ""
+
+
+def ending(operation: Operation) -> Said:
+    """Who brings it to its end without its client."""
+    if not operation.policy.resumable:
+        return "ok", "nobody: it never runs without its client, whose retry goes on", ""
+    if operation.completed:
+        by = "install(app)" if operation.way == "endpoint" else "manage_engine=True"
+        return "ok", f"the application's own completer ({by}), within the lease and a second", ""
+    return (
+        "open",
+        "nobody here: no completer runs in it, and what is abandoned waits for its client, also what was answered 202",
+        "run `semel worker --complete MODULE:APP` beside it",
+    )

@@ -1,0 +1,69 @@
+"""`semel completion`: the script that completes this command line in bash, zsh or fish.
+
+The scripts are made by shtab from the grammar itself, so that they know every option of this version. Making one
+needs shtab; using it needs neither shtab nor Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Final
+
+from semel.cli.arguments import Commands, Parser, add_command
+from semel.cli.exits import CommandFailed, Exit
+from semel.cli.terminal import Output
+from semel.core.model import State
+
+SHELLS: Final = ("bash", "zsh", "fish")
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "completion",
+        "print the script that completes semel's commands and options in a shell",
+        "semel completion bash > ~/.local/share/bash-completion/completions/semel\n"
+        'eval "$(semel completion bash)"              for this shell only\n'
+        "semel completion zsh > ~/.zfunc/_semel          with fpath+=~/.zfunc before compinit\n"
+        "semel completion fish > ~/.config/fish/completions/semel.fish",
+        "Made by shtab (pip install 'semel[cli]'), which is not needed afterwards. Make it anew after an upgrade.",
+    )
+    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Print the script."""
+    text = script(options.shell)
+    out.document({"shell": options.shell, "script": text})
+    if not out.machine:
+        out.raw(text)
+        out.flush()
+    return Exit.OK
+
+
+def script(shell: str) -> str:
+    """The completion script of a shell. Raises CommandFailed where shtab is missing."""
+    try:
+        import shtab
+    except ImportError:
+        raise CommandFailed("making a completion script needs shtab; install it: pip install 'semel[cli]'") from None
+    from semel.cli.main import grammar  # which knows every command, this one too
+
+    parser, commands = grammar()
+    for each in (parser, *commands.choices.values()):
+        # A menu has room for what a command does, and no more.
+        each.description = (each.description or "").partition(". ")[0].rstrip(".")
+        for action in each._actions:
+            _teach(action, shtab)
+    text: str = shtab.complete(parser, shell=shell)
+    return text if text.endswith("\n") else f"{text}\n"
+
+
+def _teach(action: Any, shtab: Any) -> None:
+    """What the grammar does not say of itself: which arguments are files, and the names of the states."""
+    if action.metavar == "FILE":
+        action.complete = shtab.FILE
+    elif action.dest == "state":
+        action.choices = [state.name.lower() for state in State]

@@ -1,0 +1,136 @@
+"""`semel events`: what waits in the outbox, what is parked and why; try it again, or give it up."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, Final
+
+from semel.cli.arguments import Commands, Parser, add_command, whole_number
+from semel.cli.exits import Exit, NotFound, UsageFailed
+from semel.cli.open_store import opened
+from semel.cli.terminal import Output, span_text
+from semel.core.flow import Flow
+from semel.core.identity import uuid_bytes, uuid_text
+from semel.engine.sync_engine import Engine
+from semel.outbox.event import Waiting
+from semel.outbox.store import Events
+from semel.stores.sql.dialect import dialect_of
+
+LIMIT_MAX: Final = 1000
+_HEADS: Final = ("ID", "TOPIC", "AGGREGATE", "TRIES", "STATE", "REASON")
+_DONE: Final = {"park": "parked", "retry": "will be tried again", "drop": "given up for good"}
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "events",
+        "what waits in the outbox; park, retry or drop an event",
+        "semel events\n"
+        "semel events --parked --json\n"
+        "semel events retry 0b1f0f2e-6c59-8d1e-9a34-5f1d7c1c2f10\n"
+        "semel events park 0b1f0f2e-6c59-8d1e-9a34-5f1d7c1c2f10 --reason 'the schema is wrong'\n"
+        "semel events drop 0b1f0f2e-6c59-8d1e-9a34-5f1d7c1c2f10",
+        "Payloads are not shown. A parked event holds back those of its aggregate behind it, unless the workers run "
+        "with --parked skip. A dropped one is never published.",
+    )
+    parser.add_argument("action", nargs="?", choices=("list", "park", "retry", "drop"), default="list")
+    parser.add_argument("id", nargs="?", metavar="EVENT_ID", help="of park, retry and drop")
+    parser.add_argument("--parked", action="store_true", help="list parked events alone")
+    parser.add_argument("--reason", help="why it is parked")
+    parser.add_argument(
+        "--limit", type=whole_number(1, LIMIT_MAX), default=50, help=f"at most so many (default 50, up to {LIMIT_MAX})"
+    )
+    parser.add_argument(
+        "--after", type=whole_number(0, 2**63 - 1), default=0, help="the next page: where the former ended"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """List, or settle one event."""
+    if options.action == "list":
+        if options.id is not None:
+            raise UsageFailed("semel events list takes no EVENT_ID")
+        return _list(options, out)
+    if options.id is None or uuid_bytes(options.id) is None:
+        raise UsageFailed(f"semel events {options.action} needs an EVENT_ID, a UUID as semel events lists it")
+    if options.action == "park" and not options.reason:
+        raise UsageFailed("semel events park needs a --reason: whoever finds it parked must know why")
+    raw = uuid_bytes(options.id)
+    assert raw is not None
+    id = uuid_text(raw)
+    with opened(options) as engine:
+        events = Events(dialect_of(engine.store, "events"))
+        flows: dict[str, Callable[[], Flow[bool]]] = {
+            "park": lambda: events.park(id, options.reason),
+            "retry": lambda: events.retry(id),
+            "drop": lambda: events.drop(id),
+        }
+        if not engine.perform("events", flows[options.action]):
+            wanted = "waits" if options.action == "park" else "is parked"
+            raise NotFound(f"no event {id} {wanted}; see semel events")
+    out.document({"id": id, "action": options.action})
+    out.say(f"{id}: {_DONE[options.action]}")
+    return Exit.OK
+
+
+def _list(options: argparse.Namespace, out: Output) -> int:
+    with opened(options) as engine:
+        events = Events(dialect_of(engine.store, "events"))
+        depth = engine.perform("events", events.depth)
+        page = _page(engine, events, options)
+    more = page[-1].seq if len(page) == options.limit else None
+    out.document(
+        {
+            "waiting": depth.waiting,
+            "parked": depth.parked,
+            "oldestSeconds": depth.oldest_us / 1_000_000,
+            "events": [_document(each) for each in page],
+            "nextAfter": more,
+        }
+    )
+    oldest = f", the oldest for {span_text(depth.oldest_us)}" if depth.waiting else ""
+    out.say(f"{depth.waiting} waiting{oldest}; {depth.parked} parked")
+    if page:
+        out.table(_HEADS, [_row(each) for each in page])
+    if more is not None:
+        out.say(f"there may be more: --after {more}")
+    return Exit.OK
+
+
+def _page(engine: Engine, events: Events, options: argparse.Namespace) -> list[Waiting]:
+    return engine.perform("events", lambda: events.find(options.after, options.limit, parked=options.parked))
+
+
+def _state(each: Waiting) -> str:
+    if each.damage is not None:
+        return "damaged" if each.parked_at is None else "damaged, parked"
+    return "parked" if each.parked_at is not None else "postponed" if each.tries else "waiting"
+
+
+def _row(each: Waiting) -> tuple[str, ...]:
+    event = each.event
+    about = f"{event.aggregate_type}/{event.aggregate_id}"
+    return event.id, event.topic, about, str(each.tries), _state(each), each.damage or each.reason or ""
+
+
+def _document(each: Waiting) -> dict[str, Any]:
+    event = each.event
+    return {
+        "id": event.id,
+        "topic": event.topic,
+        "type": event.type,
+        "aggregateType": event.aggregate_type,
+        "aggregateId": event.aggregate_id,
+        "tenant": event.tenant,
+        "operationId": None if event.operation_id is None else uuid_text(event.operation_id),
+        "bytes": len(event.payload),
+        "createdAt": each.created_at,
+        "tries": each.tries,
+        "state": _state(each),
+        "reason": each.reason,
+        "damage": each.damage,
+    }

@@ -1,0 +1,160 @@
+"""`semel list` and `semel show`: what the store holds, without keys, requests or answers."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+from semel.admin.describe import has_lapsed, record_document, row_document, shown_state, state_name
+from semel.admin.filters import add_filters, pages, query_of
+from semel.admin.find import check_beginning, find_key, find_named, key_of
+from semel.admin.reconciliations import left_to_operators
+from semel.cli.arguments import Commands, Parser, add_command, whole_number
+from semel.cli.exits import Exit, NotFound, UsageFailed
+from semel.cli.open_store import opened
+from semel.cli.terminal import Output, span_text
+from semel.core.identity import derived_key, uuid_text
+from semel.core.model import Find, Record, Scope, State
+from semel.engine.sync_engine import Engine
+
+AUDIT_LINES: Final = 20
+LIMIT_MAX: Final = 1000
+_HEADS: Final = ("STATE", "OPERATION", "CALLER", "AGE", "ATTEMPT", "OPERATION ID")
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Declare both commands."""
+    listing = add_command(
+        commands,
+        "list",
+        "list records, newest first",
+        "semel list\nsemel list --state unknown --operation payments.create\nsemel list --lapsed --json",
+    )
+    add_filters(listing)
+    listing.add_argument(
+        "--limit", type=whole_number(1, LIMIT_MAX), default=50, help=f"at most so many (default 50, up to {LIMIT_MAX})"
+    )
+    listing.add_argument(
+        "--before", type=whole_number(1, 10**11), help="the next page: the cursor the former page ended with"
+    )
+    listing.set_defaults(run=run_list)
+    show = add_command(
+        commands,
+        "show",
+        "show one record: where it stands, what a retry would get, who settled it and why",
+        "semel show 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55\n"
+        "semel show 0199e0c4\n"
+        "semel show --key 8e03978e --tenant demo --caller alice --operation payments.create\n"
+        "semel show 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55 --derived charge",
+        "The key itself is not stored: only its scope finds it.",
+    )
+    show.add_argument(
+        "operation_id",
+        nargs="?",
+        metavar="OPERATION_ID",
+        help="the operation's id, or at least 6 hex digits that it, the record's id or the key's hash begins with",
+    )
+    show.add_argument("--key", help="the client's key, with --tenant, --caller and --operation")
+    show.add_argument("--tenant", help="with --key")
+    show.add_argument("--caller", help="with --key")
+    show.add_argument("--operation", help="with --key")
+    show.add_argument(
+        "--derived",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="also show the key derived for this downstream call (permit.key_for), to ask the provider about",
+    )
+    show.set_defaults(run=run_show)
+
+
+def run_list(options: argparse.Namespace, out: Output) -> int:
+    """A page of records."""
+    query = query_of(options)._replace(limit=options.limit, before=options.before)
+    with opened(options) as engine:
+        page = next(pages(engine, query, query.limit))
+        left = left_to_operators(engine, page.records)
+    rows = [{**row_document(record, page.now), "needsOperator": record.id in left} for record in page.records]
+    out.document({"records": rows, "nextBefore": page.next_before})
+    out.table_styled(
+        _HEADS,
+        [_row(record, page.now, needs_operator=record.id in left) for record in page.records],
+        [_style(record, page.now) for record in page.records],
+    )
+    if page.next_before is not None:
+        out.say(f"there are more: --before {page.next_before}")
+    return Exit.OK
+
+
+def _style(record: Record, now: int) -> str | None:
+    return "red" if record.state == State.UNKNOWN else "yellow" if has_lapsed(record, now) else None
+
+
+def _row(record: Record, now: int, *, needs_operator: bool) -> tuple[str, ...]:
+    return (
+        shown_state(state_name(record, now))
+        + (", lapsed" if has_lapsed(record, now) else "")
+        + (", needs operator" if needs_operator else ""),
+        record.operation,
+        f"{record.tenant}/{record.caller}",
+        span_text(now - record.created_at),
+        str(record.attempt),
+        uuid_text(record.operation_id),
+    )
+
+
+def run_show(options: argparse.Namespace, out: Output) -> int:
+    """One record and its audit trail."""
+    _check_wanted(options)
+    with opened(options) as engine:
+        if options.operation_id is not None:
+            record = find_named(engine, options.operation_id, options, "OPERATION_ID")
+        else:
+            record = _find_key(engine, options)
+        audit = engine.perform("audit", lambda: engine.store.audit(record.id, AUDIT_LINES))
+        now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
+    document = record_document(record, now, audit)
+    derived = {name: derived_key(record.id, record.generation, name) for name in options.derived if name}
+    if derived:
+        document["derivedKeys"] = derived
+    out.document(document)
+    width = max(len(name) for name in document)
+    for name, value in document.items():
+        # What is not so is not said: `lapsed` beside a doubt of the same name would only confuse.
+        if name not in ("audit", "derivedKeys") and value is not None and value is not False:
+            shown = shown_state(str(value)) if name == "state" else value
+            stored = f" (stored as {value})" if shown != value else ""
+            out.say(f"{name.ljust(width)}  {shown}{stored}")
+    for name, key in derived.items():
+        out.say(f"{'derivedKey'.ljust(width)}  {name}: {key}")
+    for line in audit:
+        ago = span_text(now - line.at)
+        out.say(f"{'audit'.ljust(width)}  {ago} ago: {line.action} by {line.actor}: {line.reason}")
+    return Exit.OK
+
+
+def _check_wanted(options: argparse.Namespace) -> None:
+    """Raise UsageFailed where it is not clear which record is meant."""
+    parts = ("key", "tenant", "caller", "operation")
+    given = [f"--{name}" for name in parts if getattr(options, name) is not None]
+    if options.operation_id is not None:
+        if given:
+            raise UsageFailed(f"give either OPERATION_ID or {given[0]} and its scope, not both")
+        check_beginning(options.operation_id, "OPERATION_ID")
+        return
+    missing = [f"--{name}" for name in parts if not getattr(options, name)]
+    if not given:
+        raise UsageFailed("give an OPERATION_ID, or --key with --tenant, --caller and --operation")
+    if missing:
+        raise UsageFailed(f"{missing[0]} is missing: a key means something only in its scope")
+
+
+def _find_key(engine: Engine, options: argparse.Namespace) -> Record:
+    key = key_of(options.key, "--key")
+    record = find_key(engine, Scope(options.tenant, options.caller, options.operation), key)
+    if record is None:
+        raise NotFound(
+            "--key names no record in this scope; check --tenant, --caller and --operation "
+            "(semel explain looks in every scope)"
+        )
+    return record

@@ -1,0 +1,228 @@
+"""`semel settle`: an operator's word on a command whose outcome nobody could prove.
+
+It is a compare-and-set on the record that was read, it needs a reason, it is written to the audit trail,
+and it waits for the handler's deadline: until then the handler might still be running. Where a step is in
+doubt, "did not happen" is said of that step: what had finished is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from semel.admin.damaged import is_damaged
+from semel.admin.find import check_beginning, find_named, name_of
+from semel.cli.arguments import Commands, Parser, add_command, whole_number
+from semel.cli.exits import CommandFailed, Exit, UsageFailed
+from semel.cli.open_store import opened
+from semel.cli.terminal import Output, span_text
+from semel.core.identity import uuid_text
+from semel.core.model import Answer, MovedOn, Resolution, Resolved, State, TooEarly
+from semel.errors import ResolveRefused, StepError
+from semel.operations.flow import resolve
+from semel.policy import NEVER_REPLAYED
+from semel.steps.doubts import step_of
+from semel.steps.run import found_result
+
+BODY_BYTES_MAX: Final = 1024 * 1024
+REASON_LENGTH_MAX: Final = 1000
+_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
+_VALUE: Final = re.compile(r"[\x20-\x7e\x80-\xff]*").fullmatch
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "settle",
+        "settle a command whose outcome is UNKNOWN, after you found out what really happened",
+        "semel settle 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55 --did-not-happen --reason 'no charge at the provider'\n"
+        "semel settle 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55 --succeeded --status 201 --body-file answer.json \\\n"
+        "    --header 'Content-Type: application/json' --reason 'charged: ch_81 at the provider'\n"
+        "semel settle 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55 --step-succeeded '\"ch_81\"' --reason 'ch_81 is there'",
+        "Retries then get the answer, or run the command. Where a step is in doubt, --did-not-happen is said of that "
+        "step alone: what had finished is not made again. It is refused before the handler's deadline has passed.",
+    )
+    parser.add_argument(
+        "operation_id",
+        metavar="OPERATION_ID",
+        help="the operation's id, or at least 6 hex digits that it, the record's id or the key's hash begins with",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--succeeded", action="store_true", help="the effect happened: retries never run it again")
+    what.add_argument(
+        "--did-not-happen", action="store_true", help="no effect happened (of the step in doubt): a retry may run it"
+    )
+    what.add_argument(
+        "--step-succeeded", metavar="JSON", help="the step in doubt returned this: a retry goes on behind it"
+    )
+    parser.add_argument("--reason", required=True, help="how you know; kept in the audit trail")
+    parser.add_argument("--actor", help="who settles it (default: the user name)")
+    parser.add_argument("--force", action="store_true", help="before the deadline: you know the handler is gone")
+    parser.add_argument(
+        "--no-answer",
+        action="store_true",
+        help="with --succeeded and without --status: retries get no answer, for ever, only that it was done",
+    )
+    parser.add_argument("--status", type=whole_number(200, 599), help="with --succeeded: the answer's HTTP status")
+    parser.add_argument("--body-file", metavar="FILE", help="with --status: the answer's body")
+    parser.add_argument(
+        "--header", action="append", default=[], metavar="'NAME: VALUE'", help="with --status: one of its headers"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Settle one record."""
+    check_beginning(options.operation_id, "OPERATION_ID")
+    reason = _text("--reason", options.reason)
+    actor = _text("--actor", options.actor if options.actor is not None else _user())
+    answer = _answer(options)
+    with opened(options) as engine:
+        everywhere = argparse.Namespace(**vars(options), tenant=None, caller=None, operation=None)
+        record = find_named(engine, options.operation_id, everywhere, "OPERATION_ID")
+        operation_id = record.operation_id
+        if is_damaged(record):
+            raise CommandFailed("refused: the record is damaged; restore it from a backup (see semel doctor)")
+        step = None if options.succeeded else step_of(record.doubt)
+        result = _result(options.step_succeeded, step)
+        happened = not options.did_not_happen
+        word = Resolution(
+            record.id, record.fence, happened, answer, actor, reason, options.force, step=step, result=result
+        )
+        try:
+            reply = engine.perform("resolve", lambda: resolve(engine.store, word))
+        except (ResolveRefused, StepError) as error:
+            raise CommandFailed(f"refused: {error}") from error
+    match reply:
+        case Resolved(state):
+            out.document(
+                {
+                    "operationId": uuid_text(operation_id),
+                    "state": state.name,
+                    "answer": answer is not None,
+                    "step": step,
+                }
+            )
+            then = _then(options, state, step, answer)
+            if options.operation_id != uuid_text(operation_id):
+                out.say(name_of(record))  # a beginning was given: it is said whose it was
+            out.say(f"settled: {then}")
+            return Exit.OK
+        case TooEarly(wait_us):
+            raise CommandFailed(
+                f"refused: the handler's deadline has not passed, it may still be running; wait {span_text(wait_us)}, "
+                "or give --force if you know that it is gone"
+            )
+        case MovedOn(None):
+            raise CommandFailed("refused: the record is gone; see: semel list")
+        case MovedOn(State.UNKNOWN):
+            raise CommandFailed("refused: another step is in doubt by now; see: semel explain")
+        case MovedOn(state):
+            raise CommandFailed(
+                f"refused: only UNKNOWN (or lapsed) commands are settled by hand, this one is {state and state.name} "
+                f"now; see: semel show {uuid_text(operation_id)}"
+            )
+
+
+def _then(options: argparse.Namespace, state: State, step: str | None, answer: Answer | None) -> str:
+    """What it was settled as, and what becomes of it."""
+    if options.succeeded:
+        then = "a retry gets it" if answer is not None else "a retry is told so and gets no answer; this is final"
+        return f"it succeeded; {then}"
+    what = "it" if step is None else f"step {step!r}"
+    said = f"{what} {'did not happen' if options.did_not_happen else 'succeeded'}"
+    match state:
+        case State.UNKNOWN:
+            return f"{said}; another step is in doubt, see: semel explain"
+        case State.CLAIMED:
+            return f"{said}; a retry goes on, and makes no step again that had finished"
+        case _:
+            return f"{said}; a retry runs it"
+
+
+def _result(given: str | None, step: str | None) -> bytes | None:
+    """A step's result as it is recorded. Raises UsageFailed, CommandFailed."""
+    if given is None:
+        return None
+    try:
+        value = json.loads(given)
+    except (ValueError, RecursionError) as error:
+        raise UsageFailed(f"--step-succeeded must be JSON, such as '\"ch_81\"' or null: {error}") from error
+    if step is None:
+        raise CommandFailed("refused: no step of this command is in doubt; see: semel explain")
+    try:
+        return found_result(step, value)
+    except StepError as error:
+        raise UsageFailed(f"--step-succeeded: {error}") from error
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid {os.getuid()}"
+
+
+def _text(name: str, given: str) -> str:
+    text = given.strip()
+    if not text or len(text) > REASON_LENGTH_MAX:
+        raise UsageFailed(f"{name} must be a text of 1 to {REASON_LENGTH_MAX} characters")
+    if any(0xD800 <= ord(char) < 0xE000 for char in text):
+        raise UsageFailed(f"{name} must be valid text in the terminal's encoding")
+    return text
+
+
+def _answer(options: argparse.Namespace) -> Answer | None:
+    """The answer that retries will get. Raises UsageFailed."""
+    if not options.succeeded:
+        for name, given in (
+            ("--status", options.status),
+            ("--body-file", options.body_file),
+            ("--header", options.header),
+            ("--no-answer", options.no_answer),
+        ):
+            if given:
+                raise UsageFailed(f"{name} belongs to --succeeded: only an answer to the whole command has one")
+        return None
+    if options.status is None:
+        if options.body_file or options.header:
+            raise UsageFailed("--status is missing: an answer has a status, such as --status 201")
+        if not options.no_answer:
+            raise UsageFailed(
+                "--succeeded without --status is final: every retry is refused with NOT_REPLAYABLE, and no answer can "
+                "be given later. Give the answer that clients should get (--status 201 --body-file answer.json), or "
+                "confirm with --no-answer"
+            )
+        return None
+    if options.no_answer:
+        raise UsageFailed("give either --status or --no-answer, not both")
+    return Answer(options.status, tuple(_header(line) for line in options.header), _body(options.body_file))
+
+
+def _header(line: str) -> tuple[bytes, bytes]:
+    name, colon, value = line.partition(":")
+    if not colon or not _NAME(name) or not _VALUE(value):
+        raise UsageFailed(f"--header must have the form 'Name: value', not {line!r}")
+    raw = name.lower().encode("ascii")
+    if raw in NEVER_REPLAYED:
+        raise UsageFailed(f"--header {name}: this header is never stored and never replayed")
+    return raw, value.strip().encode("latin-1")
+
+
+def _body(path: str | None) -> bytes:
+    if path is None:
+        return b""
+    try:
+        with Path(path).open("rb") as file:
+            body = file.read(BODY_BYTES_MAX + 1)
+    except OSError as error:
+        raise UsageFailed(f"--body-file {path}: {error.strerror}") from error
+    if len(body) > BODY_BYTES_MAX:
+        raise UsageFailed(f"--body-file {path} is larger than {BODY_BYTES_MAX} bytes: settle it without an answer")
+    return body

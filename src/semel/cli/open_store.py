@@ -1,0 +1,56 @@
+"""How a command reaches the store it was told about."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from semel.cli.exits import UsageFailed
+from semel.core.contract import Store
+from semel.engine.backend import shown_url
+from semel.engine.sync_engine import Engine
+from semel.reference.settings import id_secret, store_url
+
+
+def connect(options: argparse.Namespace) -> Engine:
+    """An engine for ``--url``; nothing is opened yet. Raises UrlError and UsageFailed."""
+    url = url_of(options)
+    engine = Engine.connect(url, id_secret=id_secret())
+    require_shared(engine.store, url)
+    return engine
+
+
+def require_shared(store: Store, url: str) -> None:
+    """Raises UsageFailed: nobody but this process sees what the store holds."""
+    if not store.capabilities.shared_between_processes:
+        scheme = url.partition("://")[0]
+        raise UsageFailed(f"--url: {scheme}:// lives and dies with its process; name a store that others can see")
+
+
+def url_of(options: argparse.Namespace) -> str:
+    """``--url``, or else what the environment says."""
+    url: str = getattr(options, "url", None) or store_url()
+    return url
+
+
+def source_of_url(options: argparse.Namespace) -> str:
+    """Where the store's URL comes from, as people say it."""
+    if getattr(options, "url", None):
+        return "--url"
+    return "$SEMEL_URL" if os.environ.get("SEMEL_URL") else "default"
+
+
+@contextmanager
+def opened(options: argparse.Namespace) -> Iterator[Engine]:
+    """The engine, its store checked to be migrated and the one on record; closed at the end."""
+    engine = connect(options)
+    try:
+        engine.open()
+        yield engine
+    finally:
+        engine.close()
+
+
+__all__ = ["connect", "opened", "shown_url", "source_of_url", "url_of"]

@@ -1,0 +1,246 @@
+"""ATOMIC commands: the record and the handler's writes in one transaction.
+
+The order is what makes it true: look outside any transaction; begin; claim first; the handler's writes;
+a settle that must stand; commit. A crash anywhere leaves nothing. What is visible without an answer is
+proof that somebody committed early, and is never run again.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+from semel.core.command_flow import Under, look_once, recast, settlement
+from semel.core.contract import Store
+from semel.core.flow import Flow, ask
+from semel.core.model import (
+    Claim,
+    Grant,
+    InProgress,
+    Proceed,
+    Record,
+    Settled,
+    Settlement,
+    Settling,
+    State,
+    Superseded,
+    Verdict,
+)
+from semel.core.outcomes import Outcome, Refused, Succeeded, Unprovable
+from semel.core.record import state_of
+from semel.core.requests import Begin, Commit, Perform, Rollback, SettleWithin, Unit, Within
+from semel.core.settle import holds
+from semel.errors import (
+    EarlyCommit,
+    HandlerRefused,
+    NotReplicated,
+    SemelError,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+)
+
+COMMITTED_EARLY = "committed-early"
+NOT_ROLLED_BACK = "not-rolled-back"
+
+
+def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) -> Flow[tuple[Verdict, Unit | None]]:
+    """Claim in a transaction of its own, which stays open for the handler if the verdict is Proceed."""
+    if not store.capabilities.settles_by_proof:
+        seen, claim = yield from look_once(store, claim, under)
+        if seen is not None:
+            return seen, None
+    unit = yield from ask(begin)
+    try:
+        verdict = yield from _claim_within(store, unit, claim, under)
+        if isinstance(verdict, Proceed):
+            unit.hand_out()
+            return verdict, unit
+    except Exception:  # also what ``under`` raises: a unit that nobody ends keeps its connection and its lock
+        yield from ask(Rollback(unit))
+        raise
+    yield from ask(Rollback(unit))
+    if type(verdict) is InProgress and store.capabilities.settles_by_proof:
+        verdict = yield from settled_or(store, claim, under, verdict)
+    return verdict, None
+
+
+def settled_or(store: Store, claim: Claim, under: Under | None, running: Verdict) -> Flow[Verdict]:
+    """What a settled record means to a claim that found its key locked, maybe by another replay; else ``running``."""
+    seen, _ = yield from look_once(store, claim, under)
+    return running if seen is None else seen
+
+
+def _claim_within(store: Store, unit: Unit, claim: Claim, under: Under | None) -> Flow[Verdict]:
+    verdict = yield from ask(Within(unit, "claim", partial(store.claim_here, claim)))
+    while (again := recast(claim, verdict, under)) is not None:
+        verdict = yield from ask(Within(unit, "claim", partial(store.claim_here, again)))
+        claim = again
+    return verdict
+
+
+def settle_unit(
+    store: Store,
+    unit: Unit,
+    claim: Claim,
+    grant: Grant,
+    outcome: Outcome,
+    word: Settlement,
+    under: Under | None = None,
+) -> Flow[Settling]:
+    """End an ATOMIC command: settle and commit, or roll back; a definite refusal is stored on its own.
+
+    Raises:
+        EarlyCommit: the handler's transaction had been committed, or some of its writes were not rolled back; the
+            record reads UNKNOWN now.
+        StoreTimeout: the commit was not answered, and the record could not be read back.
+    """
+    try:
+        reply = yield from _end_unit(store, unit, claim, grant, outcome, word, under)
+    except StoreError:
+        if not has_left_writes(unit):
+            raise
+    else:
+        if not has_left_writes(unit):
+            return reply
+    raise (yield from note_left_writes(store, claim, under))
+
+
+def _end_unit(
+    store: Store,
+    unit: Unit,
+    claim: Claim,
+    grant: Grant,
+    outcome: Outcome,
+    word: Settlement,
+    under: Under | None,
+) -> Flow[Settling]:
+    if isinstance(outcome, Succeeded):
+        return (yield from _settle_and_commit(store, unit, grant, word))
+    yield from ask(Rollback(unit))
+    if (yield from is_visible(store, grant)):
+        raise (yield from note_early_commit(store, grant))
+    if not isinstance(outcome, Refused) or has_left_writes(unit):
+        return Settled()
+    reply = yield from ask(Perform("refuse", lambda: refuse(store, claim, outcome, under)))
+    return reply if isinstance(reply, Settled) else Superseded(None)
+
+
+def _settle_and_commit(store: Store, unit: Unit, grant: Grant, word: Settlement) -> Flow[Settling]:
+    if store.capabilities.settles_by_proof:
+        return (yield from _settle_with_commit(store, unit, grant, word))
+    try:
+        reply = yield from settle_inside(store, unit, grant, word)
+    except SemelError:
+        yield from ask(Rollback(unit))
+        raise
+    if reply is None:
+        yield from ask(Rollback(unit))
+        raise (yield from note_early_commit(store, grant))
+    if not isinstance(reply, Settled):
+        yield from ask(Rollback(unit))  # a settle that does not stand must never be followed by a commit
+        return reply
+    try:
+        yield from ask(Commit(unit))
+    except StoreTimeout:
+        yield from _confirm_commit(store, grant)
+    return reply
+
+
+def _settle_with_commit(store: Store, unit: Unit, grant: Grant, word: Settlement) -> Flow[Settling]:
+    """Settle and COMMIT in one round trip; what the settle does not prove to be its own, the server rolls back."""
+    try:
+        stands = yield from ask(SettleWithin(unit, store.settle_within(word), commit=True))
+    except NotReplicated:  # it can be seen here, which proves nothing of the standby
+        raise
+    except StoreTimeout:
+        try:
+            yield from _confirm_commit(store, grant)
+        except StoreUnavailable:  # invisible, but a server may be at it still: a retry meets its lock, or its answer
+            raise StoreTimeout("the commit was not answered: not known yet; retry with the same key") from None
+        return Settled()
+    if stands:
+        return Settled()
+    [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
+    if holds(row, grant.fence, grant.nonce):
+        raise (yield from note_early_commit(store, grant))
+    if row is None:
+        raise HandlerRefused("the handler's transaction was rolled back behind its unit; nothing of it remains")
+    return Superseded(state_of(row))
+
+
+def _confirm_commit(store: Store, grant: Grant) -> Flow[None]:
+    """A commit that was not answered is no failure: not known yet. The record, seen from outside, is the evidence."""
+    try:
+        [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
+    except StoreError:  # "unavailable" would say that nothing was done
+        raise StoreTimeout("the commit was not answered, and its record could not be read back") from None
+    if not _stands(row, grant):
+        raise StoreUnavailable("the transaction did not commit; nothing of it remains") from None
+
+
+def settle_inside(store: Store, unit: Unit, grant: Grant, word: Settlement) -> Flow[Settling | None]:
+    """Settle in the unit's transaction; None where the claim was committed early, by whomever."""
+    if store.capabilities.settles_by_proof:
+        if (yield from ask(SettleWithin(unit, store.settle_within(word), commit=False))):
+            return Settled()
+        [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
+        return None if holds(row, grant.fence, grant.nonce) else Superseded(None if row is None else state_of(row))
+    if (yield from is_visible(store, grant)):
+        return None
+    [reply] = yield from ask(Within(unit, "settle", lambda: store.settle((word,))))
+    return reply
+
+
+def is_visible(store: Store, grant: Grant) -> Flow[bool]:
+    """Whether this grant can be seen from outside its transaction: then somebody has committed it."""
+    [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
+    return row is not None and row.nonce == grant.nonce
+
+
+def note_early_commit(store: Store, grant: Grant) -> Flow[EarlyCommit]:
+    """Make a record that was committed without its answer UNKNOWN; returns the error to raise."""
+    doubtful = settlement(grant, Unprovable(COMMITTED_EARLY))
+    with suppress(StoreError):  # where it cannot be written now, the record reads UNKNOWN when its lease is over
+        yield from ask(Perform("settle", lambda: store.settle((doubtful,))))
+    return EarlyCommit(
+        "the transaction of an ATOMIC command was committed before Semel settled it; its outcome is UNKNOWN now. "
+        "Leave the commit to the end, and write no COMMIT or DDL in the handler"
+    )
+
+
+def has_left_writes(unit: Unit) -> bool:
+    """Whether the server said of the unit's ROLLBACK that some of the writes remain. Only MariaDB's has such tables."""
+    return bool(getattr(unit, "left_writes", False))
+
+
+def note_left_writes(store: Store, claim: Claim, under: Under | None) -> Flow[EarlyCommit]:
+    """Record a command that could not be rolled back as UNKNOWN: the claim was, and its key would be free."""
+    with suppress(StoreError):
+        yield from ask(Perform("refuse", lambda: refuse(store, claim, Unprovable(NOT_ROLLED_BACK), under)))
+    return EarlyCommit(
+        "an ATOMIC command was rolled back, but what it wrote into a table without transactions (MyISAM, Aria) "
+        "remains; its outcome is UNKNOWN now. Convert such tables: ALTER TABLE … ENGINE=InnoDB; semel doctor names them"
+    )
+
+
+def _stands(row: Record | None, grant: Grant) -> bool:
+    return row is not None and row.nonce == grant.nonce and row.state == State.SUCCEEDED
+
+
+def refuse(store: Store, claim: Claim, outcome: Refused | Unprovable, under: Under | None) -> Flow[Verdict | Settled]:
+    """Store a definite refusal whose business writes were rolled back, or a doubt: claim and settle in one commit.
+
+    If another answer is there by then, that verdict is returned and nothing is written.
+    """
+    yield from store.together()
+    verdict = yield from store.claim_here(claim)
+    while (again := recast(claim, verdict, under)) is not None:
+        verdict = yield from store.claim_here(again)
+        claim = again
+    if not isinstance(verdict, Proceed):
+        return verdict
+    [reply] = yield from store.settle((settlement(verdict.grant, outcome),))
+    if not isinstance(reply, Settled):
+        raise StoreUnavailable("the refusal could not be stored beside its own claim")
+    return reply

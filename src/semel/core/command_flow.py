@@ -1,0 +1,181 @@
+"""The life of one command as flows over the engine's asks: claim, wait, settle until confirmed.
+
+This is the engine's logic, written once. The sync and the async shell perform the same asks, each in
+its own way; nothing here knows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from semel.core.backoff import poll_seconds, retry_seconds
+from semel.core.contract import Store
+from semel.core.flow import Flow, ask
+from semel.core.model import (
+    Answer,
+    AnswerKind,
+    Claim,
+    Grant,
+    InProgress,
+    KeyReused,
+    Settlement,
+    Settling,
+    State,
+    Unreadable,
+    Verdict,
+)
+from semel.core.outcomes import Outcome, Refused, Released, Succeeded
+from semel.core.requests import Attempt, Elapsed, Jitter, Pause, Perform, PerformOne
+from semel.errors import NotReplicated, RequestError, RequestTooLarge, StoreError, StoreTimeout
+from semel.operations.tracking import settling
+
+Under = Callable[[str], bytes | tuple[bytes, ...] | None]
+IN_OTHER_TERMS = (Unreadable, KeyReused)
+"""Verdicts that may mean the same request, recorded otherwise."""
+LOOK_SECONDS_MIN = 0.001
+
+
+def claim_recast(store: Store, claim: Claim, verdict: Verdict, under: Under | None) -> Flow[Verdict]:
+    """Claim again in the terms of the record that a claim met, where it met one in other terms."""
+    while (again := recast(claim, verdict, under)) is not None:
+        [verdict] = yield from ask(PerformOne("claim", store.claim, again))
+        claim = again
+    return verdict
+
+
+def recast(claim: Claim, verdict: Verdict | None, under: Under | None) -> Claim | None:
+    """The same claim in the terms of the record it met; None where there is no need or no way.
+
+    Those are the recipe that the record was made under, and then each spelling of the same request that is recorded
+    otherwise under one recipe. Asked again and again, it gives each of them once.
+    """
+    if under is None:
+        return None
+    if isinstance(verdict, Unreadable):
+        recipe = verdict.recipe
+    elif isinstance(verdict, KeyReused):
+        recipe = claim.recipe
+    else:
+        return None
+    found = None if recipe is None else under(recipe)
+    if recipe is None or found is None:
+        return None
+    fingerprints = found if isinstance(found, tuple) else (found,)
+    if recipe == claim.recipe and claim.fingerprint in fingerprints:
+        fingerprints = fingerprints[fingerprints.index(claim.fingerprint) + 1 :]
+    return claim._replace(recipe=recipe, fingerprint=fingerprints[0]) if fingerprints else None
+
+
+def look_once(store: Store, claim: Claim, under: Under | None) -> Flow[tuple[Verdict | None, Claim]]:
+    """A look before or after a claim, with the claim in the terms of the record that it met."""
+    [seen] = yield from ask(PerformOne("look", store.look, claim))
+    while (again := recast(claim, seen, under)) is not None:
+        [seen] = yield from ask(PerformOne("look", store.look, again))
+        claim = again
+    return seen, claim
+
+
+def look_before_refusing(
+    store: Store, claim: Claim, under: Under | None, refusal: RequestError
+) -> Flow[Verdict | None]:
+    """What a command gets whose request breaks a limit: a limit of today is no word about what was taken before.
+
+    None where it may go on as any other: its key is on record, although it would not be taken for a new command.
+
+    Raises the refusal where nothing is on record, or where the command would have to run and is too large for that.
+    """
+    [row] = yield from ask(Perform("read", lambda: store.read((claim.id,))))
+    if row is None:
+        raise refusal
+    if not isinstance(refusal, RequestTooLarge):
+        return None
+    seen, _ = yield from look_once(store, claim, under)
+    if seen is None:
+        raise refusal
+    return seen
+
+
+def reread(store: Store, claim: Claim, grant: Grant, under: Under | None) -> Flow[Verdict]:
+    """What holds instead of a settlement that was refused.
+
+    Raises:
+        StoreTimeout: the store could not say: not known yet.
+    """
+    try:
+        seen, _ = yield from look_once(store, claim, under)
+    except StoreError as error:  # "unavailable" would say that the handler did not run
+        raise StoreTimeout(f"the outcome was refused, and what holds instead could not be read: {error}") from error
+    return InProgress(grant.operation_id, 0) if seen is None else seen
+
+
+def await_verdict(id: bytes, first: InProgress, seconds: float) -> Flow[Verdict]:
+    """Wait for a running command, within ``seconds``: woken at once in-process, otherwise polling with jitter.
+
+    Each look is a claim of its own, so a lapsed lease is noticed and taken over by whoever waits.
+    """
+    verdict: Verdict = first
+    ends = (yield from ask(Elapsed())) + seconds
+    asked = 0
+    while isinstance(verdict, InProgress):
+        left = ends - (yield from ask(Elapsed()))
+        if left <= 0:
+            return verdict
+        pause = poll_seconds(asked, (yield from ask(Jitter())))
+        lapse = verdict.lease_left_us / 1_000_000
+        yield from ask(Pause(max(LOOK_SECONDS_MIN, min(left, pause, lapse or pause)), id))
+        verdict = yield from ask(Attempt())
+        asked += 1
+    return verdict
+
+
+def settle_until_confirmed(store: Store, word: Settlement, seconds: float) -> Flow[Settling]:
+    """Settle; where the store fails, again with the same fence and nonce until it answers.
+
+    Raises:
+        StoreTimeout: it did not confirm within ``seconds``: not known yet.
+    """
+    ends = (yield from ask(Elapsed())) + seconds
+    tried = 0
+    while True:
+        try:
+            [reply] = yield from ask(settling(store, word))
+            return reply
+        except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
+            raise
+        except StoreError as error:
+            if (yield from ask(Elapsed())) >= ends:  # "unavailable" would say that the handler did not run
+                raise StoreTimeout(f"the outcome could not be confirmed by the store: {error}") from error
+        yield from ask(Pause(retry_seconds(tried, (yield from ask(Jitter())))))
+        tried += 1
+
+
+def settlement(
+    grant: Grant, outcome: Outcome, *, kept: bool = True, resource: tuple[str | None, str | None] = (None, None)
+) -> Settlement:
+    """The holder's last word for an outcome. ``kept`` False: the answer went through and was not captured."""
+    doubt: str | None = None
+    cause: str | None = None
+    stored: Answer | None = None
+    match outcome:
+        case Succeeded(answer):
+            state, stored = State.SUCCEEDED, answer
+        case Refused(answer):
+            state, stored = State.FAILED_REPLAYABLE, answer
+        case Released(reason, proven, resumes):
+            state = State.CLAIMED if resumes else State.FAILED_NOT_REPLAYABLE if proven else State.PROCESSING
+            doubt = reason
+        case _:
+            state, doubt, cause = State.UNKNOWN, outcome.doubt, outcome.cause
+    kind = AnswerKind.NONE if stored is None else AnswerKind.KEPT if kept else AnswerKind.NOT_KEPT
+    return Settlement(
+        grant.id,
+        grant.fence,
+        grant.nonce,
+        state,
+        stored,
+        kind,
+        doubt,
+        cause,
+        resource_type=resource[0],
+        resource_id=resource[1],
+    )

@@ -1,0 +1,156 @@
+"""What a store is: about ten verbs, each a flow over a sequence of requests.
+
+A store describes; a driver performs. Every write names fence and nonce; every list has a limit and an
+order. The conformance suite in ``semel.testing`` is the executable form of this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+from semel.core.flow import Ask, Flow
+from semel.core.model import (
+    Audit,
+    Claim,
+    Find,
+    Found,
+    Purged,
+    Record,
+    Renewal,
+    Resolution,
+    Resolving,
+    Settlement,
+    Settling,
+    Verdict,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a store can hold, declared by the store and read by the suite: a difference is never a skip."""
+
+    survives_process_crash: bool
+    survives_server_crash: bool
+    shared_between_processes: bool
+    atomic_with_business_writes: bool
+    settles_by_proof: bool = (
+        False  # inside a unit, its statements see for themselves whether the claim is the unit's own
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One thing that a server's real settings say about what its store can promise.
+
+    Parameters: ``check`` a short name; ``level`` *forgets* where acknowledged records may be gone after a restart or
+    when memory is short: an EXTERNAL command would then run twice; *unusable* where nothing can be granted at all;
+    ``remedy`` what to do about it, empty where nothing is wrong.
+    """
+
+    check: str
+    level: Literal["ok", "note", "warning", "forgets", "unusable"]
+    detail: str
+    remedy: str = ""
+
+
+@runtime_checkable
+class Observable(Protocol):
+    """A store whose promise hangs on settings of its server. Start-up asks it, and so does ``semel doctor``."""
+
+    def observe(self) -> Flow[list[Observed]]:
+        """What the server says of itself now."""
+
+
+class Turn(NamedTuple):
+    """When a reaper looks again: microseconds of the store's clock. ``earliest`` None: nothing will lapse by itself."""
+
+    now: int
+    next: int
+    earliest: int | None
+
+
+@runtime_checkable
+class TakesTurns(Protocol):
+    """A store on which the reapers of all processes take turns, so that an idle fleet asks as little as one process."""
+
+    def turn(self, mine: int | None, every_us: int) -> Flow[Turn]:
+        """The next turn of a process that has this one now (None: it begins), ``every_us`` after the last one taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The row of ``semel_meta`` that says which store this is."""
+
+    store_id: str
+    schema_version: int
+    epoch: int
+    id_format: int
+    secret_check: bytes
+
+
+class Store(Protocol):
+    """The contract. All sequences are answered in their order; one request is a batch of one."""
+
+    capabilities: Capabilities
+
+    def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
+        """Decide each attempt and write what it grants, atomically per record."""
+
+    def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
+        """Decide without writing: the verdicts that need nothing written, None for the others."""
+
+    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+        """One claim in a transaction that is open already and will be committed with other writes."""
+
+    def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
+        """Write each holder's last word, if its fence and nonce still stand."""
+
+    def settle_within(self, settlement: Settlement) -> Ask[Any]:
+        """The one ask that settles inside a unit whose claim is its own, and fails its transaction otherwise.
+
+        Only stores that declare ``settles_by_proof`` are asked for it.
+        """
+
+    def together(self) -> Flow[None]:
+        """What follows in this flow is committed as one. Nothing to do where the driver makes every flow one."""
+
+    def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
+        """Note on open records that their answer will not be kept, before its first byte leaves."""
+
+    def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
+        """Extend leases up to the deadline; False where the holder is superseded or settled."""
+
+    def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
+        """Release open claims (record id, nonce) whose handler never ran; False where none is there (yet)."""
+
+    def read(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
+        """The records of these ids."""
+
+    def read_operations(self, operation_ids: Sequence[bytes]) -> Flow[list[Record | None]]:
+        """The records of these operation ids."""
+
+    def find(self, query: Find) -> Flow[Found]:
+        """A page of records for operators, newest first, without bodies."""
+
+    def resolve(self, resolution: Resolution) -> Flow[Resolving]:
+        """Settle an UNKNOWN (or lapsed) record by compare-and-set, and write it to the audit trail."""
+
+    def lapse(self, limit: int) -> Flow[list[Record]]:
+        """Make lapsed records whose outcome is unknown visible as UNKNOWN; returns those it marked."""
+
+    def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
+        """Drop expired answers and forget expired tombstones in one chunk."""
+
+    def counts(self) -> Flow[dict[int, int]]:
+        """How many records stand in each state."""
+
+    def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
+        """The newest lines of the audit trail, of one record or of all."""
+
+    def identity(self) -> Flow[Identity | None]:
+        """Who this store is; None where it was never migrated."""
+
+    def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
+        """Bring the schema up to date; the names of the migrations that ran."""

@@ -1,0 +1,390 @@
+"""The state machine: everything about what an attempt meets lives in this file.
+
+``situation`` names where an attempt stands; ``TABLE`` says, for each situation, the verdict and why; ``LAPSED`` says
+which situation an unfinished record is in, by what it was claimed under and what the operation declares now.
+The guarantees page and the state diagram are generated from the same tables. Pure: the caller brings
+the row, the attempt and the store's time, and writes what the verdict grants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final, NamedTuple
+
+from semel.core.model import (
+    RECORD_FORMAT,
+    AfterExpiry,
+    Answer,
+    AnswerKind,
+    Claim,
+    Effects,
+    Grant,
+    InProgress,
+    KeyExpired,
+    KeyReused,
+    NotReplayable,
+    OutcomeUnknown,
+    Proceed,
+    Record,
+    Replay,
+    State,
+    Unreadable,
+    Verdict,
+)
+from semel.core.record import answer_of, is_sound, state_of, uuid_of
+from semel.core.timing import lease_end, next_fence
+from semel.steps.doubts import names_a_step
+
+
+class Situation(Enum):
+    """Where an attempt stands with its record. Exactly one holds for every row, attempt and time."""
+
+    NEVER_SEEN = "never seen"
+    CORRUPT = "a record that cannot be decoded"
+    OTHER_RECIPE = "fingerprint under another recipe"
+    OTHER_REQUEST = "another fingerprint, in any state"
+    MINE = "open, and by this attempt's own nonce"
+    CLAIMED_LIVE = "CLAIMED, live lease"
+    CLAIMED_LAPSED = "CLAIMED, lapsed"
+    STEPS_UNDECLARED = "CLAIMED, lapsed, a step has begun, and the operation declares no steps now"
+    PROCESSING_LIVE = "PROCESSING, live lease"
+    ATOMIC_LAPSED = "PROCESSING, lapsed, ATOMIC"
+    IDEMPOTENT_LAPSED = "PROCESSING, lapsed, IDEMPOTENT"
+    EFFECTS_CHANGED = "PROCESSING, lapsed, IDEMPOTENT, and the operation is declared otherwise now"
+    IDEMPOTENT_DEDUP_OVER = "PROCESSING, lapsed, IDEMPOTENT, past dedup_for"
+    IDEMPOTENT_ATTEMPTS_OVER = "PROCESSING, lapsed, IDEMPOTENT, past attempts_max"
+    EXTERNAL_LAPSED = "PROCESSING, lapsed, EXTERNAL"
+    ANSWER_KEPT = "SUCCEEDED, answer kept"
+    ANSWER_NOT_KEPT = "SUCCEEDED, answer not kept"
+    REFUSAL_KEPT = "FAILED_REPLAYABLE, answer kept"
+    REFUSAL_NOT_KEPT = "FAILED_REPLAYABLE, answer not kept"
+    NOTHING_HAPPENED = "FAILED_NOT_REPLAYABLE"
+    UNKNOWN = "UNKNOWN"
+    EXPIRED = "EXPIRED, after_expiry='refuse'"
+    EXPIRED_NEW = "EXPIRED, after_expiry='new'"
+
+
+class Rule(NamedTuple):
+    """One line of the table: the verdict's type and the reason, as the guarantees page prints it."""
+
+    verdict: type
+    why: str
+
+
+TABLE: Final[Mapping[Situation, Rule]] = {
+    Situation.NEVER_SEEN: Rule(Proceed, "nobody has asked for this"),
+    Situation.CORRUPT: Rule(Unreadable, "what cannot be read is never run again"),
+    Situation.OTHER_RECIPE: Rule(Unreadable, "never taken for reuse, never run: another version may know it"),
+    Situation.OTHER_REQUEST: Rule(KeyReused, "checked before the state: one key, one request"),
+    Situation.MINE: Rule(Proceed, "the same claim read back: it had succeeded"),
+    Situation.CLAIMED_LIVE: Rule(InProgress, "reserved; its holder is believed alive"),
+    Situation.CLAIMED_LAPSED: Rule(Proceed, "nothing is in doubt: each step that had begun is finished or repeatable"),
+    Situation.STEPS_UNDECLARED: Rule(
+        Unreadable, "its handler would make the finished steps again: only a version with steps can continue"
+    ),
+    Situation.PROCESSING_LIVE: Rule(InProgress, "its holder is believed alive"),
+    Situation.ATOMIC_LAPSED: Rule(OutcomeUnknown, "visible without an answer: somebody committed early"),
+    Situation.IDEMPOTENT_LAPSED: Rule(Proceed, "granted anew: the downstream deduplicates by the same derived keys"),
+    Situation.EFFECTS_CHANGED: Rule(
+        OutcomeUnknown, "the effect may have happened, and the handler of today does not promise the same derived keys"
+    ),
+    Situation.IDEMPOTENT_DEDUP_OVER: Rule(OutcomeUnknown, "the downstream may have forgotten the derived key"),
+    Situation.IDEMPOTENT_ATTEMPTS_OVER: Rule(OutcomeUnknown, "it keeps crashing its workers"),
+    Situation.EXTERNAL_LAPSED: Rule(OutcomeUnknown, "the effect may have happened, and nobody can prove it"),
+    Situation.ANSWER_KEPT: Rule(Replay, "the effect is committed and the answer stored"),
+    Situation.ANSWER_NOT_KEPT: Rule(NotReplayable, "it was done; its answer could not be kept"),
+    Situation.REFUSAL_KEPT: Rule(Replay, "a definite refusal is stable"),
+    Situation.REFUSAL_NOT_KEPT: Rule(NotReplayable, "a definite refusal whose answer could not be kept"),
+    Situation.NOTHING_HAPPENED: Rule(Proceed, "proven: no effect happened"),
+    Situation.UNKNOWN: Rule(OutcomeUnknown, "until the holder, a reconciler or an operator settles it"),
+    Situation.EXPIRED: Rule(KeyExpired, "the answer is forgotten, the fact is not"),
+    Situation.EXPIRED_NEW: Rule(Proceed, "the policy takes an expired key for a new command"),
+}
+
+
+class Was(Enum):
+    """What a lapsed, unfinished record may have done: by what it was claimed under, and what it has recorded since."""
+
+    ATOMIC = "ATOMIC, and visible without an answer"
+    IDEMPOTENT = "IDEMPOTENT"
+    EXTERNAL = "EXTERNAL, or in a step that may not be repeated"
+    STEPS_BEGUN = "with steps; each that had begun is finished or may be repeated"
+    STEPS_NOT_BEGUN = "with steps, and none had begun"
+
+
+class Declared(Enum):
+    """What the operation of an attempt declares now. A bulk writes before each item's effect, as steps do."""
+
+    ATOMIC = "ATOMIC"
+    IDEMPOTENT = "IDEMPOTENT"
+    EXTERNAL = "EXTERNAL"
+    STEPS = "EXTERNAL with steps"
+
+
+LAPSED: Final[Mapping[Was, Mapping[Declared, Situation]]] = {
+    Was.ATOMIC: dict.fromkeys(Declared, Situation.ATOMIC_LAPSED),
+    Was.IDEMPOTENT: {
+        Declared.ATOMIC: Situation.EFFECTS_CHANGED,
+        Declared.IDEMPOTENT: Situation.IDEMPOTENT_LAPSED,
+        Declared.EXTERNAL: Situation.EFFECTS_CHANGED,
+        Declared.STEPS: Situation.EFFECTS_CHANGED,
+    },
+    Was.EXTERNAL: dict.fromkeys(Declared, Situation.EXTERNAL_LAPSED),
+    Was.STEPS_BEGUN: {
+        Declared.ATOMIC: Situation.STEPS_UNDECLARED,
+        Declared.IDEMPOTENT: Situation.STEPS_UNDECLARED,
+        Declared.EXTERNAL: Situation.STEPS_UNDECLARED,
+        Declared.STEPS: Situation.CLAIMED_LAPSED,
+    },
+    Was.STEPS_NOT_BEGUN: dict.fromkeys(Declared, Situation.CLAIMED_LAPSED),
+}
+"""What an attempt meets whose operation is declared otherwise than when the record was claimed.
+
+Everything else that a declaration says (lease, deadline, retention, attempts, expiry) is read from the record.
+"""
+
+_DECLARED: Final = {
+    Effects.ATOMIC: Declared.ATOMIC,
+    Effects.IDEMPOTENT: Declared.IDEMPOTENT,
+    Effects.EXTERNAL: Declared.EXTERNAL,
+}
+_WAS: Final = {
+    Situation.ATOMIC_LAPSED: Was.ATOMIC,
+    Situation.IDEMPOTENT_LAPSED: Was.IDEMPOTENT,
+    Situation.EXTERNAL_LAPSED: Was.EXTERNAL,
+}
+_UNANSWERED: Final = (AnswerKind.NONE, AnswerKind.NOT_KEPT)
+
+
+def declared(claim: Claim) -> Declared:
+    """What the operation of this attempt declares."""
+    return Declared.STEPS if claim.terms.starts == State.CLAIMED else _DECLARED[claim.terms.effects]
+
+
+def situation(row: Record | None, claim: Claim, now: int, *, begun: bool = True) -> Situation:
+    """Name the one situation that holds. The fingerprint is compared before the state is looked at.
+
+    Parameters: ``begun`` whether the record's list holds a step that has begun; True while nobody has read the list.
+    """
+    if row is None:
+        return Situation.NEVER_SEEN
+    if row.format != RECORD_FORMAT:
+        return Situation.CORRUPT  # written by a newer Semel: its columns may mean something else
+    if row.id != claim.id or not is_sound(row):
+        return Situation.CORRUPT
+    if row.recipe != claim.recipe:
+        return Situation.OTHER_RECIPE
+    if row.fingerprint != claim.fingerprint:
+        return Situation.OTHER_REQUEST
+    match row.state:
+        case State.SUCCEEDED | State.FAILED_REPLAYABLE:
+            return _answered(row, claim, now)
+        case State.PROCESSING | State.CLAIMED:
+            # A record that was settled is not open: its state is damaged, and may not be taken for leave to run.
+            return _open(row, claim, now, begun) if row.settled_at is None else Situation.CORRUPT
+        case State.FAILED_NOT_REPLAYABLE:
+            # Likewise one with an answer.
+            return Situation.NOTHING_HAPPENED if row.answer_kind in _UNANSWERED else Situation.CORRUPT
+        case State.UNKNOWN:
+            return Situation.UNKNOWN
+        case _:
+            return Situation.CORRUPT
+
+
+def _answered(row: Record, claim: Claim, now: int) -> Situation:
+    if row.answer_until is not None and now >= row.answer_until:
+        return Situation.EXPIRED_NEW if row.after_expiry == AfterExpiry.NEW else Situation.EXPIRED
+    if row.answer_kind != AnswerKind.KEPT:
+        return Situation.ANSWER_NOT_KEPT if row.state == State.SUCCEEDED else Situation.REFUSAL_NOT_KEPT
+    return Situation.ANSWER_KEPT if row.state == State.SUCCEEDED else Situation.REFUSAL_KEPT
+
+
+def _open(row: Record, claim: Claim, now: int, begun: bool) -> Situation:
+    live = now < row.lease_until
+    if live and row.nonce == claim.nonce:
+        return Situation.MINE
+    if live:
+        return Situation.CLAIMED_LIVE if row.state == State.CLAIMED else Situation.PROCESSING_LIVE
+    if row.state == State.CLAIMED:
+        return LAPSED[Was.STEPS_BEGUN if begun else Was.STEPS_NOT_BEGUN][declared(claim)]
+    found = lapsed_situation(row, now)
+    was = _WAS.get(found)
+    return found if was is None else LAPSED[was][declared(claim)]
+
+
+def lapsed_situation(row: Record, now: int) -> Situation:
+    """What a lapsed PROCESSING record is, by its own stored effects; the reaper asks the same question."""
+    match row.effects:
+        case Effects.IDEMPOTENT:
+            if now >= row.dedup_until:
+                return Situation.IDEMPOTENT_DEDUP_OVER
+            if row.lapses + crashed(row) >= row.attempts_max:
+                return Situation.IDEMPOTENT_ATTEMPTS_OVER
+            return Situation.IDEMPOTENT_LAPSED
+        case Effects.ATOMIC:
+            return Situation.ATOMIC_LAPSED
+        case _:
+            return Situation.EXTERNAL_LAPSED
+
+
+def crashed(row: Record) -> int:
+    """1 if the lease ran out under its holder, 0 if the holder gave it back (which writes lease_until 0)."""
+    return 1 if row.lease_until > 0 else 0
+
+
+UNDECLARED_STEPS: Final = "steps"
+DOUBTS: Final[Mapping[Situation, str]] = {
+    Situation.ATOMIC_LAPSED: "committed-early",
+    Situation.EXTERNAL_LAPSED: "lapsed",
+    Situation.EFFECTS_CHANGED: "effects-changed",
+    Situation.IDEMPOTENT_DEDUP_OVER: "dedup-over",
+    Situation.IDEMPOTENT_ATTEMPTS_OVER: "attempts-over",
+}
+
+
+def doubt_of(row: Record, found: Situation) -> str:
+    """What was lost where a record's outcome is unknown: the step that was under way, where there is one."""
+    if found is Situation.EXTERNAL_LAPSED and row.doubt is not None and names_a_step(row.doubt):
+        return row.doubt
+    return DOUBTS.get(found) or row.doubt or "unknown"
+
+
+def needs_steps(verdict: Verdict) -> bool:
+    """Whether the verdict hangs on the record's list of steps: read it, and decide again with ``begun``."""
+    return type(verdict) is Unreadable and verdict.reason == UNDECLARED_STEPS
+
+
+def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) -> Verdict:
+    """What the attempt gets. ``Proceed`` carries the grant that the store must now write.
+
+    Parameters: ``row`` the record or None; ``claim`` the attempt; ``now`` store time in microseconds; ``begun`` whether
+    the record's list holds a step that has begun. A store that has not read the list leaves ``begun`` out: then a
+    record that may have begun steps is never granted to an attempt without steps.
+    """
+    if row is None:
+        return Proceed(first_grant(claim, now))
+    found = situation(row, claim, now, begun=begun)
+    verdict = TABLE[found].verdict
+    if verdict is Replay:
+        answer = answer_of(row)
+        if answer is None:
+            return Unreadable(row.operation_id, "corrupt")
+        return Replay(answer, row.operation_id, State(row.state))
+    if verdict is Proceed:
+        return Proceed(grant_again(row, claim, now, found))
+    if verdict is InProgress:
+        return InProgress(row.operation_id, max(0, row.lease_until - now))
+    if verdict is KeyReused:
+        return KeyReused(row.operation_id, _standing(row, now))
+    if verdict is OutcomeUnknown:
+        return OutcomeUnknown(row.operation_id, doubt_of(row, found))
+    if verdict is KeyExpired:
+        return KeyExpired(row.operation_id)
+    if verdict is NotReplayable:
+        return NotReplayable(row.operation_id, row.resource_type, row.resource_id)
+    if found is Situation.OTHER_RECIPE:
+        return Unreadable(row.operation_id, "recipe", row.recipe)
+    if found is Situation.STEPS_UNDECLARED:
+        return Unreadable(row.operation_id, UNDECLARED_STEPS)
+    return Unreadable(uuid_of(row), "corrupt")
+
+
+def _standing(row: Record, now: int) -> State | None:
+    """The state of a record, as an attempt that wants something else may be told of it."""
+    state = state_of(row)
+    if state is State.PROCESSING and now >= row.lease_until and lapsed_situation(row, now) in DOUBTS:
+        return State.UNKNOWN
+    return state
+
+
+def first_grant(claim: Claim, now: int) -> Grant:
+    """The grant of a key that was never seen."""
+    terms = claim.terms
+    deadline_at = now + terms.deadline_us
+    lease_until = lease_end(now, terms.lease_us, deadline_at)
+    # In the order of Grant's fields: this is the one grant that every command pays for.
+    return Grant(
+        claim.id,
+        claim.nonce,
+        now,  # fence
+        terms.starts,
+        0,  # generation
+        1,  # attempt
+        0,  # lapses
+        claim.operation_id,
+        now,  # created
+        now,  # first started
+        lease_until,
+        deadline_at,
+        now + terms.dedup_us,
+    )
+
+
+def grant_again(row: Record, claim: Claim, now: int, found: Situation) -> Grant:
+    """The grant of a record that exists: read back, taken over, reopened, or begun anew after expiry."""
+    if found is Situation.MINE:
+        return Grant(
+            id=row.id,
+            nonce=row.nonce,
+            fence=row.fence,
+            state=State(row.state),
+            generation=row.generation,
+            attempt=row.attempt,
+            lapses=row.lapses,
+            operation_id=row.operation_id,
+            created_at=row.created_at,
+            first_started_at=row.first_started_at,
+            lease_until=row.lease_until,
+            deadline_at=row.deadline_at,
+            dedup_until=row.dedup_until,
+        )
+    fresh = found is Situation.EXPIRED_NEW
+    # An IDEMPOTENT command counts from its *first* start, since the downstream's memory does.
+    restarted = fresh or found is Situation.NOTHING_HAPPENED
+    first_started_at = now if restarted else row.first_started_at
+    terms = claim.terms
+    deadline_at = now + terms.deadline_us
+    return Grant(
+        id=row.id,
+        nonce=claim.nonce,
+        fence=next_fence(row.fence, now),
+        state=terms.starts,
+        generation=row.generation + (1 if fresh else 0),
+        attempt=1 if fresh else row.attempt + 1,
+        lapses=0 if restarted else row.lapses + (crashed(row) if row.state == State.PROCESSING else 0),
+        operation_id=claim.operation_id if fresh else row.operation_id,
+        created_at=now if fresh else row.created_at,
+        first_started_at=first_started_at,
+        lease_until=lease_end(now, terms.lease_us, deadline_at),
+        deadline_at=deadline_at,
+        dedup_until=first_started_at + terms.dedup_us,
+    )
+
+
+def is_grant_new(row: Record | None, grant: Grant) -> bool:
+    """Whether the grant must be written: a read-back one stands already."""
+    return row is None or grant.fence != row.fence
+
+
+__all__ = [
+    "DOUBTS",
+    "LAPSED",
+    "TABLE",
+    "UNDECLARED_STEPS",
+    "Answer",
+    "Declared",
+    "Rule",
+    "Situation",
+    "Was",
+    "crashed",
+    "decide",
+    "declared",
+    "doubt_of",
+    "first_grant",
+    "grant_again",
+    "is_grant_new",
+    "lapsed_situation",
+    "needs_steps",
+    "situation",
+]

@@ -1,0 +1,421 @@
+"""The words of Semel as values: what crosses from one layer to the next.
+
+Everything here is immutable. Values made once per request on the hot path are named tuples, which are built several
+times faster than frozen dataclasses; the rest are those. This file holds values only: what follows from them is decided
+in ``rules/``. Times are integers in microseconds since 1970 by the *store's* clock; spans are microseconds too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from semel.outbox.event import Event
+
+
+class State(IntEnum):
+    """Where a record stands (EXPIRED is derived from the clock and never written)."""
+
+    CLAIMED = 1
+    PROCESSING = 2
+    SUCCEEDED = 3
+    FAILED_REPLAYABLE = 4
+    FAILED_NOT_REPLAYABLE = 5
+    UNKNOWN = 6
+
+
+OPEN_STATES = (State.CLAIMED, State.PROCESSING)
+OVER_STATES = (State.SUCCEEDED, State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE)  # what happened is known
+ANSWERED_STATES = (State.SUCCEEDED, State.FAILED_REPLAYABLE)
+
+
+class Effects(IntEnum):
+    """What a handler's side effects are; the one declaration an operation must get right."""
+
+    ATOMIC = 1
+    IDEMPOTENT = 2
+    EXTERNAL = 3
+
+
+class AnswerKind(IntEnum):
+    """What became of the answer."""
+
+    NONE = 0  # none yet
+    KEPT = 1
+    NOT_KEPT = 2  # it was too long, endless, or has been dropped
+    SEALED = 3
+    REBUILT = 4
+
+
+class AfterExpiry(IntEnum):
+    """What an attempt meets when the answer's retention is over and the tombstone's is not."""
+
+    REFUSE = 1
+    NEW = 2
+
+
+class Scope(NamedTuple):
+    """Where a key means something: tenant, caller and operation, each a non-empty text."""
+
+    tenant: str
+    caller: str
+    operation: str
+
+
+class Answer(NamedTuple):
+    """A response as it is stored and replayed: ``headers`` in raw pairs; ``status`` is None where it is not HTTP's."""
+
+    status: int | None
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+
+class Terms(NamedTuple):
+    """The part of a policy that is stored with the record: fixed at the claim, whatever changes later."""
+
+    effects: Effects
+    lease_us: int
+    deadline_us: int
+    dedup_us: int
+    attempts_max: int
+    answer_us: int
+    tombstone_us: int
+    after_expiry: AfterExpiry
+    starts: State  # PROCESSING, or CLAIMED where a durable write comes before the first effect
+
+
+class Kept(NamedTuple):
+    """What of an operation outlives its key: its business reference, and for how long it is remembered once settled."""
+
+    business_ref: str | None
+    ref_id: bytes | None  # 16 bytes: digest of tenant, operation and business reference
+    keep_us: int
+
+
+class Claim(NamedTuple):
+    """One attempt to reserve a key. Repeating it with the same nonce is safe and reads back the first."""
+
+    id: bytes  # 16 bytes: digest of scope and key
+    nonce: bytes  # 16 random bytes
+    scope: Scope
+    key_hash: bytes  # 8 bytes, for operators; never the key
+    recipe: str
+    fingerprint: bytes  # 32 bytes
+    operation_id: bytes  # 16 bytes, UUIDv7
+    holder: str
+    terms: Terms
+    kept: Kept | None = None  # None: nothing of it outlives the key
+    request: bytes | None = None  # to be kept beside the record until there is an outcome
+
+
+class Grant(NamedTuple):
+    """The right to run a handler: what a successful claim wrote."""
+
+    id: bytes
+    nonce: bytes
+    fence: int
+    state: State
+    generation: int
+    attempt: int
+    lapses: int
+    operation_id: bytes
+    created_at: int
+    first_started_at: int
+    lease_until: int
+    deadline_at: int
+    dedup_until: int
+
+
+class Record(NamedTuple):
+    """The durable row for one scoped key, in the order of the store's columns."""
+
+    id: bytes
+    format: int
+    tenant: str
+    caller: str
+    operation: str
+    key_hash: bytes
+    recipe: str
+    fingerprint: bytes
+    state: int
+    effects: int
+    fence: int
+    nonce: bytes
+    holder: str
+    attempt: int
+    lapses: int
+    generation: int
+    operation_id: bytes
+    created_at: int
+    first_started_at: int
+    lease_until: int
+    deadline_at: int
+    dedup_until: int
+    lease_us: int
+    attempts_max: int
+    answer_us: int
+    tombstone_us: int
+    after_expiry: int
+    settled_at: int | None = None
+    answer_until: int | None = None
+    forget_after: int | None = None
+    doubt: str | None = None
+    business_ref: str | None = None
+    resource_type: str | None = None
+    resource_id: str | None = None
+    error_code: str | None = None
+    answer_kind: int = AnswerKind.NONE
+    answer_digest: bytes | None = None
+    sealing_key_id: str | None = None
+    status: int | None = None
+    headers: bytes | None = None
+    request: bytes | None = None
+    body: bytes | None = None
+
+
+class Operation(NamedTuple):
+    """One logical execution as it is remembered, also when its key is not: key -> operation -> business result."""
+
+    operation_id: bytes  # 16 bytes, UUIDv7
+    record_id: bytes  # of the key that it was asked for with
+    tenant: str
+    caller: str
+    operation: str
+    business_ref: str | None
+    state: int
+    resource_type: str | None
+    resource_id: str | None
+    error_code: str | None
+    created_at: int
+    settled_at: int | None
+    forget_after: int | None
+
+
+RECORD_FORMAT = 1
+
+
+# --- verdicts: what the rules decide for an attempt -------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Run the handler under this grant."""
+
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Give the stored answer again."""
+
+    answer: Answer
+    operation_id: bytes
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class InProgress:
+    """Somebody runs it now; ``lease_left_us`` until the holder must have renewed.
+
+    ``own`` False: it is another command's with the same business reference, or nobody could look whose it is.
+    """
+
+    operation_id: bytes
+    lease_left_us: int
+    own: bool = field(default=True, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReused:
+    """Another request holds this key, of the same caller by construction: its operation, and how far that is.
+
+    ``state`` is UNKNOWN also where the holder's lease ran out and nobody can prove the outcome. None: not known here.
+    """
+
+    operation_id: bytes | None = field(default=None, compare=False)
+    state: State | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeUnknown:
+    """Nobody can prove the outcome; ``doubt`` says where it was lost."""
+
+    operation_id: bytes
+    doubt: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyExpired:
+    """The answer's retention is over; the fact remains until the tombstone's is."""
+
+    operation_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NotReplayable:
+    """It was done, and the answer could not be kept."""
+
+    operation_id: bytes
+    resource_type: str | None = None
+    resource_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceTaken:
+    """Another caller's command has this business reference. Says nothing else about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """This process cannot go on from the record. Never run again.
+
+    ``reason``: ``recipe`` (unknown here, and named), ``corrupt``, or ``steps`` (some have begun, and this process's
+    operation declares none).
+    """
+
+    operation_id: bytes
+    reason: str
+    recipe: str | None = None
+
+
+Verdict = (
+    Proceed
+    | Replay
+    | InProgress
+    | KeyReused
+    | OutcomeUnknown
+    | KeyExpired
+    | NotReplayable
+    | ReferenceTaken
+    | Unreadable
+)
+
+
+# --- settlement ------------------------------------------------------------------------------
+
+
+class Settlement(NamedTuple):
+    """A holder's last word on its grant. ``state`` PROCESSING gives the lease back (relinquishes it)."""
+
+    id: bytes
+    fence: int
+    nonce: bytes
+    state: State
+    answer: Answer | None = None
+    answer_kind: AnswerKind = AnswerKind.NONE
+    doubt: str | None = None
+    error_code: str | None = None
+    business_ref: str | None = None
+    resource_type: str | None = None
+    resource_id: str | None = None
+    keeps: bool = False  # an operation that outlives its key is settled with it
+    events: tuple[Event, ...] = ()  # written in the settlement's own commit
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The settlement stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyMine:
+    """The same holder had settled the same way before: a repeated call, not a loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """Another grant or settlement stands; nothing was written. ``state`` is the record's (None: gone or unreadable)."""
+
+    state: State | None
+
+
+Settling = Settled | AlreadyMine | Superseded
+
+
+class Renewal(NamedTuple):
+    """A living holder's request to be believed alive for another lease."""
+
+    id: bytes
+    fence: int
+    nonce: bytes
+
+
+class Resolution(NamedTuple):
+    """An operator's or reconciler's settlement of an UNKNOWN record: compare-and-set on ``fence``."""
+
+    id: bytes
+    fence: int
+    happened: bool
+    answer: Answer | None
+    actor: str
+    reason: str
+    forced: bool = False
+    resource_type: str | None = None  # what was made, where it is known
+    resource_id: str | None = None
+    step: str | None = None  # in doubt when somebody looked; "did not happen" speaks of a step in doubt alone
+    result: bytes | None = None  # of the step in doubt, in JSON: that one happened, and the execution goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The resolution stands; the former holder is superseded."""
+
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class TooEarly:
+    """The handler's deadline has not passed: it may still be running. ``wait_us`` until it has."""
+
+    wait_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class MovedOn:
+    """The record is no longer what the operator saw (None: gone, or unreadable), if only by a word said twice."""
+
+    state: State | None
+
+
+Resolving = Resolved | TooEarly | MovedOn
+
+
+class Find(NamedTuple):
+    """A page of records for operators, newest first. ``before`` is the last page's cursor."""
+
+    states: tuple[State, ...] = ()
+    tenant: str | None = None
+    caller: str | None = None
+    operation: str | None = None
+    limit: int = 50
+    before: int | None = None
+    lapsed: bool = False
+
+
+class Found(NamedTuple):
+    """A page: records without bodies, the cursor of the next page, the store's time."""
+
+    records: tuple[Record, ...]
+    next_before: int | None
+    now: int
+
+
+class Purged(NamedTuple):
+    """What one chunk of a purge did, and where the next one begins (None: the end was reached)."""
+
+    scanned: int
+    answers_dropped: int
+    forgotten: int
+    next_after: int | None
+
+
+class Audit(NamedTuple):
+    """One line of the audit trail."""
+
+    at: int
+    record_id: bytes
+    actor: str
+    action: str
+    reason: str
+    fence: int

@@ -1,0 +1,97 @@
+"""What a handler's end means: an answer, an exception or a crash becomes one of four outcomes.
+
+Pure: the caller tells what it saw (a status or an exception, whether the effect had begun), the policy
+says what was declared, and the outcome says what the store must hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semel.core.model import Answer, Effects
+from semel.errors import NothingHappened
+from semel.policy import Policy
+
+# Answers of these statuses release the key: the same request may succeed later.
+RELEASING_STATUSES = frozenset({401, 403, 408, 425, 429})
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The effect is done; the answer is stored as SUCCEEDED."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A definite refusal; the answer is stored as FAILED_REPLAYABLE. ATOMIC rolls back first."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """No effect happened (``proven``), or it may be repeated safely: the key is free for the same request.
+
+    ``resumes``: steps had begun, each is finished or may be repeated: the next run goes on from there.
+    """
+
+    reason: str
+    proven: bool
+    resumes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unprovable:
+    """Nobody can say what happened: UNKNOWN, with its doubt; and what it came from, where that says more."""
+
+    doubt: str
+    cause: str | None = None
+
+
+Outcome = Succeeded | Refused | Released | Unprovable
+
+
+def classify_answer(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
+    """The outcome of a handler that answered.
+
+    Parameters: ``answer`` what it gave; ``begun`` whether its point of no return may have been passed
+    (always true for handlers that do not mark it).
+    """
+    status = answer.status
+    if status is None or 200 <= status < 300:
+        return Succeeded(answer)
+    if policy.replay == "2xx" and status < 500:
+        return Succeeded(answer) if status < 400 else _failed(policy, begun, f"http-{status}", proven=True)
+    if status in RELEASING_STATUSES:
+        return _failed(policy, begun, f"http-{status}", proven=True)
+    if status < 400:
+        return Succeeded(answer)
+    if status < 500 or status in policy.definite_5xx:
+        return Refused(answer)
+    if not begun:
+        return Released(f"http-{status}", proven=True)
+    if policy.on_error == "replay":
+        return Refused(answer)
+    return _failed(policy, begun, f"http-{status}", proven=False)
+
+
+def classify_exception(error: BaseException, policy: Policy, *, begun: bool, answer: Answer | None = None) -> Outcome:
+    """The outcome of a handler that raised. ``answer``: the error answer that a framework made of it, if any."""
+    proven = isinstance(error, (NothingHappened, *policy.nothing_happened))
+    if proven or not begun:
+        return Released(type(error).__name__, proven=True)
+    if policy.on_error == "replay" and answer is not None and answer.status is not None:
+        return Refused(answer)
+    return _failed(policy, begun, f"error:{type(error).__name__}", proven=False)
+
+
+def _failed(policy: Policy, begun: bool, reason: str, *, proven: bool) -> Outcome:
+    match policy.terms.effects:
+        case Effects.ATOMIC:
+            return Released(reason, proven=True)
+        case Effects.IDEMPOTENT:
+            return Released(reason, proven=False)
+        case _:
+            return Released(reason, proven=True) if proven or not begun else Unprovable(reason)

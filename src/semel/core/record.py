@@ -1,0 +1,129 @@
+"""How an answer lies in the store: header pairs as one block, and a digest over the whole.
+
+The digest makes a flipped bit of an answer visible, and `is_sound` what no store would have written into the other
+columns: a corrupt record is refused, never replayed and never run again. What cannot be seen in the row itself is a
+damage that leaves another record that could be, such as one with other effects or other times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from struct import Struct
+from typing import get_type_hints
+
+from semel.core.model import OPEN_STATES, AfterExpiry, Answer, AnswerKind, Effects, Find, Record, State
+
+DIGEST_BYTES = 16
+_UUID_BYTES = 16
+_REMEMBERED_BYTES_MAX = 128
+_PAIR = Struct(">HI")  # length of the name, length of the value
+
+
+def pack_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """Header pairs in their order, each framed by the lengths of name and value."""
+    return b"".join([_PAIR.pack(len(name), len(value)) + name + value for name, value in headers])
+
+
+def unpack_headers(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
+    """The pairs, or None where the block is corrupt."""
+    # Most answers have the same few headers; the bound keeps what others are kept for it small.
+    return _unpacked_before(block) if len(block) <= _REMEMBERED_BYTES_MAX else _unpacked(block)
+
+
+def _unpacked(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
+    pairs, at, end = [], 0, len(block)
+    while at < end:
+        if at + _PAIR.size > end:
+            return None
+        name_length, value_length = _PAIR.unpack_from(block, at)
+        at += _PAIR.size
+        stop = at + name_length + value_length
+        if stop > end:
+            return None
+        pairs.append((block[at : at + name_length], block[at + name_length : stop]))
+        at = stop
+    return tuple(pairs)
+
+
+_unpacked_before = lru_cache(maxsize=256)(_unpacked)
+
+
+def answer_digest(status: int | None, header_block: bytes, body: bytes) -> bytes:
+    """16 bytes of SHA-256 over the stored answer."""
+    hashing = hashlib.sha256(b"semel.answer.1:%d:%d:" % (-1 if status is None else status, len(header_block)))
+    hashing.update(header_block)
+    hashing.update(body)
+    return hashing.digest()[:DIGEST_BYTES]
+
+
+def answer_of(row: Record) -> Answer | None:
+    """The stored answer, or None where it is corrupt."""
+    # SQLite keeps a value of any type in any column: a statement by hand may have left text.
+    if row.answer_kind != AnswerKind.KEPT or not isinstance(row.headers, bytes) or not isinstance(row.body, bytes):
+        return None
+    try:
+        if answer_digest(row.status, row.headers, row.body) != row.answer_digest:
+            return None
+    except TypeError:
+        return None  # the status is no number
+    headers = unpack_headers(row.headers)
+    return None if headers is None else Answer(row.status, headers, row.body)
+
+
+# What each column may hold, from the record's own annotations; whole numbers are often enumerations in memory.
+_NUMBERS = (int, State, Effects, AnswerKind, AfterExpiry)
+_KINDS = tuple(frozenset(getattr(kind, "__args__", (kind,))) for kind in get_type_hints(Record).values())
+_HOLDS = tuple(kinds.union(_NUMBERS) if int in kinds else kinds for kinds in _KINDS)
+_TIME_BITS = 57  # microseconds until the year 6536: no clock says more
+
+
+def is_sound(row: Record) -> bool:
+    """Whether every column holds what a store could have written there: the right type, and times that are times.
+
+    SQLite keeps a value of any type in any column, so a flipped bit or a statement by hand may leave text for a time.
+
+    >>> from semel.testing.attempts import attempt
+    >>> from semel.core.decide import first_grant
+    >>> from semel.stores.memory.store import granted_row
+    >>> row = granted_row(None, attempt(), first_grant(attempt(), 1_000))
+    >>> is_sound(row), is_sound(row._replace(lease_until="soon")), is_sound(row._replace(settled_at=-1))
+    (True, False, False)
+    """
+    if not _fits(tuple(map(type, row))):
+        return False
+    times = row.created_at | row.first_started_at | row.lease_until | row.deadline_at | row.dedup_until | row.fence
+    if row.settled_at is not None or row.answer_until is not None:
+        times |= (row.settled_at or 0) | (row.answer_until or 0)
+    return not times >> _TIME_BITS  # a negative one leaves -1
+
+
+@lru_cache(maxsize=256)
+def _fits(kinds: tuple[type, ...]) -> bool:
+    """Whether each column's type is one it may hold. Rows come in a handful of combinations."""
+    return all(kind in held for kind, held in zip(kinds, _HOLDS, strict=True))
+
+
+def uuid_of(row: Record) -> bytes:
+    """The operation's id to show to people, also of a record that is not sound: 16 zero bytes where it is none."""
+    known = type(row.operation_id) is bytes and len(row.operation_id) == _UUID_BYTES
+    return row.operation_id if known else bytes(_UUID_BYTES)
+
+
+def state_of(row: Record) -> State | None:
+    """Where the record stands; None where what is stored is no state at all."""
+    try:
+        return State(row.state)
+    except ValueError:
+        return None
+
+
+def matches(row: Record, query: Find, now: int) -> bool:
+    """Whether a record belongs on an operator's page."""
+    return (
+        (not query.states or row.state in query.states)
+        and (query.tenant is None or row.tenant == query.tenant)
+        and (query.caller is None or row.caller == query.caller)
+        and (query.operation is None or row.operation == query.operation)
+        and (not query.lapsed or (row.state in OPEN_STATES and is_sound(row) and row.lease_until <= now))
+    )

@@ -1,0 +1,257 @@
+"""What becomes of a settlement, a renewal, an abandoned claim and a resolution: pure, over the whole row.
+
+The memory store runs these; a SQL store's guarded statements must agree with them, and random
+histories compare the two.
+"""
+
+from __future__ import annotations
+
+from semel.core.decide import Situation, doubt_of, lapsed_situation
+from semel.core.model import (
+    OPEN_STATES,
+    AlreadyMine,
+    AnswerKind,
+    Effects,
+    MovedOn,
+    Record,
+    Renewal,
+    Resolution,
+    Resolved,
+    Settled,
+    Settlement,
+    Settling,
+    State,
+    Superseded,
+    TooEarly,
+)
+from semel.core.record import answer_digest, is_sound, pack_headers, state_of
+from semel.core.timing import lease_end, next_fence, retention
+from semel.steps.doubts import names_a_step, step_of
+from semel.steps.rules import Steps, doubtful, has_begun
+
+# A holder whose fence and nonce still stand may settle even after the record reads UNKNOWN.
+SETTLEABLE = (*OPEN_STATES, State.UNKNOWN)
+_NO_END = (None, None, None)
+
+# A settlement writes these and all columns from settled_at on. It is spelled by position, because every command
+# pays for it; that the order is the record's is checked when this module is loaded.
+_STATE, _LEASE_UNTIL, _SETTLED_AT = (Record._fields.index(name) for name in ("state", "lease_until", "settled_at"))
+_SETTLED_COLUMNS = (
+    *("settled_at", "answer_until", "forget_after", "doubt", "business_ref", "resource_type", "resource_id"),
+    *("error_code", "answer_kind", "answer_digest", "sealing_key_id", "status", "headers", "request", "body"),
+)
+if Record._fields[_SETTLED_AT:] != _SETTLED_COLUMNS:
+    raise AssertionError("core/settle.py and model.Record disagree on the order of the columns that end a record")
+
+
+def holds(row: Record | None, fence: int, nonce: bytes) -> bool:
+    """Whether this holder's grant is still the record's."""
+    return row is not None and row.fence == fence and row.nonce == nonce
+
+
+def settled_row(row: Record | None, word: Settlement, now: int) -> tuple[Settling, Record | None]:
+    """The reply to a settlement, and the row to write (None: write nothing)."""
+    if row is None or not is_sound(row):
+        return Superseded(None), None
+    if not holds(row, word.fence, word.nonce):
+        return Superseded(state_of(row)), None
+    if word.state == State.FAILED_NOT_REPLAYABLE and may_have_begun_before(row):
+        word = word._replace(state=given_back_state(row))
+    answer = word.answer
+    block = None if answer is None else pack_headers(answer.headers)
+    digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
+    if row.state not in SETTLEABLE or relinquished(row):
+        mine = row.state == word.state and row.answer_digest == digest
+        return (AlreadyMine() if mine else Superseded(state_of(row))), None
+    return Settled(), write_settlement(row, word, block, digest, now)
+
+
+def relinquished(row: Record) -> bool:
+    """Whether the holder has given its lease back after an error: IDEMPOTENT, or with steps and none in doubt."""
+    return row.state in OPEN_STATES and row.lease_until == 0
+
+
+def given_back_state(row: Record) -> State:
+    """The state of a record whose lease was given back: only with declared steps it is not PROCESSING."""
+    return State.PROCESSING if row.effects == Effects.IDEMPOTENT else State.CLAIMED
+
+
+def may_have_begun_before(row: Record) -> bool:
+    """Whether an attempt before this one may have had its effect: then nothing that this one proves frees the key.
+
+    The lease is given back instead, so that the downstream's memory and the crashes go on being counted. The
+    fence of a first attempt is the time of its start; a clock that was set back only makes this more careful.
+    """
+    return (row.effects == Effects.IDEMPOTENT or row.state == State.CLAIMED) and row.fence > row.first_started_at
+
+
+def write_settlement(
+    row: Record, word: Settlement, header_block: bytes | None, digest: bytes | None, now: int
+) -> Record:
+    """The row after the settlement: retention starts here, and never for UNKNOWN or relinquished."""
+    state, answer = word.state, word.answer
+    ends = _NO_END if state in SETTLEABLE else (now, *retention(now, row.answer_us, row.tombstone_us))
+    is_kept = answer is not None and word.answer_kind == AnswerKind.KEPT
+    return Record._make(
+        (
+            *row[:_STATE],
+            state,
+            *row[_STATE + 1 : _LEASE_UNTIL],
+            0 if state in OPEN_STATES else row.lease_until,
+            *row[_LEASE_UNTIL + 1 : _SETTLED_AT],
+            *ends,
+            word.doubt,
+            word.business_ref,
+            word.resource_type,
+            word.resource_id,
+            word.error_code,
+            word.answer_kind,
+            digest,
+            row.sealing_key_id,
+            None if answer is None else answer.status,
+            header_block if is_kept else None,
+            # Until there is an outcome it is needed: what is found out may let a completer go on.
+            row.request if state in (State.CLAIMED, State.UNKNOWN) else None,
+            answer.body if answer is not None and is_kept else None,
+        )
+    )
+
+
+def renewed_row(row: Record | None, renewal: Renewal, now: int) -> Record | None:
+    """The row after a renewal, or None where this holder may not renew (any more)."""
+    if row is None or not holds(row, renewal.fence, renewal.nonce) or not is_sound(row):
+        return None
+    if now >= row.deadline_at or relinquished(row):
+        return None
+    # A step's doubt may also be the holder's own last word, and that is said before the lease is over.
+    of_step = names_a_step(row.doubt) and now >= row.lease_until
+    by_lapse = row.state == State.UNKNOWN and (row.doubt == "lapsed" or of_step)
+    if row.state not in OPEN_STATES and not by_lapse:
+        return None
+    state = State.PROCESSING if by_lapse else State(row.state)
+    doubt = None if by_lapse and not names_a_step(row.doubt) else row.doubt
+    return row._replace(state=state, doubt=doubt, lease_until=lease_end(now, row.lease_us, row.deadline_at))
+
+
+def marked_row(row: Record | None, renewal: Renewal) -> Record | None:
+    """The row after its holder said that no answer will be kept, or None: an answer that is stored stays."""
+    if row is None or not holds(row, renewal.fence, renewal.nonce) or relinquished(row) or not is_sound(row):
+        return None
+    return row._replace(answer_kind=AnswerKind.NOT_KEPT) if row.state in SETTLEABLE else None
+
+
+def abandoned_row(row: Record | None, nonce: bytes, now: int) -> Record | None:
+    """The row after a claim whose handler never ran was given up, or None where there is nothing to release."""
+    if row is None or row.nonce != nonce or row.state not in SETTLEABLE or relinquished(row) or not is_sound(row):
+        return None
+    if may_have_begun_before(row):
+        return row._replace(state=given_back_state(row), lease_until=0, doubt="abandoned")
+    kept = retention(now, row.answer_us, row.tombstone_us)
+    return row._replace(
+        state=State.FAILED_NOT_REPLAYABLE,
+        settled_at=now,
+        answer_until=kept.answer_until,
+        forget_after=kept.forget_after,
+        doubt="abandoned",
+        request=None,  # it is kept for those who go on: here nothing has begun
+    )
+
+
+def lapsed_row(row: Record, now: int) -> Record | None:
+    """The row that the reaper writes: UNKNOWN where no attempt may proceed; None where one may, or it lives."""
+    if row.state != State.PROCESSING or not is_sound(row) or now < row.lease_until:
+        return None
+    match lapsed_situation(row, now):
+        case Situation.IDEMPOTENT_LAPSED:
+            return None
+        case Situation.EXTERNAL_LAPSED as found:
+            doubt = doubt_of(row, found)
+        case Situation.ATOMIC_LAPSED:
+            doubt = "committed-early"
+        case Situation.IDEMPOTENT_DEDUP_OVER:
+            doubt = "dedup-over"
+        case _:
+            doubt = "attempts-over"
+    return row._replace(state=State.UNKNOWN, doubt=doubt)
+
+
+def resolved_row(
+    row: Record | None, word: Resolution, now: int, steps: Steps | None = None
+) -> tuple[Resolved | TooEarly | MovedOn, Record | None]:
+    """The reply to an operator's or reconciler's settlement, and the row to write.
+
+    Parameters: ``steps`` as ``step_findings.steps_after`` says: the list that is written with the row, if any.
+    """
+    if row is not None and not is_sound(row):
+        return MovedOn(None), None
+    if row is None or row.fence != word.fence:
+        return MovedOn(None if row is None else state_of(row)), None
+    lapsed = row.state == State.PROCESSING and now >= row.lease_until
+    if row.state != State.UNKNOWN and not lapsed:
+        return MovedOn(state_of(row)), None
+    in_doubt = step_of(row.doubt)
+    if word.step not in (None, in_doubt) or (word.result is not None and in_doubt is None):
+        return MovedOn(state_of(row)), None  # its holder has gone on since somebody looked
+    if now < row.deadline_at and not word.forced:
+        return TooEarly(row.deadline_at - now), None
+    of_steps = steps is not None or (not word.happened and in_doubt is not None)
+    if of_steps and (goes_on := continued_row(row, steps or (), now)) is not None:
+        return Resolved(State(goes_on.state)), goes_on
+    state = State.SUCCEEDED if word.happened else State.FAILED_NOT_REPLAYABLE
+    kept = retention(now, row.answer_us, row.tombstone_us)
+    answer = word.answer if word.happened else None
+    block = None if answer is None else pack_headers(answer.headers)
+    digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
+    kind = AnswerKind.KEPT if answer is not None else AnswerKind.NOT_KEPT if word.happened else AnswerKind.NONE
+    return Resolved(state), row._replace(
+        state=state,
+        fence=next_fence(row.fence, now),
+        # Of a step the first call may still arrive: under the same derived key it is one with the next one.
+        generation=row.generation + (0 if word.happened or of_steps else 1),
+        settled_at=now,
+        answer_until=kept.answer_until,
+        forget_after=kept.forget_after,
+        doubt=None,
+        resource_type=word.resource_type or row.resource_type,
+        resource_id=word.resource_id or row.resource_id,
+        answer_kind=kind,
+        answer_digest=digest,
+        status=answer.status if answer is not None else None,
+        headers=block,
+        body=answer.body if answer is not None else None,
+        request=None,
+    )
+
+
+def continued_row(row: Record, steps: Steps, now: int) -> Record | None:
+    """The row of an execution that goes on, once it is known of one step what became of it; None: nothing has begun.
+
+    Another step in doubt keeps it UNKNOWN. Otherwise nobody holds it, and whoever comes next, with the key or a
+    completer with the stored request, goes on where it was. The fence moves: the former holder is superseded.
+    """
+    fence = next_fence(row.fence, now)
+    open = doubtful(steps)
+    if open is not None:
+        return row._replace(state=State.UNKNOWN, fence=fence, doubt=open.doubt)
+    if row.request is None and not any(map(has_begun, steps)):
+        return None
+    return row._replace(
+        state=State.CLAIMED,
+        fence=fence,
+        attempt=1 if row.attempt >= row.attempts_max else row.attempt,  # those that a completer has are counted anew
+        lease_until=0,
+        doubt=None,
+        error_code=None,
+        answer_kind=AnswerKind.NONE,
+        answer_digest=None,
+        status=None,
+        headers=None,
+        body=None,
+    )
+
+
+def action_of(word: Resolution, seen: Record) -> str:
+    """What a settlement is called in the audit trail."""
+    said = f"resolve:{'succeeded' if word.happened else 'did-not-happen'}"
+    of_step = names_a_step(seen.doubt) and (word.result is not None or not word.happened)
+    return f"{said} {seen.doubt}" if of_step else said

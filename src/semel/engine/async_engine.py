@@ -1,0 +1,298 @@
+"""The async engine: a thin shell that performs the flows of ``protocol`` on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Self, TypeVar
+
+from semel.core.atomic_flow import settled_or
+from semel.core.command_flow import IN_OTHER_TERMS, await_verdict, claim_recast, look_before_refusing, reread
+from semel.core.flow import MakeFlow, ask
+from semel.core.model import Answer, Claim, Effects, InProgress, Settling, State, Superseded, Verdict
+from semel.core.outcomes import Outcome, Refused, classify_exception
+from semel.core.requests import Begin, Rollback, Unit
+from semel.engine.atomic_block import AsyncAtomic
+from semel.engine.backend import Backend, UnitRuns
+from semel.engine.opening import introduction, opened_async
+from semel.engine.permit import Permit
+from semel.engine.renewal import AsyncUpkeep
+from semel.engine.reported import Reported, settle_reported
+from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, lost_result, outcome_from
+from semel.engine.runner import AsyncPerformer
+from semel.engine.state import Core, Seals
+from semel.engine.urls import connect_backend
+from semel.errors import NotReplicated, RequestTooLarge, StoreError, StoreTimeout
+from semel.operations.flow import claim_unit, settle_unit
+from semel.policy import Command
+from semel.telemetry import Observer
+
+T = TypeVar("T")
+_Attempt = Callable[[Claim, Command], Awaitable[Verdict]]
+
+
+class AsyncEngine:
+    """Makes commands happen once, on an event loop.
+
+    Parameters: ``backend`` (or use :meth:`connect` with a URL); ``observer`` of events; ``id_secret`` at
+    least 16 bytes, never rotated, makes record ids an HMAC; ``waiters_max`` and ``waiters_per_caller_max``
+    bound how many duplicates may wait at once; ``confirm_seconds`` how long a settlement is repeated
+    before the caller is told that the outcome is not known; ``sealer`` such as a
+    :class:`~semel.engine.sealer.Sealer`, for the requests that are kept of resumable operations.
+
+    >>> import asyncio
+    >>> from hashlib import sha256
+    >>> from semel import Answer, AsyncEngine, Command, Policy, Scope
+    >>> async def main() -> None:
+    ...     async with AsyncEngine.connect("memory://") as engine:
+    ...         command = Command(
+    ...             scope=Scope(tenant="acme", caller="alice", operation="greet"),
+    ...             key="key-1",
+    ...             fingerprint=sha256(b"all that is wanted").digest(),
+    ...             recipe="demo",
+    ...             policy=Policy(),
+    ...         )
+    ...
+    ...         async def handler(permit: object) -> Answer:
+    ...             return Answer(200, (), b"hello")
+    ...
+    ...         first = await engine.run(command, handler)
+    ...         again = await engine.run(command, handler)
+    ...         print(first.replayed, again.replayed, again.answer.body)
+    >>> asyncio.run(main())
+    False True b'hello'
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        observer: Observer | None = None,
+        id_secret: bytes | None = None,
+        waiters_max: int = 1000,
+        waiters_per_caller_max: int = 100,
+        confirm_seconds: float = 5.0,
+        sealer: Seals | None = None,
+        require_durable: bool = False,
+    ) -> None:
+        self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max, sealer, confirm_seconds)
+        self.core.needs.require_durable = require_durable
+        self.backend = backend
+        self.store = backend.store
+        self.confirm_seconds = confirm_seconds
+        self._performer = AsyncPerformer(self.core, backend)
+        self._upkeep = AsyncUpkeep(self.core, backend.store, self._performer)
+
+    @classmethod
+    def connect(cls, url: str, **options: Any) -> Self:
+        """An engine for a store URL, such as ``sqlite:///semel.db`` or ``memory://``; nothing is opened yet.
+
+        Raises UrlError, naming what is wrong with the URL.
+        """
+        return cls(connect_backend(url), **options)
+
+    async def open(self) -> None:
+        """Check that the store is migrated, is the one on record, and can hold what was declared so far.
+
+        A memory store is made on the spot. Raises ConfigurationError, SchemaError, IdentityMismatch, StoreUnavailable.
+        """
+        await self._performer.drive(introduction(self.core, self.backend))
+
+    async def migrate(self) -> list[str]:
+        """Bring the store's schema up to date; the names of the migrations that ran."""
+        return await self.perform("migrate", lambda: self.store.migrate(*self.core.first_identity()))
+
+    async def close(self) -> None:
+        """Wait for live handlers, and for what is being settled or released, then close the store."""
+        await self._upkeep.close()
+        await self.backend.driver.close_async()
+
+    async def __aenter__(self) -> Self:
+        return await opened_async(self)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def drain(self, seconds: float) -> bool:
+        """Grant nothing more and let live handlers end; True if all did within ``seconds``."""
+        return await self._performer.drive(self.core.drain(seconds))
+
+    async def perform(self, verb: str, make: MakeFlow[T]) -> T:
+        """Run one flow of the store, such as ``engine.perform("find", lambda: engine.store.find(query))``."""
+        return await self._performer.store_call(verb, make)
+
+    async def claim(self, command: Command, *, wait_seconds: float | None = None) -> Permit | Refusal:
+        """Reserve the command's key: a :class:`Permit`, or the verdict that stands in its way.
+
+        Parameters: ``wait_seconds`` how long to wait for a running duplicate (the policy's by default).
+
+        Raises StoreUnavailable or StoreTimeout: the handler must not run. Raises the command's ``refusal``, if it has
+        one and nothing is on record under its key.
+        """
+        core = self.core
+        if not core.checked:
+            await self._performer.first_look.take()
+        claim = core.attempt(command)
+        attempt = self._claim_atomic if claim.terms.effects is Effects.ATOMIC else self._claim
+        core.entering.add(claim.nonce)
+        try:
+            core.check_open()  # once more: a drain that did not see this claim is seen by it
+            verdict = None
+            if command.refusal is not None:
+                flow = look_before_refusing(self.store, claim, command.under, command.refusal)
+                verdict = await self._performer.drive(flow)
+            if verdict is None:
+                verdict = await attempt(claim, command)
+            if type(verdict) is InProgress and not isinstance(command.refusal, RequestTooLarge):
+                verdict = await self._wait(attempt, claim, command, verdict, wait_seconds)
+            met = core.met(command, claim, verdict)
+        finally:
+            core.entering.discard(claim.nonce)
+        if type(met) is Permit:
+            self._upkeep.granted(met)
+        return met
+
+    async def _wait(
+        self, attempt: _Attempt, claim: Claim, command: Command, running: InProgress, wait_seconds: float | None
+    ) -> Verdict:
+        core = self.core
+        seconds = command.policy.wait_seconds if wait_seconds is None else wait_seconds
+
+        async def once_more() -> Verdict:
+            core.check_open()  # nothing more is granted to those who wait, either
+            return await attempt(claim, command)
+
+        with core.waiter(claim, seconds) as may_wait:
+            if may_wait:
+                return await self._performer.drive(await_verdict(claim.id, running, seconds), once_more)
+        return running
+
+    async def _claim(self, claim: Claim, command: Command) -> Verdict:
+        try:
+            verdict = await self._performer.claim_one(claim, command.under)
+            if type(verdict) in IN_OTHER_TERMS and claim.kept is None:
+                verdict = await self._performer.drive(claim_recast(self.store, claim, verdict, command.under))
+            return verdict if claim.request is None else await self._performer.keep_request(claim, verdict)
+        except (StoreTimeout, asyncio.CancelledError):
+            # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
+            self._upkeep.abandon(claim)
+            raise
+
+    async def _claim_atomic(self, claim: Claim, command: Command) -> Verdict:
+        with self.core.running_here(claim, command.under) as (met, is_sure):
+            if met is not None:
+                return (
+                    met if is_sure else await self._performer.drive(settled_or(self.store, claim, command.under, met))
+                )
+            opened: list[Unit] = []
+
+            async def begin() -> Unit:
+                opened.append(await self.backend.begin_async())
+                return opened[0]
+
+            try:
+                verdict, unit = await self._performer.drive(claim_unit(self.store, claim, command.under, Begin(begin)))
+            except asyncio.CancelledError:
+                for open_unit in opened:  # whoever keeps the cancelled task would keep its locks
+                    _ = self._upkeep.spawn(self._performer.drive(ask(Rollback(open_unit))))
+                raise
+            return self.core.unit_claimed(claim, verdict, unit)
+
+    async def settle(self, permit: Permit, outcome: Outcome) -> Settling:
+        """The holder's last word. It is written even if the caller is cancelled meanwhile.
+
+        Returns Settled, AlreadyMine or Superseded (then :meth:`reread` tells what holds instead).
+
+        Raises StoreError: not confirmed; it is repeated in the background until the lease is over.
+        """
+        settled = self._settle(permit, outcome)
+        return await (settled if permit.steps is None else asyncio.shield(self._upkeep.spawn(settled)))
+
+    async def _settle(self, permit: Permit, outcome: Outcome) -> Settling:
+        core = self.core
+        try:
+            if permit.steps is not None:
+                await permit.steps.close(outcome)
+            word = core.word(permit, outcome)
+            if permit.unit is not None:
+                under = permit.command.under
+                flow = settle_unit(self.store, permit.unit, permit.claim, permit.grant, outcome, word, under)
+                reply: Settling = await asyncio.shield(self._upkeep.spawn(self._performer.drive(flow)))
+            else:
+                try:
+                    reply = await self._performer.settle_one(word)
+                except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
+                    raise
+                except StoreError:
+                    reply = await self._upkeep.confirm(word, permit, self.confirm_seconds)
+                except asyncio.CancelledError:  # nobody is left to hear whether the store has it
+                    _ = self._upkeep.repeat(word, permit, self.confirm_seconds)
+                    raise
+        finally:
+            core.conclude(permit)
+        core.tell_settled(permit, outcome, reply)
+        return reply
+
+    async def reread(self, permit: Permit) -> Verdict:
+        """What the record says now: the verdict that a refused settlement must be answered with."""
+        return await self._performer.drive(reread(self.store, permit.claim, permit.grant, permit.command.under))
+
+    async def mark_not_kept(self, permit: Permit) -> bool:
+        """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
+        permit.kept = False
+        return (await self.perform("mark_not_kept", lambda: self.store.mark_not_kept(self.core.renewals([permit]))))[0]
+
+    async def settle_by(self, operation_id: str, outcome: Reported, proof: str, *, actor: str = "report") -> State:
+        """As :meth:`Engine.settle_by <semel.engine.sync_engine.Engine.settle_by>`."""
+        return await self._performer.drive(settle_reported(self.store, operation_id, outcome, proof, actor))
+
+    def atomic(self, connection: Any, command: Command) -> AsyncAtomic:
+        """Join the user's own transaction: see :class:`~semel.engine.atomic_block.AsyncAtomic`."""
+        return AsyncAtomic(self.core, self.backend, self._performer, connection, command)
+
+    async def run(
+        self,
+        command: Command,
+        handler: Callable[[Permit], Awaitable[Answer | Refused]],
+        *,
+        wait_seconds: float | None = None,
+    ) -> Result:
+        """Run the handler once for this command; a duplicate gets the first answer.
+
+        A handler returns an Answer, or ``Refused(answer)`` where no status says that it is a definite refusal.
+
+        A cancelled caller changes nothing: the handler finishes and its outcome is stored. An ATOMIC handler whose
+        transaction met a deadlock or a serialization failure is run again, up to four times.
+
+        Raises the handler's own exception, a CommandError for every verdict but Proceed and Replay, and
+        StoreError where the store cannot say that this process owns the command.
+        """
+        runs = UnitRuns(self.backend)
+        while True:
+            permit = await self.claim(command, wait_seconds=wait_seconds)
+            if not isinstance(permit, Permit):
+                return begun_result(permit)
+            try:
+                ended: Result = await asyncio.shield(self._upkeep.spawn(self._finish(permit, handler)))
+                return ended
+            except Exception as error:
+                if not runs.again(permit.unit, error):
+                    raise
+
+    async def _finish(self, permit: Permit, handler: Callable[[Permit], Awaitable[Answer | Refused]]) -> Result:
+        policy = permit.command.policy
+        task = asyncio.current_task()
+        assert task is not None
+        permit.when_lost(task.cancel)
+        try:
+            async with asyncio.timeout(policy.deadline_seconds if permit.unit is not None else None):
+                returned = await handler(permit)
+                answer = answer_from(returned)
+        except BaseException as error:
+            reply = await self.settle(permit, classify_exception(error, policy, begun=permit.begun))
+            if permit.lost and isinstance(error, asyncio.CancelledError) and isinstance(reply, Superseded):
+                # It was cancelled here, because somebody else holds the record; nobody has cancelled the caller.
+                return lost_result(await self.reread(permit))
+            raise
+        reply = await self.settle(permit, outcome_from(returned, policy, begun=permit.begun))
+        return ended_result(permit, answer, await self.reread(permit) if isinstance(reply, Superseded) else None)

@@ -1,0 +1,188 @@
+"""Joining the user's own transaction: the record is written in it, and the user commits.
+
+The block claims when it is entered and settles when it is left; the commit that follows is the user's,
+and makes both final. An exception inside the block settles nothing: roll back, and the key is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Literal, TypeVar
+
+from semel.core.atomic_flow import note_early_commit, settle_inside
+from semel.core.flow import Flow
+from semel.core.identity import uuid_text
+from semel.core.model import Answer, Claim, Effects, Proceed, Settled
+from semel.core.outcomes import Succeeded
+from semel.core.requests import Begin
+from semel.engine.backend import Backend
+from semel.engine.permit import Permit
+from semel.engine.result import begun_result
+from semel.engine.runner import AsyncPerformer, SyncPerformer
+from semel.engine.shield import shielded
+from semel.engine.state import Core
+from semel.errors import PolicyError, SupersededError
+from semel.operations.flow import claim_unit, conclude_inside
+from semel.operations.tracking import store_for
+from semel.policy import Command
+
+_LOST = (
+    "the record is not in this transaction any more (it was rolled back, or granted to somebody else); roll back, do "
+    "not commit"
+)
+P = TypeVar("P", SyncPerformer, AsyncPerformer)
+
+
+class _Block(Generic[P]):
+    """What both forms share. ``replayed`` says whether ``answer`` is the first one, to be given again.
+
+    Where it is not, the handler's writes go on the joined connection, and ``answer`` is set to what
+    shall be replayed (an empty answer if it never is).
+    """
+
+    _performer: P
+
+    def __init__(self, core: Core, backend: Backend, performer: P, connection: Any, command: Command) -> None:
+        self._core = core
+        self._backend = backend
+        self._performer = performer
+        self._connection = connection
+        self._command = command
+        self.permit: Permit | None = None
+        self.replayed = False
+        self.answer = Answer(None, (), b"")
+        self.operation_id = ""
+
+    def _attempt(self) -> Claim:
+        self._backend.check_atomic()
+        if self._command.policy.terms.effects is not Effects.ATOMIC:
+            raise PolicyError(
+                "only commands with effects='atomic' join a transaction: committed early, any other would run again"
+            )
+        return self._core.attempt(self._command)
+
+    def _enter(self, claim: Claim, join: Callable[[], Any]) -> Flow[None]:
+        verdict, unit = yield from claim_unit(self._backend.store, claim, self._command.under, Begin(join))
+        self._core.tell_verdict(claim, verdict)
+        if not isinstance(verdict, Proceed):
+            result = begun_result(verdict)
+            self.replayed, self.answer, self.operation_id = True, result.answer, result.operation_id
+            return
+        assert unit is not None
+        self._core.units[claim.nonce] = unit
+        self.permit = self._core.permit(self._command, claim, verdict.grant)
+        self.operation_id = uuid_text(verdict.grant.operation_id)
+
+    def _forget(self, claim: Claim) -> None:
+        """The block was not entered: nothing of it is left here, and the user rolls back."""
+        self._core.units.pop(claim.nonce, None)
+        self._core.live.pop(claim.nonce, None)
+        self.permit = None
+
+    def _end(self) -> None:
+        if self.permit is not None and self.permit.grant.nonce in self._core.live:
+            self._core.conclude(self.permit)
+
+    def _exit(self, *, failed: bool) -> Flow[None]:
+        permit = self.permit
+        if permit is None:
+            return
+        try:
+            if failed:
+                return
+            store, grant = self._backend.store, permit.grant
+            outcome = Succeeded(self.answer)
+            word, kept = self._core.word(permit, outcome), store_for(store, permit.claim)
+            yield from conclude_inside(store, permit.unit, permit.claim, grant, word)
+            reply = yield from settle_inside(kept, permit.unit, grant, word)
+            if reply is None:
+                raise (yield from note_early_commit(kept, grant))
+            self._core.tell_settled(permit, outcome, reply)
+            if not isinstance(reply, Settled):
+                raise SupersededError(_LOST)
+        finally:
+            self._core.conclude(permit)
+
+
+class Atomic(_Block[SyncPerformer]):
+    """``with engine.atomic(connection, command) as once:`` for the store's own database: a ``sqlite3`` or ``psycopg``
+    connection, a SQLAlchemy ``Session`` or ``Connection``, or ``django.db.connection`` inside ``transaction.atomic()``.
+    On SQLite the join comes before the transaction's first statement (Django's has begun).
+
+    >>> import sqlite3, tempfile
+    >>> from hashlib import sha256
+    >>> from semel import Answer, Command, Engine, Policy, Scope
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> engine = Engine.connect(f"sqlite:///{folder.name}/app.db")
+    >>> _ = engine.migrate()
+    >>> db = sqlite3.connect(f"{folder.name}/app.db")
+    >>> _ = db.execute("CREATE TABLE orders (sku TEXT)")
+    >>> command = Command(
+    ...     scope=Scope(tenant="acme", caller="alice", operation="order"),
+    ...     key="key-1",
+    ...     fingerprint=sha256(b"A-1").digest(),
+    ...     recipe="demo",
+    ...     policy=Policy(effects="atomic"),
+    ... )
+    >>> for _ in range(2):
+    ...     with engine.atomic(db, command) as once:
+    ...         if not once.replayed:
+    ...             _ = db.execute("INSERT INTO orders VALUES ('A-1')")
+    ...             once.answer = Answer(201, (), b"ordered")
+    ...     db.commit()
+    ...     print(once.replayed, once.answer.body, db.execute("SELECT count(*) FROM orders").fetchone())
+    False b'ordered' (1,)
+    True b'ordered' (1,)
+    >>> db.close()
+    >>> engine.close()
+    >>> folder.cleanup()
+
+    Raises on entry JoinRefused, StoreUnavailable, and a CommandError for every verdict but Proceed and
+    Replay; on exit EarlyCommit and SupersededError: then roll back, do not commit.
+    """
+
+    def __enter__(self) -> Atomic:
+        if not self._core.checked:
+            shielded(self._performer.first_look.take)
+        claim = self._attempt()
+        try:
+            self._core.entering.add(claim.nonce)
+            self._performer.drive_here(self._enter(claim, lambda: self._backend.join(self._connection)))
+        except BaseException:
+            self._forget(claim)
+            raise
+        finally:
+            self._core.entering.discard(claim.nonce)
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> Literal[False]:
+        try:
+            self._performer.drive_here(self._exit(failed=kind is not None))
+        finally:
+            self._end()
+        return False
+
+    def __del__(self) -> None:
+        # An exception from outside came between the block and its end: the transaction is the user's to roll back.
+        self._end()
+
+
+class AsyncAtomic(_Block[AsyncPerformer]):
+    """``async with engine.atomic(session, command) as once:``, as :class:`Atomic`, for psycopg's
+    ``AsyncConnection``, asyncpg's connections, SQLAlchemy's ``AsyncSession`` and ``AsyncConnection``.
+    """
+
+    async def __aenter__(self) -> AsyncAtomic:
+        if not self._core.checked:
+            await self._performer.first_look.take()
+        claim = self._attempt()
+        try:
+            self._core.entering.add(claim.nonce)
+            await self._performer.drive(self._enter(claim, lambda: self._backend.join_async(self._connection)))
+        finally:
+            self._core.entering.discard(claim.nonce)
+        return self
+
+    async def __aexit__(self, kind: object, *_: object) -> Literal[False]:
+        await self._performer.drive(self._exit(failed=kind is not None))
+        return False

@@ -1,0 +1,346 @@
+"""What an engine does beside its commands: renewing live leases, and releasing claims nobody owns.
+
+A claim that was given up on (its reply was lost, its caller cancelled) is released by its nonce until
+that is seen, or its lease is over. Renewal is one call for all live permits, and ends at their deadline.
+A settlement that was not confirmed is repeated for as long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from semel.core.command_flow import settle_until_confirmed
+from semel.core.contract import Store
+from semel.core.model import Claim, Settlement, Settling
+from semel.engine.permit import Permit
+from semel.engine.runner import AsyncPerformer, SyncPerformer
+from semel.engine.shield import begin_own_thread, shielded
+from semel.engine.state import Core
+from semel.engine.trouble import Trouble
+from semel.errors import SemelError, StoreTimeout
+from semel.operations.tracking import abandoning, settling
+from semel.stores.process import begin_in_children
+
+THREAD_NAME: Final = "semel-upkeep"
+ABANDON_EVERY_SECONDS: Final = 0.25
+CLOSE_LOOK_SECONDS: Final = 0.02
+ABANDON_MAX: Final = 200
+OUTAGE_SECONDS_MAX: Final = 600.0  # for how long after its lease a claim is tried of which the store has said nothing
+
+
+class Abandoned:
+    """Claims to be released, by record id and nonce, each until its lease would be over."""
+
+    def __init__(self) -> None:
+        self._until: dict[tuple[bytes, bytes], float] = {}
+        self._keeping: set[tuple[bytes, bytes]] = set()  # those whose operations are kept
+
+    def __bool__(self) -> bool:
+        return bool(self._until)
+
+    def add(self, claim: Claim) -> None:
+        """This claim was given up on."""
+        self._until[claim.id, claim.nonce] = time.monotonic() + claim.terms.lease_us / 1_000_000
+        if claim.kept is not None:
+            self._keeping.add((claim.id, claim.nonce))
+
+    def release(self, store: Store, nonces: tuple[tuple[bytes, bytes], ...]) -> Callable[[], Any]:
+        """Makes the flow that releases these."""
+        keeps = not self._keeping.isdisjoint(nonces)
+        return lambda: abandoning(store, nonces, keeps)
+
+    def batch(self) -> tuple[tuple[bytes, bytes], ...]:
+        """The next ones to release, in the store's order."""
+        return tuple(sorted(self._until)[:ABANDON_MAX])
+
+    def released(self, nonces: tuple[tuple[bytes, bytes], ...], gone: list[bool]) -> None:
+        """Forget those that were seen to be released, and those that are not there although their lease is over."""
+        now = time.monotonic()
+        for nonce, seen in zip(nonces, gone, strict=True):
+            if seen or self._until[nonce] <= now:
+                del self._until[nonce]
+                self._keeping.discard(nonce)
+
+    def unanswered(self, nonces: tuple[tuple[bytes, bytes], ...]) -> None:
+        """The store said nothing of these: an outage that outlives the lease must not leave them UNKNOWN for ever."""
+        now = time.monotonic()
+        for nonce in nonces:
+            if self._until[nonce] + OUTAGE_SECONDS_MAX <= now:
+                del self._until[nonce]
+
+
+class AsyncUpkeep:
+    """Renews and releases on an event loop; holds the engine's background tasks."""
+
+    def __init__(self, core: Core, store: Store, performer: AsyncPerformer) -> None:
+        self._core = core
+        self._store = store
+        self._performer = performer
+        self._trouble = Trouble("the renewal of leases")
+        self._release_trouble = Trouble("the release of claims that were given up")
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start with nothing to do: at construction, and in a forked child."""
+        self._abandoned = Abandoned()
+        self._begin_loop(None)
+
+    def _begin_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._loop = loop
+        self._beat: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._release_task: asyncio.Task[Any] | None = None
+        self._closing = False
+        self._renew_task: asyncio.Task[Any] | None = None
+
+    def _check_loop(self) -> None:
+        """Timers and tasks of another loop are nobody's here."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._begin_loop(loop)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task that ``close`` waits for."""
+        self._check_loop()
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Wait for everything that was spawned; what was given up is released once more, seen or not."""
+        self._check_loop()
+        self._closing = True
+        while self._tasks:  # handlers are among them: their leases are renewed to the end
+            await asyncio.wait(set(self._tasks))
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+        self._closing = False
+
+    def granted(self, permit: Permit) -> None:
+        """This permit lives: see to it that it is renewed, also where the others have much longer leases."""
+        if permit.command.policy.steps:
+            permit.steps = self._performer.steps_of(permit)
+        self._check_loop()
+        loop = asyncio.get_running_loop()
+        at = loop.time() + self._core.beat_of(permit)
+        if self._beat is None or at < self._beat.when():
+            if self._beat is not None:
+                self._beat.cancel()
+            self._beat = loop.call_at(at, self._on_beat)
+
+    def abandon(self, claim: Claim) -> None:
+        """Release this claim in the background."""
+        self._check_loop()
+        self._abandoned.add(claim)
+        if self._release_task is None or self._release_task.done():
+            self._release_task = self.spawn(self._release())
+
+    async def confirm(self, word: Settlement, permit: Permit, seconds: float) -> Settling:
+        """Repeat this settlement and listen for so many seconds.
+
+        Raises StoreTimeout: not confirmed meanwhile; it is repeated in the background until the lease is over.
+        """
+        task = self.repeat(word, permit, seconds)
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+        if not done:
+            raise StoreTimeout("the outcome could not be confirmed by the store; it is being repeated")
+        reply: Settling = task.result()
+        return reply
+
+    def repeat(self, word: Settlement, permit: Permit, seconds: float) -> asyncio.Task[Settling]:
+        """Repeat this settlement in a task of its own until the lease is over, or so many seconds if they are more."""
+        until = max(permit.claim.terms.lease_us / 1_000_000, seconds)
+        return self.spawn(self._performer.drive(settle_until_confirmed(self._store, word, until)))
+
+    def _schedule(self) -> None:
+        seconds = self._core.beat_seconds()
+        self._beat = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._on_beat)
+
+    def _on_beat(self) -> None:
+        if self._core.due():
+            self._renew_task = self.spawn(self.renew())
+        self._schedule()
+
+    async def renew(self) -> None:
+        """Renew what is due, in one call."""
+        permits = self._core.due()
+        renewals = self._core.renewals(permits)
+        try:
+            held = await self._performer.store_call("renew", lambda: self._store.renew(renewals))
+        except SemelError:
+            return  # the next beat tries again; two renewals may fail before a lease is over
+        except Exception as error:  # noqa: BLE001 - likewise; it is logged, where a lost task would be silent
+            self._trouble.met(error)
+            return
+        self._core.renewed(permits, held)
+        self._trouble.over()
+
+    async def _release(self) -> None:
+        while self._abandoned:
+            nonces = self._abandoned.batch()
+            try:
+                gone = await self._performer.store_call("abandon", self._abandoned.release(self._store, nonces))
+            except SemelError:
+                self._abandoned.unanswered(nonces)
+            except Exception as error:  # noqa: BLE001 - as in renew
+                self._release_trouble.met(error)
+                self._abandoned.unanswered(nonces)
+            else:
+                self._abandoned.released(nonces, gone)
+                self._release_trouble.over()
+            if self._abandoned and self._closing:
+                self._abandoned = Abandoned()
+            elif self._abandoned:
+                await asyncio.sleep(ABANDON_EVERY_SECONDS)
+
+
+class SyncUpkeep:
+    """Renews and releases in one lazily started thread."""
+
+    def __init__(self, core: Core, store: Store, performer: SyncPerformer) -> None:
+        self._core = core
+        self._store = store
+        self._performer = performer
+        self._trouble = Trouble("the renewal of leases")
+        self._release_trouble = Trouble("the release of claims that were given up")
+        self._confirm_trouble = Trouble("the confirmation of settlements")
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start without a thread: at construction, and in a forked child."""
+        self._abandoned = Abandoned()
+        self._unconfirmed: dict[Settlement, float] = {}  # until when each is repeated, in monotonic seconds
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def close(self) -> None:
+        """Wait for the live handlers, whose leases are renewed to the end; then end the thread.
+
+        What is unconfirmed or given up is tried once more. A handler past its deadline is not waited for, nor one of
+        the calling thread, which could never end.
+        """
+        while any(self._is_awaited(permit) for permit in list(self._core.live.values())):
+            threading.Event().wait(CLOSE_LOOK_SECONDS)
+        shielded(self._end)
+
+    def _is_awaited(self, permit: Permit) -> bool:
+        ours = permit.handler_thread not in (None, threading.get_ident())
+        return ours and time.monotonic() < permit.deadline_monotonic
+
+    def _end(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        self._confirm()
+        self._release()
+        self.begin_process()
+
+    def granted(self, permit: Permit) -> None:
+        """This permit lives: see to it that it is renewed."""
+        if permit.command.policy.steps:
+            permit.steps = self._performer.steps_of(permit)
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            if self._thread is None and not self._closing:
+                self._thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def abandon(self, claim: Claim) -> None:
+        """Release this claim in the background."""
+        with self._changed:
+            self._abandoned.add(claim)
+        self._wake()
+
+    def confirm(self, word: Settlement, seconds: float) -> None:
+        """Repeat this settlement in the background, until the store has it or so many seconds are over."""
+        with self._changed:
+            self._unconfirmed[word] = time.monotonic() + seconds
+        self._wake()
+
+    def renew(self) -> None:
+        """Renew what is due, in one call."""
+        permits = self._core.due()
+        if not permits:
+            return
+        renewals = self._core.renewals(permits)
+        try:
+            held = self._performer.store_call("renew", lambda: self._store.renew(renewals))
+        except SemelError:  # also a file that is away for a moment: this thread must outlive everything
+            return  # the next beat tries again; two renewals may fail before a lease is over
+        except Exception as error:  # noqa: BLE001 - likewise
+            self._trouble.met(error)
+            return
+        self._core.renewed(permits, held)
+        self._trouble.over()
+
+    def _release(self) -> None:
+        with self._changed:
+            nonces = self._abandoned.batch()
+        if not nonces:
+            return
+        try:
+            gone = self._performer.store_call("abandon", self._abandoned.release(self._store, nonces))
+        except Exception as error:  # noqa: BLE001 - as in renew
+            if not isinstance(error, SemelError):
+                self._release_trouble.met(error)
+            with self._changed:
+                self._abandoned.unanswered(nonces)
+            return
+        self._release_trouble.over()
+        with self._changed:
+            self._abandoned.released(nonces, gone)
+
+    def _confirm(self) -> None:
+        with self._changed:
+            words = tuple(sorted(self._unconfirmed, key=lambda word: word.id))
+        if not words:
+            return
+        over: set[Settlement] = set()
+        failed = False
+        try:
+            for word in words:
+                try:
+                    self._performer.store_call("settle", settling(self._store, word).make)
+                    over.add(word)
+                except SemelError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - one that fails keeps no other from being confirmed
+                    self._confirm_trouble.met(error)
+                    failed = True
+        except SemelError:  # the store is away: the others would wait for it, one after the other
+            pass
+        else:
+            if not failed:
+                self._confirm_trouble.over()
+        now = time.monotonic()
+        with self._changed:
+            for word in words:
+                if word in over or self._unconfirmed[word] <= now:
+                    del self._unconfirmed[word]
+
+    def _serve(self) -> None:
+        begin_own_thread()
+        while True:
+            with self._changed:
+                if self._closing:
+                    return
+                beat = self._core.beat_seconds()
+                self._changed.wait(ABANDON_EVERY_SECONDS if self._abandoned or self._unconfirmed else beat)
+            self.renew()
+            self._confirm()
+            self._release()

@@ -1,0 +1,106 @@
+"""What the declared operations need of the store, and whether its server's settings give it.
+
+EXTERNAL needs records that outlive the server: where they are forgotten, a retry runs the command again, and nobody
+can tell. IDEMPOTENT does not: its derived keys are the same for a record that is made anew, so that the downstream
+tells the repetition. ATOMIC is checked beside the backend, which has units or has not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from semel.core.contract import Capabilities, Identity, Observable, Observed, Store
+from semel.core.flow import Flow
+from semel.core.model import Effects
+from semel.errors import ConfigurationError
+from semel.policy import Policy
+
+_FORGETS: Final = (
+    "{operation} is effects='external', and the store would forget that it ran: {detail}. {remedy}; or declare "
+    "effects='idempotent' with a downstream that deduplicates; or accept the loss with ?persistence=none in the URL"
+)
+NO_STEPS: Final = (
+    "{operation} declares steps, which need a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB). Use one, "
+    "or leave steps=True out"
+)
+
+_OWN_MEMORY: Final = (
+    "%s keeps its records in this process alone, and %s is declared on it: a retry that reaches another worker "
+    "process, or this one after a restart, runs again. Use sqlite:/// or a server; or accept it with %s://?persistence=none"
+)
+_LOG: Final = logging.getLogger("semel")
+
+
+def introduced(store: Store) -> Flow[tuple[Identity | None, list[Observed]]]:
+    """Who a store is, and what its server says of itself."""
+    identity = yield from store.identity()
+    return identity, (yield from store.observe()) if isinstance(store, Observable) else []
+
+
+class Needs:
+    """The needs of one engine's operations."""
+
+    def __init__(self) -> None:
+        self._external: set[str] = set()
+        self._protected: set[str] = set()  # EXTERNAL and IDEMPOTENT ones
+        self._volatile: str | None = None  # the name of a store that lives and dies with this process
+        self.require_durable = False
+        self.refuse: Observed | None = None  # what makes EXTERNAL operations impossible
+
+    def declare(self, operation: str, policy: Policy) -> None:
+        """An operation that this engine will be used for.
+
+        Raises ConfigurationError where the store, which was looked at before, cannot hold it.
+        """
+        if policy.effects is Effects.EXTERNAL:
+            self._external.add(operation)
+        if policy.effects is not Effects.ATOMIC:
+            self._protected.add(operation)
+            self._warn()
+        self.check(operation, policy)
+
+    def check(self, operation: str, policy: Policy) -> None:
+        """Raise ConfigurationError where the store would forget that this operation ran."""
+        if self.refuse is not None and policy.effects is Effects.EXTERNAL:
+            raise self._error(operation, self.refuse)
+
+    def learn_kind(self, name: str, capabilities: Capabilities, *, accepts_loss: bool) -> None:
+        """Take note of what a store of this kind can promise at all.
+
+        Raises ConfigurationError where it must be durable, and is not.
+        """
+        if capabilities.survives_process_crash and capabilities.shared_between_processes:
+            return
+        if self.require_durable:
+            raise ConfigurationError(
+                f"require_durable=True, and {name} keeps its records in this process alone; use sqlite:/// or a server"
+            )
+        if not accepts_loss:
+            self._volatile = name
+            self._warn()
+
+    def _warn(self) -> None:
+        """Say once that the declared operations are safe in this process alone."""
+        if self._volatile is not None and self._protected:
+            name, self._volatile = self._volatile, None
+            _LOG.warning(_OWN_MEMORY, name, repr(min(self._protected)), name)
+
+    def learn(self, observed: Sequence[Observed], *, accepts_loss: bool) -> None:
+        """Take note of what the store's server says of itself.
+
+        Raises ConfigurationError where it cannot be used, or not for an operation declared so far.
+        """
+        for seen in observed:
+            if seen.level == "unusable":
+                raise ConfigurationError(f"{seen.detail}: {seen.remedy}")
+        forgets = [seen for seen in observed if seen.level == "forgets"]
+        self.refuse = forgets[0] if forgets and (self.require_durable or not accepts_loss) else None
+        if self.refuse is not None and self._external:
+            raise self._error(min(self._external), self.refuse)
+
+    @staticmethod
+    def _error(operation: str, seen: Observed) -> ConfigurationError:
+        remedy = seen.remedy[:1].upper() + seen.remedy[1:]
+        return ConfigurationError(_FORGETS.format(operation=repr(operation), detail=seen.detail, remedy=remedy))

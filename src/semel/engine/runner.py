@@ -1,0 +1,277 @@
+"""How the engine's asks are performed: once on an event loop, once in ordinary threads.
+
+These two and the two ``upkeep`` classes are all that exists twice below the shells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from semel.core.command_flow import Under
+from semel.core.flow import Flow, MakeFlow
+from semel.core.model import Claim, Settlement, Settling, Verdict
+from semel.core.requests import (
+    Attempt,
+    Begin,
+    Commit,
+    Elapsed,
+    Jitter,
+    Pause,
+    Perform,
+    PerformOne,
+    Rollback,
+    SettleWithin,
+    Within,
+)
+from semel.engine.backend import Backend
+from semel.engine.batching import Coalescers
+from semel.engine.opening import AsyncFirstLook, FirstLook, introduction
+from semel.engine.shield import pause, shielded
+from semel.engine.state import Core
+from semel.errors import SchemaError, SemelError, StoreError
+from semel.operations.flow import claim_kept
+from semel.operations.tracking import settling
+from semel.steps.flow import keep_request
+
+if TYPE_CHECKING:
+    from semel.engine.permit import Permit
+    from semel.steps.run import AsyncSteps, SyncSteps
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class AsyncPerformer:
+    """Performs engine flows on an event loop."""
+
+    def __init__(self, core: Core, backend: Backend) -> None:
+        self._core = core
+        self._backend = backend
+        core.emits = hasattr(backend.store, "dialect")
+        self._driver = backend.driver
+        shares = getattr(self._driver, "coalesces", False)
+        self._ask_one = Coalescers(self._driver.run_uncut, backend.lane).ask if shares else self._alone
+        self.first_look = AsyncFirstLook(core, lambda: self.drive(introduction(core, backend)))
+
+    def steps_of(self, permit: Permit) -> AsyncSteps:
+        """The steps of a permit whose operation declares them."""
+        from semel.steps.run import AsyncSteps  # with the forms of results, which nobody else needs here
+
+        return AsyncSteps(permit, self._backend, self)
+
+    def store_call(self, verb: str, make: MakeFlow[T]) -> Awaitable[T]:
+        """One store call."""
+        return self._through(verb, self._driver.run_async, make)
+
+    def store_one(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> Awaitable[T]:
+        """One request of a verb that takes many; together with those of other callers where the driver gains by it."""
+        return self._through(verb, self._ask_one, verb, many, request)
+
+    async def _alone(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
+        replies: list[T] = await self._driver.run_async(lambda: many((request,)))
+        return replies[0]
+
+    async def _through(self, verb: str, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """The door through which every store call passes, and where it is observed."""
+        core = self._core
+        started = time.perf_counter() if core.observing else 0.0
+        try:
+            return await call(*arguments)
+        except SchemaError as error:
+            self._backend.locate(error)
+            core.tell_store_error(verb, error)
+            raise
+        except StoreError as error:
+            core.tell_store_error(verb, error)
+            raise
+        finally:
+            if core.observing:
+                core.tell_store_call(verb, time.perf_counter() - started)
+
+    def claim_one(self, claim: Claim, under: Under | None) -> Awaitable[Verdict]:
+        """One attempt at a command, outside any unit."""
+        store = self._backend.store
+        if claim.kept is not None:
+            return self.drive(claim_kept(store, claim, under))
+        return self.store_one("claim", store.claim, claim)
+
+    async def keep_request(self, claim: Claim, verdict: Verdict) -> Verdict:
+        """Keep the request of a resumable operation, where its claim was granted."""
+        await self.drive(keep_request(self._backend.store, claim, verdict))
+        return verdict
+
+    def settle_one(self, word: Settlement) -> Awaitable[Settling]:
+        """A holder's last word, outside any unit."""
+        store = self._backend.store
+        return self._settle_kept(word) if word.keeps else self.store_one("settle", store.settle, word)
+
+    async def _settle_kept(self, word: Settlement) -> Settling:
+        return (await self.store_call("settle", settling(self._backend.store, word).make))[0]
+
+    async def drive(self, flow: Flow[T], attempt: Callable[[], Awaitable[Verdict]] | None = None) -> T:
+        """Perform a flow to its end; an error of the store's is thrown into it, which may repeat it or clean up."""
+        try:
+            needed = next(flow)
+            while True:
+                try:
+                    reply = await (attempt() if attempt and type(needed) is Attempt else self._answer(needed))
+                except SemelError as error:
+                    needed = flow.throw(error)
+                else:
+                    needed = flow.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        except SchemaError as error:  # of a unit, which asks its own connection
+            self._backend.locate(error)
+            raise
+
+    async def _answer(self, needed: Any) -> Any:
+        match needed:
+            case PerformOne():
+                return [await self.store_one(needed.verb, needed.many, needed.request)]
+            case Perform():
+                return await self.store_call(needed.verb, needed.make)
+            case Within():
+                return await needed.unit.run_async(needed.make)
+            case SettleWithin():
+                return await needed.unit.settle_async(needed.needed, commit=needed.commit)
+            case Commit():
+                return await needed.unit.commit_async()
+            case Rollback():
+                return await needed.unit.rollback_async()
+            case Begin():
+                return await (needed.join() if needed.join is not None else self._backend.begin_async())
+            case Elapsed():
+                return time.monotonic()
+            case Jitter():
+                return self._core.jitter()
+            case Pause():
+                return await self._pause(needed.seconds, needed.id)
+            case _:
+                raise AssertionError(f"nobody performs {type(needed).__name__}")
+
+    async def _pause(self, seconds: float, id: bytes | None) -> None:
+        if id is None:
+            await asyncio.sleep(seconds)
+            return
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # its loop was closed under it: the settlement is not to suffer for that
+                loop.call_soon_threadsafe(lambda: None if woken.done() else woken.set_result(None))
+
+        with self._core.waking(id, wake):
+            await asyncio.wait((woken,), timeout=seconds)
+
+
+class SyncPerformer:
+    """Performs engine flows for ordinary threads: in threads that no exception from outside reaches (``shield``)."""
+
+    def __init__(self, core: Core, backend: Backend) -> None:
+        self._core = core
+        self._backend = backend
+        core.emits = hasattr(backend.store, "dialect")
+        self._driver = backend.driver
+        self.first_look = FirstLook(core, lambda: self.drive(introduction(core, backend)))
+
+    def steps_of(self, permit: Permit) -> SyncSteps:
+        """The steps of a permit whose operation declares them."""
+        from semel.steps.run import SyncSteps  # with the forms of results, which nobody else needs here
+
+        return SyncSteps(permit, self._backend, self)
+
+    def store_call(self, verb: str, make: MakeFlow[T]) -> T:
+        """One store call: the door through which every one of them passes, and where it is observed."""
+        return shielded(lambda: self._store_call(verb, make))
+
+    def _store_call(self, verb: str, make: MakeFlow[T]) -> T:
+        core = self._core
+        started = time.perf_counter()
+        try:
+            seen: T = self._driver.run(make)
+            return seen
+        except SchemaError as error:
+            self._backend.locate(error)
+            core.tell_store_error(verb, error)
+            raise
+        except StoreError as error:
+            core.tell_store_error(verb, error)
+            raise
+        finally:
+            core.tell_store_call(verb, time.perf_counter() - started)
+
+    def claim_one(self, claim: Claim, under: Under | None) -> Verdict:
+        """One attempt at a command, outside any unit."""
+        store = self._backend.store
+        if claim.kept is not None:
+            return self.drive(claim_kept(store, claim, under))
+        return (self.store_call("claim", lambda: store.claim((claim,))))[0]
+
+    def keep_request(self, claim: Claim, verdict: Verdict) -> Verdict:
+        """Keep the request of a resumable operation, where its claim was granted."""
+        self.drive(keep_request(self._backend.store, claim, verdict))
+        return verdict
+
+    def settle_one(self, word: Settlement) -> Settling:
+        """A holder's last word, outside any unit."""
+        return (self.store_call("settle", settling(self._backend.store, word).make))[0]
+
+    def drive(self, flow: Flow[T], attempt: Callable[[], Verdict] | None = None) -> T:
+        """Perform a flow to its end; an error of the store's is thrown into it, which may repeat it or clean up."""
+        return shielded(lambda: self.drive_here(flow, attempt))
+
+    def drive_here(self, flow: Flow[T], attempt: Callable[[], Verdict] | None = None) -> T:
+        """The same in the calling thread, which the user's own connection may belong to: only for joined units."""
+        try:
+            needed = next(flow)
+            while True:
+                try:
+                    reply = attempt() if attempt and type(needed) is Attempt else self._answer(needed)
+                except SemelError as error:
+                    needed = flow.throw(error)
+                else:
+                    needed = flow.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        except SchemaError as error:  # of a unit, which asks its own connection
+            self._backend.locate(error)
+            raise
+
+    def _answer(self, needed: Any) -> Any:
+        match needed:
+            case Perform():
+                return self.store_call(needed.verb, needed.make)
+            case Within():
+                return needed.unit.run(needed.make)
+            case SettleWithin():
+                return needed.unit.settle(needed.needed, commit=needed.commit)
+            case Commit():
+                return needed.unit.commit()
+            case Rollback():
+                return needed.unit.rollback()
+            case Begin():
+                return needed.join() if needed.join is not None else self._backend.begin()
+            case Elapsed():
+                return time.monotonic()
+            case Jitter():
+                return self._core.jitter()
+            case Pause():
+                return self._pause(needed.seconds, needed.id)
+            case _:
+                raise AssertionError(f"nobody performs {type(needed).__name__}")
+
+    def _pause(self, seconds: float, id: bytes | None) -> None:
+        woken = threading.Event()
+        if id is None:
+            pause(woken, seconds)
+            return
+        with self._core.waking(id, woken.set):
+            pause(woken, seconds)

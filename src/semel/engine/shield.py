@@ -1,0 +1,236 @@
+"""Threads of Semel's own for what a sync caller asks of a store, so that no exception from outside cuts it in half.
+
+A time limit (Celery's, Dramatiq's, ``signal.alarm``) raises its exception between any two instructions of the thread
+that it is addressed to, also between the two that take a connection out of a pool and note that it was taken. Nobody
+addresses the threads of this module. A caller that is interrupted waits until its call has ended, which the store's
+own time-outs bound, and raises the exception then: at most one call of a thread is under way.
+
+The caller's side is made of operations that are atomic for such exceptions: ``SimpleQueue.put`` and a lock's
+``acquire``. It holds no lock, and everything it does may be done twice.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import Context, copy_context
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Generic, TypeVar, cast
+
+from semel.errors import StoreTimeout
+from semel.stores.process import begin_in_children
+
+T = TypeVar("T")
+
+THREAD_NAME: Final = "semel-call"
+IDLE_SECONDS: Final = 5.0  # after which a thread without calls ends
+LOOK_SECONDS: Final = 0.05  # how long a pause lasts, at most, before it looks for an interrupted caller
+
+
+class CallerInterrupted(StoreTimeout):
+    """Ends the waiting that is done for a caller who has been interrupted. Never seen by that caller."""
+
+
+class Hold(Generic[T]):
+    """What a call gives to its caller, who uses it to its end or is interrupted before.
+
+    Parameters: ``drop`` undoes the value, in a thread of Semel's own, and is given the exception that the caller left
+    with (None: it is not known); harmless where the value has ended already.
+
+    Make it before the call, and call :meth:`let_go` wherever an exception leaves the block that uses the value: then
+    there is no instruction between the two at which the value could be lost.
+    """
+
+    __slots__ = ("_drop", "_error", "_is_left", "_is_over", "_value")
+
+    def __init__(self, drop: Callable[[T, BaseException | None], object]) -> None:
+        self._drop = drop
+        self._error: BaseException | None = None
+        self._value: T | None = None
+        self._is_left = False
+        self._is_over = False
+
+    def give(self, value: T) -> None:
+        """The value, from the thread that has made it."""
+        self._value = value
+        if self._is_left:
+            self._undo()
+
+    def end(self) -> None:
+        """The value was used to its end, or is another one's to end from here on."""
+        self._is_over = True
+
+    def let_go(self, error: BaseException) -> None:
+        """Undo the value if there is one, and it was not ended; also one that comes later."""
+        self._is_left = True
+        if self._value is not None and not self._is_over:
+            self._error = error
+            shielded(self._undo)
+
+    def _undo(self) -> None:
+        error, self._error = self._error, None
+        value, self._value = self._value, None
+        if value is not None and not self._is_over:
+            self._drop(value, error)
+
+    def __del__(self) -> None:
+        # The caller was interrupted a second time, while it let go. This may be the caller's thread, or any other.
+        if not self._is_over and self._value is not None:
+            later(self._undo)
+
+
+class _Call(Generic[T]):
+    """One piece of work, and the caller who waits for it."""
+
+    __slots__ = ("_context", "_once", "_work", "done", "error", "is_done", "is_left", "value")
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._context: Context = copy_context()
+        self._once = _thread.allocate_lock()
+        self.done = _thread.allocate_lock()
+        self.done.acquire()
+        self.is_done = False
+        self.is_left = False
+        self.value: T | None = None
+        self.error: BaseException | None = None
+
+    def perform(self) -> None:
+        """Do the work, unless it was begun, or its caller was interrupted before it was."""
+        if not self._once.acquire(blocking=False):
+            return  # posted twice by an interrupted caller
+        try:
+            if not self.is_left:
+                _here.call = self
+                self.value = self._context.run(self._work)
+        except BaseException as error:  # noqa: BLE001 -- the caller raises it
+            self.error = error
+        finally:
+            _here.call = None
+            self.is_done = True
+            self.done.release()
+
+    def result(self) -> T:
+        """What the work returned; raises what it raised."""
+        error, self.error = self.error, None
+        if error is None:
+            return cast(T, self.value)
+        try:
+            raise error
+        finally:
+            del error  # no cycle between the error and this frame
+
+
+class _Here(threading.local):
+    """Whether this thread is one of Semel's, and the call that it is at."""
+
+    is_own = False
+    call: _Call[Any] | None = None
+
+
+class _Threads:
+    """As many threads as there are calls under way, and those that have been idle for a moment."""
+
+    def __init__(self) -> None:
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start without threads: at first, and in a forked child."""
+        self._calls: SimpleQueue[_Call[Any]] = SimpleQueue()
+        self._lock = threading.Lock()  # only ever taken by the threads of this class
+        self._idle = 0
+
+    def post(self, call: _Call[Any]) -> None:
+        """Have it performed. Atomic in the end: an interrupted caller posts it once more."""
+        self._calls.put(call)
+        if not self._idle:
+            try:
+                _thread.start_new_thread(self._start, ())
+            except RuntimeError:  # no thread is to be had: better interrupted than never done
+                call.perform()
+
+    def _start(self) -> None:
+        """A thread that shows up under its name. ``Thread.start`` is no operation for a caller's thread."""
+        threading.Thread(target=self._serve, args=(self._calls,), name=THREAD_NAME, daemon=True).start()
+
+    def _serve(self, calls: SimpleQueue[_Call[Any]]) -> None:
+        _here.is_own = True
+        self._count(1)
+        while True:
+            try:
+                call = calls.get(timeout=IDLE_SECONDS)
+            except Empty:
+                self._count(-1)
+                if calls.empty():
+                    return
+                self._count(1)  # posted by a caller who still saw this thread idle
+                continue
+            if self._count(-1) == 0 and not calls.empty():  # likewise
+                self._start()
+            call.perform()
+            del call  # nobody but the caller may keep what it was given
+            self._count(1)
+
+    def _count(self, change: int) -> int:
+        with self._lock:
+            self._idle += change
+            return self._idle
+
+
+_here = _Here()
+_threads = _Threads()
+
+
+def begin_own_thread() -> None:
+    """Note that this thread is Semel's own: nobody interrupts it, and it performs its calls itself."""
+    _here.is_own = True
+
+
+def shielded(work: Callable[[], T]) -> T:
+    """Do the work in a thread of Semel's own, and wait for it; in this one where it is Semel's own already.
+
+    Raises what the work raises; an exception from outside once the work has ended. Whether the work had begun is not
+    known to the caller then: see :class:`Hold` for what it may have given.
+    """
+    if _here.is_own or sys.is_finalizing():
+        return work()
+    call = _Call(work)
+    try:
+        _threads.post(call)
+        call.done.acquire()
+    except BaseException:
+        call.is_left = True
+        while not call.is_done:
+            with suppress(BaseException):  # one more, of which the first is raised
+                _threads.post(call)  # again: the exception may have come before the first
+                call.done.acquire()
+        raise
+    return call.result()
+
+
+def later(work: Callable[[], object]) -> None:
+    """Do the work in a thread of Semel's own, and wait for nothing: what a ``__del__`` has left to end."""
+    if sys.is_finalizing():
+        work()
+    else:
+        _threads.post(_Call(work))
+
+
+def check_caller() -> None:
+    """Raise :class:`CallerInterrupted` where this thread works for a caller who has been interrupted meanwhile."""
+    call = _here.call
+    if call is not None and call.is_left:
+        raise CallerInterrupted("the caller was interrupted while it waited; retry with the same key")
+
+
+def pause(woken: threading.Event, seconds: float) -> None:
+    """Wait for the event, at most so long; shorter where the caller is interrupted. Raises CallerInterrupted then."""
+    ends = time.monotonic() + seconds
+    check_caller()
+    while (left := ends - time.monotonic()) > 0 and not woken.wait(min(left, LOOK_SECONDS)):
+        check_caller()

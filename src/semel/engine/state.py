@@ -1,0 +1,444 @@
+"""What both engines share: making claims, keeping the live permits, telling the observer.
+
+No IO happens here and nothing waits; the shells in ``aio`` and ``sync`` perform.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from semel.core.command_flow import Under, recast, settlement
+from semel.core.contract import Identity, Observed
+from semel.core.flow import Flow, ask
+from semel.core.identity import key_hash, record_id, reference_id, secret_check, uuid7_bytes, uuid_text
+from semel.core.model import (
+    Claim,
+    Effects,
+    Grant,
+    InProgress,
+    Kept,
+    KeyExpired,
+    KeyReused,
+    OutcomeUnknown,
+    Proceed,
+    Renewal,
+    Replay,
+    Settlement,
+    Settling,
+    State,
+    Superseded,
+    Unreadable,
+    Verdict,
+)
+from semel.core.outcomes import Outcome
+from semel.core.requests import Elapsed, Pause, Unit
+from semel.core.sealing import Seals as Seals
+from semel.core.sealing import checked, sealed
+from semel.core.spans import check_seconds
+from semel.core.timing import RENEWALS_PER_LEASE
+from semel.engine.backend import Backend, pasted_url
+from semel.engine.permit import Permit
+from semel.engine.requirements import NO_STEPS, Needs
+from semel.engine.result import Refusal
+from semel.errors import (
+    ConfigurationError,
+    IdentityMismatch,
+    PolicyError,
+    SchemaError,
+    StoreError,
+    StoreUnavailable,
+)
+from semel.http.keys import weakness
+from semel.outbox.run import Emission, ring
+from semel.policy import Command
+from semel.stores.failures import BROKEN_RULE
+from semel.stores.process import begin_in_children
+from semel.telemetry import Observer, Silence, UnknownOutcomes, guarded
+
+SCHEMA_VERSION_MAX: Final = 2
+ID_SECRET_BYTES_MIN: Final = 16
+CONFIRM_SECONDS_MAX: Final = 600.0
+DRAIN_LOOK_SECONDS: Final = 0.02
+
+
+class Core:
+    """State and arithmetic of one engine in one process."""
+
+    def __init__(
+        self,
+        observer: Observer | None,
+        id_secret: bytes | None,
+        waiters_max: int,
+        waiters_per_caller_max: int,
+        sealer: Seals | None = None,
+        confirm_seconds: float = 5.0,
+    ) -> None:
+        check_seconds("confirm_seconds", confirm_seconds, least=0, most=CONFIRM_SECONDS_MAX)
+        for name, count in (("waiters_max", waiters_max), ("waiters_per_caller_max", waiters_per_caller_max)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise PolicyError(f"{name} must be a whole number of at least 0; it is {count!r}")
+        if id_secret is not None and len(id_secret) < ID_SECRET_BYTES_MIN:
+            raise PolicyError(f"id_secret must have at least {ID_SECRET_BYTES_MIN} bytes; it has {len(id_secret)}")
+        self.observer: Observer = guarded(Silence() if observer is None else observer)
+        self.observing = not isinstance(self.observer, Silence)
+        self._unknowns = UnknownOutcomes() if observer is None else None  # logged where nobody observes
+        self.id_secret = id_secret
+        self.sealer = checked(sealer)
+        self.draining = False
+        self.needs = Needs()
+        self.emits = False  # whether the store keeps events
+        self.checked = False  # whether the store was looked at: at the opening, or before the first claim
+        self.waiters_max = waiters_max
+        self.waiters_per_caller_max = waiters_per_caller_max
+        self.waiters_limit: Callable[[], int] | None = None  # of a server whose threads the waiters hold
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start with nothing live: at construction, and in a forked child."""
+        self.pid = os.getpid()
+        self.holder = f"{socket.gethostname()[:40]}:{self.pid}"
+        self.live: dict[bytes, Permit] = {}  # by nonce
+        self.running: dict[bytes, Claim] = {}  # ATOMIC commands of this process, by record id
+        self.units: dict[bytes, Unit] = {}  # their open transactions, by nonce
+        self.entering: set[bytes] = set()  # nonces of claims on their way, which a drain waits for
+        self._lock = threading.Lock()
+        self.waiting = 0
+        self.waiting_by_caller: dict[tuple[str, str], int] = {}
+        self._random = random.SystemRandom()
+        self.wakers: dict[bytes, list[Callable[[], object]]] = {}
+
+    # --- claims -----------------------------------------------------------------------------
+
+    def attempt(self, command: Command) -> Claim:
+        """One attempt at a command, with a nonce of its own."""
+        self.check_open()
+        if command.policy.steps and not self.emits:
+            raise ConfigurationError(NO_STEPS.format(operation=repr(command.scope.operation)))
+        if self.needs.refuse:
+            self.needs.check(command.scope.operation, command.policy)
+        bits = os.urandom(26)
+        if self.observing:
+            weak = weakness(command.key)
+            if weak is not None:
+                self.tell("weak_keys", command.scope.operation, weakness=weak)
+        id = record_id(command.scope, command.key, self.id_secret)
+        claim = Claim(
+            id,
+            bits[:16],
+            command.scope,
+            key_hash(command.key, self.id_secret),
+            command.recipe,
+            command.fingerprint,
+            uuid7_bytes(time.time_ns() // 1_000_000, bits[16:]),
+            self.holder,
+            command.policy.terms,
+            None if command.business_ref is None and command.policy.operation_seconds is None else self._kept(command),
+            None if command.request is None else sealed(command.request, id, self.sealer),
+        )
+        resumed = command.resumed
+        return claim if resumed is None else claim._replace(**resumed._asdict())
+
+    def _kept(self, command: Command) -> Kept:
+        tenant, _, operation = command.scope
+        ref, keep_us = command.business_ref, command.keep_us
+        assert keep_us is not None
+        return Kept(ref, None if ref is None else reference_id(tenant, operation, ref, self.id_secret), keep_us)
+
+    def check_open(self) -> None:
+        """Raise StoreUnavailable where nothing more may be granted here."""
+        if self.draining:
+            raise StoreUnavailable("this process is shutting down; retry with the same key")
+
+    def met(self, command: Command, claim: Claim, verdict: Verdict) -> Permit | Refusal:
+        """What an attempt has come to: the live permit of a grant, or the verdict that stands in its way."""
+        self.tell_verdict(claim, verdict)
+        if type(verdict) is not Proceed:
+            return verdict  # type: ignore[return-value]  # every other verdict is a Refusal
+        return self.permit(command, claim, verdict.grant)
+
+    def permit(self, command: Command, claim: Claim, grant: Grant) -> Permit:
+        """The live permit of a grant."""
+        permit = Permit(command, claim, grant, time.monotonic(), self.units.pop(claim.nonce, None))
+        if self.emits:
+            permit.emission = Emission(grant.id, grant.generation, grant.operation_id, command.scope.tenant)
+        self.live[grant.nonce] = permit
+        return permit
+
+    def conclude(self, permit: Permit) -> None:
+        """The permit is over: no more renewals; whoever waits in this process looks again."""
+        self.live.pop(permit.grant.nonce, None)
+        if permit.unit is not None:
+            mine = self.running.get(permit.grant.id)
+            if mine is not None and mine.nonce == permit.grant.nonce:  # a joined command is not entered there
+                del self.running[permit.grant.id]
+        if self.wakers:
+            for wake in self.wakers.pop(permit.grant.id, ()):
+                wake()
+
+    def word(self, permit: Permit, outcome: Outcome) -> Settlement:
+        """What this permit says of its command in the end."""
+        permit.settling = True
+        outcome = permit.outcome(outcome)
+        resource = (permit.resource_type, permit.resource_id)
+        word = settlement(permit.grant, outcome, kept=permit.kept, resource=resource)
+        if permit.emission is not None:
+            word = permit.emission.with_events(word)
+        kept = permit.claim.kept
+        return word if kept is None else word._replace(business_ref=kept.business_ref, keeps=True)
+
+    # --- ATOMIC commands of this process, still invisible in the store ------------------------
+
+    @contextmanager
+    def running_here(self, claim: Claim, under: Under | None = None) -> Iterator[tuple[Verdict | None, bool]]:
+        """Enter an ATOMIC command; yields what another one of this process, with the same key, means to it.
+
+        And whether that is sure: another attempt that has not been granted may itself be refused, or be a replay. Whose
+        key it is, only the store can say.
+        """
+        other = self.running.setdefault(claim.id, claim)
+        if other is not claim:
+            granted = other.nonce in self.units or other.nonce in self.live
+            yield (
+                (_met(other, claim, under) if granted else InProgress(other.operation_id, other.terms.lease_us)),
+                granted,
+            )
+            return
+        try:
+            yield None, True
+        finally:
+            if claim.nonce not in self.units:  # not granted: nothing runs here
+                del self.running[claim.id]
+
+    def unit_claimed(self, claim: Claim, verdict: Verdict, unit: Unit | None) -> Verdict:
+        """Keep the open transaction of a granted ATOMIC command for its permit."""
+        if unit is not None:
+            self.units[claim.nonce] = unit
+        return verdict
+
+    # --- waiting ----------------------------------------------------------------------------
+
+    @contextmanager
+    def waiter(self, claim: Claim, seconds: float) -> Iterator[bool]:
+        """Take a waiter's place; yields whether there was one for this process and this caller."""
+        caller = (claim.scope.tenant, claim.scope.caller)
+        with self._lock:
+            mine = self.waiting_by_caller.get(caller, 0)
+            most = self.waiters_max if self.waiters_limit is None else min(self.waiters_max, self.waiters_limit())
+            may = seconds > 0 and self.waiting < most and mine < self.waiters_per_caller_max
+            if may:
+                self.waiting += 1
+                self.waiting_by_caller[caller] = mine + 1
+        started = time.monotonic()
+        try:
+            yield may
+        finally:
+            if may:
+                self._stop_waiting(caller)
+                self.tell("wait_seconds", claim.scope.operation, time.monotonic() - started)
+
+    def _stop_waiting(self, caller: tuple[str, str]) -> None:
+        with self._lock:
+            self.waiting -= 1
+            left = self.waiting_by_caller[caller] - 1
+            if left:
+                self.waiting_by_caller[caller] = left
+            else:
+                del self.waiting_by_caller[caller]
+
+    @contextmanager
+    def waking(self, id: bytes, wake: Callable[[], object]) -> Iterator[None]:
+        """Have ``wake`` called when this process settles the record of this id."""
+        with self._lock:
+            self.wakers.setdefault(id, []).append(wake)
+        try:
+            yield
+        finally:
+            with self._lock:
+                wakers = self.wakers.get(id)
+                if wakers is not None and wake in wakers:
+                    wakers.remove(wake)
+                    if not wakers:
+                        del self.wakers[id]
+
+    def drain(self, seconds: float) -> Flow[bool]:
+        """Grant nothing more; True if every live permit, and every claim on its way, ends within ``seconds``."""
+        self.draining = True
+        ends = (yield from ask(Elapsed())) + seconds
+        while (self.live or self.entering) and (yield from ask(Elapsed())) < ends:
+            yield from ask(Pause(DRAIN_LOOK_SECONDS))
+        return not (self.live or self.entering)
+
+    def jitter(self) -> float:
+        """A random number between 0 and 1."""
+        return self._random.random()
+
+    # --- leases -----------------------------------------------------------------------------
+
+    def beat_seconds(self) -> float | None:
+        """How long until the live permits should be looked at again; None where there are none."""
+        return min((self.beat_of(permit) for permit in list(self.live.values())), default=None)
+
+    def beat_of(self, permit: Permit) -> float:
+        """How often a permit must be looked at, in seconds: twice for each renewal."""
+        return permit.claim.terms.lease_us / RENEWALS_PER_LEASE / 2 / 1_000_000
+
+    def due(self) -> list[Permit]:
+        """The permits that must be renewed now: a third of their lease is over, their deadline is not."""
+        now = time.monotonic()
+        return [
+            permit
+            for permit in list(self.live.values())
+            if permit.unit is None
+            and not permit.lost
+            and now < permit.deadline_monotonic
+            and now - permit.renewed_monotonic >= permit.claim.terms.lease_us / RENEWALS_PER_LEASE / 1_000_000 * 0.99
+        ]
+
+    def renewals(self, permits: list[Permit]) -> tuple[Renewal, ...]:
+        """One request for all of them, in the store's order."""
+        return tuple(Renewal(permit.grant.id, permit.grant.fence, permit.grant.nonce) for permit in permits)
+
+    def renewed(self, permits: list[Permit], held: list[bool]) -> None:
+        """Note what the store said of each."""
+        now = time.monotonic()
+        for permit, mine in zip(permits, held, strict=True):
+            if mine:
+                permit.renewed_monotonic = now
+            elif permit.grant.nonce in self.live and not permit.lost and not permit.settling:
+                self.tell("superseded", permit.command.scope.operation)
+                if permit.effects is Effects.IDEMPOTENT:
+                    permit.lose()
+                else:
+                    permit.lost = True
+
+    # --- telling ----------------------------------------------------------------------------
+
+    @property
+    def logs_unknown(self) -> bool:
+        """Whether unknown outcomes are logged, because no observer was given."""
+        return self._unknowns is not None
+
+    def tell(self, event: str, operation: str, value: float = 1, **labels: str) -> None:
+        """One event to the observer."""
+        if self.observing:
+            self.observer.event(event, value, {"operation": operation, **labels}, {})
+
+    def tell_unknown(self, operation: str, doubt: str, operation_id: bytes, caller: str) -> None:
+        """An outcome became unknown: one event to the observer, or a warning where there is none."""
+        id = uuid_text(operation_id)
+        if self.observing:
+            detail = {"operation_id": id, "caller": caller}
+            self.observer.event("unknown", 1, {"operation": operation, "doubt": doubt}, detail)
+        elif self._unknowns is not None:
+            self._unknowns.tell(operation, doubt, id, caller)
+
+    def tell_lapsed(self, operation: str, operation_id: bytes, caller: str, **more: str) -> None:
+        """A lease was found over."""
+        if self.observing:
+            detail = {"operation_id": uuid_text(operation_id), "caller": caller, **more}
+            self.observer.event("lapsed", 1, {"operation": operation}, detail)
+
+    _ALSO: Final = {
+        Replay: "replays",
+        KeyReused: "mismatches",
+        InProgress: "in_progress",
+        KeyExpired: "expired",
+    }
+
+    def tell_verdict(self, claim: Claim, verdict: Verdict) -> None:
+        """What an attempt met; the log learns the caller and a prefix of the key's hash."""
+        if not self.observing:
+            if type(verdict) is OutcomeUnknown and self._unknowns is not None:
+                self.tell_unknown(claim.scope.operation, verdict.doubt, verdict.operation_id, claim.scope.caller)
+            return
+        operation = claim.scope.operation
+        detail = {"caller": claim.scope.caller, "key_hash": claim.key_hash.hex()[:8]}
+        self.observer.event("claims", 1, {"operation": operation, "verdict": type(verdict).__name__}, detail)
+        also = self._ALSO.get(type(verdict))
+        if also is not None:
+            self.observer.event(also, 1, {"operation": operation}, detail)
+        if isinstance(verdict, Proceed) and verdict.grant.lapses:
+            self.tell_lapsed(operation, verdict.grant.operation_id, **detail)
+
+    def tell_settled(self, permit: Permit, outcome: Outcome, reply: Settling) -> None:
+        """How a permit ended."""
+        if permit.emission is not None and permit.emission.events:
+            ring()
+        if not self.observing and self._unknowns is None:
+            return
+        scope = permit.command.scope
+        outcome = permit.outcome(outcome)
+        doubt = getattr(outcome, "doubt", None)
+        if doubt is not None:
+            self.tell_unknown(scope.operation, str(doubt), permit.grant.operation_id, scope.caller)
+        if not self.observing:
+            return
+        operation = scope.operation
+        name = type(outcome).__name__ if not isinstance(reply, Superseded) else "Superseded"
+        self.observer.event("settlements", 1, {"operation": operation, "outcome": name}, {})
+        if isinstance(reply, Superseded):
+            self.observer.event("superseded", 1, {"operation": operation}, {})
+
+    def tell_store_call(self, verb: str, seconds: float) -> None:
+        """How long a store call took."""
+        if self.observing:
+            self.observer.event("store_call_seconds", seconds, {"verb": verb}, {})
+
+    def tell_store_error(self, verb: str, error: StoreError | SchemaError) -> None:
+        """A store call that failed; why, unless a rule of the handler's own was broken: its words may hold values."""
+        if self.observing:
+            reason = {} if BROKEN_RULE in str(error) else {"reason": str(error)}
+            self.observer.event("store_errors", 1, {"verb": verb, "error": type(error).__name__}, reason)
+
+    def store_time(self) -> int:
+        """About what the store's clock says, in microseconds: good enough to show to people, never to decide by."""
+        return time.time_ns() // 1000
+
+    # --- start-up ---------------------------------------------------------------------------
+
+    def first_identity(self) -> tuple[str, bytes]:
+        """What a store that is migrated for the first time is called, and the check of its id secret."""
+        return uuid_text(uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10))), secret_check(self.id_secret)
+
+    def check_store(self, said: tuple[Identity | None, list[Observed]], backend: Backend) -> None:
+        """Refuse a store that is not the one on record, or whose server forgets what a declared operation must not."""
+        identity, observed = said
+        self.check_identity(identity, pasted_url(backend.url) if backend.url else "")
+        self.needs.learn_kind(backend.name, backend.store.capabilities, accepts_loss=backend.accepts_loss)
+        self.needs.learn(observed, accepts_loss=backend.accepts_loss)
+        self.checked = True
+
+    def check_identity(self, identity: Identity | None, url: str = "") -> None:
+        """Refuse a store that is not migrated, newer than this Semel, or made under another id secret."""
+        if identity is None:
+            raise SchemaError(f"the store has no Semel tables; run: semel migrate{' --url ' + url if url else ''}")
+        if identity.schema_version > SCHEMA_VERSION_MAX:
+            raise SchemaError(
+                f"the store's schema is version {identity.schema_version}, this Semel knows {SCHEMA_VERSION_MAX}; "
+                "upgrade Semel"
+            )
+        if identity.secret_check != secret_check(self.id_secret):
+            raise IdentityMismatch(
+                "the id secret is not the one this store was made with: every key would be forgotten; "
+                "restore the former secret (it never rotates)"
+            )
+
+
+def _met(other: Claim, claim: Claim, under: Under | None) -> Verdict:
+    met: Verdict
+    if other.recipe != claim.recipe:
+        met = Unreadable(other.operation_id, "recipe", other.recipe)
+    elif other.fingerprint != claim.fingerprint:
+        met = KeyReused(other.operation_id, State.PROCESSING)
+    else:
+        return InProgress(other.operation_id, other.terms.lease_us)
+    again = recast(claim, met, under)
+    return met if again is None else _met(other, again, under)

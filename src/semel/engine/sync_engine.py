@@ -1,0 +1,362 @@
+"""The sync engine: a thin shell over the flows of ``protocol``, for ordinary threads.
+
+Handlers run in the calling thread, Semel's own work in threads that no exception from outside reaches (``shield``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from threading import get_ident
+from typing import Any, Self, TypeVar
+
+from semel.core.atomic_flow import settled_or
+from semel.core.command_flow import (
+    IN_OTHER_TERMS,
+    await_verdict,
+    claim_recast,
+    look_before_refusing,
+    reread,
+    settle_until_confirmed,
+)
+from semel.core.flow import MakeFlow, ask
+from semel.core.model import Answer, Claim, Effects, InProgress, Settlement, Settling, State, Superseded, Verdict
+from semel.core.outcomes import Outcome, Refused, classify_exception
+from semel.core.requests import Begin, Rollback, Unit
+from semel.engine.atomic_block import Atomic
+from semel.engine.backend import Backend, UnitRuns
+from semel.engine.opening import introduction, opened
+from semel.engine.permit import Permit
+from semel.engine.renewal import SyncUpkeep
+from semel.engine.reported import Reported, settle_reported
+from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, outcome_from
+from semel.engine.runner import SyncPerformer
+from semel.engine.shield import Hold, shielded
+from semel.engine.state import Core, Seals
+from semel.engine.urls import connect_backend
+from semel.errors import NotReplicated, SemelError, StoreError, StoreTimeout
+from semel.operations.flow import claim_unit, settle_unit
+from semel.policy import Command
+from semel.telemetry import Observer
+
+T = TypeVar("T")
+
+
+class Engine:
+    """Makes commands happen once, from ordinary threads. Thread-safe.
+
+    Parameters: as :class:`~semel.engine.async_engine.AsyncEngine`.
+
+    >>> from hashlib import sha256
+    >>> from semel import Answer, Command, Engine, Policy, Scope
+    >>> with Engine.connect("memory://") as engine:
+    ...     command = Command(
+    ...         scope=Scope(tenant="acme", caller="alice", operation="greet"),
+    ...         key="key-1",
+    ...         fingerprint=sha256(b"all that is wanted").digest(),
+    ...         recipe="demo",
+    ...         policy=Policy(),
+    ...     )
+    ...     first = engine.run(command, lambda permit: Answer(200, (), b"hello"))
+    ...     again = engine.run(command, lambda permit: Answer(200, (), b"hello"))
+    >>> first.replayed, again.replayed, again.answer.body
+    (False, True, b'hello')
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        observer: Observer | None = None,
+        id_secret: bytes | None = None,
+        waiters_max: int = 1000,
+        waiters_per_caller_max: int = 100,
+        confirm_seconds: float = 5.0,
+        sealer: Seals | None = None,
+        require_durable: bool = False,
+    ) -> None:
+        self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max, sealer, confirm_seconds)
+        self.core.needs.require_durable = require_durable
+        self.backend = backend
+        self.store = backend.store
+        self.confirm_seconds = confirm_seconds
+        self._performer = SyncPerformer(self.core, backend)
+        self._upkeep = SyncUpkeep(self.core, backend.store, self._performer)
+
+    @classmethod
+    def connect(cls, url: str, **options: Any) -> Self:
+        """An engine for a store URL, such as ``sqlite:///semel.db`` or ``memory://``; nothing is opened yet.
+
+        Raises UrlError, naming what is wrong with the URL.
+        """
+        return cls(connect_backend(url), **options)
+
+    def open(self) -> None:
+        """Check that the store is migrated, is the one on record, and can hold what was declared so far.
+
+        A memory store is made on the spot. Raises ConfigurationError, SchemaError, IdentityMismatch, StoreUnavailable.
+        """
+        self._performer.drive(introduction(self.core, self.backend))
+
+    def migrate(self) -> list[str]:
+        """Bring the store's schema up to date; the names of the migrations that ran."""
+        return self.perform("migrate", lambda: self.store.migrate(*self.core.first_identity()))
+
+    def close(self) -> None:
+        """Wait for live handlers, and for what is being settled or released, then close the store."""
+        self._upkeep.close()
+        shielded(self.backend.driver.close)
+
+    def __enter__(self) -> Self:
+        return opened(self)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def drain(self, seconds: float) -> bool:
+        """Grant nothing more and let live handlers end; True if all did within ``seconds``."""
+        return self._performer.drive(self.core.drain(seconds))
+
+    def perform(self, verb: str, make: MakeFlow[T]) -> T:
+        """Run one flow of the store, such as ``engine.perform("find", lambda: engine.store.find(query))``."""
+        return self._performer.store_call(verb, make)
+
+    def claim(self, command: Command, *, wait_seconds: float | None = None) -> Permit | Refusal:
+        """Reserve the command's key: a :class:`Permit`, or the verdict that stands in its way.
+
+        Parameters: ``wait_seconds`` how long to wait for a running duplicate (the policy's by default).
+
+        Raises StoreUnavailable or StoreTimeout: the handler must not run. Raises the command's ``refusal``, if it has
+        one and nothing is on record under its key.
+        """
+        hold = self._hold()
+        try:
+            met = self._claim_into(hold, command, wait_seconds)
+            hold.end()
+        except BaseException as error:
+            hold.let_go(error)
+            raise
+        return met
+
+    def _hold(self) -> Hold[Permit]:
+        """What a claim gives its permit to: where its caller is interrupted, the hold ends it."""
+        return Hold(self._drop)
+
+    def _claim_into(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
+        return shielded(lambda: self._granted(hold, command, wait_seconds))
+
+    def _granted(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
+        core = self.core
+        if not core.checked:
+            self._performer.first_look.take()
+        claim = core.attempt(command)
+        core.entering.add(claim.nonce)
+        try:
+            core.check_open()  # once more: a drain that did not see this claim is seen by it
+            met = core.met(command, claim, self._verdict(claim, command, wait_seconds))
+        finally:
+            core.entering.discard(claim.nonce)
+        if isinstance(met, Permit):
+            self._upkeep.granted(met)
+            hold.give(met)
+        return met
+
+    def _drop(self, permit: Permit, error: BaseException | None) -> None:
+        """End a permit whose caller was interrupted: as one that never ran, or as its handler has ended."""
+        if permit.settling or permit.grant.nonce not in self.core.live:
+            return  # it has ended
+        if permit.handler_thread is not None:
+            error = error if error is not None else InterruptedError("the caller was interrupted")
+            word = permit.last_word or classify_exception(error, permit.command.policy, begun=permit.begun)
+            with suppress(SemelError):
+                self.settle(permit, word)
+            return
+        self.core.conclude(permit)
+        if permit.unit is not None:
+            self._performer.drive(ask(Rollback(permit.unit)))
+        else:
+            self._upkeep.abandon(permit.claim)
+
+    def _verdict(self, claim: Claim, command: Command, wait_seconds: float | None) -> Verdict:
+        core = self.core
+        attempt = self._claim_atomic if claim.terms.effects is Effects.ATOMIC else self._claim
+        if command.refusal is not None:
+            seen = self._performer.drive(look_before_refusing(self.store, claim, command.under, command.refusal))
+            if seen is not None:
+                return seen
+        verdict = attempt(claim, command)
+        if type(verdict) is not InProgress:
+            return verdict
+        seconds = command.policy.wait_seconds if wait_seconds is None else wait_seconds
+
+        def once_more() -> Verdict:
+            core.check_open()  # nothing more is granted to those who wait, either
+            return attempt(claim, command)
+
+        with core.waiter(claim, seconds) as may_wait:
+            if may_wait:
+                flow = await_verdict(claim.id, verdict, seconds)
+                verdict = self._performer.drive(flow, once_more)
+        return verdict
+
+    def _claim(self, claim: Claim, command: Command) -> Verdict:
+        try:
+            verdict = self._performer.claim_one(claim, command.under)
+            if type(verdict) in IN_OTHER_TERMS and claim.kept is None:
+                verdict = self._performer.drive(claim_recast(self.store, claim, verdict, command.under))
+            return verdict if claim.request is None else self._performer.keep_request(claim, verdict)
+        except Exception as error:
+            # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
+            if isinstance(error, StoreTimeout) or not isinstance(error, SemelError):
+                self._upkeep.abandon(claim)
+            raise
+
+    def _claim_atomic(self, claim: Claim, command: Command) -> Verdict:
+        with self.core.running_here(claim, command.under) as (met, is_sure):
+            if met is not None:
+                return met if is_sure else self._performer.drive(settled_or(self.store, claim, command.under, met))
+            opened: list[Unit] = []
+
+            def begin() -> Unit:
+                opened.append(self.backend.begin())
+                return opened[0]
+
+            try:
+                verdict, unit = self._performer.drive(claim_unit(self.store, claim, command.under, Begin(begin)))
+            except SemelError:
+                raise
+            except BaseException:  # of a library's, which the flow does not hear of
+                for open_unit in opened:
+                    self._performer.drive(ask(Rollback(open_unit)))
+                raise
+            return self.core.unit_claimed(claim, verdict, unit)
+
+    def settle(self, permit: Permit, outcome: Outcome) -> Settling:
+        """The holder's last word. It is repeated while the store fails.
+
+        Returns Settled, AlreadyMine or Superseded (then :meth:`reread` tells what holds instead).
+
+        Raises StoreTimeout: not confirmed within ``confirm_seconds``: the outcome is not known yet; it is repeated in
+        the background until the lease is over.
+        """
+        permit.last_word = outcome
+        return shielded(lambda: self._settle(permit, outcome))
+
+    def _settle(self, permit: Permit, outcome: Outcome) -> Settling:
+        core = self.core
+        try:
+            if permit.steps is not None:
+                permit.steps.close(outcome)
+            word = core.word(permit, outcome)
+            if permit.unit is not None:
+                under = permit.command.under
+                flow = settle_unit(self.store, permit.unit, permit.claim, permit.grant, outcome, word, under)
+                reply = self._performer.drive(flow)
+            else:
+                try:
+                    reply = self._performer.settle_one(word)
+                except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
+                    raise
+                except StoreError:
+                    reply = self._confirm(word, permit)
+        finally:
+            core.conclude(permit)
+        core.tell_settled(permit, outcome, reply)
+        return reply
+
+    def _confirm(self, word: Settlement, permit: Permit) -> Settling:
+        try:
+            return self._performer.drive(settle_until_confirmed(self.store, word, self.confirm_seconds))
+        except StoreTimeout:
+            self._upkeep.confirm(word, permit.claim.terms.lease_us / 1_000_000)  # however long the caller listens
+            raise
+
+    def reread(self, permit: Permit) -> Verdict:
+        """What the record says now: the verdict that a refused settlement must be answered with."""
+        return self._performer.drive(reread(self.store, permit.claim, permit.grant, permit.command.under))
+
+    def mark_not_kept(self, permit: Permit) -> bool:
+        """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
+        permit.kept = False
+        return (self.perform("mark_not_kept", lambda: self.store.mark_not_kept(self.core.renewals([permit]))))[0]
+
+    def settle_by(self, operation_id: str, outcome: Reported, proof: str, *, actor: str = "report") -> State:
+        """Settle an execution whose outcome another process reports, such as a provider's webhook; its state then.
+
+        Parameters: ``operation_id`` as ``permit.operation_id``, which the handler gave to the provider; ``outcome``
+        ``SucceededWith(answer)``, ``DidNotHappen()`` or ``StepSucceeded(result)`` of :mod:`semel.workers`; ``proof``
+        how
+        it is known, and ``actor`` who says so, for the audit trail: up to 500 characters each.
+
+        A report that comes again, or behind the handler's own answer, changes nothing where it agrees.
+
+        Raises PolicyError for what is no report; ResolveRefused where it contradicts what is settled, no record has
+        this id, or the handler may still be running (``retry_after_seconds``: have the report delivered again);
+        RecordUnreadableError, StepError, StoreError.
+
+        >>> from semel import Command, Policy, Scope
+        >>> from semel.workers import SucceededWith
+        >>> seen = []
+        >>> def charge(permit: Permit) -> Answer:
+        ...     seen.append(permit.operation_id)  # given to the provider as the charge's metadata
+        ...     raise TimeoutError("the provider does not answer")
+        >>> with Engine.connect("memory://") as engine:
+        ...     command = Command(Scope("acme", "alice", "pay"), "key-1", bytes(32), "demo", Policy())
+        ...     try:
+        ...         _ = engine.run(command, charge)
+        ...     except TimeoutError:
+        ...         paid = SucceededWith(Answer(201, (), b"paid"))
+        ...         print(engine.settle_by(seen[0], paid, "webhook evt_17: charge.succeeded").name)
+        ...     print(engine.run(command, charge).answer.body)
+        SUCCEEDED
+        b'paid'
+        """
+        return self._performer.drive(settle_reported(self.store, operation_id, outcome, proof, actor))
+
+    def atomic(self, connection: Any, command: Command) -> Atomic:
+        """Join the user's own transaction: see :class:`~semel.engine.atomic_block.Atomic`."""
+        return Atomic(self.core, self.backend, self._performer, connection, command)
+
+    def run(
+        self, command: Command, handler: Callable[[Permit], Answer | Refused], *, wait_seconds: float | None = None
+    ) -> Result:
+        """Run the handler once for this command; a duplicate gets the first answer.
+
+        A handler returns an Answer, or ``Refused(answer)`` where no status says that it is a definite refusal.
+
+        An ATOMIC handler whose transaction met a deadlock or a serialization failure is run again, up to four times.
+
+        Raises the handler's own exception, a CommandError for every verdict but Proceed and Replay, and
+        StoreError where the store cannot say that this process owns the command.
+        """
+        runs = UnitRuns(self.backend)
+        while True:
+            hold = self._hold()
+            try:
+                permit = self._claim_into(hold, command, wait_seconds)
+                if not isinstance(permit, Permit):
+                    return begun_result(permit)
+                try:
+                    result = self._finish(permit, handler)
+                except Exception as error:
+                    if not runs.again(permit.unit, error):
+                        raise
+                    hold.end()
+                else:
+                    hold.end()
+                    return result
+            except BaseException as error:
+                hold.let_go(error)
+                raise
+
+    def _finish(self, permit: Permit, handler: Callable[[Permit], Answer | Refused]) -> Result:
+        policy = permit.command.policy
+        try:
+            permit.handler_thread = get_ident()
+            returned = handler(permit)
+            answer = answer_from(returned)
+        except BaseException as error:
+            self.settle(permit, classify_exception(error, policy, begun=permit.begun))
+            raise
+        reply = self.settle(permit, outcome_from(returned, policy, begun=permit.begun))
+        return ended_result(permit, answer, self.reread(permit) if isinstance(reply, Superseded) else None)

@@ -1,0 +1,46 @@
+"""Commands over HTTP: what an application names of it; each name is loaded on first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from semel.http.caller import Caller as Caller
+    from semel.http.caller import from_environ as from_environ
+    from semel.http.caller import from_state as from_state
+    from semel.http.caller import from_user as from_user
+    from semel.http.caller import single_caller as single_caller
+    from semel.http.problems import Problems as Problems
+    from semel.http.routing import Operation as Operation
+    from semel.http.settings import HttpSettings as HttpSettings
+
+_HOMES = {
+    "Caller": "semel.http.caller",
+    "HttpSettings": "semel.http.settings",
+    "Operation": "semel.http.routing",
+    "Problems": "semel.http.problems",
+    "from_environ": "semel.http.caller",
+    "from_state": "semel.http.caller",
+    "from_user": "semel.http.caller",
+    "single_caller": "semel.http.caller",
+}
+
+__all__ = [
+    "Caller",
+    "HttpSettings",
+    "Operation",
+    "Problems",
+    "from_environ",
+    "from_state",
+    "from_user",
+    "single_caller",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'semel.http' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value

@@ -1,0 +1,25 @@
+"""The ASGI middleware, for every application without an integration of its own."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from semel.http.asgi.middleware import SemelMiddleware as SemelMiddleware
+
+_HOMES = {
+    "SemelMiddleware": "semel.http.asgi.middleware",
+}
+
+__all__ = [
+    "SemelMiddleware",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'semel.http.asgi' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value

@@ -1,0 +1,27 @@
+"""Reading a body that is at hand: on the event loop while it is small, in a thread where others would wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from semel.core.model import Answer
+from semel.http.exchange import Exchange
+from semel.http.spool import Spool
+from semel.policy import Command
+
+ON_LOOP_BYTES_MAX: Final = 64 * 1024  # beyond it nested JSON takes many milliseconds
+
+
+async def command_of(exchange: Exchange, body: bytes) -> Command | Answer:
+    """The command of a request whose body came in one piece; or the answer that refuses it."""
+    if len(body) <= ON_LOOP_BYTES_MAX:
+        return exchange.command(body)
+    return await asyncio.to_thread(exchange.command, body)
+
+
+async def finished(exchange: Exchange, spool: Spool) -> Command | Answer:
+    """The command of a request whose body was fed, and is held in ``spool``; or the answer that refuses it."""
+    if spool.size <= ON_LOOP_BYTES_MAX:
+        return exchange.finish(spool)
+    return await asyncio.to_thread(exchange.finish, spool)

@@ -1,0 +1,303 @@
+"""One command whose handler runs, and what the application gets of its server. It translates; the exchange decides.
+
+The application's answer is held until its call has *returned*, because frameworks commit after the last chunk;
+then the outcome is settled, and only then does the answer leave. An answer that cannot be held is marked in the
+store before its first byte leaves. A client that goes away changes nothing: the application is not told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from enum import Enum
+from typing import Any
+
+from semel.core.model import Answer, Effects, Superseded, Verdict
+from semel.core.outcomes import Outcome
+from semel.engine.async_engine import AsyncEngine
+from semel.engine.permit import Permit
+from semel.errors import SemelError, StoreError
+from semel.http.asgi.listener import is_disconnect
+from semel.http.asgi.scope import captured
+from semel.http.capture import Capture
+from semel.http.exchange import CUT, UNFINISHED, AnswerTooLarge, Exchange, IncompleteAnswer
+from semel.http.spool import Spool
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class _Mode(Enum):
+    HOLD = 1  # the answer is kept here until the outcome is settled
+    THROUGH = 2  # it is marked as not kept, and flows to the client
+    DROP = 3  # it may not leave any more; the handler finishes
+
+
+# Of an enumeration a member is looked up by a function; every request would pay for it.
+_HOLD, ATOMIC, _IDEMPOTENT = _Mode.HOLD, Effects.ATOMIC, Effects.IDEMPOTENT
+
+
+class Call:
+    """The receive and send that the application gets, and what they add up to once a permit was granted.
+
+    :meth:`_begin` starts a protected call; :meth:`_conclude` settles it when the application has returned.
+    """
+
+    __slots__ = (
+        "_accepted",
+        "_app",
+        "_capture",
+        "_deadline",
+        "_ended",
+        "_engine",
+        "_exchange",
+        "_gone",
+        "_lost",
+        "_message",
+        "_mode",
+        "_permit",
+        "_read_at",
+        "_receive",
+        "_scope",
+        "_send",
+        "_spool",
+        "_start",
+        "_task",
+    )
+
+    def __init__(self, app: App, engine: AsyncEngine, scope: Scope, receive: Receive, send: Send) -> None:
+        self._app = app
+        self._engine = engine
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._message: Message | None = None
+        self._spool: Spool | None = None
+        self._read_at = 0
+        self._permit: Permit | None = None
+
+    def _begin(self, exchange: Exchange, permit: Permit) -> None:
+        """From here on the answer is held, for this permit."""
+        self._exchange = exchange
+        self._permit = permit
+        self._capture = Capture(exchange.route.keeping)
+        self._deadline = permit.deadline_monotonic
+        self._mode = _HOLD
+        self._start: Message | None = None
+        self._ended: asyncio.Event | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._gone = False
+        self._lost = False
+        self._accepted = False  # the client has its 202; the answer is for those who ask later
+        scope = self._scope = captured(self._scope)
+        state = scope.get("state")
+        if state is None:
+            scope["state"] = {"semel_permit": permit}
+        else:
+            state["semel_permit"] = permit
+        scope["semel.permit"] = permit
+        if permit.effects is _IDEMPOTENT:
+            self._task = asyncio.current_task()
+            permit.when_lost(self._cancel)
+
+    async def _accept(self, permit: Permit) -> None:
+        """Tell a client that does not wait where to look; the handler goes on."""
+        self._accepted = True
+        try:
+            await send_answer(self._send, self._exchange.accepted(permit.grant.operation_id))
+        except Exception as refused:
+            if not is_disconnect(refused):
+                raise
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._lost = True
+            self._task.cancel()
+
+    def _outcome(self, permit: Permit, error: BaseException | None) -> Outcome:
+        return self._exchange.outcome(permit, self._capture, error)
+
+    async def _conclude(self, permit: Permit, error: BaseException | None) -> None:
+        """The application has returned, or raised ``error``: settle, send what may leave, and raise it again."""
+        if self._task is not None:
+            permit.when_lost(_nothing)
+            if self._lost:
+                self._task.uncancel()
+            self._task = None  # it will hold what the application raised, and that holds this call
+        capture = self._capture
+        if error is None and not capture.complete and (self._mode is _HOLD or capture.ended or not capture.started):
+            error = IncompleteAnswer(CUT if capture.ended else UNFINISHED)
+        try:
+            answer = await self._settle(permit, error)
+            if answer is not None and self._mode is not _Mode.THROUGH and not self._accepted:
+                try:
+                    await send_answer(self._send, answer)
+                except Exception as refused:
+                    if not is_disconnect(refused):
+                        raise
+                    # The client is gone; its retry will be given this answer.
+            if error is not None and not (self._lost and isinstance(error, asyncio.CancelledError)):
+                raise error
+        finally:
+            error = None  # it holds this frame
+
+    async def _settle(self, permit: Permit, error: BaseException | None) -> Answer | None:
+        capture = self._capture
+        outcome = self._outcome(permit, error)
+        verdict: Verdict | None = None
+        unconfirmed: SemelError | None = None
+        try:
+            reply = await self._engine.settle(permit, outcome)
+            if type(reply) is Superseded:
+                verdict = await self._engine.reread(permit)
+        except SemelError as failed:
+            unconfirmed = failed
+        answer = self._exchange.last_answer(permit, capture, outcome, error, verdict, unconfirmed)
+        if answer is None:
+            link = self._exchange.link_of(permit, permit.outcome(outcome))
+            if link is not None:
+                self._point(link)
+        return answer
+
+    def _point(self, link: tuple[bytes, bytes]) -> None:
+        """The application raised, and its server answers: ``link`` says where the operation's status is."""
+
+    # --- what the application gets ------------------------------------------------------------
+
+    async def receive(self) -> Message:
+        """The body once more, and what comes after it."""
+        message = self._message
+        if message is not None:
+            self._message = None
+            return message
+        piece = await self._next_piece()
+        return piece if piece is not None else await self._after_body()
+
+    async def _after_body(self) -> Message:
+        """Nothing until the answer is complete: a handler is not told that its client has gone."""
+        capture = self._capture
+        if not capture.ended and not capture.endless:
+            if self._ended is None:
+                self._ended = asyncio.Event()
+            try:
+                async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
+                    await self._ended.wait()
+            except TimeoutError:
+                pass  # past its deadline nobody waits for the handler: it may know
+        return {"type": "http.disconnect"} if capture.ended else await self._receive()
+
+    async def send(self, message: Message) -> None:
+        """Take a part of the answer."""
+        kind, capture = message["type"], self._capture
+        if kind == "http.response.start":
+            if capture.status:
+                raise RuntimeError("the application started its response twice")
+            self._start = message
+            fits = capture.start(int(message["status"]), message.get("headers", ()))
+        elif kind == "http.response.body":
+            if not capture.status:
+                raise RuntimeError("the application sent a body before it started its response")
+            if capture.ended:
+                return
+            if self._mode is not _HOLD:
+                await self._continue(message)
+                return
+            fits = capture.add(message.get("body", b""))
+            if not message.get("more_body", False):
+                self._end()
+        else:
+            if kind == "http.response.debug" or self._mode is _Mode.THROUGH:
+                await self._send(message)
+            return
+        if not fits:
+            await self._let_go(more=not capture.ended)
+
+    def _end(self) -> None:
+        self._capture.end()
+        if self._ended is not None:
+            self._ended.set()
+
+    async def _let_go(self, *, more: bool) -> None:
+        """The answer cannot be held: mark that first, then let it flow; never of an ATOMIC command."""
+        permit, capture = self._permit, self._capture
+        assert permit is not None
+        if self._exchange.route.atomic:
+            permit.kept = False
+            self._mode = _Mode.DROP
+            raise AnswerTooLarge("the answer of an ATOMIC command is longer than answer_bytes_max; it is rolled back")
+        if capture.endless and self._ended is not None:
+            self._ended.set()
+        try:
+            marked_so = await self._engine.mark_not_kept(permit)
+        except StoreError:
+            marked_so = False
+        chunks = capture.release()
+        if not marked_so or self._accepted:
+            self._mode = _Mode.DROP
+            return
+        self._mode = _Mode.THROUGH
+        assert self._start is not None
+        await self._forward({**self._start, "headers": list(capture.headers)})
+        if chunks or not more:
+            await self._forward({"type": "http.response.body", "body": b"".join(chunks), "more_body": more})
+
+    async def _continue(self, message: Message) -> None:
+        self._capture.count(message.get("body", b""))
+        if not message.get("more_body", False):
+            self._end()
+        if self._mode is _Mode.THROUGH:
+            await self._forward(message)
+
+    async def _forward(self, message: Message) -> None:
+        if self._gone and time.monotonic() < self._deadline:
+            return
+        try:
+            await self._send(message)
+        except Exception as refused:
+            # A stream without an end would never learn that nobody listens.
+            if not is_disconnect(refused) or self._capture.endless or time.monotonic() >= self._deadline:
+                raise
+            self._gone = True
+
+    # --- the body -----------------------------------------------------------------------------
+
+    async def _next_piece(self) -> Message | None:
+        spool = self._spool
+        if spool is None or self._read_at < 0:
+            return None
+        chunk = (await asyncio.to_thread(spool.read, self._read_at)) if spool.on_disk else spool.read(self._read_at)
+        self._read_at += len(chunk)
+        more = self._read_at < spool.size
+        if not more:
+            self._read_at = -1
+        return {"type": "http.request", "body": chunk, "more_body": more}
+
+    def _close_spool(self) -> None:
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
+
+
+async def send_answer(send: Send, answer: Answer) -> None:
+    """Send an answer in two messages."""
+    await send({"type": "http.response.start", "status": answer.status, "headers": list(answer.headers)})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+def marked(send: Send, mark: tuple[bytes, bytes]) -> Send:
+    """A send that adds one header to the answer."""
+
+    async def send_marked(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), mark]}
+        await send(message)
+
+    return send_marked
+
+
+def _nothing() -> None:
+    """What happens when a permit is lost whose handler has already ended."""

@@ -1,0 +1,144 @@
+"""One request of a declared operation, from its first byte to the last one of its answer.
+
+Most of it is what every request pays for, also one that is only answered again; what a granted one needs
+besides is in ``asgi_call``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from semel.core.model import Answer
+from semel.engine.permit import Permit
+from semel.errors import SemelError
+from semel.http.asgi.bodies import command_of, finished
+from semel.http.asgi.call import ATOMIC, Call, Message, marked, send_answer
+from semel.http.asgi.listener import Listener
+from semel.http.asgi.tasks import KeptAlive
+from semel.http.exchange import Exchange, Unprotected
+from semel.http.outage import UNCLAIMED
+from semel.http.spool import Spool
+from semel.http.wsgi.body_time import BodyClock
+from semel.policy import Command
+
+
+class DeclaredCall(Call):
+    """One request of a declared operation: read its body, claim, and only then call the application."""
+
+    __slots__ = ()
+
+    async def run(self, exchange: Exchange, kept_alive: KeptAlive, body_clock: BodyClock) -> None:
+        """The whole way, from reading the body to the last byte of the answer.
+
+        Parameters: ``exchange`` what the request's head was opened to; ``kept_alive`` runs to its end what must not
+        end with its client; ``body_clock`` ends the reading of a body that comes too slowly.
+        """
+        self._exchange = exchange
+        command: Command | Answer | None
+        reading = body_clock.begin()
+        try:
+            message = await self._receive()
+            if message["type"] == "http.request" and not message.get("more_body"):
+                self._message = message
+                command = await command_of(exchange, message.get("body", b""))
+            else:
+                command = await self._read(message)
+        except BaseException:
+            if body_clock.end(reading):
+                raise
+            command = exchange.body_too_slow(self._scope)
+        else:
+            if not body_clock.end(reading):  # it was cancelled, and something between has not let it know
+                self._close_spool()
+                command = exchange.body_too_slow(self._scope)
+        if type(command) is not Command:
+            if type(command) is Answer:
+                await send_answer(self._send, command)
+            return
+        try:
+            permit = await self._engine.claim(command, wait_seconds=exchange.wait_seconds)
+        except UNCLAIMED as error:
+            await self._go_unclaimed(error)
+            return
+        except BaseException:
+            self._close_spool()
+            raise
+        if not isinstance(permit, Permit):
+            self._close_spool()
+            await send_answer(self._send, exchange.present(permit))
+        elif kept_alive.is_needless():
+            await self._proceed(permit)
+        else:
+            listener = Listener(self._send)
+            self._send = listener.send
+            await kept_alive.shield(self._proceed(permit), listener)
+
+    async def _go_unclaimed(self, error: SemelError) -> None:
+        """The store could not take the command: refuse it, or run it unprotected where that was declared."""
+        try:
+            refused = self._exchange.unclaimed(error)
+            if isinstance(refused, Unprotected):
+                assert refused.mark is not None
+                await self._app(self._scope, self._receive_unprotected, marked(self._send, refused.mark))
+            else:
+                await send_answer(self._send, refused)
+        finally:
+            self._close_spool()
+
+    async def _proceed(self, permit: Permit) -> None:
+        """Run the application under the permit."""
+        error: BaseException | None = None
+        try:
+            self._begin(self._exchange, permit)
+            if self._exchange.wants_async:
+                await self._accept(permit)
+            if permit.effects is ATOMIC:
+                async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
+                    await self._app(self._scope, self.receive, self.send)
+            else:
+                await self._app(self._scope, self.receive, self.send)
+        except GeneratorExit:
+            raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
+        except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again
+            error = raised
+        finally:
+            self._close_spool()
+        try:
+            await self._conclude(permit, error)
+        finally:
+            error = None  # it holds this frame
+
+    async def _read(self, message: Message) -> Command | Answer | None:
+        """Read a body of several pieces; None where the client went away before its end."""
+        spool = self._spool = Spool()
+        command: Command | Answer | None = None
+        try:
+            command = await self._spooled(spool, message)
+        finally:  # cancelled, mostly; from the claim on, the spool is the application's
+            if type(command) is not Command:
+                self._close_spool()
+        return command
+
+    async def _spooled(self, spool: Spool, message: Message) -> Command | Answer | None:
+        while message["type"] == "http.request":
+            chunk = message.get("body", b"")
+            refusal = self._exchange.feed(chunk)
+            if refusal is not None:
+                return refusal
+            if spool.on_disk:
+                await asyncio.to_thread(spool.write, chunk)
+            else:
+                spool.write(chunk)
+            if not message.get("more_body", False):
+                return await finished(self._exchange, spool)
+            message = await self._receive()
+        return None
+
+    async def _receive_unprotected(self) -> Message:
+        message = self._message
+        if message is None:
+            piece = await self._next_piece()
+            return piece if piece is not None else await self._receive()
+        self._message = None
+        return message

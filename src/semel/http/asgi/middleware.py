@@ -1,0 +1,173 @@
+"""The ASGI middleware: pure ASGI on asyncio, without a framework. What one request goes through: ``asgi_declared``.
+
+It finds the operation, hands the request over, and keeps the handlers alive whose clients have gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from semel.core.model import Answer
+from semel.engine.async_engine import AsyncEngine
+from semel.engine.opening import opened_async
+from semel.errors import ConfigurationError
+from semel.http.asgi.call import App, Message, Receive, Scope, Send, marked, send_answer
+from semel.http.asgi.declared import DeclaredCall
+from semel.http.asgi.route import CALL_KEY
+from semel.http.asgi.tasks import KeptAlive
+from semel.http.caller import FromUser
+from semel.http.coverage import Coverage
+from semel.http.exchange import Exchange, Unprotected, open_exchange
+from semel.http.routing import Params, Route
+from semel.http.settings import HttpSettings
+from semel.http.status import AsyncStatusResource
+from semel.http.wsgi.body_time import BodyClock
+from semel.resuming.asgi import completer_of
+from semel.resuming.worker import running
+from semel.workers.reaper import Reaper
+
+
+class SemelMiddleware:
+    """Protects the commands of an ASGI application.
+
+    Parameters: ``app`` and ``engine``; ``caller``, ``operations``, ``default`` and the other settings of
+    :class:`~semel.http.settings.HttpSettings`; ``manage_engine`` opens and closes the engine with the application, and
+    runs a :class:`~semel.workers.reaper.Reaper` meanwhile, and a :class:`~semel.resuming.worker.Completer` where
+    operations are resumable; ``serve_operations`` serves the status resource where ``problems.operations_path`` says:
+    None for requests that name an operation, True for all below that path, False where the application serves it.
+    The handler finds its permit in ``request.state.semel_permit`` and in ``scope["semel.permit"]``.
+
+    Raises ConfigurationError: as HttpSettings does, and where it can be seen that ``caller`` reads what only a
+    middleware further inside verifies.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        engine: AsyncEngine,
+        *,
+        manage_engine: bool = False,
+        serve_operations: bool | None = None,
+        **settings: Any,
+    ) -> None:
+        if not isinstance(engine, AsyncEngine):
+            raise ConfigurationError(f"an ASGI application needs an AsyncEngine, not {type(engine).__name__}")
+        self.app = app
+        self.engine = engine
+        self.surface = HttpSettings.of(engine, settings, ("manage_engine", "serve_operations"))
+        self._manage_engine = manage_engine
+        self._find = self.surface.routes.find
+        self._status = AsyncStatusResource(self.surface, engine, serve_operations)
+        self._coverage = Coverage(self.surface, app)
+        self._kept_alive = KeptAlive()
+        self._body_clock = BodyClock(self.surface.body_seconds_max)
+        self._reaper = Reaper(engine)
+        self._state: Mapping[str, Any] | None = None  # of the lifespan
+        self._completer = completer_of(self.surface, engine, app, lambda: self._state)
+        self._completing = running(None)
+        _check_order(app, self.surface.caller)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, as ASGI says."""
+        kind = scope["type"]
+        if kind == "http" and CALL_KEY not in scope:
+            path = route_path(scope)
+            found: tuple[Route, Params] | Answer | None = self._find(scope["method"], path)
+            if found is None:
+                found = await self._status.answer(path, scope)
+            if found is None:
+                found = self._coverage.judge(scope["method"], path, lambda: self._is_keyed(scope), _raw_path(scope))
+            if isinstance(found, Answer):
+                await send_answer(send, found)
+                return
+            if found is not None:
+                query = scope.get("query_string", b"")
+                opened = open_exchange(self.surface, *found, scope["method"], query, scope["headers"], scope)
+                if isinstance(opened, Exchange):
+                    may = self.surface.may
+                    if may is not None and not await self.surface.allows_async(scope, opened.wanted):
+                        await send_answer(send, self.surface.problems.not_allowed())
+                        return
+                    call = DeclaredCall(self.app, self.engine, scope, receive, send)
+                    await call.run(opened, self._kept_alive, self._body_clock)
+                elif isinstance(opened, Unprotected):
+                    await self.app(scope, receive, send if opened.mark is None else marked(send, opened.mark))
+                else:
+                    await send_answer(send, opened)
+                return
+        elif kind == "lifespan" and self._manage_engine:
+            await self._lifespan(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    def _is_keyed(self, scope: Scope) -> bool:
+        return any(name == self.surface.key_name for name, _ in scope["headers"])
+
+    async def close(self) -> None:
+        """Wait for the handlers whose clients have gone."""
+        await self._kept_alive.close()
+
+    # --- lifespan -----------------------------------------------------------------------------
+
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Open the engine before the application starts, close it once the application has stopped."""
+        begun = False
+
+        async def receive_and_open() -> Message:
+            nonlocal begun
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                begun = True
+                await opened_async(self.engine)
+                await self._reaper.__aenter__()
+                self._state = scope.get("state")
+                self._completing = running(self._completer)
+                await self._completing.__aenter__()
+            return message
+
+        async def close_and_send(message: Message) -> None:
+            if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
+                await self._close_all()
+            await send(message)
+
+        try:
+            await self.app(scope, receive_and_open, close_and_send)
+        except Exception:
+            if begun:
+                raise
+            # An application without lifespan raises at once; we answer in its place.
+            await receive_and_open()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await close_and_send({"type": "lifespan.shutdown.complete"})
+
+    async def _close_all(self) -> None:
+        await self._reaper.__aexit__()
+        await self._completing.__aexit__(None, None, None)
+        await self.close()
+        await self.engine.close()
+
+
+def route_path(scope: Scope) -> str:
+    """The path below the place where the application is mounted."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def _raw_path(scope: Scope) -> bytes | None:
+    raw: bytes | None = scope.get("raw_path")
+    return None if raw is None else raw.removeprefix(scope.get("root_path", "").encode())
+
+
+def _check_order(app: object, caller: object) -> None:
+    """Starlette builds from the inside out, so that what is inside can be seen here."""
+    inner: object = app
+    while isinstance(caller, FromUser) and inner is not None:
+        if type(inner).__name__ == "AuthenticationMiddleware":
+            raise ConfigurationError(
+                "SemelMiddleware is outside AuthenticationMiddleware, so scope['user'] is not known when it asks; "
+                "call app.add_middleware(SemelMiddleware, ...) first: what is added last is outermost"
+            )
+        inner = getattr(inner, "app", None)

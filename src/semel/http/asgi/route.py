@@ -1,0 +1,421 @@
+"""Claiming *inside* an endpoint, after authentication and validation, while the answer is captured outside.
+
+The capture stands around the whole application and does nothing until an endpoint claims. From then on it
+is the same call as in ``asgi_call``: the answer is held until the application has returned, settled, sent.
+Where the claim ends in an answer of Semel's own, such as a replay, that answer leaves from the capture once the
+application has returned; what the application has made of it on its way out is dropped.
+What the application refuses before the claim is never recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from semel.core.model import Answer, Effects
+from semel.core.outcomes import Outcome, classify_exception
+from semel.engine.async_engine import AsyncEngine
+from semel.engine.permit import Permit
+from semel.errors import ConfigurationError, NothingHappened, RequestTooLarge
+from semel.http.asgi.bodies import command_of, finished
+from semel.http.asgi.call import App, Call, Message, Receive, Scope, Send, send_answer
+from semel.http.asgi.listener import Listener, is_disconnect
+from semel.http.asgi.scope import captured
+from semel.http.asgi.tasks import KeptAlive
+from semel.http.capture import Capture
+from semel.http.exchange import (
+    RETRY_BYTES_MAX,
+    Exchange,
+    Unprotected,
+    body_too_slow,
+    bytes_read_max,
+    open_exchange,
+    too_large,
+)
+from semel.http.outage import UNCLAIMED
+from semel.http.routing import UNSAFE_METHODS, Params, Route
+from semel.http.settings import HttpSettings
+from semel.http.spool import Spool
+from semel.policy import Command
+
+LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
+CALL_KEY: Final = "semel.call"
+LINK_KEY: Final = "semel.link"  # in the scope: the link of a command that raised and whose outcome is unknown
+ANSWER_SECONDS: Final = 1.0  # after an ATOMIC handler's deadline, for the framework to make an answer of its error
+# What belongs to one request and is never stored: a replay takes it from this request's own pass of the application.
+_OF_THIS_REQUEST: Final = (b"set-cookie", b"access-control-")
+
+
+class RouteCall(Call):
+    """One request of an application whose endpoints claim for themselves."""
+
+    __slots__ = (
+        "_bodies",
+        "_cut",
+        "_failure",
+        "_instead",
+        "_leaked",
+        "_limit",
+        "_mark",
+        "_may_claim",
+        "_outer",
+        "_refusal",
+        "_told",
+        "_too_long",
+        "_until",
+        "_whole",
+    )
+
+    def __init__(
+        self,
+        app: App,
+        engine: AsyncEngine,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        may_claim: Callable[..., bool],
+        bodies: Bodies,
+    ) -> None:
+        super().__init__(app, engine, captured(scope), receive, _listing(send))
+        self._outer = scope  # which the layers outside see
+        self._instead: Answer | None = None  # leaves in place of what the application answers
+        self._may_claim = may_claim
+        self._bodies = bodies
+        self._refusal: Answer | None = None  # sent in place of whatever the application makes of a body that ends
+        self._too_long = False  # for any command; the body is no longer kept
+        self._until = 0.0
+        self._leaked = False
+        self._cut = False
+        self._told = False
+        self._failure: BaseException | None = None
+        self._limit: asyncio.Timeout | None = None
+        self._mark: tuple[bytes, bytes] | None = None
+        self._whole = False
+
+    async def run_app(self) -> None:
+        """Call the application; settle and answer if an endpoint was granted a permit on the way."""
+        scope = self._scope
+        scope[CALL_KEY] = self
+        error: BaseException | None = None
+        try:
+            try:
+                async with asyncio.timeout(None) as self._limit:
+                    await self._app(scope, self.receive, self.send)
+            except GeneratorExit:
+                raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
+            except BaseException as raised:
+                replaced = self._instead is not None or self._refusal is not None
+                if self._permit is None and not (replaced and isinstance(raised, Exception)):
+                    raise
+                error = raised
+            finally:
+                self._close_spool()
+            if self._permit is not None:
+                await self._conclude(self._permit, error)
+            elif self._instead is not None:
+                await self._answer_instead(self._instead, error)
+            elif self._refusal is not None:
+                await send_answer(self._send, self._refusal)
+        finally:
+            # Each of these would close a reference cycle, and leave the whole request to the collector.
+            scope.pop(CALL_KEY, None)
+            error = self._failure = self._limit = None
+
+    async def _answer_instead(self, answer: Answer, error: BaseException | None) -> None:
+        """Send Semel's own answer, whatever the application has made of it; then raise what the application raised."""
+        held = {name for name, _ in answer.headers}
+        own = [(name.lower(), value) for name, value in self._capture.headers]
+        added = [pair for pair in own if pair[0].startswith(_OF_THIS_REQUEST) and pair[0] not in held]
+        try:
+            await send_answer(self._send, answer._replace(headers=(*answer.headers, *added)))
+        except Exception as refused:
+            if not is_disconnect(refused):
+                raise
+        try:
+            if error is not None:
+                raise error
+        finally:
+            error = None  # it holds this frame
+
+    # --- for the endpoint's wrapper -------------------------------------------------------------
+
+    async def claim(
+        self, surface: HttpSettings, route: Route, params: Params, request: Mapping[str, Any]
+    ) -> Permit | Answer | None:
+        """Claim for the endpoint: its permit, the answer that leaves instead, or None to run unprotected."""
+        if self.has_claimed:
+            raise ConfigurationError(f"the operation {route.name!r} was called by the handler of another one")
+        if self._leaked:
+            raise ConfigurationError(
+                f"the body of a request to {route.name!r} was read by an endpoint that is not the declared one; "
+                "write @semel.command outside of what reads the body, or use functools.wraps there"
+            )
+        scope = self._scope
+        query = scope.get("query_string", b"")
+        opened = open_exchange(surface, route, params, scope["method"], query, scope["headers"], request)
+        if isinstance(opened, Answer):
+            return self._hold(route, opened)
+        if isinstance(opened, Unprotected):
+            self._mark = opened.mark
+            return None
+        if self._too_long:
+            return self._hold(route, surface.problems.of_error(too_large(route)))
+        command = await self._command(surface, opened)
+        if isinstance(command, Answer):
+            return self._hold(route, command)
+        try:
+            permit = await self._engine.claim(command, wait_seconds=opened.wait_seconds)
+        except UNCLAIMED as error:
+            refused = opened.unclaimed(error)
+            if isinstance(refused, Answer):
+                return self._hold(route, refused)
+            self._mark = refused.mark
+            return None
+        if not isinstance(permit, Permit):
+            return self._hold(route, opened.present(permit))
+        self._begin(opened, permit)
+        if opened.wants_async:
+            await self._accept(permit)
+        if permit.effects is Effects.ATOMIC:
+            # The handler has its own limit. What the framework does after it holds the transaction open, too.
+            left = permit.deadline_monotonic - time.monotonic()
+            assert self._limit is not None
+            self._limit.reschedule(asyncio.get_running_loop().time() + max(0.0, left) + ANSWER_SECONDS)
+        return permit
+
+    def _hold(self, route: Route, answer: Answer) -> Answer:
+        """From here on the application's own answer is dropped: this one leaves once it has returned."""
+        self._instead = answer
+        self._capture = Capture(route.keeping)
+        self._deadline = time.monotonic() + route.policy.deadline_seconds
+        self._ended: asyncio.Event | None = None
+        return answer
+
+    @property
+    def has_claimed(self) -> bool:
+        """Whether an endpoint has claimed, whatever it was given."""
+        return self._permit is not None or self._instead is not None
+
+    def failed(self, error: BaseException) -> None:
+        """The endpoint raised this, whatever the framework makes of it further outside."""
+        self._failure = error
+
+    # --- what the application gets --------------------------------------------------------------
+
+    async def receive(self) -> Message:
+        """The body, kept for the fingerprint unless no claim can follow; then as ``Call`` does."""
+        spool = self._spool
+        if spool is None:
+            if self._too_long or self._refusal is not None:
+                return await self._receive()
+            if not self._may_claim(self._scope.get("endpoint")):
+                self._leaked = True
+                return await self._receive()
+            spool = self._spool = Spool()
+            if self._bodies.announces_too_much(self._scope):
+                return self._refuse(self._bodies.too_long(self._scope))
+        if self._read_at < spool.size:
+            chunk = await _read(spool, self._read_at)
+            self._read_at += len(chunk)
+            self._told = self._whole and self._read_at == spool.size
+            return {"type": "http.request", "body": chunk, "more_body": not self._told}
+        if not self._whole:
+            return await self._next_of(spool)
+        if not self._told:  # the body is empty, or its end came with the claim
+            self._told = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        return await (self._after_body() if self.has_claimed else self._receive())
+
+    async def _next_of(self, spool: Spool) -> Message:
+        """The next piece, unless a command's body has become too long or too slow with it."""
+        try:
+            message = await self._pull(spool)
+        except TimeoutError:
+            return self._refuse(body_too_slow(self._bodies.surface, self._scope))
+        self._read_at = spool.size
+        self._told = self._whole
+        bytes_max, is_declared = self._bodies.bytes_max(self._scope.get("endpoint"), self._scope["method"])
+        if spool.size > max(bytes_max, RETRY_BYTES_MAX):
+            if is_declared:
+                return self._refuse(self._bodies.too_long(self._scope))
+            self._too_long = True
+            self._close_spool()
+        return message
+
+    def _refuse(self, answer: Answer) -> Message:
+        self._refusal = answer
+        self._close_spool()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Hold the answer of a granted command; drop one that Semel's own replaces; let every other one through."""
+        if self._permit is not None:
+            await super().send(message)
+            return
+        if self._refusal is not None:
+            return
+        if self._instead is not None:
+            if message["type"] == "http.response.start":
+                self._capture.start(int(message["status"]), message.get("headers", ()))
+            elif message["type"] == "http.response.body" and not message.get("more_body", False):
+                self._end()
+            return
+        if self._mark is not None and message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), self._mark]}
+        await self._send(message)
+
+    def send_inside(self, send: Send) -> Send:
+        """What a capture inside of this one sends to: this one has the answer, so there is nothing to add."""
+        return send
+
+    async def _pull(self, spool: Spool) -> Message:
+        """The next piece from the client, into the spool. Raises TimeoutError: a command's body takes too long."""
+        if self._bodies.bytes_max(self._scope.get("endpoint"), self._scope["method"])[1]:
+            if not self._until:
+                self._until = asyncio.get_running_loop().time() + self._bodies.surface.body_seconds_max
+            async with asyncio.timeout_at(self._until):
+                message = await self._receive()
+        else:
+            message = await self._receive()
+        if message["type"] == "http.request":
+            if spool.on_disk:
+                await asyncio.to_thread(spool.write, message.get("body", b""))
+            else:
+                spool.write(message.get("body", b""))
+            self._whole = not message.get("more_body", False)
+        else:
+            self._whole = self._cut = True
+        return message
+
+    async def _command(self, surface: HttpSettings, exchange: Exchange) -> Command | Answer:
+        """Read what the application has left unread, and fingerprint the whole."""
+        limit = bytes_read_max(exchange.route)
+        spool = self._spool
+        if spool is None:
+            spool = self._spool = Spool()
+        try:
+            while not self._whole and spool.size <= limit:
+                await self._pull(spool)
+        except TimeoutError:
+            return exchange.body_too_slow(self._scope)
+        if self._cut:
+            return exchange.cut_short()  # the client went away in the middle: half a request is no command
+        if spool.size > limit:
+            return surface.problems.of_error(too_large(exchange.route))
+        if not spool.on_disk:
+            return await command_of(exchange, spool.open().read())
+        at = 0
+        while at < spool.size:
+            chunk = await _read(spool, at)
+            at += len(chunk)
+            refusal = exchange.feed(chunk)
+            if refusal is not None:
+                return refusal
+        return await finished(exchange, spool)
+
+    def _point(self, link: tuple[bytes, bytes]) -> None:
+        self._outer[LINK_KEY] = link
+
+    def _outcome(self, permit: Permit, error: BaseException | None) -> Outcome:
+        failure = self._failure
+        policy = permit.command.policy
+        if failure is not None and isinstance(failure, (NothingHappened, *policy.nothing_happened)):
+            # The framework may have made an answer of it; what it proves is stronger than its status.
+            return classify_exception(failure, policy, begun=permit.begun)
+        return super()._outcome(permit, error)
+
+
+class Bodies:
+    """What bodies the commands of an application may have.
+
+    Parameters: ``bytes_max`` of an endpoint and a method: the longest body, and whether they are known to be a command.
+    """
+
+    def __init__(self, surface: HttpSettings, bytes_max: Callable[[Any, str], tuple[int, bool]]) -> None:
+        self.surface = surface
+        self.bytes_max = bytes_max
+
+    def announces_too_much(self, scope: Scope) -> bool:
+        """Whether a request to a command says at its head that its body is too long."""
+        bytes_max, is_declared = self.bytes_max(scope.get("endpoint"), scope["method"])
+        length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        read_max = max(bytes_max, RETRY_BYTES_MAX)
+        return is_declared and length.isdigit() and (len(length) > LENGTH_DIGITS_MAX or int(length) > read_max)
+
+    def too_long(self, scope: Scope) -> Answer:
+        """The answer to a body that is too long."""
+        return self.surface.problems.of_error(_too_long(self.bytes_max(scope.get("endpoint"), scope["method"])[0]))
+
+
+def _too_long(limit: int) -> RequestTooLarge:
+    return RequestTooLarge(f"The body is larger than {limit} bytes; send a smaller one.")
+
+
+def _listing(send: Send) -> Send:
+    """A send whose headers are a list: Starlette's BaseHTTPMiddleware, further outside, appends to it."""
+
+    async def send_listed(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": list(message.get("headers", ()))}
+        await send(message)
+
+    return send_listed
+
+
+async def _read(spool: Spool, at: int) -> bytes:
+    return await asyncio.to_thread(spool.read, at) if spool.on_disk else spool.read(at)
+
+
+class MayReach(Protocol):
+    """Whether a request may reach an endpoint that claims; ``learn`` says that one was missed."""
+
+    def __call__(self, scope: Scope) -> bool: ...
+    def learn(self) -> None: ...
+
+
+class CaptureMiddleware:
+    """Stands around an application whose endpoints claim for themselves. Pure ASGI.
+
+    Parameters: ``may_claim`` whether an endpoint may claim, so that the body must be kept; ``surface`` and
+    ``bytes_max`` say how long its body may be and take; ``may_reach`` whether a request may reach such an endpoint: its
+    application then runs in a task of its own where the server's call of it may be cancelled.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        engine: AsyncEngine,
+        may_claim: Callable[..., bool],
+        kept_alive: KeptAlive,
+        surface: HttpSettings,
+        bytes_max: Callable[[Any, str], tuple[int, bool]],
+        may_reach: MayReach,
+    ) -> None:
+        self.app = app
+        self._bodies = Bodies(surface, bytes_max)
+        self._engine = engine
+        self._may_claim = may_claim
+        self._may_reach = may_reach
+        self._kept_alive = kept_alive
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, as ASGI says."""
+        if scope["type"] != "http" or scope["method"] not in UNSAFE_METHODS:
+            await self.app(scope, receive, send)
+        elif CALL_KEY in scope:
+            await self.app(scope, receive, scope[CALL_KEY].send_inside(send))
+        elif self._kept_alive.is_needless():
+            await RouteCall(self.app, self._engine, scope, receive, send, self._may_claim, self._bodies).run_app()
+        elif not self._may_reach(scope):
+            call = RouteCall(self.app, self._engine, scope, receive, send, self._may_claim, self._bodies)
+            try:
+                await call.run_app()
+            finally:
+                if call.has_claimed:
+                    self._may_reach.learn()
+        else:
+            listener = Listener(send)
+            call = RouteCall(self.app, self._engine, scope, receive, listener.send, self._may_claim, self._bodies)
+            await self._kept_alive.shield(call.run_app(), listener)

@@ -1,0 +1,213 @@
+"""The application's response while it is held: what of it is stored, and when it cannot be held any longer.
+
+Sans-IO: the adapters feed it what the application sends. The first caller gets the application's own headers,
+all of them; the store gets the few that may be replayed, and never a session or a credential.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from semel.core.model import Answer
+from semel.policy import NEVER_REPLAYED, Policy
+
+BODYLESS_STATUSES: Final = frozenset({204, 205, 304})
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
+_BLANKS: Final = b" \t"  # optional whitespace around a field's value, which is no part of it (RFC 9110, section 5.5)
+_ENDLESS: Final = b"text/event-stream"
+
+
+# Headers of one answer, its connection or its page, which nobody misses in a replay: dropped without a word.
+_UNMISSED: Final = NEVER_REPLAYED | {
+    name.encode()
+    for name in (
+        "access-control-allow-credentials",
+        "access-control-allow-origin",
+        "access-control-expose-headers",
+        "alt-svc",
+        "cache-control",
+        "content-security-policy",
+        "cross-origin-opener-policy",
+        "cross-origin-resource-policy",
+        "expires",
+        "permissions-policy",
+        "pragma",
+        "referrer-policy",
+        "server-timing",
+        "strict-transport-security",
+        "traceparent",
+        "tracestate",
+        "via",
+        "x-content-type-options",
+        "x-frame-options",
+        "x-powered-by",
+        "x-xss-protection",
+    )
+}
+_NAMES_MAX: Final = 100  # that one operation's log lines are about; an application that makes names up is not followed
+
+
+class Keeping:
+    """What a policy lets be kept of an answer: computed once for each operation."""
+
+    __slots__ = ("_left", "_operation", "body_bytes_max", "headers", "unmissed")
+
+    def __init__(self, policy: Policy, operation: str = "") -> None:
+        self.headers = policy.allowed_headers - NEVER_REPLAYED
+        self.body_bytes_max = policy.answer_bytes_max
+        self.unmissed = set(_UNMISSED)  # or told of already
+        self._operation = operation
+        self._left = _NAMES_MAX
+
+    def tell_dropped(self, names: Iterable[bytes]) -> None:
+        """Say once of each of the application's own headers that it is not kept, and what to do about it."""
+        new = sorted(set(names) - self.unmissed)[: self._left]
+        if not new:
+            return
+        self._left -= len(new)
+        self.unmissed.update(new)
+        import logging  # which most processes never need here
+
+        option = ", ".join(repr(name.decode("latin-1")) for name in new)
+        logging.getLogger("semel").warning(
+            "%s: the first caller gets the response headers %s, and replays do not; to keep them with the answer: "
+            "replay_headers={%s} (said once)",
+            self._operation or "an operation",
+            option,
+            option,
+        )
+
+
+def sendable(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Headers without blanks around their values, and without those that would break an answer in two.
+
+    >>> sendable([(b"etag", b" x\\t"), (b"link", b"a\\r\\nb")])
+    [(b'etag', b'x')]
+    """
+    return [(name, value.strip(_BLANKS)) for name, value in headers if _CONTROL(value) is None]
+
+
+class Capture:
+    """One response. Feed :meth:`start` and :meth:`add`; False from either means that it cannot be kept.
+
+    ``headers`` are the application's own, ``ended`` turns true with :meth:`end`, ``endless`` says that the
+    application announced a stream without an end.
+
+    >>> capture = Capture(Keeping(Policy()))
+    >>> capture.start(201, [(b"Content-Type", b"text/plain"), (b"Set-Cookie", b"a=b")]), capture.add(b"done")
+    (True, True)
+    >>> capture.stored()
+    Answer(status=201, headers=((b'content-type', b'text/plain'),), body=b'done')
+    """
+
+    __slots__ = (
+        "_announced",
+        "_dropped",
+        "_keeping",
+        "_kept",
+        "_size",
+        "bodyless",
+        "chunks",
+        "ended",
+        "endless",
+        "headers",
+        "status",
+    )
+
+    def __init__(self, keeping: Keeping) -> None:
+        self._keeping = keeping
+        self._kept: Sequence[tuple[bytes, bytes]] = ()
+        self._size = 0
+        self._announced = 0  # how long the application says that the body is
+        self._dropped: list[bytes] = []
+        self.status = 0
+        self.headers: tuple[tuple[bytes, bytes], ...] = ()
+        self.chunks: list[bytes] = []
+        self.bodyless = False
+        self.ended = False
+        self.endless = False
+
+    @property
+    def started(self) -> bool:
+        """Whether the application has begun to answer."""
+        return self.status != 0
+
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Take the head. False: its body is announced as too long, or as endless."""
+        self.headers = headers = tuple(headers)
+        allowed = self._keeping.headers
+        kept: list[tuple[bytes, bytes]] = []
+        unmissed = self._keeping.unmissed
+        self._announced = 0
+        for name, value in headers:
+            lower = name.lower()
+            if lower in allowed:
+                kept.append((lower, value))
+                if lower == b"content-type" and value[:17].lower() == _ENDLESS:
+                    self.endless = True
+            elif lower == b"content-length" and value.isdigit() and len(value) < 20:
+                self._announced = int(value)
+            elif lower not in unmissed:
+                self._dropped.append(lower)
+        fits = self._announced <= self._keeping.body_bytes_max
+        # What would break a response in two is not given to the next caller.
+        self._kept = sendable(kept)
+        self.status = status
+        self.bodyless = status in BODYLESS_STATUSES
+        return self.bodyless or (fits and not self.endless)
+
+    def restart(self) -> None:
+        """The application thought better of its head, before anything has left (WSGI's ``exc_info``)."""
+        self.status = 0
+        self.chunks.clear()
+        self._dropped.clear()
+        self._size = 0
+        self.endless = False
+
+    def add(self, chunk: bytes) -> bool:
+        """Take a piece of the body. False: with it the body is too long; it is among ``chunks`` all the same."""
+        if chunk and not self.bodyless:
+            self.chunks.append(chunk)
+            self.count(chunk)
+            return self._size <= self._keeping.body_bytes_max
+        return True
+
+    def count(self, chunk: bytes) -> None:
+        """A piece of the body went by that is not held here."""
+        self._size += len(chunk)
+
+    def end(self) -> None:
+        """The application has sent the last of the body."""
+        self.ended = True
+
+    @property
+    def complete(self) -> bool:
+        """Whether the body has ended, and is not shorter than the application announced it."""
+        return self.ended and (self._size >= self._announced or self.bodyless)
+
+    def release(self) -> list[bytes]:
+        """The pieces so far, which are no longer held."""
+        chunks, self.chunks = self.chunks, []
+        return chunks
+
+    def stored(self) -> Answer:
+        """The answer as the store gets it. The log hears once of what is left out."""
+        if self._dropped:
+            self._keeping.tell_dropped(self._dropped)
+        return Answer(self.status, tuple(self._kept), self._body())
+
+    def first(self) -> Answer:
+        """The answer as the first caller gets it: with all of the application's own headers.
+
+        Where a status has no body, the length of what the application gave for one would not be true.
+        """
+        headers = self.headers
+        if self.bodyless:
+            headers = tuple(pair for pair in headers if pair[0].lower() != b"content-length")
+        return Answer(self.status, headers, self._body())
+
+    def _body(self) -> bytes:
+        chunks = self.chunks
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -1,0 +1,506 @@
+"""One command over HTTP, without IO: every decision that the ASGI and the WSGI adapter have in common.
+
+The order of checks is the design's: the caller, then the key's syntax, then the fingerprint, then the state.
+From a request's head comes an :class:`Exchange`, or the reason why there is none; from its body a command; from
+a verdict, or from the end of the application's call, the answer that leaves. Adapters translate and do not decide.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from semel.core.identity import uuid_text
+from semel.core.model import Answer, InProgress, NotReplayable, Proceed, Replay, Scope, Verdict
+from semel.core.outcomes import Outcome, Refused, Released, Succeeded, Unprovable, classify_answer, classify_exception
+from semel.engine.permit import Permit
+from semel.engine.result import Refusal
+from semel.errors import (
+    ConfigurationError,
+    HandlerRefused,
+    InvalidBody,
+    NotReplicated,
+    RequestError,
+    RequestTooLarge,
+    SemelError,
+    StoreTimeout,
+    StoreUnavailable,
+)
+from semel.http.caller import Caller
+from semel.http.capture import BODYLESS_STATUSES, Capture, sendable
+from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter, Hashing
+from semel.http.json_check import check_depth, check_json, reads_json
+from semel.http.keys import parse_key
+from semel.http.outage import NO_STORE
+from semel.http.prefer import preferred_wait, prefers_async
+from semel.http.routing import PATH, Params, Route
+from semel.http.settings import HttpSettings, Wanted
+from semel.http.spool import Spool
+from semel.policy import Command
+from semel.resuming.request import pack_head
+
+UNPROTECTED_HEADER: Final = b"semel-unprotected"
+NAMING_BYTES_MAX: Final = 1024 * 1024  # of a body that a key or a reference is looked for in: it is held in memory
+RETRY_BYTES_MAX: Final = 10 * 1024 * 1024  # of a body that may not run, and is read to find the record of a retry
+ACCEPTED_RETRY_SECONDS: Final = b"1"  # after which whoever was told 202 may look again
+_NO_STORE: Final = (b"cache-control", b"no-store")
+_READ: Final = frozenset(
+    {b"content-type", b"content-length", b"content-digest", b"content-encoding", b"prefer", b"early-data"}
+)
+
+
+class Unprotected(NamedTuple):
+    """The request goes through without protection, which has been counted; ``mark`` goes into its answer."""
+
+    reason: str
+    mark: tuple[bytes, bytes] | None = None
+
+
+class IncompleteAnswer(SemelError):
+    """The application returned without completing its response. Whether it took effect is not known."""
+
+
+UNFINISHED: Final = "the application returned without completing its response"
+CUT: Final = "the application's answer is shorter than its own Content-Length"
+
+
+class AnswerTooLarge(SemelError):
+    """An ATOMIC command's answer is longer than may be kept: the command is rolled back."""
+
+
+_PASS: Final = Unprotected("no-key")
+
+
+def open_exchange(
+    surface: HttpSettings,
+    route: Route,
+    params: Params,
+    method: str,
+    query: bytes,
+    headers: Sequence[tuple[bytes, bytes]],
+    request: Mapping[str, Any],
+) -> Exchange | Answer | Unprotected:
+    """What becomes of a request to an operation, judged by its head.
+
+    Parameters: ``route`` and ``params`` as :meth:`Routes.find` gave them; ``headers`` with lower-case names;
+    ``request`` what the surface's ``caller`` function reads.
+    """
+    keys, read = _read_head(surface.key_name, headers, route.counted)
+    if not keys and not route.required:
+        surface.tell_unprotected(route.name, "no-key")
+        return _PASS
+    if b"early-data" in read and b"1" in read[b"early-data"]:
+        return surface.problems.too_early()
+    assert surface.caller is not None
+    caller = surface.caller(request)
+    if type(caller) is not Caller:
+        return _uncalled(surface, route, caller)
+    try:
+        key = "" if route.key_from is not None else parse_key(keys)
+        length = read.get(b"content-length", b"")
+        if length.isdigit() and (len(length) > 18 or int(length) > bytes_read_max(route)):
+            raise too_large(route)
+    except RequestError as error:
+        return surface.problems.of_error(error)
+    media_type = read.get(b"content-type", b"").decode("latin-1")
+    facts = Facts(route.name, method, params, query, caller.tenant, caller.id, media_type)
+    if b"content-digest" in read:
+        facts = facts._replace(content_digest=read[b"content-digest"].decode("latin-1"))
+    if b"content-encoding" in read:
+        facts = facts._replace(content_encoding=read[b"content-encoding"].decode("latin-1"))
+    if route.counted:
+        facts = facts._replace(extra=declared_headers(route.counted, read))
+    wait: float | None = None
+    if b"prefer" in read:
+        wait = preferred_wait((read[b"prefer"],))
+        if wait is not None:
+            wait = min(wait, surface.wait_seconds_max)
+    exchange = Exchange(surface, route, facts, key, wait)
+    if route.key_from is None:
+        exchange.refusal = _misfit(route, key)
+    if route.policy.resumable:
+        exchange.resumable(pack_head(method, request, query, headers), read.get(b"prefer"))
+    return exchange
+
+
+def body_too_slow(surface: HttpSettings, scope: Mapping[str, Any]) -> Answer:
+    """The answer to a request over ASGI whose body has not arrived in time."""
+    closes = scope.get("http_version", "1.1").startswith("1")
+    return surface.problems.body_too_slow(surface.body_seconds_max, closes=closes)
+
+
+def _uncalled(surface: HttpSettings, route: Route, caller: object) -> Answer | Unprotected:
+    """A request of nobody who is known."""
+    if caller is not None:
+        raise ConfigurationError(f"caller= returned a {type(caller).__name__}; it must return a Caller or None")
+    return _marked(surface, route, "no-caller") if route.marks else surface.problems.caller_unknown()
+
+
+def declared_headers(names: Sequence[bytes], read: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
+    """Names and values of the headers that were declared to count and are there, without blanks around a value."""
+    return tuple((name.decode(), read[name].strip(b" \t").decode("latin-1")) for name in names if name in read)
+
+
+def _read_head(
+    key_name: bytes, headers: Sequence[tuple[bytes, bytes]], counted: Sequence[bytes]
+) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """The lines of the key, and all fields by name; several lines of one are joined where it is one that matters."""
+    read = dict(headers)
+    if len(read) == len(headers):
+        return [read[key_name]] if key_name in read else [], read
+    keys: list[bytes] = []
+    read = {}
+    for name, value in headers:
+        if name == key_name:
+            keys.append(value)
+        elif name in _READ or name in counted:
+            read[name] = value if name not in read else read[name] + b", " + value
+    return keys, read
+
+
+def _misfit(route: Route, key: str) -> RequestError | None:
+    """Why a key is not one of the operation's format, if it is not."""
+    if route.policy.key_format is not None:
+        try:
+            route.policy.key_format.check(key)
+        except RequestError as error:
+            return error
+    return None
+
+
+def bytes_read_max(route: Route) -> int:
+    """How many bytes of a body are read: more than may run, since a limit may have been higher at the first attempt."""
+    return max(route.policy.body_bytes_max, RETRY_BYTES_MAX)
+
+
+def too_large(route: Route) -> RequestTooLarge:
+    """The refusal of a body that may not run."""
+    return RequestTooLarge(f"The body is larger than {route.policy.body_bytes_max} bytes; send a smaller one.")
+
+
+def _marked(surface: HttpSettings, route: Route, reason: str) -> Unprotected:
+    surface.tell_unprotected(route.name, reason)
+    return Unprotected(reason, (UNPROTECTED_HEADER, reason.encode()))
+
+
+class Exchange:
+    """A command in the making, and then its answers. ``wait_seconds`` is what the client prefers, if it said."""
+
+    __slots__ = (
+        "_body",
+        "_facts",
+        "_hashing",
+        "_head",
+        "_key",
+        "_size",
+        "_spool",
+        "_surface",
+        "_under",
+        "refusal",
+        "route",
+        "wait_seconds",
+        "wants_async",
+    )
+
+    def __init__(self, surface: HttpSettings, route: Route, facts: Facts, key: str, wait_seconds: float | None) -> None:
+        self._surface = surface
+        self._facts = facts
+        self._key = key
+        self._size = 0
+        self._hashing: Hashing | None = None
+        self._body = b""
+        self._spool: Spool | None = None
+        self._under: dict[str, tuple[bytes, ...] | None] = {}
+        self._head: bytes | None = None
+        self.refusal: RequestError | None = None  # a limit that it breaks: unless its key is on record
+        self.wants_async = False  # the client would rather be told where to look than wait
+        self.route = route
+        self.wait_seconds = wait_seconds
+
+    def resumable(self, head: bytes, prefer: bytes | None) -> None:
+        """The operation ends without its client: keep the request, and heed ``Prefer: respond-async``."""
+        self._head = head
+        self.wants_async = prefer is not None and prefers_async((prefer,))
+        if self.wants_async and self.wait_seconds is None:
+            self.wait_seconds = 0
+
+    @property
+    def wanted(self) -> Wanted:
+        """What the surface's ``may`` function is asked about."""
+        facts = self._facts
+        return Wanted(facts.operation, Caller(facts.tenant, facts.caller), facts.path_params)
+
+    # --- the body ---------------------------------------------------------------------------
+
+    def command(self, body: bytes) -> Command | Answer:
+        """The command of a request whose body came in one piece; or the answer that refuses it."""
+        route = self.route
+        if len(body) > route.policy.body_bytes_max:
+            self.refusal = too_large(route)
+            if len(body) > RETRY_BYTES_MAX:
+                return self._surface.problems.of_error(self.refusal)
+        self._body = body
+        try:
+            self._check_json(len(body), (body,))
+            maker = route.fingerprinter
+            facts = self._counting(maker) if route.counted else self._facts
+            recipe, fingerprint = maker.named(facts, body)
+        except RequestError as error:
+            return self._command_under_a_former_recipe(error)
+        return self._command(fingerprint, route.recorded[recipe])
+
+    def feed(self, chunk: bytes) -> Answer | None:
+        """Take a piece of the body; an answer refuses it, and the rest need not be read."""
+        self._size += len(chunk)
+        try:
+            if self._size > self.route.policy.body_bytes_max:
+                self.refusal = too_large(self.route)
+                if self._size > RETRY_BYTES_MAX:
+                    raise self.refusal
+            if self._hashing is None:
+                self._hashing = self.route.fingerprinter.begin(self._counting(self.route.fingerprinter))
+            self._hashing.feed(chunk)
+        except RequestError as error:
+            return self._surface.problems.of_error(error)
+        return None
+
+    def finish(self, spool: Spool) -> Command | Answer:
+        """The command of a request whose body was fed, and is held in ``spool``; or the answer that refuses it."""
+        if self._hashing is None:
+            return self.command(b"")
+        self._spool = spool
+        try:
+            self._check_json(spool.size, spool.chunks())
+            fingerprint = self._hashing.finish()
+        except RequestError as error:
+            return self._command_under_a_former_recipe(error)
+        recipe = self.route.fingerprinter.ids[self._hashing.further]
+        self._hashing = None
+        return self._command(fingerprint, self.route.recorded[recipe])
+
+    def _check_json(self, size: int, chunks: Iterable[bytes]) -> None:
+        """Refuse what the handler could not read: it would fail when the key is claimed already."""
+        policy = self.route.policy
+        if self._facts.content_encoding or not reads_json(policy.json, self._facts.media_type, is_empty=size == 0):
+            return  # what is compressed is the application's to read
+        recipe = policy.recipe
+        if size > recipe.json_bytes_max:
+            check_depth(chunks, recipe.json_depth_max)
+        else:
+            check_json(b"".join(chunks), recipe.json_depth_max)
+
+    def cut_short(self) -> Answer:
+        """The answer to a request whose body ended before its announced length."""
+        return self._surface.problems.of_error(
+            InvalidBody("The body is shorter than its Content-Length; send it again.")
+        )
+
+    def body_too_slow(self, scope: Mapping[str, Any]) -> Answer:
+        """The answer to a request over ASGI whose body has not arrived in time."""
+        return body_too_slow(self._surface, scope)
+
+    def _command_under_a_former_recipe(self, error: RequestError) -> Command | Answer:
+        """The command of a request that the recipe of today refuses; a former one may have taken it."""
+        for recipe in self.route.known:
+            fingerprints = self.under(recipe)
+            if fingerprints and isinstance(error, RequestTooLarge):
+                self.refusal = error
+                return self._command(fingerprints[0], recipe)
+        return self._surface.problems.of_error(error)
+
+    def _counting(self, maker: Fingerprinter) -> Facts:
+        """The request's facts, with those of its headers alone that count under a recipe."""
+        facts = self._facts
+        if not facts.extra:
+            return facts
+        names = maker.recipe.headers
+        return facts._replace(extra=tuple(pair for pair in facts.extra if pair[0] in names))
+
+    def _command(self, fingerprint: bytes, recipe: str) -> Command | Answer:
+        facts, route, refusal = self._facts, self.route, self.refusal
+        scope = Scope(facts.tenant, facts.caller, facts.operation)
+        under = self.under
+        if route.key_from is None and route.reference_from is None and self._head is None and refusal is None:
+            return Command(scope, self._key, fingerprint, recipe, route.policy, under)
+        try:
+            key, reference = self._names()
+            command = partial(Command, scope, key, fingerprint, recipe, route.policy, under, reference)
+            if isinstance(refusal, RequestTooLarge):
+                return command(refusal=refusal)
+            try:
+                return command(self._request(), refusal=self.refusal)
+            except RequestTooLarge as error:  # larger than is kept for a run without its client
+                return command(refusal=error)
+        except RequestError as error:
+            return self._surface.problems.of_error(error)
+
+    def _request(self) -> bytes | None:
+        """What a run without the client needs; None where there is never one."""
+        if self._head is None:
+            return None
+        return self._head + (self._body if self._spool is None else b"".join(self._spool.chunks()))
+
+    def _names(self) -> tuple[str, str | None]:
+        """The key and the business reference, where they come with the request. Raises RequestError."""
+        route, params, body = self.route, self._facts.path_params, b""
+        declared = [source for source in (route.key_from, route.reference_from) if source is not None]
+        for source in declared:
+            source.check_parameters((name for name, _ in params), route.name)
+        if any(source.kind == "body" for source in declared):
+            if max(self._size, len(self._body)) > NAMING_BYTES_MAX:
+                raise RequestTooLarge(f"A body that names its command has at most {NAMING_BYTES_MAX} bytes; send less.")
+            body = self._body if self._spool is None else b"".join(self._spool.chunks())
+        reference = None if route.reference_from is None else route.reference_from.reference(params, body)
+        if route.key_from is None:
+            return self._key, reference
+        key = route.key_from.key(params, body)
+        self.refusal = self.refusal or _misfit(route, key)
+        return key, reference
+
+    def under(self, recipe_id: str) -> tuple[bytes, ...] | None:
+        """The same request's fingerprints, one for each spelling of it, under a recipe that the policy knows."""
+        if recipe_id not in self._under:  # asked again when the application is over, and the body with it
+            self._under[recipe_id] = self._fingerprints_under(recipe_id)
+        return self._under[recipe_id]
+
+    def _fingerprints_under(self, recipe_id: str) -> tuple[bytes, ...] | None:
+        maker, counts_path = self.route.known.get(recipe_id, (None, False))
+        if maker is None or (self._spool is not None and self._spool.closed):
+            return None
+        facts = self._counting(maker)
+        if self.route.counts_path and not counts_path:
+            facts = facts._replace(path_params=tuple(each for each in facts.path_params if each[0] != PATH))
+        try:
+            return tuple(self._fingerprint(maker, each) for each in maker.spellings(facts))
+        except RequestError:
+            return None  # what the former recipe refuses was never recorded under it
+
+    def _fingerprint(self, maker: Fingerprinter, facts: Facts) -> bytes:
+        # One with further facts is no fingerprint under the other of the maker's two ids, and equal to none of them.
+        if self._spool is None:
+            return maker.digest(facts, self._body)
+        hashing = maker.begin(facts)
+        for chunk in self._spool.chunks():
+            hashing.feed(chunk)
+        return hashing.finish()
+
+    # --- before the application ---------------------------------------------------------------
+
+    def present(self, verdict: Refusal | Verdict) -> Answer:
+        """The answer to an attempt that may not proceed."""
+        problems = self._surface.problems
+        if isinstance(verdict, Replay):
+            return self._replay(verdict.answer)
+        if isinstance(verdict, Proceed):
+            # Read again after a refused settlement, and yet still ours: nobody can say what that means.
+            return problems.unknown(verdict.grant.operation_id)
+        if isinstance(verdict, InProgress) and verdict.own and self._head is not None:
+            return self.accepted(verdict.operation_id)  # it comes to its end, whoever listens
+        return problems.of_verdict(verdict)
+
+    def accepted(self, operation_id: bytes) -> Answer:
+        """202: the command is under way and comes to its end; where to look for it."""
+        document = {"operationId": uuid_text(operation_id), "state": "PROCESSING"}
+        headers = [(b"content-type", b"application/json"), _NO_STORE, (b"retry-after", ACCEPTED_RETRY_SECONDS)]
+        problems = self._surface.problems
+        link = problems.operation_link(operation_id)
+        if link is not None and problems.operations_path is not None:
+            document["operation"] = problems.operations_path.replace("{id}", uuid_text(operation_id))
+            headers += [(b"location", document["operation"].encode()), link]
+        if self.wants_async:
+            headers.append((b"preference-applied", b"respond-async"))
+        body = json.dumps(document).encode()
+        return Answer(202, (*headers, (b"content-length", b"%d" % len(body))), body)
+
+    def _replay(self, answer: Answer) -> Answer:
+        status = 200 if answer.status is None else answer.status
+        headers = [*sendable(answer.headers), self._surface.replayed]
+        if _NO_STORE[0] not in self.route.keeping.headers or all(name != _NO_STORE[0] for name, _ in answer.headers):
+            headers.append(_NO_STORE)
+        if status not in BODYLESS_STATUSES:
+            headers.append((b"content-length", b"%d" % len(answer.body)))
+        return Answer(status, tuple(headers), answer.body)
+
+    def unclaimed(self, error: SemelError) -> Answer | Unprotected:
+        """What becomes of a command that was not claimed: refused, or run unprotected where the store is away."""
+        if isinstance(error, RequestError):
+            return self._surface.problems.of_error(error)
+        self._surface.outage.tell(error)
+        if self.route.marks:
+            return _marked(self._surface, self.route, "store-unavailable")
+        return self._surface.problems.of_error(error)
+
+    # --- after the application ----------------------------------------------------------------
+
+    def outcome(self, permit: Permit, capture: Capture, error: BaseException | None) -> Outcome:
+        """What the end of the application's call means for the store."""
+        policy = self.route.policy
+        if self.route.atomic and not permit.kept:
+            return Released("answer-too-large", proven=True)
+        if error is None:
+            return classify_answer(capture.stored(), policy, begun=permit.begun)
+        # Only an error answer is what the framework made of the exception; any other is not true any more.
+        answer = capture.stored() if capture.complete and capture.status >= 500 else None
+        return classify_exception(error, policy, begun=permit.begun, answer=answer)
+
+    def last_answer(
+        self,
+        permit: Permit,
+        capture: Capture,
+        outcome: Outcome,
+        error: BaseException | None,
+        verdict: Verdict | None = None,
+        unconfirmed: SemelError | None = None,
+    ) -> Answer | None:
+        """The answer that leaves once the outcome is settled; None where the exception speaks for itself.
+
+        Parameters: ``error`` the application ended with; ``verdict`` that holds instead of a refused settlement;
+        ``unconfirmed`` why the settlement could not be confirmed.
+
+        Raises HandlerRefused: the database refuses what the application wrote: as if the application raised.
+        """
+        outcome = permit.outcome(outcome)
+        is_settled = error is None and verdict is None and unconfirmed is None and permit.kept
+        if is_settled and not isinstance(outcome, Unprovable):
+            return capture.first()  # nearly every command ends so
+        problems = self._surface.problems
+        operation_id = permit.grant.operation_id
+        if isinstance(unconfirmed, HandlerRefused) and error is None:
+            raise unconfirmed
+        if isinstance(unconfirmed, NO_STORE):
+            self._surface.outage.tell(unconfirmed)
+        if verdict is not None:
+            return self.present(verdict)
+        if self.route.atomic and not permit.kept:
+            return problems.answer_too_large()
+        promised = isinstance(outcome, (Succeeded, Refused))
+        if unconfirmed is not None and (promised or (error is None and capture.status < 500)):
+            if self.route.atomic and isinstance(unconfirmed, NO_STORE) and not isinstance(unconfirmed, NotReplicated):
+                # All of it is committed or nothing: a retry replays the answer, or runs.
+                return problems.of_error(unconfirmed, maybe_done=isinstance(unconfirmed, StoreTimeout))
+            return problems.unknown(operation_id)
+        if error is not None and (capture.status < 500 or not capture.complete):
+            return None
+        if not permit.kept:
+            # It was to be streamed, and could not be: the mark did not reach the store in time.
+            if promised:
+                return problems.of_verdict(NotReplayable(operation_id, permit.resource_type, permit.resource_id))
+            if isinstance(outcome, Released):
+                return problems.of_error(StoreUnavailable())
+            return problems.unknown(operation_id)
+        answer = capture.first()
+        if isinstance(outcome, Unprovable) and capture.status < 500 and permit.steps is not None:
+            return problems.unknown(operation_id)  # what leaves is what the store holds
+        link = self.link_of(permit, outcome)
+        return answer if link is None else answer._replace(headers=(*answer.headers, link))
+
+    def link_of(self, permit: Permit, outcome: Outcome) -> tuple[bytes, bytes] | None:
+        """The link to the operation for a first caller whose command is in doubt; None where it is not.
+
+        Parameters: ``outcome`` as the permit sees it, with its steps.
+        """
+        if not isinstance(outcome, Unprovable):
+            return None
+        return self._surface.problems.operation_link(permit.grant.operation_id)

@@ -1,0 +1,306 @@
+"""Problem documents (RFC 9457): every refusal as an answer that people and programs can act upon.
+
+The code is repeated in the ``Semel-Code`` header, for clients that drop bodies; ``Retry-After`` is there only
+where a retry helps. No document contains a stored value or a key, and this file decides none of the verdicts.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+from urllib.parse import quote
+
+from semel.core.identity import uuid_text
+from semel.core.model import (
+    OVER_STATES,
+    Answer,
+    InProgress,
+    KeyExpired,
+    KeyReused,
+    NotReplayable,
+    OutcomeUnknown,
+    ReferenceTaken,
+    State,
+    Unreadable,
+)
+from semel.errors import (
+    ConfigurationError,
+    InvalidBody,
+    InvalidKey,
+    MissingKey,
+    RequestError,
+    RequestTooLarge,
+    SemelError,
+)
+
+KeyAction = Literal["keep", "new", "query"]
+Refusal = InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | ReferenceTaken | Unreadable
+
+
+class Kind(NamedTuple):
+    """One kind of problem: what never changes from one occurrence to the next."""
+
+    code: str
+    status: int
+    title: str
+    key_action: KeyAction
+    retryable: bool = False
+
+
+MISSING_KEY: Final = Kind("MISSING_IDEMPOTENCY_KEY", 400, "An Idempotency-Key is required", "new")
+INVALID_KEY: Final = Kind("INVALID_IDEMPOTENCY_KEY", 400, "The Idempotency-Key is malformed", "new")
+KEY_REUSED: Final = Kind(
+    "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST", 422, "The key belongs to another request", "query"
+)
+IN_PROGRESS: Final = Kind(
+    "IDEMPOTENCY_REQUEST_IN_PROGRESS", 409, "The command is still running", "keep", retryable=True
+)
+OUTCOME_UNKNOWN: Final = Kind("IDEMPOTENCY_OUTCOME_UNKNOWN", 409, "The outcome is not known", "keep")
+RECORD_EXPIRED: Final = Kind("IDEMPOTENCY_RECORD_EXPIRED", 409, "The answer is no longer kept", "query")
+NOT_REPLAYABLE: Final = Kind(
+    "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE", 409, "It was done; its answer was not kept", "query"
+)
+REFERENCE_TAKEN: Final = Kind("IDEMPOTENCY_REFERENCE_TAKEN", 409, "The business reference is taken", "keep")
+TOO_LARGE: Final = Kind("IDEMPOTENCY_REQUEST_TOO_LARGE", 413, "The request is too large", "keep")
+RECORD_UNREADABLE: Final = Kind("IDEMPOTENCY_RECORD_UNREADABLE", 500, "The record cannot be read", "keep")
+STORE_UNAVAILABLE: Final = Kind(
+    "IDEMPOTENCY_STORE_UNAVAILABLE", 503, "The command store is unavailable", "keep", retryable=True
+)
+# Beyond the design's table: four situations that it implies and does not name.
+INVALID_BODY: Final = Kind("IDEMPOTENCY_REQUEST_INVALID", 400, "The request contradicts itself", "keep")
+TOO_EARLY: Final = Kind("IDEMPOTENCY_TOO_EARLY", 425, "Commands are not taken as early data", "keep", retryable=True)
+BODY_TOO_SLOW: Final = Kind("IDEMPOTENCY_BODY_TOO_SLOW", 408, "The body took too long", "keep", retryable=True)
+CALLER_UNKNOWN: Final = Kind("IDEMPOTENCY_CALLER_UNKNOWN", 401, "The caller is not known", "keep")
+ANSWER_TOO_LARGE: Final = Kind("IDEMPOTENCY_ANSWER_TOO_LARGE", 500, "The answer is too large to be kept", "keep")
+
+# What only a middleware says: it is asked before the application has routed, authorised or read the request.
+MISSPELLED: Final = Kind(
+    "IDEMPOTENCY_OPERATION_MISSPELLED", 400, "The method or the path is not spelled as declared", "keep"
+)
+UNCOVERED: Final = Kind("IDEMPOTENCY_OPERATION_NOT_DECLARED", 400, "No operation is declared for this request", "keep")
+NOT_ALLOWED: Final = Kind("IDEMPOTENCY_CALLER_NOT_ALLOWED", 403, "The caller may not do this", "keep")
+MIDDLEWARE_KINDS: Final = (MISSPELLED, UNCOVERED, NOT_ALLOWED)
+
+KINDS: Final = (
+    MISSING_KEY,
+    INVALID_KEY,
+    KEY_REUSED,
+    IN_PROGRESS,
+    OUTCOME_UNKNOWN,
+    RECORD_EXPIRED,
+    NOT_REPLAYABLE,
+    REFERENCE_TAKEN,
+    TOO_LARGE,
+    RECORD_UNREADABLE,
+    STORE_UNAVAILABLE,
+    INVALID_BODY,
+    TOO_EARLY,
+    CALLER_UNKNOWN,
+    BODY_TOO_SLOW,
+    ANSWER_TOO_LARGE,
+)
+
+_STANDING: Final[Mapping[State | None, str]] = {
+    None: "is not known to be over",
+    State.CLAIMED: "is not over",
+    State.PROCESSING: "is not over",
+    State.SUCCEEDED: "has succeeded",
+    State.FAILED_REPLAYABLE: "was refused",
+    State.FAILED_NOT_REPLAYABLE: "had no effect",
+    State.UNKNOWN: "nobody can prove how it ended",
+}
+_QUERY_FIRST: Final = "Query that operation before you use a new key: both could take effect."
+STORE_RETRY_SECONDS: Final = 5  # clients that were refused together come back spread over this many seconds
+OPERATION_RELATION: Final = "status"  # RFC 8631: a resource that tells the context's status
+_ID: Final = "{id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problems:
+    """How one surface writes its problem documents.
+
+    Parameters: ``type_base`` of the ``type`` member, which the code in lower case with hyphens is appended to;
+    ``operations_path`` where the status of operations is served, with ``{id}`` (None: nowhere, so no links);
+    ``resource_paths`` where the resources that handlers name with ``permit.result(type, id)`` are served, by
+    type, each with ``{id}``; ``challenge`` the WWW-Authenticate value where the caller is not known.
+
+    >>> Problems(type_base="https://api.example/problems/").of_verdict(KeyReused()).status
+    422
+    """
+
+    type_base: str = "urn:semel:problem:"
+    operations_path: str | None = "/operations/{id}"
+    resource_paths: Mapping[str, str] = field(default_factory=dict)
+    challenge: str = "Bearer"
+
+    def __post_init__(self) -> None:
+        for name, text in (("type_base", self.type_base), ("challenge", self.challenge)):
+            _check_field(name, text)
+        paths = {f"resource_paths[{kind!r}]": path for kind, path in self.resource_paths.items()}
+        if self.operations_path is not None:
+            paths["operations_path"] = self.operations_path
+        for name, path in paths.items():
+            _check_field(name, path)
+            if path.count(_ID) != 1 or "<" in path or ">" in path:
+                raise ConfigurationError(f"{name} must contain {_ID} once, as in /operations/{_ID}; it is {path!r}")
+
+    def of_verdict(self, verdict: Refusal) -> Answer:
+        """The answer to an attempt that may not proceed and has nothing to replay."""
+        match verdict:
+            case KeyReused(operation_id, state):
+                return self.key_reused(operation_id, state)
+            case InProgress(operation_id, left):
+                after = max(1, -(-left // 1_000_000))
+                text = "Keep the key and ask again, or query the operation."
+                return self.answer(IN_PROGRESS, text, operation_id=operation_id, retry_after=after)
+            case OutcomeUnknown(operation_id):
+                return self.unknown(operation_id)
+            case KeyExpired(operation_id):
+                text = "This key was used, and its answer is forgotten. Query by your business reference first."
+                return self.answer(RECORD_EXPIRED, text, operation_id=operation_id)
+            case NotReplayable(operation_id, kind, id):
+                text = "The command was done. Query the operation or its resource; do not send it again."
+                return self.answer(NOT_REPLAYABLE, text, operation_id=operation_id, resource=self._resource(kind, id))
+            case Unreadable(operation_id, "steps"):
+                text = "It was begun in steps, which this server's version does not declare. Keep the key; ask again."
+                return self.answer(RECORD_UNREADABLE, text, operation_id=operation_id)
+            case ReferenceTaken():
+                text = "Another caller's command has this business reference. Nothing was done for this one."
+                return self.answer(REFERENCE_TAKEN, text)
+            case Unreadable(operation_id):
+                text = "The stored record cannot be read by this server. The command is not run again; keep the key."
+                return self.answer(RECORD_UNREADABLE, text, operation_id=operation_id)
+
+    def of_error(self, error: SemelError, *, maybe_done: bool = False) -> Answer:
+        """The answer to a request that is no command, or to a command that the store could not take.
+
+        Parameters: ``maybe_done`` where an ATOMIC command may have been committed, with its answer, all the same.
+        """
+        match error:
+            case MissingKey():
+                return self.answer(MISSING_KEY, str(error))
+            case InvalidKey():
+                return self.answer(INVALID_KEY, str(error))
+            case RequestTooLarge():
+                return self.answer(TOO_LARGE, str(error))
+            case InvalidBody() | RequestError():
+                return self.answer(INVALID_BODY, str(error))
+            case _:
+                # The error's own text may name hosts and files; it is for the log.
+                text = "Nothing was done. Retry with the same key."
+                if maybe_done:
+                    text = (
+                        "The commit was not confirmed: all of it was done, or nothing. Retry with the same key: that "
+                        "gets the first answer, or runs the command."
+                    )
+                return self.answer(STORE_UNAVAILABLE, text, retry_after=1 + secrets.randbelow(STORE_RETRY_SECONDS))
+
+    def key_reused(self, operation_id: bytes | None, state: State | None, what: str = "request") -> Answer:
+        """The answer where another ``what`` of the same caller holds the key: in which state that one is."""
+        is_over = state in OVER_STATES
+        first = f"Another {what} of yours has this key, and {_STANDING[state]}. Nothing was done for this one."
+        then = f"Use a new key if you want this {what} as well." if is_over else _QUERY_FIRST
+        action: KeyAction = "new" if is_over else KEY_REUSED.key_action
+        return self.answer(KEY_REUSED, f"{first} {then}", operation_id=operation_id, state=state, key_action=action)
+
+    def unknown(self, operation_id: bytes) -> Answer:
+        """The answer where nobody can say how the command ended."""
+        text = "Nobody can prove how this command ended. Keep the key, query the operation, do not retry blindly."
+        return self.answer(OUTCOME_UNKNOWN, text, operation_id=operation_id)
+
+    def too_early(self) -> Answer:
+        """The answer to a command in TLS early data, which anybody may replay (RFC 8470)."""
+        return self.answer(TOO_EARLY, "Send the command again once the handshake is complete.")
+
+    def caller_unknown(self) -> Answer:
+        """The answer to a command of nobody: a key means something only for its caller."""
+        text = "A key means something only for its caller. Authenticate and send the command again."
+        extra = ((b"www-authenticate", self.challenge.encode()),)
+        return self.answer(CALLER_UNKNOWN, text, extra=extra)
+
+    def not_allowed(self) -> Answer:
+        """The answer to a caller who is known and may not do this (any more)."""
+        return self.answer(NOT_ALLOWED, "Nothing was done, and nothing is told of earlier requests.")
+
+    def body_too_slow(self, seconds: float, *, closes: bool = False) -> Answer:
+        """The answer to a request whose body has not arrived in time.
+
+        Parameters: ``closes`` asks the server to end the connection, which HTTP/1 and ASGI alone have a header for.
+        """
+        text = (
+            f"The body has not arrived within {seconds:g} seconds. Nothing was done: send it again with the same key."
+        )
+        return self.answer(BODY_TOO_SLOW, text, extra=((b"connection", b"close"),) if closes else ())
+
+    def answer_too_large(self) -> Answer:
+        """The answer where an ATOMIC handler's answer could not be kept and everything was rolled back."""
+        text = "The answer is larger than the server keeps, so everything was rolled back: nothing happened."
+        return self.answer(ANSWER_TOO_LARGE, text)
+
+    def operation_link(self, operation_id: bytes) -> tuple[bytes, bytes] | None:
+        """The ``Link`` header to the operation, or None where operations are not served."""
+        if self.operations_path is None:
+            return None
+        return b"link", _link(self.operations_path.replace(_ID, uuid_text(operation_id)), OPERATION_RELATION)
+
+    def answer(
+        self,
+        kind: Kind,
+        detail: str,
+        *,
+        operation_id: bytes | None = None,
+        retry_after: int | None = None,
+        resource: str | None = None,
+        state: State | None = None,
+        key_action: KeyAction | None = None,
+        extra: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> Answer:
+        """One occurrence of a kind of problem; ``key_action`` where it is not the kind's."""
+        document: dict[str, str | int | bool] = {
+            "type": self.type_base + kind.code.lower().replace("_", "-"),
+            "title": kind.title,
+            "status": kind.status,
+            "detail": detail,
+            "code": kind.code,
+            "retryable": kind.retryable,
+            "keyAction": key_action or kind.key_action,
+        }
+        headers = [
+            (b"content-type", b"application/problem+json"),
+            (b"cache-control", b"no-store"),
+            (b"semel-code", kind.code.encode()),
+            *extra,
+        ]
+        if retry_after is not None:
+            document["retryAfter"] = retry_after
+            headers.append((b"retry-after", b"%d" % retry_after))
+        if operation_id is not None:
+            document["operationId"] = uuid_text(operation_id)
+            link = self.operation_link(operation_id)
+            if link is not None and self.operations_path is not None:
+                document["operation"] = self.operations_path.replace(_ID, uuid_text(operation_id))
+                headers.append(link)
+        if state is not None:
+            document["state"] = state.name
+        if resource is not None:
+            document["resource"] = resource
+            headers.append((b"link", _link(resource, "related")))
+        body = json.dumps(document, separators=(",", ":")).encode()
+        headers.append((b"content-length", b"%d" % len(body)))
+        return Answer(kind.status, tuple(headers), body)
+
+    def _resource(self, kind: str | None, id: str | None) -> str | None:
+        path = self.resource_paths.get(kind or "")
+        return None if path is None or id is None else path.replace(_ID, quote(id, safe=""))
+
+
+def _link(path: str, relation: str) -> bytes:
+    return f'<{path}>; rel="{relation}"'.encode()
+
+
+def _check_field(name: str, text: object) -> None:
+    if not isinstance(text, str) or not text.isascii() or not text.isprintable():
+        raise ConfigurationError(f"{name} must be a text of visible ASCII characters; it is {text!r}")

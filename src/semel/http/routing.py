@@ -1,0 +1,306 @@
+"""Which operation a request is: declared templates, and the default for requests that carry a key.
+
+An operation's name goes into scopes, fingerprints and metrics: it is declared, or method and template, never the
+raw path. The matcher knows whole segments only; a web framework's own router stays the application's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from semel.core.model import Effects
+from semel.errors import ConfigurationError
+from semel.http.capture import Keeping
+from semel.http.fingerprint.fingerprinter import Fingerprinter
+from semel.http.spelling import normal_segments
+from semel.operations.references import sources
+from semel.policy import Policy
+
+UNSAFE_METHODS: Final = ("POST", "PATCH", "PUT", "DELETE")
+DEFAULT_METHODS: Final = ("POST", "PATCH")
+
+Params = tuple[tuple[str, str], ...]
+PATH: Final = "/"  # the name of the parameter that holds a path which counts; no parameter of a template has it
+
+# The one spelling of a parameter that an application converts: of 7 and 07, or of upper and lower case.
+_PLAIN: Final = {
+    "int": re.compile(r"0|[1-9][0-9]*", re.ASCII).fullmatch,
+    "uuid": re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}").fullmatch,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One protected operation of an HTTP application.
+
+    Parameters: ``template`` of its path, such as ``/orders/{id}/cancel`` (``{rest:path}`` at the end takes several
+    segments; ``{id:int}`` and ``{id:uuid}`` take only the plain spelling of one, which is what a ``key_from`` path
+    parameter needs if the application converts it); ``policy``; ``methods`` it is called with; ``name`` that stays when
+    paths change (by default method and template); ``also`` further templates of the same operation, such as
+    ``/payments/`` where the application serves both: they share its keys and answers, so they have the same parameters.
+
+    >>> Operation("/payments", Policy(effects="external"), also=("/payments/",)).templates
+    ('/payments', '/payments/')
+    """
+
+    template: str
+    policy: Policy = field(default_factory=Policy)
+    methods: Sequence[str] = ("POST",)
+    name: str | None = None
+    also: Sequence[str] = ()
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """All templates of its path; the first one names it where it has no name."""
+        return (self.template, *self.also)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.also, str):
+            raise ConfigurationError(f"{self.template}: also takes a tuple of templates, such as ({self.also!r},)")
+        object.__setattr__(self, "also", tuple(self.also))
+        for template in self.templates:
+            if not isinstance(template, str) or not template.startswith("/"):
+                raise ConfigurationError(f"an operation's template starts with a slash; it is {template!r}")
+        if not isinstance(self.policy, Policy):
+            raise ConfigurationError(f"{self.template}: policy must be a Policy; it is {self.policy!r}")
+        if isinstance(self.methods, str) or not self.methods:
+            raise ConfigurationError(f"{self.template}: methods takes a tuple, such as ('POST',)")
+        object.__setattr__(self, "methods", tuple(method.upper() for method in self.methods))
+        for method in self.methods:
+            if method not in UNSAFE_METHODS:
+                allowed = ", ".join(UNSAFE_METHODS)
+                raise ConfigurationError(f"{self.template}: {method} is no command; methods are {allowed}")
+        if self.name == "":
+            raise ConfigurationError(f"{self.template}: name must not be empty")
+        given = _names(self.template)
+        for template in self.also:
+            if sorted(_names(template)) != sorted(given):
+                raise ConfigurationError(
+                    f"{template} and {self.template} are one operation, so they need the same parameters, which "
+                    "are part of what is asked for"
+                )
+        for source in sources(self.policy.key_from, self.policy.reference_from):
+            if source is not None:
+                source.check_parameters(given, self.template)
+
+
+class Route:
+    """An operation under one method, with all that a request needs of its policy at hand."""
+
+    __slots__ = (
+        "atomic",
+        "counted",
+        "counts_path",
+        "fingerprinter",
+        "keeping",
+        "key_from",
+        "known",
+        "marks",
+        "name",
+        "policy",
+        "recorded",
+        "reference_from",
+        "required",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        fingerprint_secret: bytes | None = None,
+        counts: tuple[str, ...] = (),
+    ) -> None:
+        self.name = name
+        self.policy = policy
+        self.required = policy.key == "required"
+        self.key_from, self.reference_from = sources(policy.key_from, policy.reference_from)
+        self.marks = policy.on_unprotected == "mark"
+        self.atomic = policy.terms.effects is Effects.ATOMIC
+        self.keeping = Keeping(policy, name)
+        recipe = policy.recipe
+        if counts and policy.counts is None and not recipe.headers:
+            recipe = replace(recipe, headers=counts)
+        named = (recipe, *policy.fingerprints_known)
+        # The recipe of today comes last: it stands for an id that a former one shares.
+        recipes = (*(former for each in named for former in each.former), *policy.fingerprints_known, recipe)
+        makers = [
+            Fingerprinter(each, fingerprint_secret if each.algorithm == "hmac-sha256" else None) for each in recipes
+        ]
+        self.fingerprinter = makers[-1]
+        self.known = {id: (maker, False) for maker in makers for id in maker.ids}  # and whether the path counts there
+        self.recorded = {id: id for id in self.fingerprinter.ids}  # under which id a fingerprint is recorded
+        self.counted = tuple(sorted({name.encode() for each in recipes for name in each.headers}))
+        self.counts_path = False
+
+    def count_path(self) -> None:
+        """Let the path count in what is asked for: the operation is reached by several that do different things.
+
+        Records from before are still recognised, by their recipe's own id.
+        """
+        if not self.counts_path:
+            self.counts_path = True
+            self.known |= {_with_path(id): (maker, True) for id, (maker, _) in self.known.items()}
+            self.recorded = {id: _with_path(id) for id in self.fingerprinter.ids}
+
+
+def _with_path(recipe_id: str) -> str:
+    """The id of a recipe under which the path counts as well, as long as any other."""
+    version = recipe_id.partition(".")[0]
+    return f"{version}.{hashlib.sha256(f'{recipe_id}/path'.encode()).hexdigest()[:16]}"
+
+
+class Routes:
+    """All operations of an application, found by method and path.
+
+    >>> routes = Routes([Operation("/orders/{id}/cancel")])
+    >>> route, params = routes.find("POST", "/orders/42/cancel")
+    >>> route.name, params
+    ('POST /orders/{id}/cancel', (('id', '42'),))
+    """
+
+    __slots__ = ("_any", "_exact", "_normal", "_rest", "_templated")
+
+    def __init__(
+        self,
+        operations: Sequence[Operation] = (),
+        default: Policy | None = None,
+        fingerprint_secret: bytes | None = None,
+        counts: tuple[str, ...] = (),
+    ) -> None:
+        self._exact: dict[tuple[str, str], tuple[Route, Params]] = {}
+        self._templated: dict[tuple[str, int], list[tuple[list[str], Route]]] = {}
+        self._rest: dict[str, list[tuple[list[str], Route]]] = {}
+        self._normal: dict[str, list[tuple[list[str], str]]] = {}  # by method: normal segments, template
+        self._any: dict[str, Route] = {}
+        names: set[str] = set()
+        for operation in operations:
+            if operation.name is not None and operation.name in names:
+                raise ConfigurationError(f"two operations are named {operation.name!r}: their keys would meet")
+            for method in operation.methods:
+                name = operation.name or f"{method} {operation.template}"
+                names.add(name)
+                route = Route(name, operation.policy, fingerprint_secret, counts)
+                for template in operation.templates:
+                    self._add(method, template, route)
+        if default is not None:
+            # Requests that nobody declared: those without a key are none of ours.
+            default = replace(default, key="optional")
+            self._any = {
+                method: Route(f"{method} *", default, fingerprint_secret, counts) for method in DEFAULT_METHODS
+            }
+
+    def all(self) -> Iterator[Route]:
+        """Every route, the default's too."""
+        for route, _ in self._exact.values():
+            yield route
+        for several in (*self._templated.values(), *self._rest.values()):
+            for _, route in several:
+                yield route
+        yield from self._any.values()
+
+    def find(self, method: str, path: str) -> tuple[Route, Params] | None:
+        """The route of a request and its path parameters; None where no operation is declared for it."""
+        found = self._exact.get((method, path))
+        if found is not None:
+            return found
+        if self._templated:
+            parts = path.split("/")
+            for template, route in self._templated.get((method, len(parts)), ()):
+                params = _match(template, parts)
+                if params is not None:
+                    return route, params
+        for template, route in self._rest.get(method, ()):
+            parts = path.split("/", len(template) - 1)
+            params = _match(template, parts)
+            if params is not None:
+                return route, params
+        return None
+
+    def find_default(self, method: str, path: str) -> tuple[Route, Params] | None:
+        """The route of a request that no operation is declared for; None without a default policy."""
+        default = self._any.get(method)
+        # Without a template the path itself tells one command from another.
+        return None if default is None else (default, (("path", path),))
+
+    def find_misspelled(self, method: str, segments: Sequence[str]) -> str | None:
+        """The template that a request would match in its normal spelling; None where there is none.
+
+        Parameters: ``segments`` of its path, as :func:`~semel.http.spelling.normal_segments` gives them.
+        """
+        for template, spelled in self._normal.get(method.upper(), ()):
+            several = bool(template) and template[-1].startswith("{") and template[-1].endswith(":path")
+            fits = len(segments) >= len(template) if several else len(segments) == len(template)
+            if fits and all(
+                expected.startswith("{") or expected == segment
+                for expected, segment in zip(template, segments, strict=False)
+            ):
+                return spelled
+        return None
+
+    def _add(self, method: str, template: str, route: Route) -> None:
+        parts = template.split("/")
+        names = [_name(part, template) for part in parts]
+        given = [name for name in names if name]
+        if len(given) != len(set(given)):
+            raise ConfigurationError(f"{template} names a parameter twice")
+        # The literal segments stay, the others become their names (and types) behind a brace.
+        compiled = [part[:-1] if name else part for name, part in zip(names, parts, strict=True)]
+        normal = [
+            segment
+            for name, part in zip(names, parts, strict=True)
+            for segment in ([part[:-1]] if name else normal_segments(part))
+        ]
+        self._normal.setdefault(method, []).append((normal, template))
+        rest = [index for index, part in enumerate(parts) if part.endswith(":path}")]
+        if rest and rest != [len(parts) - 1]:
+            raise ConfigurationError(f"{template}: a parameter of several segments (:path) can only be the last")
+        if not given:
+            if (method, template) in self._exact:
+                raise ConfigurationError(f"{method} {template} is declared twice")
+            self._exact[method, template] = (route, ())
+            return
+        same = self._rest.setdefault(method, []) if rest else self._templated.setdefault((method, len(parts)), [])
+        if any(_shape(compiled) == _shape(other) for other, _ in same):
+            raise ConfigurationError(f"{method} {template} is declared twice")
+        same.append((compiled, route))
+
+
+def _names(template: str) -> list[str]:
+    """The names of a template's parameters."""
+    return [name for part in template.split("/") if (name := _name(part, template))]
+
+
+def _name(part: str, template: str) -> str:
+    """A segment's parameter name; empty for a literal one."""
+    if not part.startswith("{") and "{" not in part and "}" not in part:
+        return ""
+    name = part[1:-1].partition(":")[0]
+    if not (part.startswith("{") and part.endswith("}") and name.isidentifier()):
+        raise ConfigurationError(f"{template}: a parameter takes a whole segment, such as /orders/{{id}}; not {part!r}")
+    return name
+
+
+def _shape(compiled: list[str]) -> list[str]:
+    return ["{" if part.startswith("{") else part for part in compiled]
+
+
+def _match(template: list[str], parts: list[str]) -> Params | None:
+    if len(template) != len(parts):
+        return None
+    params = []
+    for expected, part in zip(template, parts, strict=True):
+        if expected.startswith("{"):
+            # What cannot be printed is what frameworks drop or stop at, so that two spellings would be one parameter.
+            if not part or not part.isprintable():
+                return None
+            name, _, kind = expected[1:].partition(":")
+            if kind in _PLAIN and _PLAIN[kind](part) is None:
+                return None
+            params.append((name, part))
+        elif expected != part:
+            return None
+    return tuple(params)

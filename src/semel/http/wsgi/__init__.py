@@ -1,0 +1,25 @@
+"""The WSGI middleware, for every application without an integration of its own."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from semel.http.wsgi.middleware import SemelMiddleware as SemelMiddleware
+
+_HOMES = {
+    "SemelMiddleware": "semel.http.wsgi.middleware",
+}
+
+__all__ = [
+    "SemelMiddleware",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'semel.http.wsgi' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value

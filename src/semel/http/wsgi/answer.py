@@ -1,0 +1,39 @@
+"""Answers in WSGI's form: a status line, headers as texts, a body in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any
+
+from semel.core.model import Answer
+
+Environ = dict[str, Any]
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+Write = Callable[[bytes], object]
+StartResponse = Callable[..., Write]
+
+
+def send_answer(start_response: StartResponse, answer: Answer, line: str | None = None) -> Iterable[bytes]:
+    """Send an answer; ``line`` is its status line, where the application has words of its own for it."""
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
+    start_response(line or _status_line(answer.status or 200), headers)
+    return [answer.body]
+
+
+def _status_line(status: int) -> str:
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return f"{status} Unknown"
+
+
+def marked(start_response: StartResponse, mark: tuple[bytes, bytes]) -> StartResponse:
+    """A start_response that adds one header to the answer."""
+    added = (mark[0].decode("latin-1"), mark[1].decode("latin-1"))
+
+    def start_marked(status: str, headers: list[tuple[str, str]], *rest: Any) -> Write:
+        return start_response(status, [*headers, added], *rest)
+
+    return start_marked

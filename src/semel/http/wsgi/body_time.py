@@ -1,0 +1,128 @@
+"""How long a request's body may take to arrive: one timer for all bodies that are being read, not one for each.
+
+A client that sends one byte a second would otherwise hold a connection, and over WSGI a thread, for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+from semel.stores.process import begin_in_children
+
+_SOCKETS: Final = ("gunicorn.socket", "werkzeug.socket")  # where servers show a WSGI application its connection
+
+
+class BodyClock:
+    """The bodies that the tasks of an event loop read; a task that takes longer than ``seconds`` is cancelled.
+
+    :meth:`begin` returns the task, :meth:`end` whether it was in time: False only where it was cancelled from here.
+    """
+
+    __slots__ = ("_late", "_loop", "_reading", "_seconds", "_timer")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._reading: dict[asyncio.Task[Any], float] = {}  # until when, the first one first
+        self._late: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def begin(self) -> asyncio.Task[Any]:
+        """The running task begins to read a body."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._timer, self._reading = loop, None, {}
+        task = asyncio.current_task()
+        assert task is not None
+        until = self._reading[task] = loop.time() + self._seconds
+        if self._timer is None:
+            self._timer = loop.call_at(until, self._look)
+        return task
+
+    def end(self, task: asyncio.Task[Any]) -> bool:
+        """It has read it, or was cancelled."""
+        if self._reading.pop(task, None) is not None or task not in self._late:
+            return True
+        self._late.discard(task)
+        return task.uncancel() > 0  # cancelled by others as well: then that counts
+
+    def _look(self) -> None:
+        assert self._loop is not None
+        now = self._loop.time()
+        while self._reading:
+            task, until = next(iter(self._reading.items()))
+            if until > now:
+                self._timer = self._loop.call_at(until, self._look)
+                return
+            del self._reading[task]
+            self._late.add(task)
+            task.cancel()
+        self._timer = None
+
+
+class SocketClock:
+    """The same for the threads of a WSGI server: a body that comes too late is cut off at its connection.
+
+    Where a server does not show its connection (waitress and Apache read the body themselves, wsgiref is for
+    development) its own limit holds.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start with no body being read: at construction, and in a forked child."""
+        self._lock = threading.Lock()
+        self._reading: dict[socket.socket, float] = {}  # until when, the first one first
+        self._late: set[socket.socket] = set()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, environ: dict[str, Any]) -> socket.socket | None:
+        """A thread begins to read the body of a request; None where its connection is not shown."""
+        for name in _SOCKETS:
+            connection: socket.socket | None = environ.get(name)
+            if connection is not None:
+                with self._lock:
+                    self._reading[connection] = time.monotonic() + self._seconds
+                    if self._thread is None:
+                        self._thread = threading.Thread(target=self._watch, name="semel-body-time", daemon=True)
+                        self._thread.start()
+                return connection
+        return None
+
+    def end(self, connection: socket.socket | None) -> bool:
+        """It has read it, or was cut off: then False."""
+        if connection is None:
+            return True
+        with self._lock:
+            self._reading.pop(connection, None)
+            late = connection in self._late
+            self._late.discard(connection)
+        return not late
+
+    def _watch(self) -> None:
+        idle = False
+        while True:
+            with self._lock:
+                now = time.monotonic()
+                while self._reading:
+                    connection, until = next(iter(self._reading.items()))
+                    if until > now:
+                        break
+                    del self._reading[connection]
+                    self._late.add(connection)
+                    with suppress(OSError):
+                        connection.shutdown(socket.SHUT_RD)
+                if idle and not self._reading:
+                    self._thread = None
+                    return
+                idle = not self._reading
+                seconds = self._seconds if idle else until - now
+            time.sleep(seconds)

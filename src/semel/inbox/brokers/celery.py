@@ -1,0 +1,121 @@
+"""Celery's tasks, through a base class of its own: ``@app.task(base=inbox_task(inbox))``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from semel.core.blame import is_wrong_for_all
+from semel.errors import ConfigurationError, StoreError
+from semel.inbox.brokers.delivery import fitting, log_busy, log_failed
+from semel.inbox.run import Inbox, Message
+from semel.inbox.store import Receipt
+
+try:
+    from celery import Task
+    from celery.exceptions import Ignore, Reject, Retry
+except ModuleNotFoundError as error:
+    raise ConfigurationError("the inbox's tasks need Celery; install it: pip install 'semel[celery]'") from error
+
+_FIXED: Final = ("acks_late", "acks_on_timeout", "reject_on_worker_lost", "max_retries")
+
+
+def inbox_task(inbox: Inbox, *, id_of: Callable[..., str] | None = None, retry_seconds: float = 1.0) -> type[Task]:
+    """The base class of tasks that are handled once: each gets the inbox's Message before its own arguments.
+
+    The task's id is the message's: Celery keeps it when a worker is lost, and when a task is retried. What fails is
+    retried ``retry_seconds`` later, until the inbox parks it; the store's own failures are retried for ever. A
+    repetition ends as ignored: it stores no result, calls no ``link``. Several inboxes' tasks may be in one app.
+
+    Parameters: ``id_of`` finds the message's id in the task's own arguments, otherwise it is the task's.
+
+    Raises ConfigurationError, when the app is finalized, where a task says otherwise how it is acknowledged.
+
+        @app.task(base=inbox_task(inbox))
+        def bill(message, order):
+            message.connection.execute("INSERT INTO invoice VALUES (?)", (order,))
+
+        bill.delay(7)
+    """
+    members = {"_inbox": inbox, "_id_of": staticmethod(id_of) if id_of is not None else None, "abstract": True}
+    return type("InboxTask", (_InboxTask,), {**members, "_retry_seconds": retry_seconds})
+
+
+class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
+    acks_late = True
+    acks_on_timeout = False
+    reject_on_worker_lost = True
+    max_retries = None  # the inbox counts
+    typing = False  # whoever sends it gives no message
+    _inbox: Inbox
+    _id_of: Callable[..., str] | None
+    _retry_seconds: float
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Celery's own hook: the task is about to be used."""
+        for name in _FIXED:
+            if getattr(cls, name) != getattr(_InboxTask, name):
+                raise ConfigurationError(
+                    f"the task {cls.name!r} has {name}={getattr(cls, name)!r}, and an inbox needs "
+                    f"{getattr(_InboxTask, name)!r}: leave it out"
+                )
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        results: list[Any] = []
+        failures: list[Exception] = []
+
+        def handler(message: Message) -> None:
+            try:
+                if unnamed is not None:
+                    raise unnamed
+                results[:] = [self.run(message, *args, **named)]
+            except Exception as error:
+                failures[:] = [error]
+                raise
+
+        unnamed: Exception | None = None
+        try:
+            id = self._message_id(*args, **named)
+        except Exception as error:
+            if self.request.id is None:
+                raise
+            id, unnamed = fitting(str(self.request.id)), error  # counted, and parked, under the name that it has
+        # Celery says that it was delivered before, not how often: it may have ended its workers each time.
+        again = (self.request.delivery_info or {}).get("redelivered")
+        try:
+            receipt = self._inbox.handle(id, handler, deliveries=self._inbox.tries_max + 1 if again else 1)
+        except (Ignore, Reject, Retry):  # the task's own wish; its writes are undone. Its retry is on its way by now
+            raise
+        except Exception as error:  # noqa: BLE001 - it is delivered again, under the same id
+            return self._again(id, error)
+        if receipt is Receipt.HANDLED:
+            return results[0]
+        if receipt is Receipt.BUSY:
+            return self._again(id, StoreError(f"another worker is at message {id}"), busy=True)
+        if receipt is Receipt.PARKED and failures:
+            raise failures[0]  # Celery is told that it failed, and acknowledges it
+        if self.request.called_directly:
+            return None  # whoever calls has more to do, and is no repetition
+        raise Ignore(f"message {id} is {receipt.value}")
+
+    def _message_id(self, *args: Any, **named: Any) -> str:
+        id = self.request.id if self._id_of is None else self._id_of(*args, **named)
+        if id is None:
+            raise ConfigurationError(
+                f"the task {self.name!r} was called, not sent, and has no id: use delay() or apply_async(), or say "
+                "inbox_task(..., id_of=...)"
+            )
+        return fitting(str(id))
+
+    def _again(self, id: str, error: Exception, *, busy: bool = False) -> Any:
+        if self.request.called_directly or (self.request.is_eager and is_wrong_for_all(error)):
+            raise error  # nobody can put it right between two tries
+        if busy:
+            log_busy(id)
+        else:
+            log_failed(id, error)
+        try:
+            return self.retry(exc=error, countdown=self._retry_seconds)
+        except Reject as rejected:  # the broker did not take it: it has the first one still
+            raise Reject(rejected.reason, requeue=True) from error

@@ -1,0 +1,78 @@
+"""One delivery on its way through an inbox, whatever broker it came from."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from semel.core.blame import is_wrong_for_all
+from semel.errors import StoreError
+from semel.inbox.run import AsyncInbox, Message
+from semel.inbox.store import MESSAGE_ID_MAX, Receipt
+from semel.telemetry import field
+
+EVENT_ID: Final = "semel-id"  # the header or field in which a relay of Semel's names its event
+_LOG: Final = logging.getLogger("semel.consumers")
+
+Handler = Callable[[Message, Any], Awaitable[object]]
+"""What handles a message: it gets the inbox's Message, with the connection to write on, and the broker's delivery."""
+
+
+class Deliveries:
+    """Takes deliveries for one inbox. ``failed`` is told each exception that is not the last of its message."""
+
+    def __init__(
+        self, inbox: AsyncInbox, handler: Handler, failed: Callable[[str, Exception], object] | None = None
+    ) -> None:
+        self._inbox = inbox
+        self._handler = handler
+        self._failed = failed if failed is not None else log_failed
+
+    async def take(self, message_id: str, delivery: Any, deliveries: int) -> bool | None:
+        """Handle one delivery; whether to acknowledge it.
+
+        None: not yet, and that is not the message's fault: the store is away, or another worker is at it.
+
+        Raises ConfigurationError: every message would fail so.
+        """
+        try:
+            receipt = await self._inbox.handle(
+                fitting(message_id), lambda message: self._handler(message, delivery), deliveries=deliveries
+            )
+        except Exception as error:  # counted by the inbox; the broker delivers it again
+            if is_wrong_for_all(error):
+                raise
+            self._failed(message_id, error)
+            return None if isinstance(error, StoreError) else False
+        if receipt is Receipt.BUSY:
+            log_busy(message_id)
+            return None
+        return True
+
+
+def text_of(raw: bytes) -> str:
+    """An id that came as bytes; other bytes are always another text."""
+    return raw.decode(errors="surrogateescape")
+
+
+def fitting(message_id: str) -> str:
+    """The id as inboxes take it: one that is too long, or no text for a database, by its digest.
+
+    >>> fitting("order-10-placed"), fitting("x" * 501)[:15]
+    ('order-10-placed', 'sha256:3ac31d30')
+    """
+    if len(message_id) <= MESSAGE_ID_MAX and not any("\ud800" <= letter <= "\udfff" for letter in message_id):
+        return message_id
+    return f"sha256:{hashlib.sha256(message_id.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def log_busy(message_id: str) -> None:
+    """A concurrent duplicate: nothing failed, and nobody needs to act."""
+    _LOG.info("message %s is being handled by another worker; it is tried again later", field(message_id))
+
+
+def log_failed(message_id: str, error: Exception) -> None:
+    """A try that came to nothing; the next one may fare better."""
+    _LOG.warning("message %s failed (%s); it is delivered again", field(message_id), type(error).__name__)

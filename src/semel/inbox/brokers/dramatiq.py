@@ -1,0 +1,126 @@
+"""Dramatiq's actors, through a middleware of its own: ``@dramatiq.actor(inbox=inbox)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import wraps
+from inspect import iscoroutinefunction
+from typing import Any, Final
+
+from semel.errors import ConfigurationError
+from semel.inbox.brokers.delivery import fitting, log_busy
+from semel.inbox.run import Inbox, Message
+from semel.inbox.store import Receipt
+
+try:
+    from dramatiq import Actor, Broker, Middleware
+    from dramatiq.errors import Retry
+    from dramatiq.middleware import MiddlewareError, Retries, SkipMessage, TimeLimitExceeded
+except ModuleNotFoundError as missing:
+    raise ConfigurationError("an inbox's actors need Dramatiq; install it: pip install 'semel[dramatiq]'") from missing
+
+_OWN: Final = ("max_retries", "retry_when", "throws", "on_retry_exhausted")  # what would end a message before its inbox
+_at: ContextVar[tuple[str, str] | None] = ContextVar("semel-dramatiq-message", default=None)  # its actor and its id
+
+
+class ActorRefused(ConfigurationError, MiddlewareError):
+    """An actor cannot be handled once as it is declared. Of Dramatiq's own kind, as it swallows every other."""
+
+
+class InboxMiddleware(Middleware):
+    """Actors that say ``inbox=`` handle each message once, and get the inbox's Message before their own arguments.
+
+    The id is Dramatiq's: it stays when a message is retried, and when it comes from a worker that has died. An actor
+    may say ``id_of=``, which finds another one in its arguments. What fails is retried by Dramatiq (``min_backoff``,
+    ``max_backoff``) until the inbox parks it; while the store is away it is retried for ever. A repetition is skipped:
+    no callback is called, and no pipeline goes on from it. Add the middleware before the actors are declared.
+
+    Parameters: ``busy_seconds`` before a message is tried again that another worker is at.
+
+        broker.add_middleware(InboxMiddleware())
+
+        @dramatiq.actor(inbox=inbox)
+        def bill(message, order):
+            message.connection.execute("INSERT INTO invoice VALUES (?)", (order,))
+
+        bill.send(7)
+    """
+
+    def __init__(self, *, busy_seconds: float = 1.0) -> None:
+        self._busy_ms = round(busy_seconds * 1000)
+
+    @property
+    def actor_options(self) -> set[str]:
+        """Dramatiq's own hook: what an actor may be declared with."""
+        return {"inbox", "id_of"}
+
+    def before_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:
+        """Dramatiq's own hook: the actor's function becomes one that is handled once. Raises ActorRefused."""
+        inbox = actor.options.get("inbox")
+        if inbox is None:
+            return
+        if not isinstance(inbox, Inbox) or iscoroutinefunction(getattr(actor.fn, "__wrapped__", None)):
+            raise ActorRefused(
+                f"the actor {actor.actor_name!r} needs an Inbox and a plain function: Dramatiq calls it in a thread"
+            )
+        given = [name for name in _OWN if name in actor.options]
+        if given:
+            raise ActorRefused(
+                f"the actor {actor.actor_name!r} says {given[0]}=, and its inbox decides when a message has failed too "
+                "often: leave it out, and say Inbox(..., tries_max=...)"
+            )
+        if not any(isinstance(each, Retries) for each in broker.middleware):
+            raise ActorRefused("without Dramatiq's Retries a message that fails is lost: add Retries() again")
+        actor.options["retry_when"] = _always
+        actor.fn = self._once(inbox, actor)
+
+    def before_process_message(self, broker: Broker, message: Any) -> None:
+        """Dramatiq's own hook: which message this thread is at."""
+        _at.set((message.actor_name, message.message_id))
+
+    def after_process_message(self, broker: Broker, message: Any, *, result: Any = None, exception: Any = None) -> None:
+        """Dramatiq's own hook: at none."""
+        _at.set(None)
+
+    def after_skip_message(self, broker: Broker, message: Any) -> None:
+        """Dramatiq's own hook: at none."""
+        _at.set(None)
+
+    def _once(self, inbox: Inbox, actor: Actor[Any, Any]) -> Callable[..., Any]:
+        function, name = actor.fn, actor.actor_name
+        id_of: Callable[..., str] | None = actor.options.get("id_of")
+
+        @wraps(function)
+        def consume(*args: Any, **named: Any) -> Any:
+            results: list[Any] = []
+
+            def handler(message: Message) -> None:
+                try:
+                    results[:] = [function(message, *args, **named)]
+                except TimeLimitExceeded as error:  # no Exception by its class, and this message's all the same
+                    raise TimeoutError("it took longer than its time limit") from error
+
+            # Taken once, and by its own actor: another one that is called from here would pass as the same message.
+            at, _ = _at.get(), _at.set(None)
+            sent = at[1] if at is not None and at[0] == name else None
+            id = sent if id_of is None else id_of(*args, **named)
+            if id is None:
+                raise ConfigurationError(
+                    f"the actor {name!r} was called, not sent, and has no id: use send(), or say @actor(id_of=...)"
+                )
+            receipt = inbox.handle(fitting(str(id)), handler)
+            if receipt is Receipt.HANDLED:
+                return results[0]
+            if receipt is Receipt.BUSY:
+                log_busy(str(id))
+                raise Retry("another worker is at it", delay=self._busy_ms)
+            if sent is None:
+                return None  # called: whoever calls has more to do, and is no repetition
+            raise SkipMessage(f"the message is {receipt.value}")
+
+        return consume
+
+
+def _always(retries: int, error: BaseException) -> bool:
+    return True

@@ -1,0 +1,142 @@
+"""FastStream's subscribers, through a middleware: ``NatsBroker(url, middlewares=[InboxMiddleware(inbox)])``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from semel.errors import ConfigurationError
+from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, text_of
+from semel.inbox.run import AsyncInbox, Message, Poison
+
+try:
+    from faststream import AckPolicy, BaseMiddleware
+    from faststream.exceptions import AckMessage, HandlerException, NackMessage, RejectMessage
+    from faststream.message import StreamMessage
+except ModuleNotFoundError as missing:
+    raise ConfigurationError(
+        "an inbox's subscribers need FastStream; install it: pip install 'semel[faststream]'"
+    ) from missing
+
+_NAMES: Final = (EVENT_ID, "Nats-Msg-Id", "message_id")
+_LOG: Final = logging.getLogger("semel.consumers")
+_BATCHES: Final = ("bstream", "blist")  # of Redis
+_LOST: Final = (AckPolicy.ACK_FIRST, AckPolicy.MANUAL)
+
+
+class InboxMiddleware:
+    """Subscribers of a broker or router handle each message once; ``Context("inbox")`` is the inbox's Message.
+
+    FastStream acknowledges after it, that is after the commit (on Kafka only if it is told to: say
+    ``ack_policy=AckPolicy.NACK_ON_ERROR``). What fails is delivered again, whatever else the policy says of errors,
+    until the inbox parks it. A repetition is acknowledged; nothing is published from it. A subscriber that raises
+    RejectMessage parks its message, one that raises AckMessage has handled it.
+
+    Parameters: ``retry_seconds`` before a message is delivered again, on NATS, or tried again here where the store is
+    away or another worker is at it; ``id_of`` finds a message's id in FastStream's ``StreamMessage``. Otherwise it is
+    what the message's publisher has given it, else its place in a stream or log: FastStream's own ``message_id`` is
+    made up where there is none, and a ``correlation_id`` is one for many messages.
+
+        broker = NatsBroker(url, middlewares=[InboxMiddleware(inbox)])
+
+        @broker.subscriber("orders", stream="orders", durable="billing", pull_sub=True)
+        async def bill(order: int, message: Annotated[Message, Context("inbox")]):
+            message.connection.execute("INSERT INTO invoice VALUES (?)", (order,))
+    """
+
+    def __init__(
+        self,
+        inbox: AsyncInbox,
+        *,
+        retry_seconds: float = 1.0,
+        id_of: Callable[[StreamMessage[Any]], str] | None = None,
+        failed: Callable[[str, Exception], object] | None = None,
+    ) -> None:
+        self._inbox = inbox
+        self._retry_seconds = retry_seconds
+        self._id_of = id_of if id_of is not None else message_id
+        self._failed = failed
+
+    def __call__(self, msg: Any, /, *, context: Any) -> BaseMiddleware[Any, Any]:
+        """FastStream's own hook: one message begins."""
+        return _Scope(msg, context=context, home=self)
+
+    async def consume(self, call_next: Callable[[Any], Awaitable[Any]], msg: StreamMessage[Any], context: Any) -> Any:
+        """One message, to its end: what its subscriber returns, or an exception that FastStream acknowledges by."""
+        results: list[Any] = []
+
+        async def handler(message: Message, delivery: StreamMessage[Any]) -> None:
+            with context.scope("inbox", message):
+                try:
+                    results[:] = [await call_next(delivery)]
+                except AckMessage as done:
+                    results[:] = [done]
+                except RejectMessage as error:
+                    raise Poison(str(error)) from error
+
+        deliveries = Deliveries(self._inbox, handler, self._failed)
+        try:
+            _check_policy(context)
+            id, counted = self._id_of(msg), _counted(msg.raw_message)
+            while (ended := await deliveries.take(id, msg, counted)) is None:  # noqa: ASYNC110 - as Kafka's
+                await asyncio.sleep(self._retry_seconds)
+        except Exception:  # noqa: BLE001 - FastStream might give it up: it has no name, or none can be handled so
+            _LOG.exception("a message cannot be handled so; it is delivered again")
+            await asyncio.sleep(self._retry_seconds)
+            ended = False
+        if not ended:
+            raise NackMessage(**({"delay": self._retry_seconds} if hasattr(msg.raw_message, "nak") else {}))
+        if not results:  # it was handled before, or is parked
+            raise AckMessage
+        if isinstance(results[0], HandlerException):
+            raise results[0]
+        return results[0]
+
+
+class _Scope(BaseMiddleware[Any, Any]):
+    def __init__(self, msg: Any, /, *, context: Any, home: InboxMiddleware) -> None:
+        super().__init__(msg, context=context)
+        self._home = home
+
+    async def consume_scope(self, call_next: Callable[[Any], Awaitable[Any]], msg: StreamMessage[Any]) -> Any:
+        return await self._home.consume(call_next, msg, self.context)
+
+
+def message_id(delivery: StreamMessage[Any]) -> str:
+    """The name that its publisher gave it, else its place. Raises ConfigurationError where it has neither."""
+    raw = delivery.raw_message
+    if isinstance(raw, (list, tuple)) or (isinstance(raw, dict) and raw.get("type") in _BATCHES):
+        # Delivered again, others may stand behind its first one, whose headers it has: they would pass as handled.
+        raise ConfigurationError("a batch has no one name: say batch=False, or InboxMiddleware(..., id_of=...)")
+    given = next((delivery.headers[name] for name in _NAMES if delivery.headers.get(name)), None)
+    given = given or getattr(raw, "message_id", None)  # of AMQP
+    if given:
+        return text_of(given) if isinstance(given, bytes) else str(given)
+    if all(hasattr(raw, name) for name in ("topic", "partition", "offset")):  # of Kafka; methods in confluent's client
+        return ":".join(str(each() if callable(each) else each) for each in (raw.topic, raw.partition, raw.offset))
+    if hasattr(raw, "nak") and raw.reply.startswith("$JS.ACK."):
+        return f"{raw.metadata.stream}:{raw.metadata.sequence.stream}"
+    if isinstance(raw, dict) and raw.get("message_ids"):  # of Redis Streams
+        return f"{raw['channel']}:{text_of(raw['message_ids'][0])}"
+    raise ConfigurationError(
+        f"a message has neither an id nor a place: let its publisher set the header {EVENT_ID!r}, or say "
+        "InboxMiddleware(..., id_of=...)"
+    )
+
+
+def _counted(raw: Any) -> int:
+    """How often the broker has delivered it, if it says so."""
+    if hasattr(raw, "nak") and raw.reply.startswith("$JS.ACK."):
+        return int(raw.metadata.num_delivered)
+    headers = getattr(raw, "headers", None)
+    return int(headers.get("x-delivery-count", 0)) + 1 if isinstance(headers, dict) else 1
+
+
+def _check_policy(context: Any) -> None:
+    policy = getattr(context.get_local("handler_"), "ack_policy", None)
+    if policy in _LOST:
+        raise ConfigurationError(
+            f"ack_policy={policy} does not acknowledge after the inbox: say ack_policy=AckPolicy.NACK_ON_ERROR"
+        )

@@ -1,0 +1,50 @@
+"""Kafka and what speaks its protocol, through aiokafka."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, Handler, text_of
+from semel.inbox.run import AsyncInbox
+
+
+class KafkaConsumer:
+    """Handles each record of a consumer's partitions once, in their order.
+
+    Kafka delivers nothing again by itself: a record that failed is tried again here, ``retry_seconds`` later, before
+    those behind it, until it is handled or parked. ``client`` is an ``AIOKafkaConsumer`` with
+    ``enable_auto_commit=False``; ``delivery`` its record.
+    """
+
+    def __init__(
+        self,
+        inbox: AsyncInbox,
+        handler: Handler,
+        *,
+        retry_seconds: float = 1.0,
+        id_of: Callable[[Any], str] | None = None,
+        failed: Callable[[str, Exception], object] | None = None,
+    ) -> None:
+        self._deliveries = Deliveries(inbox, handler, failed)
+        self._retry_seconds = retry_seconds
+        self._id_of = id_of if id_of is not None else message_id
+
+    async def take(self, record: Any) -> None:
+        """One record, to its end."""
+        id = self._id_of(record)
+        while not await self._deliveries.take(id, record, 1):  # noqa: ASYNC110 - a store has no event to wait for
+            await asyncio.sleep(self._retry_seconds)
+
+    async def serve(self, client: Any) -> None:
+        """Take what comes until cancelled; each record's offset is committed when it has come to its end."""
+        async for record in client:
+            await self.take(record)
+            await client.commit()
+
+
+def message_id(record: Any) -> str:
+    """The name that its publisher gave it, else its place in the log."""
+    given = dict(record.headers or ()).get(EVENT_ID)
+    return text_of(given) if given else f"{record.topic}:{record.partition}:{record.offset}"

@@ -1,0 +1,59 @@
+"""NATS JetStream, through nats-py's pull subscriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, Handler
+from semel.inbox.run import AsyncInbox
+
+
+class JetStreamConsumer:
+    """Handles each message of a JetStream consumer once.
+
+    Parameters: ``handler(message, delivery)`` gets the inbox's message and nats-py's ``Msg``; ``retry_seconds`` before
+    what failed is delivered again; ``id_of`` finds a message's id, otherwise ``Nats-Msg-Id``, else stream and sequence.
+
+        subscription = await jetstream.pull_subscribe("orders.>", durable="billing")
+        await JetStreamConsumer(inbox, handler).serve(subscription)
+    """
+
+    def __init__(
+        self,
+        inbox: AsyncInbox,
+        handler: Handler,
+        *,
+        retry_seconds: float = 1.0,
+        id_of: Callable[[Any], str] | None = None,
+        failed: Callable[[str, Exception], object] | None = None,
+    ) -> None:
+        self._deliveries = Deliveries(inbox, handler, failed)
+        self._retry_seconds = retry_seconds
+        self._id_of = id_of if id_of is not None else message_id
+
+    async def take(self, delivery: Any) -> None:
+        """One delivery, acknowledged or given back."""
+        id = self._id_of(delivery)
+        if await self._deliveries.take(id, delivery, delivery.metadata.num_delivered):
+            await delivery.ack()
+        else:
+            await delivery.nak(delay=self._retry_seconds)
+
+    async def serve(self, subscription: Any, *, batch: int = 10, wait_seconds: float = 5.0) -> None:
+        """Take what comes, one by one, until cancelled: what was not acknowledged by then comes again."""
+        while True:
+            try:
+                fetched = await subscription.fetch(batch, timeout=wait_seconds)
+            except TimeoutError:
+                continue
+            for delivery in fetched:
+                await self.take(delivery)
+
+
+def message_id(delivery: Any) -> str:
+    """The name that its publisher gave it, else its place in the stream."""
+    headers = delivery.headers or {}
+    given = headers.get("Nats-Msg-Id") or headers.get(EVENT_ID)
+    seen = delivery.metadata
+    return str(given) if given else f"{seen.stream}:{seen.sequence.stream}"

@@ -1,0 +1,56 @@
+"""RabbitMQ, through aio-pika."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from semel.errors import ConfigurationError
+from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, Handler
+from semel.inbox.run import AsyncInbox
+
+
+class RabbitConsumer:
+    """Handles each message of a queue once: ``await queue.consume(RabbitConsumer(inbox, handler))``.
+
+    Messages need an id: the ``message_id`` property, which relays of Semel's set. On quorum queues the broker counts
+    its deliveries, so that what ends its workers is parked, too. They also drop what was delivered too often (20 times
+    unless the queue says otherwise): keep ``tries_max`` well below that. A message that finds the store away, or
+    another worker at it, is therefore not given back, but tried again here, ``retry_seconds`` later. Other parameters
+    as those of :class:`~semel.inbox.brokers.nats.JetStreamConsumer`; ``delivery`` is aio-pika's message.
+    """
+
+    def __init__(
+        self,
+        inbox: AsyncInbox,
+        handler: Handler,
+        *,
+        retry_seconds: float = 1.0,
+        id_of: Callable[[Any], str] | None = None,
+        failed: Callable[[str, Exception], object] | None = None,
+    ) -> None:
+        self._deliveries = Deliveries(inbox, handler, failed)
+        self._retry_seconds = retry_seconds
+        self._id_of = id_of if id_of is not None else message_id
+
+    async def __call__(self, delivery: Any) -> None:
+        """One delivery, acknowledged or put back into its queue."""
+        counted = (delivery.headers or {}).get("x-delivery-count", 0)
+        id = self._id_of(delivery)
+        while (ended := await self._deliveries.take(id, delivery, int(counted) + 1)) is None:  # noqa: ASYNC110 - as Kafka's
+            await asyncio.sleep(self._retry_seconds)
+        if ended:
+            await delivery.ack()
+        else:
+            await delivery.nack(requeue=True)
+
+
+def message_id(delivery: Any) -> str:
+    """The name that its publisher gave it. Raises ConfigurationError where it has none."""
+    given = delivery.message_id or (delivery.headers or {}).get(EVENT_ID)
+    if not given:
+        raise ConfigurationError(
+            "a RabbitMQ message has no message_id: let its publisher set it, or say RabbitConsumer(..., id_of=...)"
+        )
+    return str(given)

@@ -1,0 +1,90 @@
+"""A message's life: looked for, begun in a transaction, handled in it, proven and committed; or counted as failed."""
+
+from __future__ import annotations
+
+from semel.core.contract import Store
+from semel.core.flow import Flow, ask
+from semel.core.model import Purged
+from semel.core.requests import Begin, Commit, Perform, Rollback, SettleWithin, Unit, Within
+from semel.errors import EarlyCommit, SemelError
+from semel.inbox.store import InboxRows, Receipt, Seen
+
+_EARLY = (
+    "the transaction of a message was committed by its handler; the message counts as handled. Write no COMMIT or DDL "
+    "in the handler"
+)
+
+
+def enter(
+    rows: InboxRows, message_id: str, deliveries: int, tries_max: int, begin: Begin
+) -> Flow[tuple[Receipt | None, Unit | None]]:
+    """Begin a message: what its delivery gets at once, or the open transaction to handle it in."""
+    seen = yield from ask(Perform("inbox", lambda: rows.look(message_id)))
+    if seen is not None and seen.receipt is not None:
+        return seen.receipt, None
+    suspect = deliveries > tries_max
+    unit = yield from ask(begin)
+    try:
+        met = yield from ask(Within(unit, "inbox", lambda: rows.enter(message_id)))
+        if met is None and not suspect:
+            unit.hand_out()
+            return None, unit
+    except SemelError:
+        yield from ask(Rollback(unit))
+        raise
+    yield from ask(Rollback(unit))
+    if met is not None:
+        return met, None
+    # It may have ended its workers each time, or the broker counts those that found the store away, or another one at
+    # it. Nobody is at it now, and this try is counted before it begins: who dies in it has been counted.
+    reason = f"delivered {deliveries} times, and no worker came to its end"
+    if seen is not None and seen.tries >= tries_max:
+        parked: Seen = yield from ask(Perform("inbox", lambda: rows.failed(message_id, reason, tries_max, step=0)))
+        return parked.receipt or Receipt.BUSY, None
+    yield from ask(Perform("inbox", lambda: rows.begins(message_id, reason)))
+    return (yield from enter(rows, message_id, 1, tries_max, begin))
+
+
+def leave(store: Store, rows: InboxRows, unit: Unit, message_id: str) -> Flow[None]:
+    """Commit a message's transaction, if its row is still in it.
+
+    Raises EarlyCommit, and StoreError: a redelivery finds out.
+    """
+    if store.capabilities.settles_by_proof:
+        stands = yield from ask(SettleWithin(unit, rows.prove(message_id), commit=True))
+    else:
+        stands = yield from ask(Within(unit, "inbox", lambda: rows.prove_within(message_id)))
+        if stands:
+            yield from ask(Commit(unit))
+    if not stands:
+        yield from ask(Rollback(unit))
+        raise EarlyCommit(_EARLY)
+
+
+def undo(rows: InboxRows, unit: Unit, message_id: str) -> Flow[None]:
+    """Roll a message's transaction back. Raises EarlyCommit where its handler had committed it."""
+    try:
+        seen = yield from ask(Perform("inbox", lambda: rows.look(message_id)))  # while nobody else can be at it
+    except SemelError:
+        yield from ask(Rollback(unit))
+        raise
+    yield from ask(Rollback(unit))
+    if seen is not None and seen.handled:
+        raise EarlyCommit(_EARLY)
+
+
+def note_failure(rows: InboxRows, message_id: str, reason: str, tries: int, *, step: int = 1) -> Flow[Receipt | None]:
+    """Count a failure; what its delivery gets if it was the last one. ``step`` 0: it was counted when it began."""
+    seen: Seen = yield from ask(Perform("inbox", lambda: rows.failed(message_id, reason, tries, step=step)))
+    return seen.receipt
+
+
+def purge_messages(store: Store, chunk: int) -> Flow[Purged]:
+    """Forget the messages of every consumer that no broker delivers again, chunk by chunk; how many."""
+    rows = InboxRows(store, "", 1, 0)
+    forgotten = 0
+    while True:
+        done = yield from ask(Perform("purge_messages", lambda: rows.purge(chunk)))
+        forgotten += done.forgotten
+        if not done.forgotten:
+            return Purged(forgotten, 0, forgotten, None)

@@ -1,0 +1,313 @@
+"""Consumers that handle each message once: what threads and event loops share, and both forms."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Final, TypeVar
+
+from semel.core.blame import is_wrong_for_all
+from semel.core.flow import Flow, ask
+from semel.core.identity import derived_key, frame
+from semel.core.requests import Begin, Rollback, Unit
+from semel.engine.async_engine import AsyncEngine
+from semel.engine.backend import UNIT_RUNS_MAX, Backend
+from semel.engine.shield import Hold
+from semel.engine.sync_engine import Engine
+from semel.engine.uncancelled import whole
+from semel.errors import PolicyError, StoreError
+from semel.inbox.flow import enter, leave, note_failure, purge_messages, undo
+from semel.inbox.store import CONSUMER_MAX, MESSAGE_ID_MAX, InboxRows, Parked, Receipt
+
+T = TypeVar("T")
+Entered = tuple[Receipt | None, Unit | None]
+SECOND_US: Final = 1_000_000
+SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400
+_NOBODY: Final = bytes(16)
+
+
+class Poison(Exception):
+    """Raise it from a message's handler: it can never be handled, park it at once.
+
+    >>> raise Poison("the order's currency is unknown")
+    Traceback (most recent call last):
+        ...
+    semel.inbox.run.Poison: the order's currency is unknown
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a handler gets: the message's id, and the connection that commits with it.
+
+    ``receipt`` is None where it is to be handled; only :meth:`Inbox.within` hands out others.
+    """
+
+    consumer: str
+    id: str
+    connection: Any
+    receipt: Receipt | None = None
+
+    def key_for(self, name: str, ordinal: int = 0) -> str:
+        """A key for one downstream call, the same for each delivery. Raises PolicyError where the call has no name."""
+        if not name:
+            raise PolicyError("key_for needs a name, such as message.key_for('charge')")
+        return derived_key(_NOBODY, 0, frame("message", self.consumer, self.id, name).decode(), ordinal)
+
+
+class _Inbox:
+    """What both forms share."""
+
+    def __init__(self, backend: Backend, consumer: str, tries_max: int, keep_seconds: float) -> None:
+        _check_text("consumer", consumer, CONSUMER_MAX)
+        if type(tries_max) is not int or not 1 <= tries_max <= 1000:
+            raise PolicyError(f"tries_max must be a whole number from 1 to 1000; it is {tries_max!r}")
+        if type(keep_seconds) not in (int, float) or not 0 < keep_seconds <= SPAN_SECONDS_MAX:
+            raise PolicyError(f"keep_seconds must be seconds, at most ten years; it is {keep_seconds!r}")
+        backend.check_atomic()
+        self.consumer = consumer
+        self.tries_max = tries_max
+        self._backend = backend
+        self._rows = InboxRows(backend.store, consumer, tries_max, int(keep_seconds * SECOND_US))
+
+    def _enter(self, message_id: str, deliveries: int, begin: Begin) -> Flow[tuple[Receipt | None, Unit | None]]:
+        _check_text("a message's id", message_id, MESSAGE_ID_MAX)
+        return enter(self._rows, message_id, deliveries, self.tries_max, begin)
+
+    def _leave(self, message_id: str, unit: Unit) -> Flow[None]:
+        return leave(self._backend.store, self._rows, unit, message_id)
+
+    def _failed(self, message_id: str, unit: Unit, error: Exception, deliveries: int) -> Flow[Receipt | None]:
+        """Undo, and count the failure where it is the message's."""
+        yield from undo(self._rows, unit, message_id)
+        if isinstance(error, StoreError) or is_wrong_for_all(error):
+            return None  # the next delivery may fare better, or no message would
+        tries = self.tries_max if isinstance(error, Poison) else 1
+        reason = f"{type(error).__name__}: {error}" if not isinstance(error, Poison) else str(error)
+        step = 0 if deliveries > self.tries_max else 1  # it was counted when it began
+        return (yield from note_failure(self._rows, message_id, reason, tries, step=step))
+
+    def _failed_or_again(
+        self, message_id: str, unit: Unit, error: Exception, deliveries: int, run: int
+    ) -> Flow[Receipt | None]:
+        """What a delivery gets whose handler raised; None: its exception. BUSY: it is run again at once."""
+        if run < UNIT_RUNS_MAX and self._backend.conflicts(error):
+            yield from undo(self._rows, unit, message_id)
+            return Receipt.BUSY
+        return (yield from self._failed(message_id, unit, error, deliveries))
+
+
+class Inbox(_Inbox):
+    """Handles each message of one consumer once, on an :class:`~semel.Engine`.
+
+    Parameters: ``consumer`` whose messages they are (another consumer handles the same ones for itself); ``tries_max``
+    after so many failures a message is parked; ``keep_seconds`` how long a handled message is remembered: longer than
+    its broker delivers again.
+
+    >>> import tempfile
+    >>> from semel import Engine, Inbox
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> engine = Engine.connect(f"sqlite:///{folder.name}/app.db")
+    >>> _ = engine.migrate()
+    >>> with engine:
+    ...     inbox = Inbox(engine, consumer="billing")
+    ...     for _ in range(2):
+    ...         print(inbox.handle("message-1", lambda message: print("handling", message.id)))
+    handling message-1
+    Receipt.HANDLED
+    Receipt.DUPLICATE
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, engine: Engine, *, consumer: str, tries_max: int = 5, keep_seconds: float = 7 * 86_400) -> None:
+        super().__init__(engine.backend, consumer, tries_max, keep_seconds)
+        self._engine = engine
+
+    def handle(self, message_id: str, handler: Callable[[Message], object], *, deliveries: int = 1) -> Receipt:
+        """Handle a message, unless it was: what the handler writes on ``message.connection`` commits with that fact.
+
+        Parameters: ``deliveries`` how often the broker has delivered it, if it says so: from more than ``tries_max`` on
+        each try is counted before it begins, so that what ends its worker every time is parked.
+
+        Raises the handler's own exception (deliver it again), EarlyCommit, StoreError.
+        """
+        run = 0
+        while True:
+            run += 1
+            hold: Hold[Unit] = Hold(lambda unit, _: self._drive(ask(Rollback(unit))))
+            try:
+                receipt = self._handle_once(hold, message_id, handler, deliveries, run)
+                hold.end()
+            except BaseException as error:
+                hold.let_go(error)
+                raise
+            if receipt is not None:
+                return receipt
+
+    def _handle_once(
+        self, hold: Hold[Unit], message_id: str, handler: Callable[[Message], object], deliveries: int, run: int
+    ) -> Receipt | None:
+        """One delivery, from its claim to its end; None: it met a conflict, and is run again at once."""
+        met, unit = self._drive(_into(hold, self._enter(message_id, deliveries if run == 1 else 1, Begin())))
+        if unit is None:
+            return _known(met)
+        try:
+            handler(Message(self.consumer, message_id, unit.connection))
+        except Exception as error:
+            met = self._drive(self._failed_or_again(message_id, unit, error, deliveries, run))
+            if met is None:
+                raise
+            return None if met is Receipt.BUSY else met
+        self._drive(self._leave(message_id, unit))
+        return Receipt.HANDLED
+
+    @contextmanager
+    def within(self, connection: Any, message_id: str) -> Iterator[Message]:
+        """Join your own transaction: ``with inbox.within(session, id) as message: if message.receipt is None: ...``.
+
+        You commit, or roll back, also after a failure; then :meth:`failed` counts it. Raises JoinRefused, StoreError.
+        """
+        joined = Begin(lambda: self._backend.join(connection))
+        met, unit = self._engine._performer.drive_here(self._enter(message_id, 1, joined))
+        yield Message(self.consumer, message_id, connection, None if unit is not None else _known(met))
+
+    def failed(self, message_id: str, reason: str, *, deliveries: int = 1) -> bool:
+        """Count a failure of your own transaction, after its rollback; whether the message is parked now."""
+        return self._drive(note_failure(self._rows, message_id, reason, deliveries)) is Receipt.PARKED
+
+    def once(self, id_of: Callable[..., str]) -> Callable[[Callable[..., object]], Callable[..., Receipt]]:
+        """A decorator for consumers of any library: the handler gets the :class:`Message` before its own arguments.
+
+        Parameters: ``id_of`` finds the message's id in those arguments.
+        """
+
+        def decorate(handler: Callable[..., object]) -> Callable[..., Receipt]:
+            @wraps(handler)
+            def consume(*args: Any, **named: Any) -> Receipt:
+                return self.handle(id_of(*args, **named), lambda message: handler(message, *args, **named))
+
+            del consume.__wrapped__  # whoever reads its signature must not see the message
+            return consume
+
+        return decorate
+
+    def parked(self, *, after: str = "", limit: int = 100) -> list[Parked]:
+        """Messages that wait for an operator, by name."""
+        return self._engine.perform("inbox", lambda: self._rows.parked(after, limit))
+
+    def release(self, message_id: str) -> bool:
+        """Forget a parked message's tries, so that it may be delivered again; False where it was handled."""
+        return self._engine.perform("inbox", lambda: self._rows.release(message_id))
+
+    def purge(self, *, chunk: int = 500) -> int:
+        """Forget what is over, of every consumer, a chunk at a time; how many."""
+        return self._drive(purge_messages(self._engine.store, chunk)).forgotten
+
+    def _drive(self, flow: Flow[T]) -> T:
+        return self._engine._performer.drive(flow)
+
+
+class AsyncInbox(_Inbox):
+    """As :class:`Inbox`, on an :class:`~semel.AsyncEngine`, with handlers that are awaited."""
+
+    def __init__(
+        self, engine: AsyncEngine, *, consumer: str, tries_max: int = 5, keep_seconds: float = 7 * 86_400
+    ) -> None:
+        super().__init__(engine.backend, consumer, tries_max, keep_seconds)
+        self._engine = engine
+
+    async def handle(
+        self, message_id: str, handler: Callable[[Message], Awaitable[object]], *, deliveries: int = 1
+    ) -> Receipt:
+        """As :meth:`Inbox.handle`. A cancelled handler's writes are undone, and no failure is counted."""
+        run = 0
+        while True:
+            run += 1
+            met, unit = await self._drive(self._enter(message_id, deliveries if run == 1 else 1, Begin()))
+            if unit is None:
+                return _known(met)
+            try:
+                await handler(Message(self.consumer, message_id, unit.connection))
+            except Exception as error:
+                met = await self._drive(self._failed_or_again(message_id, unit, error, deliveries, run))
+                if met is Receipt.BUSY:
+                    continue
+                if met is None:
+                    raise
+                return met
+            except BaseException:
+                await self._drive(ask(Rollback(unit)))
+                raise
+            await self._drive(self._leave(message_id, unit))
+            return Receipt.HANDLED
+
+    @asynccontextmanager
+    async def within(self, connection: Any, message_id: str) -> AsyncIterator[Message]:
+        """As :meth:`Inbox.within`, for AsyncSession, psycopg's AsyncConnection and asyncpg's connections."""
+        joined = Begin(lambda: self._backend.join_async(connection))
+        met, unit = await self._drive(self._enter(message_id, 1, joined))
+        yield Message(self.consumer, message_id, connection, None if unit is not None else _known(met))
+
+    async def failed(self, message_id: str, reason: str, *, deliveries: int = 1) -> bool:
+        """As :meth:`Inbox.failed`."""
+        return await self._drive(note_failure(self._rows, message_id, reason, deliveries)) is Receipt.PARKED
+
+    def once(
+        self, id_of: Callable[..., str]
+    ) -> Callable[[Callable[..., Awaitable[object]]], Callable[..., Coroutine[Any, Any, Receipt]]]:
+        """As :meth:`Inbox.once`, for coroutines."""
+
+        def decorate(handler: Callable[..., Awaitable[object]]) -> Callable[..., Coroutine[Any, Any, Receipt]]:
+            @wraps(handler)
+            async def consume(*args: Any, **named: Any) -> Receipt:
+                return await self.handle(id_of(*args, **named), lambda message: handler(message, *args, **named))
+
+            del consume.__wrapped__  # as there
+            return consume
+
+        return decorate
+
+    async def parked(self, *, after: str = "", limit: int = 100) -> list[Parked]:
+        """Messages that wait for an operator, by name."""
+        return await self._engine.perform("inbox", lambda: self._rows.parked(after, limit))
+
+    async def release(self, message_id: str) -> bool:
+        """Forget a parked message's tries, so that it may be delivered again; False where it was handled."""
+        return await self._engine.perform("inbox", lambda: self._rows.release(message_id))
+
+    async def purge(self, *, chunk: int = 500) -> int:
+        """Forget what is over, of every consumer, a chunk at a time; how many."""
+        return (await self._drive(purge_messages(self._engine.store, chunk))).forgotten
+
+    async def _drive(self, flow: Flow[T]) -> T:
+        """To its end, also where the caller is cancelled meanwhile: a commit is never cut in half."""
+        reply, cancelled = await whole(self._engine._performer.drive(flow))
+        if cancelled is None:
+            return reply
+        if isinstance(reply, tuple) and reply[1] is not None:  # begun for a caller who is gone
+            await whole(self._engine._performer.drive(ask(Rollback(reply[1]))))
+        raise cancelled
+
+
+def _into(
+    hold: Hold[Unit], entered: Flow[tuple[Receipt | None, Unit | None]]
+) -> Flow[tuple[Receipt | None, Unit | None]]:
+    """The same, with the unit given to the hold as well."""
+    met, unit = yield from entered
+    if unit is not None:
+        hold.give(unit)
+    return met, unit
+
+
+def _known(met: Receipt | None) -> Receipt:
+    assert met is not None
+    return met
+
+
+def _check_text(name: str, text: object, length_max: int) -> None:
+    if not isinstance(text, str) or not text:
+        raise PolicyError(f"{name} must be a non-empty text; it is {text!r}")
+    if len(text) > length_max or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise PolicyError(f"{name} must have at most {length_max} characters, and no lone surrogates")

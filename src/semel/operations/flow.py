@@ -1,0 +1,199 @@
+"""What operations add to the life of a command: its claim, the end of an ATOMIC unit, lapses, resolutions, a purge.
+
+Every write of an operation's row is in one commit with the record's; see ``operations/tracking``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from semel.core import atomic_flow as atomic
+from semel.core.command_flow import Under, recast
+from semel.core.contract import Store
+from semel.core.flow import Flow, ask
+from semel.core.model import (
+    Claim,
+    Grant,
+    Operation,
+    Purged,
+    Record,
+    Resolution,
+    Resolved,
+    Resolving,
+    Settlement,
+    Settling,
+    Superseded,
+    Verdict,
+)
+from semel.core.outcomes import Outcome, Succeeded
+from semel.core.requests import Begin, Perform, Rollback, Unit, Within
+from semel.errors import StoreError
+from semel.operations.store import Operations
+from semel.operations.tracking import Held, Keeping, store_for
+from semel.policy import Policy
+
+PURGE_CHUNK: Final = 500
+
+
+def is_kept_by(store: Store) -> bool:
+    """Whether a store can keep operations: a SQL database."""
+    return getattr(store, "dialect", None) is not None
+
+
+def claim_kept(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]:
+    """Claim a command whose operation is kept, in the record's terms: both in one commit.
+
+    Another command that has its business reference is what it meets.
+    """
+    keeping = Keeping(store)
+    try:
+        [verdict] = yield from ask(Perform("claim", partial(keeping.claim, (claim,))))
+        while (again := recast(claim, verdict, under)) is not None:
+            [verdict] = yield from ask(Perform("claim", partial(keeping.claim, (again,))))
+            claim = again
+    except Held as held:
+        return held.verdict
+    return verdict
+
+
+def check_kept(store: Store, policy: Policy) -> None:
+    """Raise ConfigurationError where an operation outlives its keys, and the store cannot keep it."""
+    if policy.operation_seconds is not None or policy.reference_from is not None:
+        Operations(store)
+
+
+def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) -> Flow[tuple[Verdict, Unit | None]]:
+    """As ``atomic.claim_unit``; the operation is written in the unit, where one is kept."""
+    try:
+        return (yield from atomic.claim_unit(store_for(store, claim), claim, under, begin))
+    except Held as held:
+        return held.verdict, None
+
+
+def settle_unit(
+    store: Store,
+    unit: Unit,
+    claim: Claim,
+    grant: Grant,
+    outcome: Outcome,
+    word: Settlement,
+    under: Under | None = None,
+) -> Flow[Settling]:
+    """As ``atomic.settle_unit``; the operation is settled in the same commit, where one is kept."""
+    try:
+        if isinstance(outcome, Succeeded):
+            yield from conclude_inside(store, unit, claim, grant, word)
+    except StoreError:
+        yield from ask(Rollback(unit))
+        if (yield from atomic.is_visible(store, grant)):  # it failed because the transaction was over
+            raise (yield from atomic.note_early_commit(store_for(store, claim), grant)) from None
+        raise
+    try:
+        return (yield from atomic.settle_unit(store_for(store, claim), unit, claim, grant, outcome, word, under))
+    except Held:  # a refusal, stored on its own, found its reference taken meanwhile
+        return Superseded(None)
+
+
+def conclude_inside(store: Store, unit: Unit, claim: Claim, grant: Grant, word: Settlement) -> Flow[None]:
+    """Write a unit's success to its operation, where the settle that follows is the last statement before COMMIT."""
+    if claim.kept is None:
+        return
+    operations = Operations(store)
+    if not operations.concludes_before:
+        return
+    yield from ask(Within(unit, "operation", lambda: operations.conclude(grant.operation_id, word)))
+
+
+# --- the store's own verbs, with what they mean for operations ------------------------------
+
+
+def lapse(store: Store, limit: int) -> Flow[list[Record]]:
+    """As the store's; operations whose outcome became UNKNOWN say so."""
+    if not is_kept_by(store):
+        return (yield from store.lapse(limit))
+    marked = yield from store.lapse(limit)
+    if marked:
+        # A commit of its own: the record is asked before the operation's row, and any settlement tells it again.
+        yield from Operations(store).mirror([record.id for record in marked])
+    return marked
+
+
+def resolve(store: Store, word: Resolution) -> Flow[Resolving]:
+    """As the store's; the operation says the same, in the same commit."""
+    if not is_kept_by(store):
+        return (yield from store.resolve(word))
+    operations = Operations(store)
+    yield from operations.together()
+    reply = yield from store.resolve(word)
+    if isinstance(reply, Resolved):
+        yield from operations.mirror((word.id,))
+    return reply
+
+
+def _unobserved(so_far: Purged) -> None:
+    return None
+
+
+def purge_operations(
+    store: Store, chunk: int = PURGE_CHUNK, progress: Callable[[Purged], None] = _unobserved
+) -> Flow[Purged]:
+    """Forget every operation whose time is over, in short commits; how many were seen and forgotten."""
+    seen = forgotten = 0
+    after: bytes | None = b""
+    operations = Operations(store)
+    while after is not None:
+        done = yield from ask(Perform("purge_operations", partial(operations.purge, after, chunk)))
+        seen, forgotten, after = seen + done.scanned, forgotten + done.forgotten, done.next_after
+        progress(Purged(seen, 0, forgotten, None))
+    return Purged(seen, 0, forgotten, None)
+
+
+# --- looking --------------------------------------------------------------------------------
+
+
+def find_operation(
+    store: Store,
+    *,
+    operation_id: bytes | None = None,
+    record_id: bytes | None = None,
+    ref_id: bytes | None = None,
+) -> Flow[tuple[Record | None, Operation | None]]:
+    """Where an operation stands, by one of its names: its record, while there is one, and what outlives it."""
+    kept = Operations(store) if is_kept_by(store) else None
+    record: Record | None = None
+    operation: Operation | None = None
+    if ref_id is not None:
+        seen = None if kept is None else (yield from kept.by_ref(ref_id))
+        if seen is not None:
+            operation = seen.operation
+            [record] = yield from store.read((operation.record_id,))
+    elif operation_id is not None:
+        [record] = yield from store.read_operations((operation_id,))
+    elif record_id is not None:
+        [record] = yield from store.read((record_id,))
+    if record is not None and operation is not None and record.operation_id != operation.operation_id:
+        record = None  # the key was used for another execution since
+    if operation is None and kept is not None:
+        name = operation_id if record is None else record.operation_id
+        seen = None
+        if name is not None:
+            seen = yield from kept.by_id(name)
+        elif record_id is not None:
+            seen = yield from kept.by_record(record_id)
+        operation = None if seen is None else seen.operation
+    return record, operation
+
+
+def find_operations(store: Store, record_ids: tuple[bytes, ...]) -> Flow[list[tuple[Record | None, Operation | None]]]:
+    """As :func:`find_operation` for each of several records, which are read at once."""
+    kept = Operations(store) if is_kept_by(store) else None
+    found: list[tuple[Record | None, Operation | None]] = []
+    records = yield from store.read(record_ids)
+    for id, record in zip(record_ids, records, strict=True):
+        seen = None
+        if kept is not None:
+            seen = yield from (kept.by_record(id) if record is None else kept.by_id(record.operation_id))
+        found.append((record, None if seen is None else seen.operation))
+    return found

@@ -1,0 +1,165 @@
+"""Operations: what was executed, remembered for longer than its key, and who has a business reference.
+
+Each flow is part of a transaction that somebody else began: that of the claim, or of whatever settles the record.
+A row tells what its record says (``mirror`` copies it), so that it is still told when the record is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, cast
+
+from semel.core.flow import Ask, Flow, ask
+from semel.core.model import Claim, Effects, Grant, Kept, Operation, Settlement, State
+from semel.core.timing import PURGE_GRACE_US
+from semel.stores.mariadb.requests import Reserve, SettleAnd
+from semel.stores.sql.dialect import Values, dialect_of
+from semel.stores.sql.statements import Execute, Query
+
+BUSY_WAIT_SECONDS: Final = 1  # for somebody's commit that is on its way; an ATOMIC unit is never waited for
+
+
+class Seen(NamedTuple):
+    """An operation, and the store's time."""
+
+    now: int
+    operation: Operation
+
+
+class PurgedOperations(NamedTuple):
+    """What one chunk of a purge did, as :class:`~semel.core.model.Purged`; the next begins behind an operation id."""
+
+    scanned: int
+    answers_dropped: int
+    forgotten: int
+    next_after: bytes | None
+
+
+class Operations:
+    """The operations of one store.
+
+    Raises ConfigurationError where the store is no SQL database.
+    """
+
+    def __init__(self, store: object) -> None:
+        self._dialect = dialect_of(store, "operations that outlive their keys")
+        self._sql = self._dialect.statements("operations")
+
+    def together(self) -> Flow[None]:
+        """What follows is committed as one."""
+        yield from self._dialect.together()
+
+    # --- with the claim ---------------------------------------------------------------------
+
+    def hold(self, claim: Claim, grant: Grant, kept: Kept) -> Flow[bool]:
+        """Write the operation of a new grant; False where another operation has its business reference.
+
+        What was written then must not be committed.
+        """
+        if kept.ref_id is not None and not (yield from self._lock(kept.ref_id)):
+            return False
+        values: Values = {
+            "operation_id": grant.operation_id,
+            "record_id": claim.id,
+            "tenant": claim.scope.tenant,
+            "caller": claim.scope.caller,
+            "operation": claim.scope.operation,
+            "business_ref": kept.business_ref,
+            "ref_id": kept.ref_id,
+            "state": int(grant.state),
+            "keep_us": kept.keep_us,
+        }
+        waits = claim.terms.effects is not Effects.ATOMIC
+        if (yield from self._keep(values, waits=waits)) and grant.attempt == 1:
+            return True
+        if grant.attempt > 1:
+            reopened = ("operation_id", "ref_id", "state", "keep_us")
+            known = self._sql["reopen"].distinct
+            yield from self._dialect.write(
+                self._sql["reopen"], {name: values[name] for name in reopened if name in known}
+            )
+        if kept.ref_id is None:
+            return True
+        holder = yield from self.holder(kept.ref_id)
+        return holder is not None and holder.operation.operation_id == grant.operation_id
+
+    def _lock(self, ref_id: bytes) -> Flow[bool]:
+        lock = self._sql.get("lock")  # only where writers do not wait for each other anyway
+        if lock is None:
+            return True
+        number = int.from_bytes(ref_id[:8], "big", signed=True)
+        [(mine,)] = yield from self._dialect.rows(lock, {"lock": number})
+        return mine == 1
+
+    def _keep(self, values: Values, *, waits: bool) -> Flow[bool]:
+        """Whether the operation's row is there now. MariaDB answers the row itself, whose lock may not be to be had."""
+        statement = self._sql["keep"]
+        if "wait" not in statement.distinct:
+            return (yield from self._dialect.write(statement, values)) == 1
+        wait = BUSY_WAIT_SECONDS if waits else 0
+        replies = yield from ask(Reserve([Query(statement, {**values, "wait": wait})]))
+        return replies is not None and replies[0][0][0] == values["operation_id"]
+
+    def holder(self, ref_id: bytes) -> Flow[Seen | None]:
+        """The open, unknown or successful operation that has this business reference."""
+        return (yield from self._one("holder", {"ref_id": ref_id}))
+
+    # --- with what settles the record -------------------------------------------------------
+
+    def mirror(self, records: Sequence[bytes]) -> Flow[None]:
+        """Write what these records say now to their operations."""
+        yield from self._dialect.write_all(self._sql["mirror"], [{"id": id} for id in sorted(set(records))])
+
+    def mirrored(self, settle: Ask[Any], word: Settlement) -> Ask[Any]:
+        """The ask that settles inside an ATOMIC unit; on MariaDB it writes the operation behind it, by one proof."""
+        if not isinstance(settle, Execute):
+            return settle
+        also = settle.also if isinstance(settle, SettleAnd) else ()
+        return SettleAnd(settle, [*also, Execute(self._sql["mirror"], {"id": word.id})])
+
+    @property
+    def concludes_before(self) -> bool:
+        """Whether a unit's success is written in a statement before its settle."""
+        return self._dialect.name == "postgres"
+
+    def conclude(self, operation_id: bytes, word: Settlement) -> Flow[None]:
+        """Write an ATOMIC unit's success, whose record is settled by the statement that commits it."""
+        assert word.state is State.SUCCEEDED
+        values: Values = {
+            "operation_id": operation_id,
+            "resource_type": word.resource_type,
+            "resource_id": word.resource_id,
+        }
+        yield from self._dialect.write(self._sql["conclude"], values)
+
+    # --- looking, and forgetting ------------------------------------------------------------
+
+    def by_id(self, operation_id: bytes) -> Flow[Seen | None]:
+        """One operation."""
+        return (yield from self._one("by_id", {"operation_id": operation_id}))
+
+    def by_ref(self, ref_id: bytes) -> Flow[Seen | None]:
+        """The operation that has this business reference, else the newest that had it."""
+        return (yield from self._one("by_ref", {"ref_id": ref_id}))
+
+    def by_record(self, record_id: bytes) -> Flow[Seen | None]:
+        """The newest operation of a record, which may be gone."""
+        return (yield from self._one("by_record", {"record_id": record_id}))
+
+    def _one(self, name: str, values: Values) -> Flow[Seen | None]:
+        rows = yield from self._dialect.rows(self._sql[name], values)
+        if not rows:
+            return None
+        now, *columns = rows[0]
+        return Seen(cast(int, now), Operation._make(cast("list[int]", columns)))
+
+    def purge(self, after: bytes, chunk: int) -> Flow[PurgedOperations]:
+        """Forget what is over in one chunk."""
+        window: Values = {"after": after, "chunk": chunk, "grace": PURGE_GRACE_US}
+        rows = yield from self._dialect.rows(self._sql["window"], window)
+        due = [cast(bytes, id) for id, over in rows if over]
+        forgotten = yield from self._dialect.write_all(
+            self._sql["forget"], [{"operation_id": id, "grace": PURGE_GRACE_US} for id in due]
+        )
+        last = cast(bytes, rows[-1][0]) if len(rows) == chunk else None
+        return PurgedOperations(len(rows), 0, forgotten, last)

@@ -1,0 +1,32 @@
+"""What an event of the outbox is, as a value. What may be one is said in ``outbox/rules.py``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Event(NamedTuple):
+    """A message to the world, written in the transaction of what it tells."""
+
+    id: str  # a UUID: the same for every run of the same execution
+    topic: str
+    type: str
+    aggregate_type: str
+    aggregate_id: str
+    payload: bytes
+    headers: tuple[tuple[str, str], ...]
+    tenant: str
+    operation_id: bytes | None
+
+
+class Waiting(NamedTuple):
+    """An event that is stored and not yet published. Times in microseconds of the store's clock."""
+
+    seq: int
+    event: Event
+    created_at: int
+    tries: int
+    next_at: int = 0
+    parked_at: int | None = None
+    reason: str | None = None
+    damage: str | None = None  # why it cannot be read; its event then holds what could be, and is never published

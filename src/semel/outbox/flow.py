@@ -1,0 +1,110 @@
+"""What a relay does with a batch, decided without doing it: waves that keep the order, and what becomes of a refusal.
+
+Events of one aggregate go one after another: the next is sent when the one before it was acknowledged. So the first
+arrival of each at the broker is in order, whoever else publishes the same events at the same time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from math import inf
+from typing import Final
+
+from semel.outbox.event import Waiting
+
+TRIES_MAX: Final = 10
+WAIT_SECONDS_MAX: Final = 600.0
+OUTAGE_SECONDS_MAX: Final = 15.0
+AWAY_MAX: Final = 200  # topics that are passed over; the events of one more hold others back
+
+
+class Batch:
+    """Events that were read together, in their order; each is sent when those before it of its aggregate are there."""
+
+    def __init__(self, events: Sequence[Waiting]) -> None:
+        self._chains: dict[tuple[str, str], deque[Waiting]] = {}
+        for each in events:
+            self._chains.setdefault(_about(each), deque()).append(each)
+
+    def wave(self) -> list[Waiting]:
+        """What may be sent now: the next event of each aggregate. Empty at the end."""
+        return [chain[0] for chain in self._chains.values()]
+
+    def arrived(self, event: Waiting) -> None:
+        """The broker has it: the next of its aggregate may go."""
+        about = _about(event)
+        chain = self._chains[about]
+        chain.popleft()
+        if not chain:
+            del self._chains[about]
+
+    def stopped(self, event: Waiting) -> None:
+        """It was not taken: those behind it stay where they are."""
+        del self._chains[_about(event)]
+
+
+class Away:
+    """Topics of which nothing arrives while others may: each is passed over, for longer each time it is met so.
+
+    Times in seconds of any clock that only grows.
+    """
+
+    def __init__(self) -> None:
+        self._topics: dict[str, tuple[int, float]] = {}  # how often it was met so in a row, until when it is left alone
+
+    def __bool__(self) -> bool:
+        return bool(self._topics)
+
+    @property
+    def topics(self) -> list[str]:
+        """All of them."""
+        return sorted(self._topics)
+
+    def keep(self, topics: Collection[str]) -> None:
+        """Forget those that are none of these: nothing of them is waiting."""
+        self._topics = {topic: found for topic, found in self._topics.items() if topic in topics}
+
+    def met(self, unreached: Collection[str], arrived: Collection[str], now: float, jitter: float) -> bool:
+        """What a batch has shown of its topics; whether those that are away are passed over from here on.
+
+        Not so where one of their events did arrive: then something smaller is away, such as a partition. What comes
+        back brings the others' next try forward, since the whole broker may be back.
+        """
+        if not self._topics.keys().isdisjoint(arrived):
+            self._topics = {topic: (times, now) for topic, (times, _) in self._topics.items() if topic not in arrived}
+        for topic in set(unreached) - set(arrived):
+            if topic in self._topics or len(self._topics) < AWAY_MAX:
+                times, _ = self._topics.get(topic, (0, now))
+                self._topics[topic] = times + 1, now + outage_wait_seconds(times, jitter)
+        return all(topic in self._topics for topic in unreached)
+
+    def passed_over(self, now: float) -> list[str]:
+        """Those that are left alone now."""
+        return [topic for topic in self.topics if self._topics[topic][1] > now]
+
+    def wait_seconds(self, now: float) -> float:
+        """How long until the next of them is tried; infinite where there is none."""
+        return max(0.0, min((until for _, until in self._topics.values()), default=inf) - now)
+
+
+def _about(each: Waiting) -> tuple[str, str]:
+    return each.event.aggregate_type, each.event.aggregate_id
+
+
+def event_wait_seconds(tries: int, jitter: float) -> float:
+    """How long an event waits that was refused so many times before; ``jitter`` from 0 to 1.
+
+    >>> event_wait_seconds(0, 1.0), event_wait_seconds(3, 1.0), event_wait_seconds(30, 1.0)
+    (1.0, 8.0, 600.0)
+    """
+    return min(WAIT_SECONDS_MAX, 2.0 ** min(tries, 20)) * (0.5 + jitter / 2)
+
+
+def outage_wait_seconds(times: int, jitter: float) -> float:
+    """How long a relay leaves a broker alone that could not be reached so many times in a row.
+
+    >>> outage_wait_seconds(0, 1.0), outage_wait_seconds(9, 1.0)
+    (0.1, 15.0)
+    """
+    return min(OUTAGE_SECONDS_MAX, 0.1 * 2.0 ** min(times, 20)) * (0.5 + jitter / 2)

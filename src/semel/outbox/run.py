@@ -1,0 +1,239 @@
+"""Emitting events: into a command's own transaction through its permit, or into a transaction of the user's.
+
+The permit keeps its events until it settles; they are written in the same commit. ``Outbox`` writes at once, on the
+user's connection, and whoever commits that makes them events.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from semel.core.identity import uuid7_bytes, uuid_bytes, uuid_text
+from semel.core.model import Settlement, State
+from semel.errors import PolicyError
+from semel.outbox.event import Event
+from semel.outbox.rules import event_id, make_event
+from semel.outbox.store import Depth, Events
+from semel.stores.sql.dialect import SQLITE, dialect_of
+
+if TYPE_CHECKING:
+    from semel.engine.async_engine import AsyncEngine
+    from semel.engine.backend import Backend
+    from semel.engine.sync_engine import Engine
+
+EVENTS_MAX: Final = 1000  # of one execution
+
+
+class Outbox:
+    """The events of a store's database, from ordinary threads: to write some in a transaction of your own.
+
+    Parameters: ``engine`` on SQLite, PostgreSQL or MariaDB.
+
+    >>> import sqlite3, tempfile
+    >>> from semel import Engine
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> engine = Engine.connect(f"sqlite:///{folder.name}/app.db")
+    >>> _ = engine.migrate()
+    >>> db = sqlite3.connect(f"{folder.name}/app.db")
+    >>> outbox = Outbox(engine)
+    >>> id = outbox.emit(db, "orders.placed", {"order": 7}, aggregate=("order", "7"))
+    >>> db.commit()
+    >>> outbox.depth().waiting
+    1
+    >>> db.close()
+    >>> engine.close()
+    >>> folder.cleanup()
+
+    Raises ConfigurationError where the store is no SQL database.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._events = Events(dialect_of(engine.store, "events"))
+
+    def emit(
+        self,
+        connection: Any,
+        topic: str,
+        payload: Any,
+        *,
+        type: str | None = None,
+        aggregate: tuple[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        id: str | None = None,
+        tenant: str = "",
+    ) -> str:
+        """Write an event in the transaction of ``connection``; its id.
+
+        Parameters: ``connection`` as :meth:`Engine.atomic` takes it, in a transaction that you commit; ``payload``,
+        ``type``, ``aggregate`` and ``headers`` as :meth:`Permit.emit`; ``id`` a UUID of your own, which makes a
+        repetition nothing at all.
+
+        Raises PolicyError for what cannot be an event, JoinRefused, StoreError.
+        """
+        event = own_event(id, topic, payload, type, aggregate, headers, tenant)
+        _unit_to_write(self._engine.backend, connection).run(lambda: self._events.write([event]))
+        return event.id
+
+    def depth(self) -> Depth:
+        """How many events wait, how many are parked, and for how long the oldest has been waiting (microseconds)."""
+        return self._engine.perform("events", self._events.depth)
+
+
+class AsyncOutbox:
+    """As :class:`Outbox`, on an event loop, for the connections that :meth:`AsyncEngine.atomic` takes.
+
+    >>> from semel import AsyncEngine
+    >>> outbox = AsyncOutbox(AsyncEngine.connect("sqlite:///semel.db"))
+    """
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._events = Events(dialect_of(engine.store, "events"))
+
+    async def emit(
+        self,
+        connection: Any,
+        topic: str,
+        payload: Any,
+        *,
+        type: str | None = None,
+        aggregate: tuple[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        id: str | None = None,
+        tenant: str = "",
+    ) -> str:
+        """As :meth:`Outbox.emit`."""
+        event = own_event(id, topic, payload, type, aggregate, headers, tenant)
+        unit = await _unit_to_write_async(self._engine.backend, connection)
+        await unit.run_async(lambda: self._events.write([event]))
+        return event.id
+
+    async def depth(self) -> Depth:
+        """As :meth:`Outbox.depth`."""
+        return await self._engine.perform("events", self._events.depth)
+
+
+class Emission:
+    """The events of one permit, until its command is settled."""
+
+    def __init__(self, record: bytes, generation: int, operation_id: bytes, tenant: str) -> None:
+        self._of = (record, generation)
+        self._operation_id = operation_id
+        self._tenant = tenant
+        self.events: dict[tuple[str, int], Event] = {}
+
+    def add(
+        self,
+        topic: str,
+        payload: Any,
+        type: str | None,
+        aggregate: tuple[str, str] | None,
+        headers: Mapping[str, str] | None,
+        name: str | None,
+        ordinal: int,
+    ) -> str:
+        """One more; its id. Raises PolicyError."""
+        kind = topic if type is None else type
+        known = kind if name is None else name
+        if name is not None and (not isinstance(name, str) or not name):
+            raise PolicyError(f"an event's name is a text, such as 'order.placed'; it is {name!a}")
+        if not isinstance(ordinal, int) or isinstance(ordinal, bool) or ordinal < 0:
+            raise PolicyError(f"the ordinal of the event {known!a} is a whole number from 0; it is {ordinal!a}")
+        if (known, ordinal) in self.events:
+            raise PolicyError(
+                f"this execution has emitted an event named {known!a} with ordinal {ordinal} already, and they would "
+                "have one id; give each an ordinal of its own (ordinal=1, 2, …) that is the same whenever the handler "
+                "runs, or a name"
+            )
+        if len(self.events) >= EVENTS_MAX:
+            raise PolicyError(f"one execution emits at most {EVENTS_MAX} events; emit one that says where the rest is")
+        about = ("operation", uuid_text(self._operation_id)) if aggregate is None else aggregate
+        event = make_event(
+            event_id(*self._of, known, ordinal),
+            topic,
+            payload,
+            type=kind,
+            aggregate=about,
+            headers=headers,
+            tenant=self._tenant,
+            operation_id=self._operation_id,
+        )
+        self.events[known, ordinal] = event
+        return event.id
+
+    def with_events(self, word: Settlement) -> Settlement:
+        """The settlement that writes them, where it is a success; what is refused or unknown tells nobody anything."""
+        if not self.events or word.state is not State.SUCCEEDED:
+            return word
+        return word._replace(events=tuple(self.events.values()))
+
+
+def own_event(
+    id: str | None,
+    topic: str,
+    payload: Any,
+    type: str | None,
+    aggregate: tuple[str, str] | None,
+    headers: Mapping[str, str] | None,
+    tenant: str,
+) -> Event:
+    """An event of no command, under an id of the user's or a new one. Raises PolicyError."""
+    if id is None:
+        id = uuid_text(uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10)))
+    raw = uuid_bytes(id) if isinstance(id, str) else None
+    if raw is None:
+        raise PolicyError(f"an event's id is a UUID's text; it is {id!a}")
+    known = uuid_text(raw)
+    return make_event(
+        known,
+        topic,
+        payload,
+        type=type,
+        aggregate=("event", known) if aggregate is None else aggregate,
+        headers=headers,
+        tenant=tenant,
+    )
+
+
+def _unit_to_write(backend: Backend, connection: Any) -> Any:
+    """The user's transaction, begun or not: unlike a claim, an event may come at any time in it."""
+    if getattr(backend.store, "dialect", None) is not SQLITE:
+        return backend.join(connection)
+    from semel.stores.sqlite.write import writing
+
+    return writing(connection, backend.driver.path, backend.driver.clock)
+
+
+async def _unit_to_write_async(backend: Backend, connection: Any) -> Any:
+    if getattr(backend.store, "dialect", None) is not SQLITE:
+        return await backend.join_async(connection)
+    from semel.stores.sqlite.write import writing_async
+
+    return await writing_async(connection, backend.driver.path, backend.driver.clock)
+
+
+# --- waking the relays of this process ----------------------------------------------------------
+
+_ears: Final[set[Callable[[], object]]] = set()
+
+
+@contextmanager
+def listening(ear: Callable[[], object]) -> Iterator[None]:
+    """Have ``ear`` called, from any thread, whenever a command of this process has committed events."""
+    _ears.add(ear)
+    try:
+        yield
+    finally:
+        _ears.discard(ear)
+
+
+def ring() -> None:
+    """Events were committed here. Those of other processes are found by looking, or by the database's own bell."""
+    for ear in list(_ears):
+        with suppress(RuntimeError):  # its loop was closed under it
+            ear()

@@ -1,0 +1,82 @@
+"""What a sink is: it takes events and says of each what became of it.
+
+An event is acknowledged (None) once the broker has it for good. It is *refused* where the broker answered and will not
+have this one: that counts as a try, and in the end it is parked. It is *unreached* where nobody knows: the broker is
+away, or its answer was lost. That counts as nothing; the event is sent again, under the same id, when the broker is
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+from urllib.parse import quote
+
+from semel.outbox.event import Event
+
+_PLAIN: Final = "".join(chr(code) for code in range(32, 127) if chr(code) != "%")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The broker will not have this event. ``for_good``: trying again cannot help."""
+
+    reason: str
+    for_good: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unreached:
+    """The broker did not say that it has this event."""
+
+    reason: str
+
+
+Reply = Refused | Unreached | None
+
+
+class Sink(Protocol):
+    """A broker, or whatever else takes events."""
+
+    name: str  # as it is told to people; without a password
+
+    async def publish(self, events: Sequence[Event]) -> list[Reply]:
+        """Deliver events of different aggregates, at once or in any order; what became of each.
+
+        Connects where that is needed. Does not raise for what a broker does.
+        """
+
+    async def close(self) -> None:
+        """Let go of the broker. It may be published to again."""
+
+
+def message_headers(event: Event) -> dict[str, str]:
+    """What travels beside the payload, on every broker that knows headers."""
+    return {
+        **dict(event.headers),
+        "semel-id": event.id,
+        "semel-type": event.type,
+        "semel-aggregate-type": event.aggregate_type,
+        "semel-aggregate-id": event.aggregate_id,
+    }
+
+
+def ascii_headers(event: Event) -> dict[str, str]:
+    """The same for brokers whose headers are ASCII: other letters, and "%", are percent-encoded UTF-8.
+
+    So are spaces at both ends, which HTTP does not take and others do not keep.
+    """
+    return {name: _ascii(value) for name, value in message_headers(event).items()}
+
+
+def _ascii(value: str) -> str:
+    inner = value.strip(" ")
+    before, after = len(value) - len(value.lstrip(" ")), len(value) - len(value.rstrip(" "))
+    return f"{'%20' * before}{quote(inner, safe=_PLAIN)}{'%20' * after if inner else ''}"
+
+
+def told(error: BaseException) -> str:
+    """An error in a few words, for people."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

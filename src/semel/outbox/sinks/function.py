@@ -1,0 +1,66 @@
+"""The sink that is a function of yours: ``python:shop.events:deliver``.
+
+It is called with each event, and has it once it returns; it may be async. What it raises is a refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from semel.errors import UrlError
+from semel.outbox.event import Event
+from semel.outbox.sinks.base import Refused, Reply, told
+
+
+class FunctionSink:
+    """Calls a function with each event: a coroutine function on the loop, any other in a thread.
+
+    >>> import asyncio
+    >>> FunctionSink(print).name
+    'python:builtins:print'
+    """
+
+    def __init__(self, function: Callable[[Event], Any]) -> None:
+        self._function = function
+        self._awaits = inspect.iscoroutinefunction(function)
+        self.name = f"python:{function.__module__}:{function.__qualname__}"
+
+    async def publish(self, events: Sequence[Event]) -> list[Reply]:
+        """Call it with each in turn."""
+        return [await self._deliver(event) for event in events]
+
+    async def _deliver(self, event: Event) -> Reply:
+        try:
+            if self._awaits:
+                await self._function(event)
+            else:
+                returned = await asyncio.to_thread(self._function, event)
+                if isinstance(returned, Awaitable):
+                    await returned
+        except Exception as error:  # noqa: BLE001 - whatever it raises, it has not taken the event
+            return Refused(told(error))
+        return None
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def function_sink(url: str) -> FunctionSink:
+    """The sink of ``python:module:function``. Raises UrlError."""
+    _, _, rest = url.partition(":")
+    module, colon, name = rest.partition(":")
+    if not module or not colon or not name:
+        raise UrlError(f"a function as a sink is written python:MODULE:FUNCTION; this is {url!r}")
+    try:
+        found: Any = import_module(module)
+    except ImportError as error:
+        raise UrlError(f"the sink's module {module!r} cannot be imported: {error}") from None
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise UrlError(f"the module {module!r} has no function {name!r}")
+    return FunctionSink(found)

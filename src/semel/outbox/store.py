@@ -1,0 +1,237 @@
+"""The outbox in a SQL store: events are written in the transaction of what they tell, read in order, marked, forgotten.
+
+Nothing here is fenced, and need not be: that an event was published is true whoever says so, and what a relay does to
+one that is published or parked already changes no row. Which relay reads which lanes is ``lanes.py``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+from semel.core.damage import damage_of, mended
+from semel.core.flow import Ask, Flow
+from semel.core.identity import uuid_bytes
+from semel.core.model import Settled, Settlement, Settling
+from semel.outbox.event import Event, Waiting
+from semel.outbox.rules import lane_of, pack_headers, unpack_headers
+from semel.stores.mariadb.requests import SettleAnd
+from semel.stores.sql.dialect import MARIADB, POSTGRES, Dialect, Values
+from semel.stores.sql.statements import Argument, Execute, Query, Row, Statement, composed
+
+NOUN: Final = "events"
+REASON_LETTERS_MAX: Final = 500
+_SETTLED: Final = "SELECT 1 / count(*), bool_and(outermost) FROM settled"
+
+
+class Depth(NamedTuple):
+    """How full an outbox is."""
+
+    waiting: int
+    parked: int
+    oldest_us: int  # for how long the oldest has been waiting; 0 where none is
+
+
+class Events:
+    """The outbox of one database."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self._sql = dialect.statements(NOUN)
+
+    def write(self, events: Sequence[Event]) -> Flow[int]:
+        """Write events of the transaction that is open; how many were not there yet."""
+        return (yield from self.dialect.write_all(self._sql["write"], columns(events)))
+
+    def due(
+        self, lanes: int, limit: int, bytes_max: int, *, hold: bool, away: Collection[str] = ()
+    ) -> Flow[list[Waiting]]:
+        """What may be published now, in order.
+
+        Parameters: ``lanes`` a bit for each; ``limit`` events; ``bytes_max`` of payloads, and one event at least;
+        ``hold`` whether a parked event stops those of its aggregate behind it; ``away`` topics whose events are passed
+        over, and with them what is behind them of their aggregates: then all that is not published is walked.
+        """
+        params: Values = {"lanes": lanes, "limit": limit, "bytes": max(1, bytes_max), "hold": int(hold)}
+        if away:
+            params = {**params, "away": f",{','.join(away)},"}  # no topic has a comma
+        rows = yield from self.dialect.rows(self._sql["due_past" if away else "due"], params)
+        return [_waiting(row) for row in rows]
+
+    def published(self, seqs: Sequence[int]) -> Flow[int]:
+        """The broker has these; how many were not marked yet."""
+        return (yield from self.dialect.write_all(self._sql["published"], [{"seq": seq} for seq in seqs]))
+
+    def postpone(self, seq: int, wait_us: int, reason: str) -> Flow[int]:
+        """The broker refused it: to be tried again in so many microseconds."""
+        params: Values = {"seq": seq, "wait": wait_us, "reason": shortened(reason)}
+        return (yield from self.dialect.write(self._sql["postpone"], params))
+
+    def park(self, id: str, reason: str) -> Flow[bool]:
+        """To be tried no more until :meth:`retry`; False where it is published or parked already, or unknown."""
+        if uuid_bytes(id) is None:
+            return False
+        params: Values = {"id": id, "reason": shortened(reason)}
+        return (yield from self.dialect.write(self._sql["park"], params)) == 1
+
+    def park_row(self, seq: int, reason: str) -> Flow[bool]:
+        """As :meth:`park`, by its place: the id of a damaged one may be damaged, too."""
+        params: Values = {"seq": seq, "reason": shortened(reason)}
+        return (yield from self.dialect.write(self._sql["park_row"], params)) == 1
+
+    def retry(self, id: str) -> Flow[bool]:
+        """Try a parked event again; False where it is not parked."""
+        return (yield from self._by_id("retry", id))
+
+    def drop(self, id: str) -> Flow[bool]:
+        """Give a parked event up for good; False where it is not parked."""
+        return (yield from self._by_id("drop", id))
+
+    def _by_id(self, name: str, id: str) -> Flow[bool]:
+        if uuid_bytes(id) is None:
+            return False
+        return (yield from self.dialect.write(self._sql[name], {"id": id})) == 1
+
+    def find(self, after: int, limit: int, *, parked: bool) -> Flow[list[Waiting]]:
+        """A page of what is not published, oldest first; ``after`` a seq; ``parked`` those alone."""
+        params: Values = {"after": after, "limit": limit, "parked": int(parked)}
+        rows = yield from self.dialect.rows(self._sql["find"], params)
+        return [_waiting(row) for row in rows]
+
+    def depth(self) -> Flow[Depth]:
+        """How full it is. Looks at every event that is not published."""
+        [row] = yield from self.dialect.rows(self._sql["depth"], {})
+        now, waiting, parked, oldest = cast("tuple[int, int, int, int | None]", row)
+        return Depth(waiting, parked, max(0, now - oldest) if isinstance(oldest, int) else 0)  # it may be damaged
+
+    def sweep(self, keep_us: int, chunk: int) -> Flow[int]:
+        """Forget at most ``chunk`` events that were published longer ago than ``keep_us``; how many."""
+        return (yield from self.dialect.write(self._sql["sweep"], {"keep": keep_us, "chunk": chunk}))
+
+
+def write_events(dialect: Dialect, events: Sequence[Event]) -> Flow[int]:
+    """Write events in the transaction that is open, with whatever else it writes; how many were not there yet."""
+    return (yield from Events(dialect).write(events)) if events else 0
+
+
+def settled_with_events(
+    dialect: Dialect,
+    settle: Callable[[Sequence[Settlement]], Flow[list[Settling]]],
+    settlements: Sequence[Settlement],
+) -> Flow[list[Settling]]:
+    """Settle, and write the events of what stands, in one commit."""
+    emitting = any(word.events for word in settlements)
+    if emitting:
+        yield from dialect.together()
+    replies = yield from settle(settlements)
+    if emitting:
+        stand = [
+            event
+            for word, reply in zip(settlements, replies, strict=True)
+            if isinstance(reply, Settled)
+            for event in word.events
+        ]
+        yield from write_events(dialect, stand)
+    return replies
+
+
+def settle_here_and_emit(settle: Query, events: Sequence[Event]) -> Query:
+    """PostgreSQL: the settlement of an ATOMIC unit and its events, in one statement."""
+    assert not isinstance(settle.params, tuple)
+    each = columns(events)
+    also: dict[str, Argument] = {name: [values[name] for values in each] for name in each[0]}
+    return Query(_settling_and_writing(settle.statement), {**settle.params, **also})
+
+
+def settle_and_emit(settle: Execute, events: Sequence[Event]) -> SettleAnd:
+    """MariaDB: the settlement of an ATOMIC unit, and its events behind it, in one round trip."""
+    write = MARIADB.statements(NOUN)["write"]
+    return SettleAnd(settle, [Execute(write, values) for values in columns(events)])
+
+
+_COMPOSED: Final[dict[str, Statement]] = {}
+
+
+def _settling_and_writing(settle: Statement) -> Statement:
+    statement = _COMPOSED.get(settle.text)
+    if statement is None:
+        write = POSTGRES.statements(NOUN)["write"].text
+        _, _, emitting = write.partition("),\n")  # behind the clock, which both begin with
+        emitting, _, _ = emitting.rpartition("\nSELECT 1 FROM emitted")
+        settling, found, _ = settle.text.rpartition(f"\n{_SETTLED}")
+        assert found, "postgres.sql and outbox/store.py disagree on how a unit's settlement ends"
+        ends = (
+            "SELECT 1 / (SELECT count(*) FROM settled), (SELECT bool_and(outermost) FROM settled), "
+            "(SELECT count(*) FROM rung)"
+        )
+        statement = _COMPOSED[settle.text] = composed(f"{settle.name}_and_emit", f"{settling},\n{emitting}\n{ends}")
+    return statement
+
+
+def settling(settle: Ask[Any], settlement: Settlement) -> Ask[Any]:
+    """The ask that settles inside an ATOMIC unit, with the settlement's events if it has any."""
+    if not settlement.events:
+        return settle
+    if isinstance(settle, Query):
+        return settle_here_and_emit(settle, settlement.events)
+    assert isinstance(settle, Execute)
+    return settle_and_emit(settle, settlement.events)
+
+
+def columns(events: Sequence[Event]) -> list[Values]:
+    """The parameters of ``write``, for each event."""
+    return [
+        {
+            "event_id": event.id,
+            "aggregate_type": event.aggregate_type,
+            "aggregate_id": event.aggregate_id,
+            "event_type": event.type,
+            "payload": event.payload,
+            "topic": event.topic,
+            "event_headers": pack_headers(event.headers),
+            "event_tenant": event.tenant,
+            "lane": lane_of(event.aggregate_type, event.aggregate_id),
+            "emitter": event.operation_id,
+        }
+        for event in events
+    ]
+
+
+_COLUMNS: Final = (
+    *("seq", "id", "topic", "type", "aggregatetype", "aggregateid", "payload", "headers", "tenant", "operation_id"),
+    *("created_at", "tries", "next_at", "parked_at", "reason"),
+)
+
+
+def _waiting(row: Row) -> Waiting:
+    values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=False))
+    damage = damage_of(NOUN, values)
+    if damage is not None:
+        values = mended(NOUN, values)
+    event = Event(
+        values["id"],
+        values["topic"],
+        values["type"],
+        values["aggregatetype"],
+        values["aggregateid"],
+        values["payload"],
+        unpack_headers(values["headers"]),
+        values["tenant"],
+        values["operation_id"],
+    )
+    return Waiting(
+        values["seq"],
+        event,
+        values["created_at"],
+        values["tries"],
+        values.get("next_at", 0),
+        values.get("parked_at"),
+        values.get("reason"),
+        damage,
+    )
+
+
+def shortened(reason: str) -> str:
+    """A reason that fits into a line, without what no store can keep."""
+    text = " ".join(reason.encode("utf-8", "replace").decode().replace("\x00", "").split())
+    return text if len(text) <= REASON_LETTERS_MAX else f"{text[: REASON_LETTERS_MAX - 1]}…"

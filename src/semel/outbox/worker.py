@@ -1,0 +1,387 @@
+"""The relay: events that are committed get to the broker, each at least once and always under its id, in order.
+
+Order hangs on no lease. An event is sent when the one of its aggregate before it was acknowledged (or was marked as
+published before this relay read), so the first arrival of each is in order, however many relays read the same events.
+Lanes only keep two relays from doing the same work. There is no cursor: what is not marked is read, so that a
+transaction which commits late is not passed by.
+
+A relay that dies between the broker's word and the mark leaves events that are sent again: their id tells consumers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, Self
+
+from semel.core.identity import uuid7_bytes, uuid_text
+from semel.core.spans import check_count, check_seconds
+from semel.engine.async_engine import AsyncEngine
+from semel.engine.trouble import Trouble
+from semel.errors import SchemaError, StoreError
+from semel.outbox.event import Event, Waiting
+from semel.outbox.flow import TRIES_MAX, Away, Batch, event_wait_seconds, outage_wait_seconds
+from semel.outbox.partitions import Lanes
+from semel.outbox.rules import LANES
+from semel.outbox.run import listening
+from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, told
+from semel.outbox.store import Depth, Events
+from semel.policy import LEASE_SECONDS_MIN, SPAN_SECONDS_MAX
+from semel.stores.sql.dialect import POSTGRES, dialect_of
+
+BATCH: Final = 500
+BATCH_BYTES: Final = 8 * 1024 * 1024
+LEASE_SECONDS: Final = 10.0
+POLL_SECONDS: Final = 0.05  # where the database has no bell
+LISTENING_POLL_SECONDS: Final = 1.0
+GAUGE_SECONDS: Final = 15.0
+SWEEP_SECONDS: Final = 60.0
+SWEEP_CHUNK: Final = 1000
+STORE_REST_SECONDS: Final = 0.5
+WALK_REST: Final = 3.0  # for how many times as long as a walk past what is away took the database is left alone
+ELSEWHERE_SECONDS: Final = 0.25
+ALL_LANES: Final = (1 << LANES) - 1
+
+
+class Relay:
+    """Publishes an engine's events to a sink. ``async with Relay(engine, sink):`` runs it meanwhile.
+
+    Parameters: ``batch`` how many events are read at once, ``batch_bytes`` how large they may be together;
+    ``tries_max`` how often a refused event is tried before it is parked; ``hold`` whether a parked event stops those of
+    its aggregate behind it, until somebody retries or drops it; ``keep_seconds`` how long published events are kept;
+    ``lease_seconds`` after which a dead relay's lanes are taken over; ``poll_seconds`` between two looks where nobody
+    rings (1 second beside PostgreSQL's bell, else 0.05).
+
+    >>> import asyncio, tempfile
+    >>> from semel import AsyncEngine
+    >>> from semel.workers import FunctionSink
+    >>> async def main(folder: str) -> int:
+    ...     async with AsyncEngine.connect(f"sqlite:///{folder}/app.db") as engine:
+    ...         return await Relay(engine, FunctionSink(print)).run_once()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = asyncio.run(AsyncEngine.connect(f"sqlite:///{folder}/app.db").migrate())
+    ...     asyncio.run(main(folder))
+    0
+
+    Raises ConfigurationError where the store is no SQL database, PolicyError for an option that cannot be.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        sink: Sink,
+        *,
+        batch: int = BATCH,
+        batch_bytes: int = BATCH_BYTES,
+        tries_max: int = TRIES_MAX,
+        hold: bool = True,
+        keep_seconds: float = 86_400,
+        lease_seconds: float = LEASE_SECONDS,
+        poll_seconds: float | None = None,
+    ) -> None:
+        for name, count in (("batch", batch), ("batch_bytes", batch_bytes), ("tries_max", tries_max)):
+            check_count(name, count)
+        check_seconds("lease_seconds", lease_seconds, least=LEASE_SECONDS_MIN, most=3600)
+        check_seconds("keep_seconds", keep_seconds, least=0, most=SPAN_SECONDS_MAX)
+        if poll_seconds is not None:
+            check_seconds("poll_seconds", poll_seconds, most=3600)
+        dialect = dialect_of(engine.store, "events")
+        self.name = f"{engine.core.holder}:{uuid_text(uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10)))[-12:]}"
+        self.sink = sink
+        self.published = 0
+        self.parked = 0
+        self.outage: str | None = None  # why the broker cannot be reached, as long as it cannot
+        self.held_elsewhere = False  # whether run_once left events that were in the lanes of others
+        self._engine = engine
+        self._events = Events(dialect)
+        self._lanes = Lanes(dialect)
+        self._bell_server = getattr(engine.backend.driver, "server", None) if dialect is POSTGRES else None
+        self._batch, self._batch_bytes, self._tries_max, self._hold = batch, batch_bytes, tries_max, hold
+        self._keep_us = int(keep_seconds * 1_000_000)
+        self._lease_seconds = lease_seconds
+        self._poll_seconds = poll_seconds
+        self._random = random.SystemRandom()
+        self._mask = 0
+        self._attended = float("-inf")
+        self._busy = False
+        self._met = 0  # events of the last turn
+        self._full = False
+        self._outages = 0
+        self._away = Away()
+        self._struck = False  # whether the last turn met an outage that is not passed over
+        self._put_away = False  # whether it met one that is, from here on
+        self._walk_seconds = 0.0  # what the last look past those that are away has cost
+        self._woken = asyncio.Event()
+        self._stopping = False
+        self._trouble = Trouble("the relay")
+        self._house_trouble = Trouble("the relay's gauge and sweep")
+        self._task: asyncio.Task[None] | None = None
+
+    # --- one turn ---------------------------------------------------------------------------
+
+    async def run_once(self, *, wait_seconds: float = 0.0) -> int:
+        """Publish what is there, until nothing more may be; how many. What is refused, or held back, stays.
+
+        Parameters: ``wait_seconds`` how long events are waited for that are in the lanes of other relays, which publish
+        them or are dead; ``held_elsewhere`` then says whether some are left.
+
+        Raises StoreError.
+        """
+        before = self.published
+        ends = time.monotonic() + wait_seconds
+        self._away = Away()
+        await self._attend(bell=False)
+        try:
+            while True:
+                while (await self._turn(self._away.topics) or self._met) and not self._struck:
+                    await self._attend_in_time()
+                self.held_elsewhere = self.outage is None and await self._due_elsewhere()
+                if not self.held_elsewhere or time.monotonic() >= ends:
+                    return self.published - before
+                await asyncio.sleep(min(ELSEWHERE_SECONDS, wait_seconds))
+                await self._attend(bell=False)
+        finally:
+            await self._leave()
+
+    async def _due_elsewhere(self) -> bool:
+        """Whether something may be published that is in no lane of this relay's."""
+        read, theirs, hold = self._events.due, ALL_LANES & ~self._mask, self._hold
+        return bool(theirs and await self._engine.perform("events_due", lambda: read(theirs, 1, 1, hold=hold)))
+
+    async def _turn(self, away: Collection[str]) -> int:
+        """Read a batch past the topics that are away, publish it, mark it; how many were published."""
+        self._met, self._full, self._struck, self._put_away, self._walk_seconds = 0, False, False, False, 0.0
+        mask, limit, size, hold = self._mask, self._batch, self._batch_bytes, self._hold
+        if not mask:
+            self._away, self.outage = Away(), None
+            return 0
+        read, began = self._events.due, time.monotonic()
+        due = await self._engine.perform("events_due", lambda: read(mask, limit, size, hold=hold, away=away))
+        if away:
+            self._walk_seconds = time.monotonic() - began
+        self._met, self._full = len(due), len(due) >= limit
+        if not self._full:
+            self._away.keep({*away, *(each.event.topic for each in due)})
+        if not self._away:
+            self.outage = None
+        if not due:
+            return 0
+        arrived: list[Waiting] = []
+        try:
+            await self._publish(Batch(due), arrived)
+        finally:  # also where a refusal could not be noted: what has arrived, has
+            if arrived:
+                await self._mark(arrived)
+        return len(arrived)
+
+    async def _publish(self, batch: Batch, arrived: list[Waiting]) -> None:
+        outage: str | None = None
+        unreached_topics: set[str] = set()
+        while wave := batch.wave():
+            replies = await self._deliver_readable(wave)
+            for each, reply in zip(wave, replies, strict=True):
+                if reply is None:
+                    batch.arrived(each)
+                    arrived.append(each)
+                else:
+                    batch.stopped(each)
+                if isinstance(reply, Unreached):
+                    outage = outage or reply.reason
+                    unreached_topics.add(each.event.topic)
+            await self._note_refused(wave, replies)
+            if None not in replies and any(isinstance(reply, Unreached) for reply in replies):
+                break  # the rest of the batch is spared
+            await self._attend_in_time()
+        topics = {each.event.topic for each in arrived}
+        passed = self._away.met(unreached_topics, topics, time.monotonic(), self._random.random())
+        self._put_away, self._struck = bool(unreached_topics) and passed, not passed
+        # Where some have arrived, one partition or queue is away: the others of its topic do not wait for it.
+        self._outages = 0 if not self._struck else 1 if arrived else self._outages + 1
+        if outage is not None or not self._away:
+            self.outage = outage
+
+    async def _deliver_readable(self, wave: Sequence[Waiting]) -> list[Reply]:
+        """Deliver a wave, less what is damaged: that is parked at once, and the others go on."""
+        readable = iter(await self._deliver([each.event for each in wave if each.damage is None]))
+        return [next(readable) if each.damage is None else Refused(each.damage, for_good=True) for each in wave]
+
+    async def _deliver(self, events: Sequence[Event]) -> list[Reply]:
+        if not events:
+            return []
+        try:
+            return await self.sink.publish(events)
+        except Exception as error:  # noqa: BLE001 - a sink that breaks its promise must not stop the others' events
+            if len(events) == 1:
+                return [Refused(told(error))]
+        replies: list[Reply] = []
+        for event in events:
+            replies += await self._deliver([event])
+        return replies
+
+    async def _note_refused(self, wave: Sequence[Waiting], replies: Sequence[Reply]) -> None:
+        perform, events = self._engine.perform, self._events
+        for each, reply in zip(wave, replies, strict=True):
+            if not isinstance(reply, Refused):
+                continue
+            seq, reason = each.seq, reply.reason
+            detail = {"event": each.event.id, "reason": reason}
+            self._tell("events_refused", each.event.topic, detail=detail)
+            if reply.for_good or each.tries + 1 >= self._tries_max:
+                if await perform("events_park", lambda seq=seq, reason=reason: events.park_row(seq, reason)):  # type: ignore[misc]
+                    self.parked += 1
+                    self._tell("events_parked", each.event.topic, detail=detail)
+            else:
+                wait = int(event_wait_seconds(each.tries, self._random.random()) * 1_000_000)
+                make = lambda seq=seq, wait=wait, reason=reason: events.postpone(seq, wait, reason)  # noqa: E731
+                await perform("events_postpone", make)
+
+    async def _mark(self, arrived: Sequence[Waiting]) -> None:
+        seqs = [each.seq for each in arrived]
+        await self._engine.perform("events_published", lambda: self._events.published(seqs))
+        self.published += len(seqs)
+        counts: dict[str, int] = {}
+        for each in arrived:
+            counts[each.event.topic] = counts.get(each.event.topic, 0) + 1
+        for topic, count in counts.items():
+            self._tell("events_published", topic, count)
+
+    def _tell(self, name: str, topic: str, value: float = 1, detail: Mapping[str, str] | None = None) -> None:
+        self._engine.core.observer.event(name, value, {"topic": topic}, detail or {})
+
+    # --- lanes ------------------------------------------------------------------------------
+
+    async def _attend_in_time(self) -> None:
+        if time.monotonic() - self._attended >= self._lease_seconds / 3:
+            await self._attend(bell=not self._busy)
+
+    async def _attend(self, *, bell: bool) -> None:
+        lease = int(self._lease_seconds * 1_000_000)
+        self._mask = await self._engine.perform(
+            "events_attend", lambda: self._lanes.attend(self.name, lease, bell=bell)
+        )
+        self._attended = time.monotonic()
+
+    async def _leave(self) -> None:
+        lease = int(self._lease_seconds * 1_000_000)
+        await self._engine.perform("events_leave", lambda: self._lanes.leave(self.name, lease))
+        self._mask, self._attended = 0, float("-inf")
+
+    # --- for as long as wanted --------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self.run(), name="semel-relay")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop()
+        if self._task is not None:
+            await self._task
+            self._task = None
+
+    def stop(self) -> None:
+        """End :meth:`run` after the batch that is on its way. From the loop's own thread."""
+        self._stopping = True
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Relay until :meth:`stop`. A store or a broker that is away is waited for, and nothing is lost meanwhile."""
+        loop = asyncio.get_running_loop()
+        bell = None
+        if self._bell_server is not None:
+            from semel.outbox.postgres_listen import PostgresBell
+
+            bell = PostgresBell(self._bell_server, self._woken.set)
+            await bell.open()
+        keeper = asyncio.create_task(self._keep_house(), name="semel-relay-house")
+        try:
+            with listening(lambda: loop.call_soon_threadsafe(self._woken.set)):
+                while not self._stopping:
+                    rest = await self._round(rung=bell is not None and bell.listening)
+                    if rest > 0 or self._walk_seconds > 0:
+                        await self._rest(rest)
+        finally:
+            keeper.cancel()
+            await asyncio.wait({keeper})
+            if bell is not None:
+                await bell.close()
+            with suppress(StoreError, SchemaError):  # others take the lanes over when the lease is over
+                await self._leave()
+            await self.sink.close()
+
+    async def _round(self, *, rung: bool) -> float:
+        """A turn, and how long to rest after it."""
+        self._woken.clear()
+        try:
+            await self._attend_in_time()
+            sent = await self._turn(self._away.passed_over(time.monotonic()))
+            self._trouble.over()
+            if self._struck:
+                return outage_wait_seconds(self._outages, self._random.random())
+            if self._full != self._busy:  # nobody need ring for a relay that looks again at once
+                self._busy = self._full
+                await self._attend(bell=rung and not self._busy)
+                return 0
+            if sent or self._put_away:
+                return 0
+        except (StoreError, SchemaError):  # the observer was told; a store that comes back finds its relay alive
+            return STORE_REST_SECONDS
+        except Exception as error:  # noqa: BLE001 - a relay that dies unseen leaves every event behind it unsent
+            self._struck = True  # no bell shortens the rest
+            return self._trouble.met(error)
+        poll = self._poll_seconds
+        if poll is None:
+            poll = LISTENING_POLL_SECONDS if rung else POLL_SECONDS
+        return min(poll, self._away.wait_seconds(time.monotonic()))
+
+    async def _rest(self, seconds: float) -> None:
+        # No bell brings a broker back; and to walk past millions of events at every bell would be all that it does.
+        walked = min(WALK_REST * self._walk_seconds, self._lease_seconds / 4)
+        deaf = seconds if self._struck else walked
+        ends, rung = time.monotonic() + deaf, False
+        while not self._stopping and (left := ends - time.monotonic()) > 0:
+            self._woken.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), left)
+                rung = True
+        if not rung and not self._stopping and seconds > deaf:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), seconds - deaf)
+
+    async def _keep_house(self) -> None:
+        sweep_at = time.monotonic() + SWEEP_SECONDS * self._random.random()
+        while True:
+            try:
+                await self.gauge()
+                if time.monotonic() >= sweep_at:
+                    sweep_at = time.monotonic() + SWEEP_SECONDS
+                    await self.sweep()
+                self._house_trouble.over()
+            except (StoreError, SchemaError):  # told to the observer, and done next time
+                pass
+            except Exception as error:  # noqa: BLE001 - as in _round
+                self._house_trouble.met(error)
+            await asyncio.sleep(GAUGE_SECONDS * (1 - self._random.random() / 4))
+
+    async def gauge(self) -> Depth:
+        """Look how full the outbox is, and tell the observer. Raises StoreError."""
+        depth = await self._engine.perform("events_depth", self._events.depth)
+        observer = self._engine.core.observer
+        observer.event("events_waiting", depth.waiting, {"kind": "waiting"}, {})
+        observer.event("events_waiting", depth.parked, {"kind": "parked"}, {})
+        observer.event("events_oldest_seconds", depth.oldest_us / 1_000_000, {}, {})
+        return depth
+
+    async def sweep(self) -> int:
+        """Forget what was published longer ago than ``keep_seconds``; how many. Raises StoreError."""
+        gone = 0
+        while True:
+            began = time.monotonic()
+            done = await self._engine.perform("events_sweep", lambda: self._events.sweep(self._keep_us, SWEEP_CHUNK))
+            gone += done
+            if done < SWEEP_CHUNK:
+                return gone
+            await asyncio.sleep(min(1.0, time.monotonic() - began))  # as the purge: others write, too

@@ -1,0 +1,32 @@
+"""Settling what a reconciler found: the record, its operation, its events and the end of the asking in one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semel.core.contract import Store
+from semel.core.flow import Flow
+from semel.core.model import Record, Resolution, Resolved, Resolving, State
+from semel.operations.flow import is_kept_by, resolve
+from semel.outbox.event import Event
+from semel.outbox.store import write_events
+from semel.reconciliation.store import Reconciliations, Standing
+from semel.stores.sql.dialect import dialect_of
+
+
+def settle_found(store: Store, word: Resolution, events: Sequence[Event]) -> Flow[Resolving]:
+    """Resolve a record, by compare-and-set on its fence; what was emitted is written only if it succeeded by that."""
+    reply = yield from resolve(store, word)
+    if isinstance(reply, Resolved):
+        yield from write_events(dialect_of(store, "events"), events if reply.state is State.SUCCEEDED else ())
+        yield from Reconciliations(store).forget(word.id)
+    return reply
+
+
+def standings(store: Store, records: Sequence[Record]) -> Flow[dict[bytes, Standing]]:
+    """How far the reconciliation of each of these has come, by record id; nothing where a store knows none."""
+    if not is_kept_by(store) or not records:
+        return {}
+    found = yield from Reconciliations(store).standings([record.id for record in records])
+    fences = {record.id: record.fence for record in records}
+    return {id: standing for id, standing in found.items() if standing.fence == fences[id]}

@@ -1,0 +1,133 @@
+"""What a reconciler's finding means for an UNKNOWN record: settle it now, or ask again, and when.
+
+An early "it did not happen" proves nothing: the holder may still be running, and the other side may still have the call
+in a queue. So it counts from ``quiet_for`` after the deadline on. Pure: times in microseconds of the store's clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from semel.core.backoff import poll_seconds
+from semel.core.model import Answer, Record, Resolution
+from semel.steps.doubts import step_of
+
+FIRST_SECONDS: Final = 5.0
+LONGEST_SECONDS: Final = 3600.0
+EARLY_SECONDS_MIN: Final = 1.0
+REASON_LENGTH_MAX: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class SucceededWith:
+    """It happened. ``answer`` is what every retry gets (None: it is told so, and that no answer was kept).
+
+    Parameters: ``resource`` type and id of what was made; ``reason`` how it is known, for the audit trail.
+    """
+
+    answer: Answer | None
+    resource: tuple[str, str] | None = None
+    reason: str = "the other side has it"
+
+
+@dataclass(frozen=True, slots=True)
+class StepSucceeded:
+    """The step in doubt happened, and this is its result: what its call would have returned. The execution goes on.
+
+    Parameters: ``result`` a value in JSON's own types, as the step's declared type is written; ``reason`` how it is
+    known, for the audit trail.
+    """
+
+    result: Any
+    reason: str = "the other side has it"
+
+
+@dataclass(frozen=True, slots=True)
+class DidNotHappen:
+    """The other side knows nothing of it: from ``quiet_for`` on a retry may run it.
+
+    Where a step is in doubt (``case.step``), it is that step which did not happen: those that had finished stay so.
+    """
+
+    reason: str = "the other side knows nothing of it"
+
+
+@dataclass(frozen=True, slots=True)
+class StillUnknown:
+    """Nobody can say yet, and why."""
+
+    reason: str
+
+
+Finding = SucceededWith | StepSucceeded | DidNotHappen | StillUnknown
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Ask again in ``wait_us``; ``counts`` as an attempt; ``over``: no more, an operator must find out."""
+
+    wait_us: int
+    reason: str
+    counts: bool
+    over: bool = False
+
+
+def quiet_until(record: Record, quiet_us: int) -> int:
+    """From when on "it did not happen" is believed: nobody holds it any more, and the other side has had its time."""
+    return max(record.deadline_at, record.lease_until) + quiet_us
+
+
+def holder_has_ended(record: Record) -> bool:
+    """Whether the holder itself said that the outcome is unknown. A lapse says nothing: it may be alive."""
+    doubt = record.doubt or ""
+    return doubt.startswith(("error:", "http-")) or record.error_code is not None
+
+
+def judge(
+    found: Finding,
+    record: Record,
+    now: int,
+    *,
+    actor: str,
+    quiet_us: int,
+    asked: int,
+    asked_max: int,
+    jitter: float,
+    result: bytes | None = None,
+) -> Resolution | Again:
+    """What to do with a finding.
+
+    Parameters: ``asked`` how often it was asked before, as far as that counted; ``jitter`` between 0 and 1; ``result``
+    that of a step which succeeded, as it is recorded.
+    """
+    step = step_of(record.doubt)
+    match found:
+        case SucceededWith(_, _, reason) | StepSucceeded(_, reason):
+            early = now < record.deadline_at
+            if early and not holder_has_ended(record):  # its own answer would be the better one
+                return _early(record.deadline_at - now, f"it happened, and its holder may still say so: {reason}")
+            word = Resolution(record.id, record.fence, True, None, actor, _short(reason), early)
+            if isinstance(found, StepSucceeded):
+                return word._replace(step=step, result=result)
+            kind, id = found.resource or (None, None)
+            return word._replace(answer=found.answer, resource_type=kind, resource_id=id)
+        case DidNotHappen(reason):
+            left = quiet_until(record, quiet_us) - now
+            if left > 0:
+                return _early(left, f"not believed yet: {reason}")
+            return Resolution(record.id, record.fence, False, None, actor, _short(reason), step=step)
+        case StillUnknown(reason):
+            wait = poll_seconds(asked, jitter, first=FIRST_SECONDS, longest=LONGEST_SECONDS)
+            return Again(int(wait * 1_000_000), _short(reason), counts=True, over=asked + 1 >= asked_max)
+
+
+def _early(left_us: int, reason: str) -> Again:
+    """Half of what is left: so that what turns up meanwhile is seen, and few ask for long."""
+    wait = min(left_us, max(left_us // 2, int(EARLY_SECONDS_MIN * 1_000_000)))
+    return Again(wait, _short(reason), counts=False)
+
+
+def _short(reason: str) -> str:
+    text = str(reason)[:REASON_LENGTH_MAX]  # whatever the other side has said, half a character of it, too
+    return text.encode("utf-8", "replace").decode() or "no reason given"

@@ -1,0 +1,45 @@
+"""What the service prints when it starts: where it is, and what to try, ready to be copied."""
+
+from __future__ import annotations
+
+from semel.reference.settings import DEMO_LEASE_SECONDS, Settings
+
+_TRY = """
+  # the same payment, submitted twice: one charge, the same answer, the second one marked as replayed
+  KEY=$(uuidgen 2>/dev/null || date +%s%N)
+  curl -i {url}/payments -H 'Authorization: Bearer alice' -H "Idempotency-Key: $KEY" \\
+       -H 'Content-Type: application/json' -d '{{"customerId": "c-1", "amount": "10.00", "currency": "EUR"}}'
+  curl -i {url}/payments -H 'Authorization: Bearer alice' -H "Idempotency-Key: $KEY" \\
+       -H 'Content-Type: application/json' -d '{{"customerId": "c-1", "amount": "10.00", "currency": "EUR"}}'
+
+  # the same key for another payment: refused
+  curl -i {url}/payments -H 'Authorization: Bearer alice' -H "Idempotency-Key: $KEY" \\
+       -H 'Content-Type: application/json' -d '{{"customerId": "c-1", "amount": "99.00", "currency": "EUR"}}'
+
+  # what was really charged, and where the command stands
+  curl {url}/payments -H 'Authorization: Bearer alice'
+  curl "{url}/operations?operation=payments.create&key=$KEY" -H 'Authorization: Bearer alice'
+"""
+_DEMO = """
+  # a worker killed after the charge, before its answer was stored: send it, and again when its lease is over,
+  # {lease:g} s later, to see what Semel can prove; sooner, the retry is told that the first may still be running
+  curl -i {url}/payments -H 'Authorization: Bearer alice' -H "Idempotency-Key: crash-$KEY" \\
+       -H 'Content-Type: application/json' \\
+       -d '{{"customerId": "c-1", "amount": "5.00", "currency": "EUR", "simulate": {{"crash": "after"}}}}'
+"""
+
+
+def commands(url: str, settings: Settings) -> str:
+    """What to try, as lines for a shell."""
+    return _TRY.format(url=url) + (_DEMO.format(url=url, lease=DEMO_LEASE_SECONDS) if settings.demo else "")
+
+
+def greeting(url: str, settings: Settings) -> list[str]:
+    """The lines to print."""
+    return [
+        f"semel: serving on {url} (store {settings.url}{', demo mode' if settings.demo else ''})",
+        f"semel: a page to begin with: {url}/; the API is described at {url}/docs; stop with Ctrl-C",
+        "",
+        "Try it (copy and paste):",
+        *commands(url, settings).splitlines(),
+    ]

@@ -1,0 +1,38 @@
+"""Notes: a downstream that deduplicates by the key it is given, so its operation may be declared IDEMPOTENT."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from semel.reference.ledger import Entry, Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One written note."""
+
+    id: str
+    caller: str
+    text: str
+
+
+class Notes:
+    """Writes each key's note once, whoever asks how often. ``path`` is the file of its ledger."""
+
+    def __init__(self, path: Path) -> None:
+        self._ledger = Ledger(path)
+
+    def write(self, key: str, caller: str, text: str) -> Note:
+        """Write a note durably; a known key answers with the note that stands. Blocks for one fsync."""
+        entry: Entry = {"key": key, "id": f"note_{secrets.token_hex(8)}", "caller": caller, "detail": {"text": text}}
+        return _note(self._ledger.append(entry, once=True))
+
+    def written(self, caller: str) -> list[Note]:
+        """One caller's notes, in their order."""
+        return [_note(entry) for entry in self._ledger.entries() if entry["caller"] == caller]
+
+
+def _note(entry: Entry) -> Note:
+    return Note(entry["id"], entry["caller"], entry["detail"]["text"])

@@ -1,0 +1,63 @@
+"""The payment provider simulator: somebody else's system, with its own ledger.
+
+It does **not** deduplicate by the key it is given, as some real providers do not: a charge asked for twice
+is charged twice, and its ledger shows it. That is what makes the demonstration worth anything.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+from semel.reference.ledger import Entry, Ledger
+
+
+class ProviderUnreachable(Exception):
+    """The provider could not be reached: nothing was charged."""
+
+
+class ProviderTimeout(Exception):
+    """The provider did not answer in time: it may have charged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """One charge in the provider's ledger."""
+
+    id: str
+    key: str
+    caller: str
+    amount: Decimal
+    currency: str
+    customer: str
+
+
+class Provider:
+    """Charges, and remembers every charge. ``path`` is the file of its ledger."""
+
+    def __init__(self, path: Path) -> None:
+        self._ledger = Ledger(path)
+
+    def charge(
+        self, key: str, caller: str, amount: Decimal, currency: str, *, customer: str = "", deduplicate: bool = False
+    ) -> Charge:
+        """Charge now, durably. Blocks for one fsync.
+
+        Parameters: ``key`` is kept with the charge; only with ``deduplicate`` does a known key mean no new charge.
+        """
+        detail = {"amount": str(amount), "currency": currency, "customer": customer}
+        entry: Entry = {"key": key, "id": f"pay_{secrets.token_hex(8)}", "caller": caller, "detail": detail}
+        return _charge(self._ledger.append(entry, once=deduplicate))
+
+    def charges(self, caller: str | None = None) -> list[Charge]:
+        """All charges, or one caller's, in their order."""
+        return [_charge(entry) for entry in self._ledger.entries() if caller is None or entry["caller"] == caller]
+
+
+def _charge(entry: Entry) -> Charge:
+    detail = entry["detail"]
+    return Charge(
+        entry["id"], entry["key"], entry["caller"], Decimal(detail["amount"]), detail["currency"], detail["customer"]
+    )

@@ -1,0 +1,107 @@
+"""One worker process of the reference service: uvicorn on a socket that it inherits from its supervisor.
+
+``python -m semel.reference.worker_main --socket FD --lifeline FD --ready FD``. The lifeline is the reading end of a
+pipe that only the supervisor holds open: when the supervisor is gone, however it ended, the worker drains and ends.
+To the third, the writing end of a pipe, the worker writes one byte when it serves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import uvicorn
+
+from semel.errors import ConfigurationError
+from semel.reference.app import create_app
+from semel.reference.settings import Settings
+
+DRAIN_SECONDS: Final = 10
+LOOK_SECONDS: Final = 0.02
+LOOKS_MAX: Final = 25  # half a second for a connection whose request has not come when the end has
+BACKLOG: Final = 2048
+CONFIGURATION_EXIT: Final = 3  # it could not start; after a few such starts in a row the supervisor gives up
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which says when it serves, and before it ends answers whoever it has already let in."""
+
+    def __init__(self, config: uvicorn.Config, tells: int | None) -> None:
+        super().__init__(config)
+        self._tells = tells
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve, and say so."""
+        await super().startup(sockets)
+        if self.started and self._tells is not None:
+            os.write(self._tells, b"1")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let nobody in any more, take the requests of those who have just come, drain."""
+        for server in self.servers:
+            server.close()
+        for _ in range(LOOKS_MAX):  # at least once: what was accepted becomes a connection in the loop's next turns
+            await asyncio.sleep(LOOK_SECONDS)
+            if not any(map(_has_not_asked, self.server_state.connections)):
+                break
+        await super().shutdown(sockets)
+
+
+def _has_not_asked(connection: object) -> bool:
+    """Whether a connection is too young to have brought its first request."""
+    return getattr(connection, "cycle", connection) is None
+
+
+def run_server(settings: Settings, listening: socket.socket, tells: int | None = None) -> int:
+    """Serve on a bound socket until SIGTERM or SIGINT; handlers that run may end within the drain.
+
+    Parameters: ``tells``, a descriptor that one byte is written to when requests are served.
+    """
+    logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s {os.getpid()} %(name)s: %(message)s")
+    config = uvicorn.Config(
+        create_app(settings),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        log_config=None,
+    )
+    server = _Server(config, tells)
+    with suppress(KeyboardInterrupt):  # uvicorn drains on SIGINT, then raises it once more
+        server.run(sockets=[listening])
+    return 0 if server.started else CONFIGURATION_EXIT
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until the supervisor says so, or is gone."""
+    parser = argparse.ArgumentParser(prog="semel.reference.worker_main", description=__doc__)
+    parser.add_argument("--socket", type=int, required=True)
+    parser.add_argument("--lifeline", type=int, required=True)
+    parser.add_argument("--ready", type=int, required=True)
+    options = parser.parse_args(argv)
+    threading.Thread(target=_hold, args=(options.lifeline,), name="semel-lifeline", daemon=True).start()
+    try:
+        return run_server(Settings.read(), socket.socket(fileno=options.socket), options.ready)
+    except ConfigurationError as error:
+        print(f"semel: {error}", file=sys.stderr)  # noqa: T201  # a process's last words
+        return CONFIGURATION_EXIT
+
+
+def _hold(lifeline: int) -> None:
+    os.read(lifeline, 1)  # nobody ever writes: it returns when the other end is closed
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,224 @@
+"""A kept request, run through an ASGI application once more without its client: what a completer gives to a handler.
+
+Of the request's headers only those that say what the body is and where it was sent are kept, never a credential. So
+the application that is called here is the one *inside* whatever authenticates; who the caller is, the permit's command
+says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from semel.core.model import Answer
+from semel.engine.async_engine import AsyncEngine
+from semel.engine.permit import Permit
+from semel.errors import NothingHappened, SemelError
+from semel.http.asgi.call import App, Message, Send
+from semel.http.asgi.route import CALL_KEY, RouteCall
+from semel.http.capture import Capture
+from semel.http.exchange import CUT, UNFINISHED, IncompleteAnswer
+from semel.http.routing import Params, Route
+from semel.http.settings import HttpSettings
+from semel.policy import Command
+from semel.resuming.request import KeptRequest, resumable_routes, unpack
+from semel.resuming.worker import Completer
+
+_REACHED: Final = Answer(204, (), b"")
+
+
+class ResumedCall(RouteCall):
+    """What an endpoint that claims for itself finds in place of its capture: its permit is there already.
+
+    Parameters: ``take`` is given the application's answer, from the place where a request's own answer is captured:
+    what middleware further outside makes of it is made of each replay anew.
+    """
+
+    __slots__ = ("inside", "reached", "take")
+
+    def __init__(self, permit: Permit | None, take: Callable[[Message], None]) -> None:
+        self._permit = permit
+        self._failure = None
+        self.take = take
+        self.reached = False
+        self.inside = False  # whether the request came to a capture
+
+    def send_inside(self, send: Send) -> Send:
+        """A send that takes the answer where the capture is."""
+        if self.inside:
+            return send
+        self.inside = True
+
+        async def send_taken(message: Message) -> None:
+            self.take(message)
+            await send(message)
+
+        return send_taken
+
+    async def claim(
+        self, surface: HttpSettings, route: Route, params: Params, request: Mapping[str, Any]
+    ) -> Permit | Answer | None:
+        """The permit that the completer was granted; before it has claimed, an answer in the endpoint's place."""
+        self.reached = True
+        return _REACHED if self._permit is None else self._permit
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What the endpoint raised, whatever the framework made of it."""
+        return self._failure
+
+
+class Asking(NamedTuple):
+    """What an application finds in place of the permit while it is asked whether the endpoint would be reached."""
+
+    command: Command
+
+
+class NotReached(SemelError):
+    """The application answered a kept request before the operation's endpoint was reached; nothing has run."""
+
+
+class ResumedApp:
+    """The handler of a completer that runs a kept request through an application.
+
+    Parameters: ``app`` an ASGI application whose operations are declared at the middleware or at their endpoints;
+    ``route`` of the operation; ``state`` the application's lifespan state, which each run gets a shallow copy of, as
+    each request does from its server: what the lifespan has yielded, or a function that returns it once it is known;
+    ``claims`` whether the endpoint claims for itself: what answers in its place is then no answer of the operation.
+    False where ``app`` is what stands inside a middleware.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        route: Route,
+        state: Mapping[str, Any] | Callable[[], Mapping[str, Any] | None] | None = None,
+        *,
+        claims: bool = True,
+    ) -> None:
+        self._app = app
+        self._route = route
+        self._state = state
+        self._claims = claims
+
+    async def check(self, command: Command, request: bytes) -> None:
+        """Whether the endpoint is reached by this request, asked before anything is claimed: no endpoint runs.
+
+        Raises NotReached: the execution is left as it is, and has lost no attempt.
+        """
+        if not self._claims:
+            return
+        capture = Capture(self._route.keeping)
+        call = ResumedCall(None, _taking(capture, None))
+        try:
+            await self._call(unpack(request), call, Asking(command))
+        except Exception as error:
+            if not call.reached:
+                raise self._not_reached(f"raised {type(error).__name__}") from error
+        if not call.reached:
+            raise self._not_reached(f"was answered with {capture.status}")
+
+    async def __call__(self, permit: Permit, request: bytes) -> Answer:
+        """Run it. Raises what the application raises, IncompleteAnswer and NotReached."""
+        capture = Capture(self._route.keeping)
+        call = ResumedCall(permit, _taking(capture, permit))
+        await self._call(unpack(request), call, permit)
+        failure = call.failure
+        if failure is not None and isinstance(failure, (NothingHappened, *permit.command.policy.nothing_happened)):
+            raise failure  # what it proves is stronger than what the framework made of it
+        if self._claims and not call.reached:
+            raise self._not_reached(f"was answered with {capture.status}")
+        if not capture.complete:
+            raise IncompleteAnswer(CUT if capture.ended else UNFINISHED)
+        return capture.stored()
+
+    async def _call(self, kept: KeptRequest, call: ResumedCall, permit: Permit | Asking) -> None:
+        messages = [{"type": "http.request", "body": kept.body, "more_body": False}]
+
+        async def receive() -> Message:
+            return messages.pop() if messages else {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            if not call.inside:
+                call.take(message)
+
+        state = self._state() if callable(self._state) else self._state
+        await self._app(_scope(kept, call, permit, state or {}), receive, send)
+
+    def _not_reached(self, what: str) -> NotReached:
+        return NotReached(
+            f"a request without its client {what} before the endpoint of the operation {self._route.name!r} was "
+            "reached: let requests whose scope has 'semel.permit' pass what authenticates"
+        )
+
+
+def _taking(capture: Capture, permit: Permit | None) -> Callable[[Message], None]:
+    """Feeds a capture with an application's messages; an answer that is too long is not kept."""
+    keeps = True
+
+    def take(message: Message) -> None:
+        nonlocal keeps
+        fits = True
+        if message["type"] == "http.response.start":
+            fits = capture.start(int(message["status"]), message.get("headers", ()))
+        elif message["type"] == "http.response.body" and not capture.ended:
+            if keeps:
+                fits = capture.add(message.get("body", b""))
+            else:
+                capture.count(message.get("body", b""))
+            if not message.get("more_body", False):
+                capture.end()
+        if not fits:
+            keeps = False
+            if permit is not None:
+                permit.kept = False
+
+    return take
+
+
+def _scope(kept: KeptRequest, call: ResumedCall, permit: Permit | Asking, state: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": kept.method,
+        "scheme": kept.scheme,
+        "path": kept.path,
+        "raw_path": kept.path.encode(),
+        "query_string": kept.query,
+        "root_path": kept.root,
+        "headers": [*kept.headers, (b"content-length", b"%d" % len(kept.body))],
+        "client": None,
+        "server": None,
+        "state": {**state, "semel_permit": permit},
+        "semel.permit": permit,
+        CALL_KEY: call,
+    }
+
+
+def completer_of(
+    surface: HttpSettings, engine: AsyncEngine, app: App, state: Callable[[], Mapping[str, Any] | None] | None = None
+) -> Completer | None:
+    """A completer of the surface's resumable operations; None where there are none.
+
+    Parameters: ``app`` the application *inside* the middleware; ``state`` as :class:`ResumedApp`.
+    """
+    return completer_for(engine, app, resumable_routes(surface), state, claims=False)
+
+
+def completer_for(
+    engine: AsyncEngine,
+    app: App,
+    routes: Iterable[Route],
+    state: Callable[[], Mapping[str, Any] | None] | None = None,
+    *,
+    claims: bool = True,
+) -> Completer | None:
+    """A completer of the resumable ones among these operations; None where there are none."""
+    resumable = [route for route in routes if route.policy.resumable]
+    if not resumable:
+        return None
+    completer = Completer(engine)
+    for route in resumable:
+        completer.register(route.name, route.policy, ResumedApp(app, route, state, claims=claims))
+    return completer

@@ -1,0 +1,230 @@
+"""What `semel worker --complete` runs: the completers of one application, inside its lifespan and on its own engines.
+
+An ASGI application's lifespan is run as a server would, so that its handlers find what they need; no socket is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from semel.check.application import load
+from semel.check.discovery import Operation, discover, function_operation, is_wsgi, parts_of
+from semel.cli.arguments import Parser
+from semel.cli.exits import UsageFailed
+from semel.engine.async_engine import AsyncEngine
+from semel.errors import SemelError
+from semel.http.asgi.middleware import SemelMiddleware as AsgiMiddleware
+from semel.http.settings import HttpSettings
+from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
+from semel.resuming.asgi import completer_for
+from semel.resuming.asgi import completer_of as asgi_completer
+from semel.resuming.worker import COMPLETED_OUTSIDE, Completer
+from semel.resuming.wsgi import completer_of as wsgi_completer
+
+_NOTHING = (
+    "--complete {spec}: it declares no resumable operation that can be seen; declare Policy(steps=True, "
+    "resumable=True), and give an ASGI or WSGI application, or a module with @command functions"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Completing:
+    """The completers of one application, and the engine of the first."""
+
+    completers: tuple[Completer, ...]
+    engine: Any
+
+    @property
+    def operations(self) -> list[str]:
+        """The names of all operations that they bring to their end."""
+        return sorted(name for each in self.completers for name in each.operations)
+
+    @property
+    def completed(self) -> int:
+        """How many executions came to their end here."""
+        return sum(each.completed for each in self.completers)
+
+    @property
+    def failed(self) -> int:
+        """How many runs here raised; they are tried again."""
+        return sum(each.failed for each in self.completers)
+
+
+def add_complete(parser: Parser) -> None:
+    """Declare the option."""
+    parser.add_argument(
+        "--complete",
+        metavar="MODULE:APP",
+        help="an ASGI or WSGI application, or a module of @command functions, whose abandoned resumable commands are "
+        "brought to their end here; without --url its own store is the worker's",
+    )
+
+
+def load_application(spec: str) -> Any:
+    """What ``--complete MODULE:APP`` names. Raises UsageFailed, saying what is not there."""
+    try:
+        return load(spec)
+    except UsageFailed as error:
+        raise UsageFailed(str(error).replace("APPLICATION", "--complete", 1)) from None
+
+
+@asynccontextmanager
+async def completing(app: Any, spec: str) -> AsyncIterator[Completing]:
+    """The completers of an application, its lifespan begun and its engines open.
+
+    Raises UsageFailed, saying what is wrong with ``--complete``, and what opening an engine raises.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            if isinstance(app, ModuleType) or function_operation(app) is not None:
+                made = list(_of_functions(app))
+            elif is_wsgi(app):
+                made = list(_of_wsgi(app))
+            else:
+                state = await stack.enter_async_context(_lifespan(app, spec))
+                made = list(_of_asgi(app, lambda: state))
+        except SemelError as error:
+            error.args = (f"--complete {spec}: {error}",)
+            raise
+        if not made:
+            raise UsageFailed(_NOTHING.format(spec=spec))
+        for engine in {id(each.engine): each.engine for each in made}.values():
+            await _open(engine, stack)
+        yield Completing(tuple(made), made[0].engine)
+
+
+async def _open(engine: Any, stack: AsyncExitStack) -> None:
+    if isinstance(engine, AsyncEngine):
+        stack.push_async_callback(engine.close)
+        await engine.open()
+    else:
+        stack.push_async_callback(asyncio.to_thread, engine.close)
+        await asyncio.to_thread(engine.open)
+
+
+# --- applications -----------------------------------------------------------------------------------
+
+
+def _of_functions(owner: Any) -> Iterator[Completer]:
+    from semel.functions import completer
+
+    things = list(vars(owner).values()) if isinstance(owner, ModuleType) else [owner]
+    by_engine: dict[int, dict[int, Any]] = {}
+    for thing in things:
+        found = function_operation(thing)
+        if found is not None and found.operation.policy.resumable:
+            by_engine.setdefault(id(found.operation.engine), {})[id(thing)] = thing
+    for functions in by_engine.values():
+        yield completer(*functions.values())
+
+
+def _of_wsgi(app: Any) -> Iterator[Completer]:
+    for part, _ in parts_of(app):
+        if isinstance(part, WsgiMiddleware):
+            made = wsgi_completer(part.surface, part.engine, part.app)
+            if made is not None:
+                yield made
+
+
+def _of_asgi(app: Any, state: Callable[[], dict[str, Any]]) -> Iterator[Completer]:
+    for part, _ in parts_of(app):
+        if isinstance(part, AsgiMiddleware):
+            made = asgi_completer(part.surface, part.engine, part.app, state)
+            if made is not None:
+                yield made
+    declared: dict[int, list[Operation]] = {}
+    for each in discover(app).operations:
+        if each.way == "endpoint":
+            declared.setdefault(id(each.engine), []).append(each)
+    for operations in declared.values():
+        engine, named = operations[0].engine, {each.name: each for each in operations}
+        assert isinstance(engine, AsyncEngine)
+        routes = [_surface(each).route(each.name, each.policy) for each in named.values()]
+        made = completer_for(engine, app, routes, state)
+        if made is not None:
+            yield made
+
+
+def _surface(operation: Operation) -> HttpSettings:
+    if operation.surface is None:
+        raise UsageFailed(
+            f"--complete: whoever declared {operation.name!r} cannot be seen from its endpoint; register it with a "
+            "Completer of your own"
+        )
+    return operation.surface
+
+
+# --- lifespan ---------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _lifespan(app: Any, spec: str) -> AsyncIterator[dict[str, Any]]:
+    """Run the application's lifespan meanwhile; its state. An application without one is none the worse for it."""
+    state: dict[str, Any] = {}
+    told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": state}
+    token = COMPLETED_OUTSIDE.set(True)
+    task = asyncio.ensure_future(app(scope, told.get, said.put))
+    COMPLETED_OUTSIDE.reset(token)
+    told.put_nowait({"type": "lifespan.startup"})
+    first = await _next(task, said)
+    if first is None or first["type"] == "lifespan.startup.failed":
+        error = await _ended(task)
+        if isinstance(error, SemelError):
+            raise error
+        if first is not None:
+            lines = str(first.get("message", "")).strip().splitlines() or [type(error).__name__]
+            raise UsageFailed(f"--complete {spec}: the application's lifespan failed: {lines[-1]}")
+    try:
+        yield state
+    finally:
+        if not task.done():
+            told.put_nowait({"type": "lifespan.shutdown"})
+            await _ended(task)
+
+
+async def _next(task: asyncio.Future[None], said: asyncio.Queue[dict[str, Any]]) -> dict[str, Any] | None:
+    """What the application says next; None where it ends without a word."""
+    word = asyncio.ensure_future(said.get())
+    both: set[asyncio.Future[Any]] = {task, word}
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    if word.done() or not said.empty():
+        return await word
+    word.cancel()
+    return None
+
+
+async def _ended(task: asyncio.Future[None]) -> BaseException | None:
+    """Wait for the application's lifespan; what it raised."""
+    [raised] = await asyncio.gather(task, return_exceptions=True)
+    return raised if isinstance(raised, BaseException) else None
+
+
+# --- what is said -----------------------------------------------------------------------------------
+
+
+def note_failures(loop: asyncio.AbstractEventLoop, note: Callable[[str], None]) -> None:
+    """Have a resumed execution that failed told as one line: what was raised, and where; never its text."""
+
+    def tell(loop: asyncio.AbstractEventLoop, what: dict[str, Any]) -> None:
+        error = what.get("exception")
+        message = what.get("message", "something failed")
+        if error is None:
+            note(f"semel: {message}")
+            return
+        frame = error.__traceback__
+        while frame is not None and frame.tb_next is not None:
+            frame = frame.tb_next
+        where = "" if frame is None else f" ({frame.tb_frame.f_code.co_filename}, line {frame.tb_lineno})"
+        text = f": {error}" if isinstance(error, SemelError) else ""
+        note(f"semel: {message}: {type(error).__name__}{text}{where}")
+        sys.stderr.flush()
+
+    loop.set_exception_handler(tell)

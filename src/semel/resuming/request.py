@@ -1,0 +1,74 @@
+"""How the request of a resumable operation is kept: its head on one line, its body behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from semel.http.routing import Route
+from semel.http.settings import HttpSettings
+
+# What says what the body is, and where the client asked: without its host and scheme an application answers with a
+# redirect or a 400 of its own, which would be taken for the command's. Never a credential.
+HEADERS_KEPT: Final = frozenset(
+    {
+        *(b"content-type", b"content-encoding", b"content-language", b"accept", b"accept-language"),
+        *(b"host", b"x-forwarded-host", b"x-forwarded-port", b"x-forwarded-proto"),
+    }
+)
+_CALL_KEY: Final = "semel.call"  # in the scope of an application whose endpoints claim for themselves
+
+
+class KeptRequest(NamedTuple):
+    """A request as it was kept.
+
+    ``root``: where the application that is called again was mounted; ``scheme``: of the URL that was asked for.
+    """
+
+    method: str
+    path: str
+    root: str
+    query: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+    scheme: str = "http"
+
+
+def pack_head(method: str, request: Mapping[str, Any], query: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A request's head as it is kept before its body. ``request``: the ASGI scope or the WSGI environ."""
+    path, root = _place(request)
+    kept = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers if name in HEADERS_KEPT]
+    scheme = request.get("scheme") or request.get("wsgi.url_scheme") or "http"
+    head = {"method": method, "path": path, "root": root, "query": query.decode("latin-1"), "headers": kept}
+    head["scheme"] = scheme
+    return json.dumps(head).encode() + b"\n"
+
+
+def _place(request: Mapping[str, Any]) -> tuple[str, str]:
+    if "path" not in request:
+        return request.get("PATH_INFO", "/"), request.get("SCRIPT_NAME", "")
+    root: str = request.get("root_path", "")
+    if _CALL_KEY in request:  # it is called again from the outside, where the mounts on the way are yet to come
+        root = request.get("app_root_path", root)
+    return request["path"], root
+
+
+def unpack(request: bytes) -> KeptRequest:
+    """The request that was kept."""
+    line, _, body = request.partition(b"\n")
+    head = json.loads(line)
+    headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in head["headers"])
+    query = head["query"].encode("latin-1")
+    root, scheme = head.get("root", ""), head.get("scheme", "http")
+    return KeptRequest(head["method"], head["path"], root, query, headers, body, scheme)
+
+
+def resumable_routes(surface: HttpSettings) -> list[Route]:
+    """A route for each resumable operation that is declared at a surface."""
+    return [
+        surface.route(each.name or f"{method} {each.template}", each.policy)
+        for each in surface.operations
+        if each.policy.resumable
+        for method in (each.methods if each.name is None else each.methods[:1])
+    ]

@@ -1,0 +1,314 @@
+"""The life of the steps of one run, as flows: learn what is recorded, record a start, record what has ended.
+
+A start is one fenced write of the whole list, in which the results of the steps before it travel: a step costs one
+round trip. Nothing here makes a step's call; the shells in ``steps/run.py`` do, between two flows.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.core.contract import Store
+from semel.core.flow import Flow, ask
+from semel.core.model import Claim, Grant, Proceed, Renewal, Verdict
+from semel.core.outcomes import Outcome, Refused, Succeeded
+from semel.core.requests import Begin as BeginUnit
+from semel.core.requests import Commit, Perform, Rollback, SettleWithin, Unit, Within
+from semel.errors import (
+    EarlyCommit,
+    StepError,
+    StepInDoubt,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+    SupersededError,
+)
+from semel.steps.doubts import UNREADABLE
+from semel.steps.rules import (
+    Begin,
+    Finished,
+    Identity,
+    InDoubt,
+    Step,
+    Steps,
+    Unpackable,
+    doubtful,
+    find,
+    has_begun,
+    meet,
+    outcome_after,
+    pack_steps,
+    put,
+    standing,
+    unpack_steps,
+    with_result,
+    without,
+)
+from semel.steps.store import Recorded, StepRows
+
+_SUPERSEDED: Final = "the record was granted to somebody else, or settled: step {step} was not begun"
+_UNSEEN: Final = (
+    "the start of an earlier step was not confirmed by the store, and may be written yet, over what comes later: step "
+    "{step} was not begun; the next run goes on"
+)
+
+
+class Ledger:
+    """What the holder of one grant knows of its steps.
+
+    Whoever performs its flows lets only one of them at a time write; calls of steps may overlap.
+    """
+
+    def __init__(self, rows: StepRows, grant: Grant, dedup_us: int) -> None:
+        self._rows = rows
+        self._holder = Renewal(grant.id, grant.fence, grant.nonce)
+        self._generation = grant.generation
+        self._dedup_us = dedup_us
+        self._first = grant.attempt == 1
+        self._learned = self._first
+        self._steps: Steps = ()
+        self._stored: Steps = ()  # the list that the store is known to have held last
+        self._passed: Steps = ()  # of this run: not begun, or without effect; what follows leaves them room
+        self._asked: set[Identity] = set()
+        self._running: set[Identity] = set()
+        self._repeated: set[Identity] = set()  # of those: a call before this one may have had its effect
+        self._changes = 0  # of the list, counted
+        self._written = 0  # how many of them the store has
+        self._unseen = False  # a list was sent, and nobody knows whether the store has it, or will have it later
+        self._committing = False  # a local step's list was, with its writes: nothing may be written over it
+        self.doubt: str | None = None  # that a step was refused with
+
+    # --- a step whose effects are elsewhere ------------------------------------------------
+
+    def begin(self, want: Step) -> Flow[Finished | Step]:
+        """The recorded result of a step, or the step, whose start is recorded now: then make its call.
+
+        Raises StepError, StepInDoubt, SupersededError, StoreError: its call must not be made.
+        """
+        met = yield from self._meet(want)
+        if isinstance(met, Finished):
+            return met
+        step = met.step
+        self._asked.add(step.identity)
+        self._running.add(step.identity)
+        before = find(self._steps, step.identity)
+        if before is not None and has_begun(before):
+            self._repeated.add(step.identity)
+        steps = put(self._with_room_for(step), step)
+        try:
+            held = yield from self._write(steps)
+        except StoreError:
+            self._running.discard(step.identity)  # the write may have landed: the list is to be written again
+            self._passed = put(self._passed, step)
+            raise
+        if not held:
+            self._running.discard(step.identity)
+            raise SupersededError(_SUPERSEDED.format(step=repr(step.shown)))
+        self._steps = steps
+        return step
+
+    def _with_room_for(self, step: Step) -> Steps:
+        """The list with a place for each step that was asked for before this one: the next run asks in that order."""
+        known = {*(each.identity for each in self._steps), step.identity}
+        room = (each._replace(disproved=True) for each in self._passed if each.identity not in known)
+        return (*self._steps, *room)
+
+    def finish(self, step: Step, result: bytes) -> None:
+        """The step's call has returned; its result travels with the next write. Raises StepError: it is too long."""
+        self._running.discard(step.identity)
+        self._steps = with_result(self._steps, step, result)
+        self._changes += 1
+
+    def fail(self, step: Step, *, nothing_happened: bool) -> None:
+        """The step's call has raised; ``nothing_happened``: which proves that it had no effect."""
+        self._running.discard(step.identity)
+        if nothing_happened and step.identity not in self._repeated:
+            self._asked.discard(step.identity)
+            self._steps = without(self._steps, step.identity)
+            self._passed = put(self._passed, step)
+            self._changes += 1
+
+    # --- a step that is local writes --------------------------------------------------------
+
+    def open(self, want: Step, begin: BeginUnit) -> Flow[Finished | tuple[Step, Unit, Recorded]]:
+        """The recorded result, or the step with an open unit, in which its call writes. Raises as ``begin``."""
+        met = yield from self._meet(want)
+        if isinstance(met, Finished):
+            return met
+        self._passed = put(self._passed, met.step)  # until it is committed, nothing of it is there
+        unit = yield from ask(begin)
+        try:
+            seen = yield from ask(Within(unit, "read_steps", lambda: self._rows.read(self._holder, within=True)))
+            if seen is not None:
+                unit.hand_out()
+                self._asked.add(met.step.identity)
+                self._running.add(met.step.identity)
+                return met.step, unit, seen
+        except Exception:  # a unit that nobody ends keeps its connection
+            yield from ask(Rollback(unit))
+            raise
+        yield from ask(Rollback(unit))
+        raise SupersededError(_SUPERSEDED.format(step=repr(want.shown)))
+
+    def commit(self, opened: tuple[Step, Unit, Recorded], result: bytes) -> Flow[None]:
+        """Record the step as finished in its unit, and commit both.
+
+        Raises:
+            SupersededError, EarlyCommit, StoreError: as the unit's end says; the writes are undone where they can be.
+            StepInDoubt: the commit was not answered, and could not be read back.
+        """
+        step, unit, seen = opened
+        self._check_seen(step)
+        steps = with_result(self._with_room_for(step), step, result)
+        packed, changes = pack_steps(self._generation, steps), self._changes
+        try:
+            if self._rows.settles_by_proof:
+                needed = self._rows.write_within(self._holder, packed, standing(steps), seen.transaction)
+                held = yield from ask(SettleWithin(unit, needed, commit=True))
+            else:
+                write = self._rows.write
+                held = yield from ask(Within(unit, "write_steps", lambda: write(self._holder, packed, standing(steps))))
+                if held:
+                    yield from ask(Commit(unit))
+        except StoreTimeout:
+            yield from self._confirm(step, packed)
+            held = True
+        except Exception:
+            yield from ask(Rollback(unit))
+            raise
+        if not held:
+            yield from self._refused(step, unit)
+        self._running.discard(step.identity)
+        self._steps = with_result(self._with_room_for(step), step, result)
+        self._stored = steps
+        if self._changes == changes:
+            self._written = changes
+
+    def undo(self, opened: tuple[Step, Unit, Recorded]) -> Flow[None]:
+        """The call has raised: nothing of it remains, and it may be asked for again."""
+        step, unit, _ = opened
+        self._running.discard(step.identity)
+        self._asked.discard(step.identity)
+        yield from ask(Rollback(unit))
+
+    def _confirm(self, step: Step, packed: bytes) -> Flow[None]:
+        """A commit that was not answered: what is recorded is the evidence."""
+        try:
+            seen = yield from ask(Perform("read_steps", lambda: self._rows.read(self._holder)))
+        except StoreError:
+            seen = None
+        if seen is None or seen.steps != packed:  # invisible, but a server may be at it still
+            self.doubt, self._committing = step.doubt, True
+            raise StepInDoubt(f"the commit of step {step.shown!r} was not answered, and cannot be seen: not known yet")
+
+    def _refused(self, step: Step, unit: Unit) -> Flow[None]:
+        yield from ask(Rollback(unit))
+        seen = yield from ask(Perform("read_steps", lambda: self._rows.read(self._holder)))
+        if seen is None:
+            raise SupersededError(_SUPERSEDED.format(step=repr(step.shown)))
+        self.doubt = step.doubt
+        raise EarlyCommit(
+            f"the transaction of step {step.shown!r} was over before Semel ended it; leave COMMIT and ROLLBACK to Semel"
+        )
+
+    # --- the end of the run -------------------------------------------------------------------
+
+    def close(self, outcome: Outcome) -> Flow[None]:
+        """Before the last word: learn what was never asked for, and write the results that an answer does not replace.
+
+        Where the store fails, the last word says what is in doubt.
+        """
+        try:
+            yield from self._learn()
+            ends = outcome_after(outcome, self._steps, self._asked, self.doubt, first=self._first)
+            if isinstance(ends, (Succeeded, Refused)):
+                return
+            if self._changes != self._written and not self._committing:
+                _ = yield from self._write(self._steps)
+        except (StoreError, StepInDoubt, SupersededError):
+            stored = {step.identity for step in self._stored if step.finished}
+            lost = (step for step in self._steps if step.finished and not step.repeatable)
+            unwritten = next((step for step in lost if step.identity not in stored), None)
+            if self._changes != self._written and self.doubt is None and unwritten is not None:
+                self.doubt = unwritten.doubt
+
+    def outcome(self, outcome: Outcome) -> Outcome:
+        """What the end of this run means: see :func:`semel.steps.rules.outcome_after`."""
+        return outcome_after(outcome, self._steps, self._asked, self.doubt, first=self._first)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a step may have happened and may not be repeated."""
+        return self.doubt is not None or doubtful(self._steps) is not None
+
+    # --- what is recorded ---------------------------------------------------------------------
+
+    def _meet(self, want: Step) -> Flow[Finished | Begin]:
+        if want.identity in self._running:
+            raise StepError(f"step {want.shown!r} is under way in this run; give the second one an ordinal of its own")
+        if self.doubt is not None:
+            raise StepInDoubt(f"the operation is UNKNOWN ({self.doubt}): step {want.shown!r} was not begun")
+        try:
+            yield from self._learn()
+        except StoreError:
+            self._passed = put(self._passed, want)
+            raise
+        met = meet(self._with_room_for(want), self._asked, want, self._dedup_us)
+        if isinstance(met, InDoubt):
+            self.doubt = met.doubt
+            raise StepInDoubt(f"{met.why}; the operation is UNKNOWN until that is found out")
+        if isinstance(met, Finished):
+            self._asked.add(want.identity)
+        else:
+            self._check_seen(want)
+        return met
+
+    def _check_seen(self, step: Step) -> None:
+        if self._unseen:  # a late write would make a list without this step of it, and the next run would repeat it
+            raise StoreTimeout(_UNSEEN.format(step=repr(step.shown)))
+
+    def _learn(self) -> Flow[None]:
+        """Read the list once, unless nobody can have written one."""
+        if self._learned:
+            return
+        seen = yield from ask(Perform("read_steps", lambda: self._rows.read(self._holder)))
+        if seen is None:
+            raise SupersededError("the record was granted to somebody else, or settled: no step was begun")
+        try:
+            self._steps = self._stored = unpack_steps(seen.steps, self._generation)
+        except Unpackable as error:
+            self.doubt = UNREADABLE
+            raise StepInDoubt(f"what was recorded of the former run cannot be read: {error}") from error
+        self._learned = True
+
+    def _write(self, steps: Steps) -> Flow[bool]:
+        self._changes += 1  # until the store has said that it holds this list, another one may be there
+        changes = self._changes
+        packed, stands = pack_steps(self._generation, steps), standing(steps)
+        was_unseen, self._unseen = self._unseen, True
+        try:
+            held = yield from ask(Perform("write_steps", lambda: self._rows.write(self._holder, packed, stands)))
+        except StoreUnavailable:  # nothing of it was done
+            self._unseen = was_unseen
+            raise
+        self._unseen = was_unseen
+        if held:
+            self._written, self._stored = changes, steps
+        return held
+
+
+def keep_request(store: Store, claim: Claim, verdict: Verdict) -> Flow[None]:
+    """Keep a resumable command's request beside the claim that it came with.
+
+    Raises StoreTimeout where that is not certain: the claim must be given up.
+    """
+    if not isinstance(verdict, Proceed) or claim.request is None:
+        return
+    rows, request, grant = StepRows(store), claim.request, verdict.grant
+    holder = Renewal(grant.id, grant.fence, grant.nonce)
+    try:
+        held = yield from ask(Perform("keep_request", lambda: rows.keep_request(holder, request)))
+    except StoreError as error:
+        raise StoreTimeout(f"the request could not be kept beside its claim, which is given up: {error}") from error
+    if not held:
+        raise StoreTimeout("the claim was lost before its request could be kept; retry with the same key")

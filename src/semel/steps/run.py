@@ -1,0 +1,306 @@
+"""``permit.step``: a handler's effect, made once for the whole execution; in threads, and on an event loop.
+
+These two classes make the calls; what is recorded before and after each of them is ``steps/flow.py``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import threading
+import time
+import typing
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from semel.codec.annotations import Shapes
+from semel.codec.results import keep_result
+from semel.codec.scalars import Mismatch, Unserialisable
+from semel.codec.shapes import Shape
+from semel.core.flow import Flow
+from semel.core.outcomes import Outcome
+from semel.core.requests import Begin as BeginUnit
+from semel.core.requests import Unit
+from semel.engine.backend import UNIT_RUNS_MAX, Backend
+from semel.engine.shield import Hold
+from semel.engine.uncancelled import whole
+from semel.errors import NothingHappened, StepError, SupersededError
+from semel.steps.flow import Ledger
+from semel.steps.rules import Finished, Step, check_name
+from semel.steps.store import Recorded, StepRows
+
+if TYPE_CHECKING:
+    from semel.engine.permit import Permit
+    from semel.engine.runner import AsyncPerformer, SyncPerformer
+
+T = TypeVar("T")
+Opened = tuple[Step, Unit, Recorded]
+_SHAPES: Final = Shapes()
+_AWAITED: Final = (Awaitable, Coroutine)
+
+
+class StepBook:
+    """What both forms share: the steps of one permit."""
+
+    def __init__(self, permit: Permit, backend: Backend) -> None:
+        self._permit = permit
+        self._backend = backend
+        terms = permit.claim.terms
+        self._dedup_us = terms.dedup_us
+        self._claimed_at = permit.grant.deadline_at - terms.deadline_us
+        self.ledger = Ledger(StepRows(backend.store), permit.grant, terms.dedup_us)
+
+    def want(self, name: str, ordinal: int, *, repeat: bool) -> Step:
+        """The step as it is asked for, started now. Raises StepError, SupersededError."""
+        check_name(name, ordinal)
+        permit = self._permit
+        if permit.settling:
+            raise StepError(f"step {name!r} was asked for after its command had ended; await every step in the handler")
+        if permit.lost:
+            raise SupersededError(f"the record was granted to somebody else: step {name!r} was not begun")
+        # The store's clock at the claim and what has passed here since: never later than it is there, so that what a
+        # downstream remembers is thought to end early rather than late.
+        left = permit.deadline_monotonic - time.monotonic()
+        now = self._claimed_at + permit.claim.terms.deadline_us - int(left * 1_000_000)
+        return Step(name, ordinal, max(now, self._claimed_at), repeat)
+
+    def proves_nothing(self, error: BaseException) -> bool:
+        """Whether what a call has raised proves that it had no effect."""
+        return isinstance(error, (NothingHappened, *self._permit.command.policy.nothing_happened))
+
+    def conflicts(self, error: BaseException, runs: int) -> bool:
+        """Whether local writes met another transaction, and may be made once more."""
+        return runs < UNIT_RUNS_MAX and self._backend.conflicts(error)
+
+    def outcome(self, outcome: Outcome) -> Outcome:
+        """What the end of the handler means."""
+        return self.ledger.outcome(outcome)
+
+
+class SyncSteps(StepBook):
+    """Steps in threads."""
+
+    def __init__(self, permit: Permit, backend: Backend, performer: SyncPerformer) -> None:
+        super().__init__(permit, backend)
+        self._performer = performer
+        self._writing = threading.Lock()
+
+    def step(self, name: str, call: Callable[[], Any], ordinal: int, *, repeat: bool, returns: Any) -> Any:
+        """See :meth:`semel.engine.permit.Permit.step`."""
+        shape = shape_of(name, call, returns)
+        want = self.want(name, ordinal, repeat=repeat)
+        hold: Hold[Step] = Hold(lambda step, _: self.ledger.fail(step, nothing_happened=True))
+        try:
+            with self._writing:
+                met = self._performer.drive(_into(hold, self.ledger.begin(want)))
+            if isinstance(met, Finished):
+                return recorded(name, met, shape)
+            hold.end()
+        except BaseException as error:
+            hold.let_go(error)
+            raise
+        try:
+            value = call()
+        except BaseException as error:
+            self.ledger.fail(met, nothing_happened=self.proves_nothing(error))
+            raise
+        return keep(self.ledger, met, value, shape)
+
+    def local(self, name: str, call: Callable[[Any], Any], ordinal: int, *, returns: Any) -> Any:
+        """See :meth:`semel.engine.permit.Permit.local_step`."""
+        shape = shape_of(name, call, returns)
+        drive, ledger = self._performer.drive, self.ledger
+        runs = 0
+        while True:
+            runs += 1
+            hold: Hold[Opened] = Hold(lambda opened, _: drive(ledger.undo(opened)))
+            try:
+                with self._writing:
+                    met = drive(_into(hold, ledger.open(self.want(name, ordinal, repeat=False), BeginUnit())))
+                if isinstance(met, Finished):
+                    return recorded(name, met, shape)
+                body, value = written(name, call(met[1].connection), shape)
+                with self._writing:
+                    drive(ledger.commit(met, body))
+                hold.end()
+            except BaseException as error:
+                hold.let_go(error)
+                if not self.conflicts(error, runs):
+                    raise
+            else:
+                return value
+
+    def close(self, outcome: Outcome) -> None:
+        """Before the holder's last word."""
+        with self._writing:
+            self._performer.drive(self.ledger.close(outcome))
+
+
+class AsyncSteps(StepBook):
+    """Steps on an event loop. What is recorded is never cut in half by a cancelled caller: it is known what it says."""
+
+    def __init__(self, permit: Permit, backend: Backend, performer: AsyncPerformer) -> None:
+        super().__init__(permit, backend)
+        self._performer = performer
+        self._writing = asyncio.Lock()
+        # On SQLite, or in a pool of one, a start waits for a local step's transaction, which must not wait for that.
+        self._beginning = asyncio.Lock()
+        self._inside: ContextVar[bool] = ContextVar("semel_local_step", default=False)
+
+    async def step(self, name: str, call: Callable[[], Any], ordinal: int, *, repeat: bool, returns: Any) -> Any:
+        """See :meth:`semel.engine.permit.Permit.step`."""
+        shape = shape_of(name, call, returns)
+        want = self.want(name, ordinal, repeat=repeat)
+        self._check_outside(name)
+        async with self._beginning, self._writing:
+            met, cancelled = await self._whole(self.ledger.begin(want))
+            if cancelled is not None:
+                if isinstance(met, Step):
+                    self.ledger.fail(met, nothing_happened=True)
+                raise cancelled
+        if isinstance(met, Finished):
+            return recorded(name, met, shape)
+        try:
+            value = call()
+            if inspect.isawaitable(value):
+                value = await value
+        except BaseException as error:
+            self.ledger.fail(met, nothing_happened=self.proves_nothing(error))
+            raise
+        return keep(self.ledger, met, value, shape)
+
+    async def local(self, name: str, call: Callable[[Any], Any], ordinal: int, *, returns: Any) -> Any:
+        """See :meth:`semel.engine.permit.Permit.local_step`."""
+        shape = shape_of(name, call, returns)
+        self._check_outside(name)
+        runs = 0
+        while True:
+            runs += 1
+            async with self._beginning:
+                try:
+                    return await self._local(name, call, ordinal, shape)
+                except BaseException as error:
+                    if not self.conflicts(error, runs):
+                        raise
+
+    async def _local(self, name: str, call: Callable[[Any], Any], ordinal: int, shape: Shape) -> Any:
+        ledger = self.ledger
+        async with self._writing:
+            met, cancelled = await self._whole(ledger.open(self.want(name, ordinal, repeat=False), BeginUnit()))
+        if isinstance(met, Finished):
+            if cancelled is not None:
+                raise cancelled
+            return recorded(name, met, shape)
+        try:
+            if cancelled is not None:
+                raise cancelled
+            inside = self._inside.set(True)
+            try:
+                value = call(met[1].connection)
+                if inspect.isawaitable(value):
+                    value = await value
+            finally:
+                self._inside.reset(inside)
+            body, value = written(name, value, shape)
+            async with self._writing:
+                _, cancelled = await self._whole(ledger.commit(met, body))
+        except BaseException:
+            await self._whole(ledger.undo(met))
+            raise
+        if cancelled is not None:  # it is committed, and its caller is not told
+            raise cancelled
+        return value
+
+    async def close(self, outcome: Outcome) -> None:
+        """Before the holder's last word."""
+        async with self._writing:
+            await self._performer.drive(self.ledger.close(outcome))
+
+    def _check_outside(self, name: str) -> None:
+        if self._inside.get():
+            raise StepError(f"step {name!r} was asked for inside a local step, whose transaction it would wait for")
+
+    async def _whole(self, flow: Flow[T]) -> tuple[T, asyncio.CancelledError | None]:
+        """Perform a flow to its end, also where the caller is cancelled meanwhile; what it ended with, and that."""
+        return await whole(self._performer.drive(flow))
+
+
+def _into(hold: Hold[Any], begun: Flow[T]) -> Flow[T]:
+    """The same, with what was begun given to the hold as well."""
+    met = yield from begun
+    if not isinstance(met, Finished):
+        hold.give(met)
+    return met
+
+
+# --- results ----------------------------------------------------------------------------------
+
+
+def shape_of(name: str, call: object, returns: Any) -> Shape:
+    """How a step's result is written: as it was declared, or as the call's own annotation says.
+
+    Raises StepError where what is given is no function, ConfigurationError where its type has no safe form.
+    """
+    if inspect.isawaitable(call):
+        if inspect.iscoroutine(call):
+            call.close()  # it will never be awaited
+        raise StepError(
+            f"step {name!r} was given a call that has begun; give the function, such as lambda: charge(...)"
+        )
+    if not callable(call):
+        raise StepError(f"step {name!r} needs a function to call; it is a {type(call).__name__}")
+    return _SHAPES.of(_returned(call) if returns is None else returns, f"the result of step {name!r}")
+
+
+def _returned(call: Any) -> Any:
+    while isinstance(call, functools.partial):
+        call = call.func
+    try:
+        annotation = typing.get_type_hints(call).get("return", Any)
+    except (NameError, TypeError):  # a type that is not known here, or an object without annotations
+        return Any
+    if typing.get_origin(annotation) in _AWAITED:
+        return typing.get_args(annotation)[-1]
+    return annotation
+
+
+def written(name: str, value: Any, shape: Shape) -> tuple[bytes, Any]:
+    """A result as it is recorded, and as every later run gets it. Raises StepError."""
+    try:
+        kept = keep_result(value, shape)
+    except Unserialisable as error:
+        raise StepError(f"step {name!r} ran, and its result cannot be recorded: {error}") from error
+    return kept.answer.body, kept.value
+
+
+def found_result(name: str, value: Any) -> bytes:
+    """The result of a step that somebody has found out, as it is recorded. Raises StepError."""
+    return written(name, value, _SHAPES.of(Any, f"the result of step {name!r}"))[0]
+
+
+def keep(ledger: Ledger, step: Step, value: Any, shape: Shape) -> Any:
+    """The result of a step that has just run. Raises StepError: the step stays unfinished, and is in doubt."""
+    try:
+        body, again = written(step.shown, value, shape)
+    except StepError:
+        ledger.fail(step, nothing_happened=False)
+        raise
+    ledger.finish(step, body)
+    return again
+
+
+def recorded(name: str, met: Finished, shape: Shape) -> Any:
+    """The result that a former run has recorded.
+
+    Raises StepError where the code has declared another type since: running it again is no way out.
+    """
+    try:
+        return shape.decode(json.loads(met.result))
+    except (Mismatch, ValueError) as error:
+        raise StepError(
+            f"step {name!r} is finished, and its recorded result is not what is declared now ({error}); let the new "
+            "code read the former type, or finish what is open with the former code"
+        ) from error

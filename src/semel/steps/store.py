@@ -1,0 +1,118 @@
+"""The steps of one execution in its record's row: read and written by its holder alone, under its fence and nonce.
+
+No statement here changes a record that was granted to somebody else, was settled, or whose lease was given back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple, cast
+
+from semel.core.decide import decide
+from semel.core.flow import Ask, Flow
+from semel.core.model import Claim, Record, Renewal, State, Verdict
+from semel.steps.rules import Steps, any_begun, pack_steps
+from semel.stores.sql.dialect import SQLITE, Dialect, dialect_of
+from semel.stores.sql.statements import Execute, Query, Value
+
+NOUN: Final = "steps"
+FIRST: Final = (-1, b"")  # before every lease
+
+
+class Recorded(NamedTuple):
+    """What a holder reads of its own record. ``transaction`` is the one that it was read in, where it can be named."""
+
+    steps: bytes | None
+    transaction: str | None
+
+
+class Abandoned(NamedTuple):
+    """An execution that nobody holds, of an operation that is declared resumable."""
+
+    id: bytes
+    operation: str
+    attempt: int
+    attempts_max: int
+    lease_until: int
+
+
+class StepRows:
+    """The flows of steps on one store. Raises ConfigurationError where the store is no SQL database."""
+
+    def __init__(self, store: Any) -> None:
+        self._dialect: Dialect = dialect_of(store, NOUN)
+        self._sql = self._dialect.statements(NOUN)
+        self.settles_by_proof: bool = store.capabilities.settles_by_proof
+
+    def read(self, holder: Renewal, *, within: bool = False) -> Flow[Recorded | None]:
+        """The recorded steps; None where the holder's grant does not stand any more. ``within`` a unit: its first."""
+        name = "read_steps_within" if within and self._dialect.name == "postgres" else "read_steps"
+        rows = yield from self._dialect.rows(self._sql[name], holder._asdict())
+        return Recorded(*cast("tuple[bytes | None, str | None]", rows[0])) if rows else None
+
+    def write(self, holder: Renewal, steps: bytes, standing: tuple[State, str | None]) -> Flow[bool]:
+        """Replace the list, with the state and the doubt that it leaves; False for a superseded holder."""
+        return (yield from self._dialect.write(self._sql["write_steps"], _written(holder, steps, standing))) == 1
+
+    def write_within(
+        self, holder: Renewal, steps: bytes, standing: tuple[State, str | None], transaction: str | None
+    ) -> Ask[Any]:
+        """The same as the last ask of a unit, which commits with it; whoever may not write lets nobody commit."""
+        params = {**_written(holder, steps, standing), "transaction": transaction}
+        if self._dialect.name == "postgres":
+            return Query(self._sql["write_steps_within"], params)
+        return Execute(self._sql["write_steps"], params)
+
+    def keep_request(self, holder: Renewal, request: bytes) -> Flow[bool]:
+        """Keep the request beside the claim that it came with; False for a superseded holder."""
+        params: dict[str, Value] = {**holder._asdict(), "request": request}
+        if self._dialect is not SQLITE:
+            yield from self._dialect.together()
+            _ = yield from self._dialect.write(self._sql["note_open"], {"id": holder.id})
+        return (yield from self._dialect.write(self._sql["keep_request"], params)) == 1
+
+    def abandoned(self, limit: int, after: tuple[int, bytes] = FIRST) -> Flow[list[Abandoned]]:
+        """A page of the executions of resumable operations that may go on and that nobody holds, oldest lease first.
+
+        Parameters: ``after`` the lease and the id of the last one of the page before.
+        """
+        page: dict[str, Value] = {"limit": limit, "after": after[0], "after_id": after[1]}
+        rows = yield from self._dialect.rows(self._sql["find_abandoned"], page)
+        return [Abandoned(*cast("tuple[bytes, str, int, int, int]", row)) for row in rows]
+
+
+# --- with a claim by a process that declares no steps ----------------------------------------
+
+
+def decide_with_steps(
+    dialect: Dialect, row: Record, claim: Claim, now: int, *, locked: bool = False
+) -> Flow[tuple[Verdict, bytes]]:
+    """The verdict on a record that may have begun steps, and its list (empty: none), which a grant must still find.
+
+    Parameters: ``locked`` for a claim in a transaction that holds the row's lock, and may read from an older snapshot.
+    """
+    rows = yield from dialect.rows(dialect.statements(NOUN)["lock_steps" if locked else "list_steps"], {"id": row.id})
+    listed = rows[0][0] if rows else None
+    verdict = decide(row, claim, now, begun=any_begun(listed, row.generation))
+    return verdict, listed if isinstance(listed, bytes) else b""
+
+
+# --- with a settlement by an operator or a reconciler, in its transaction --------------------
+
+
+def stored_steps(dialect: Dialect, id: bytes) -> Flow[Value]:
+    """A record's list as it is stored; nobody else writes it until this transaction ends (SQLite's has its lock)."""
+    rows = yield from dialect.rows(dialect.statements(NOUN)["lock_steps"], {"id": id})
+    return rows[0][0] if rows else None
+
+
+def rewrite_steps(dialect: Dialect, record: Record, steps: Steps | None) -> Flow[None]:
+    """Write a settled record's list behind the record; None: it stays as it is."""
+    if steps is None:
+        return
+    params: dict[str, Value] = {"id": record.id, "fence": record.fence, "steps": pack_steps(record.generation, steps)}
+    yield from dialect.write(dialect.statements(NOUN)["rewrite_steps"], params)
+
+
+def _written(holder: Renewal, steps: bytes, standing: tuple[State, str | None]) -> dict[str, Value]:
+    state, doubt = standing
+    return {**holder._asdict(), "steps": steps, "state": int(state), "doubt": doubt}

@@ -1,0 +1,66 @@
+"""Which way a user's connection is joined, by what it is. SQLAlchemy is loaded only if its user has loaded it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from semel.errors import JoinRefused, StoreUnavailable
+from semel.stores.sqlite.join import BUSY_PAUSE_SECONDS, JoinedUnit, StoreFile, join_sqlite
+
+
+def join(connection: Any, file: StoreFile) -> JoinedUnit:
+    """Join the next transaction of a sqlite3 connection, a SQLAlchemy Session or Connection, or Django's.
+
+    Raises JoinRefused and StoreUnavailable.
+    """
+    if isinstance(connection, sqlite3.Connection):
+        return join_sqlite(connection, file)
+    if "sqlalchemy" in sys.modules:
+        from semel.stores.sql import sqlalchemy as alchemy
+
+        if isinstance(connection, (alchemy.Session, alchemy.Connection)):
+            return alchemy.join_sqlalchemy(connection, file)
+    if "django.db" in sys.modules:
+        from semel.stores.sql import django
+
+        if django.is_django(connection):
+            from semel.stores.sqlite.django import join_django
+
+            return join_django(connection, file)
+    raise JoinRefused(unknown(connection))
+
+
+async def join_async(connection: Any, file: StoreFile) -> JoinedUnit:
+    """As ``join``, also for AsyncSession and AsyncConnection; a busy file is awaited without blocking the loop."""
+    at_once = replace(file, busy_seconds=0)
+    ends = time.monotonic() + file.busy_seconds
+    while True:
+        try:
+            return await _join_at_once(connection, at_once)
+        except StoreUnavailable:
+            if time.monotonic() >= ends:
+                raise
+        await asyncio.sleep(BUSY_PAUSE_SECONDS)
+
+
+async def _join_at_once(connection: Any, file: StoreFile) -> JoinedUnit:
+    if "sqlalchemy.ext.asyncio" in sys.modules:
+        from semel.stores.sql import sqlalchemy_async as alchemy
+
+        if isinstance(connection, (alchemy.AsyncSession, alchemy.AsyncConnection)):
+            return await alchemy.join_sqlalchemy_async(connection, file)
+    return join(connection, file)
+
+
+def unknown(connection: Any) -> str:
+    """What is told of something that is no connection we know."""
+    return (
+        f"a {type(connection).__module__}.{type(connection).__qualname__} cannot be joined; pass a sqlite3.Connection, "
+        "a SQLAlchemy Session or Connection, django.db.connection, or with AsyncEngine an AsyncSession or "
+        "AsyncConnection"
+    )

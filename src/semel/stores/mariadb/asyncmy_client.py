@@ -1,0 +1,162 @@
+"""asyncmy: performs the MariaDB store's conversations on event loops, as ``pymysql`` does in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, TypeVar
+
+import asyncmy
+from asyncmy.constants import CLIENT
+from asyncmy.cursors import Cursor
+from asyncmy.errors import MySQLError
+
+from semel.core.flow import MakeFlow
+from semel.errors import SemelError, StoreUnavailable
+from semel.stores.failures import or_still_unknown, still_unknown
+from semel.stores.loops import cut
+from semel.stores.mariadb.errors import Lost, Refused, cannot_connect, ends_connection, lost, refused, store_error
+from semel.stores.mariadb.protocol import Conversation, Greeting, Result, Server, converse, greet
+from semel.stores.pool import AsyncLifo
+
+T = TypeVar("T")
+CONNECTION: Final = asyncmy.Connection
+OWN: Final = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
+Taken = tuple[Any, Greeting]
+
+
+class Loop:
+    """The connections of one event loop."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self._lifo: AsyncLifo[Taken] = AsyncLifo(self._open, server.connections_max)
+
+    def start(self, make: MakeFlow[T]) -> asyncio.Task[T]:
+        """Run a flow in a task of its own, which no cancelled caller cuts."""
+        task = asyncio.get_running_loop().create_task(self.run(make))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def run(self, make: MakeFlow[T]) -> T:
+        """Run a flow. Raises as ``pymysql.Threads.run``."""
+        said = False
+        while True:
+            try:
+                taken, was_idle = await self._lifo.take(self._server.patience_seconds)
+            except StoreUnavailable as error:
+                if said:
+                    raise still_unknown(error) from error
+                raise
+            connection, greeting = taken
+            try:
+                async with asyncio.timeout(self._server.patience_seconds):
+                    result = await perform(connection, converse(make, self._server.clock, greeting.packet_max))
+            except BaseException as error:
+                if is_sound(error) and connection.connected:
+                    self._lifo.give(taken)
+                else:
+                    await close(connection)
+                    self._lifo.gone()
+                    await self.close_idle()
+                if isinstance(error, TimeoutError):
+                    raise lost() from error
+                if isinstance(error, Lost):
+                    if was_idle:
+                        said = True
+                        continue  # as in ``Threads.run``
+                    raise lost(error) from error
+                if isinstance(error, Refused):
+                    raise or_still_unknown(store_error(error), said) from error
+                raise
+            self._lifo.give(taken)
+            return result
+
+    async def _open(self) -> Taken:
+        return await open_connection(asyncmy.Connection, self._server, client_flag=OWN)
+
+    async def close_idle(self) -> None:
+        """Close what is idle."""
+        for connection, _ in self._lifo.forget_idle():
+            await close(connection)
+
+    def drop_idle(self) -> None:
+        """As ``close_idle``, where the loop is over: nobody can be awaited."""
+        drop(self._lifo)
+
+    async def close(self) -> None:
+        """Wait for what is on its way, then close what is idle."""
+        while self.tasks:
+            await asyncio.wait(set(self.tasks))
+        await self.close_idle()
+
+
+async def open_connection(connection_class: Any, server: Server, *, own: bool = True, **options: Any) -> Taken:
+    """A connection that has been greeted; ``own``: set up as one of Semel's."""
+    connection = connection_class(**server.options(), autocommit=own, **options)
+    try:
+        async with asyncio.timeout(server.patience_seconds):
+            await connection.connect()
+            return connection, await perform(connection, greet(server if own else None))
+    except BaseException as error:
+        await close(connection)
+        if isinstance(error, TimeoutError):
+            raise StoreUnavailable("MariaDB cannot be reached: no answer in time (check the URL's host)") from error
+        if isinstance(error, (MySQLError, Refused)):
+            raise cannot_connect(error) from error
+        if isinstance(error, Lost):
+            raise StoreUnavailable("MariaDB ended the connection while it was being opened") from error
+        raise
+
+
+async def close(connection: Any) -> None:
+    """Close it, whatever its state."""
+    connection.close()
+    await asyncio.sleep(0)  # the transport closes in the loop's next turn
+
+
+def drop(lifo: AsyncLifo[Taken]) -> None:
+    """Close what is idle on a loop that is over."""
+    for connection, _ in lifo.forget_idle():
+        transport, connection._transport = connection._transport, None
+        if transport is not None:
+            cut(transport)
+
+
+def is_sound(error: BaseException) -> bool:
+    """Whether the connection may be used again after this error."""
+    return isinstance(error, SemelError) or (isinstance(error, Refused) and not ends_connection(error))
+
+
+async def perform(connection: Any, conversation: Conversation[T]) -> T:
+    """Carry a conversation to its end.
+
+    Raises Refused and Lost, and what the conversation raises.
+    """
+    try:
+        text = next(conversation)
+        while True:
+            try:
+                results = await say(connection, text)
+            except MySQLError as error:
+                word = refused(error)
+                if word is None:
+                    raise Lost(*error.args) from error
+                text = conversation.throw(word)
+            else:
+                text = conversation.send(results)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+async def say(connection: Any, text: str) -> list[Result]:
+    """Send one text and read the result of each of its statements."""
+    cursor = connection.cursor(Cursor)
+    await cursor.execute(text)
+    results: list[Result] = []
+    while True:
+        results.append(cursor.rowcount if cursor.description is None else list(await cursor.fetchall()))
+        if not await cursor.nextset():
+            return results

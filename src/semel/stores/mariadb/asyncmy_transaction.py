@@ -1,0 +1,281 @@
+"""ATOMIC units through asyncmy, on event loops (see ``mariadb_unit``); as ``pymysql_unit`` does it in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any, Final, TypeVar
+
+import asyncmy
+from asyncmy.errors import InterfaceError, MySQLError
+
+from semel.core.flow import Ask, MakeFlow
+from semel.errors import EarlyCommit
+from semel.stores.loops import Loops
+from semel.stores.mariadb.asyncmy_client import Taken, close, drop, is_sound, open_connection, perform
+from semel.stores.mariadb.errors import Lost, Refused, lost, store_error
+from semel.stores.mariadb.protocol import Conversation, Server
+from semel.stores.mariadb.transaction import BUSY, LATE, OVER, Transaction, is_incomplete, undone
+from semel.stores.pool import AsyncLifo
+from semel.stores.process import begin_in_children
+
+T = TypeVar("T")
+
+
+class AsyncUnitConnection(asyncmy.Connection):
+    """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
+
+    transaction: Transaction | None = None  # while it is handed out
+    reading = 0
+
+    # The only place where a statement can be left half-way, by a task that nobody waits for any more.
+    async def _fill_buffer(self, need: int) -> None:
+        self.reading += 1
+        try:
+            await super()._fill_buffer(need)  # type: ignore[misc]
+        finally:
+            self.reading -= 1
+
+    async def _execute_command(self, command: int, sql: str | bytes) -> None:
+        """Every statement begins here. Behind one that is under way it would be told that one's answer."""
+        if self.reading:
+            raise InterfaceError(0, BUSY)
+        await super()._execute_command(command, sql)  # type: ignore[misc]
+
+    async def begin(self) -> None:
+        """It has begun."""
+        if self.transaction is None:
+            await super().begin()
+
+    async def commit(self) -> None:
+        """Keep what was written so far for Semel's COMMIT, whatever is rolled back later."""
+        if self.transaction is None:
+            await super().commit()
+        else:
+            await self.query(self.transaction.keep())  # type: ignore[no-untyped-call]
+
+    async def rollback(self) -> None:
+        """Undo what the handler wrote since its last ``commit``; the record stays claimed."""
+        if self.transaction is None:
+            await super().rollback()
+        else:
+            await self.query(self.transaction.undo())  # type: ignore[no-untyped-call]
+
+
+# Where asyncmy keeps a session's state beside its attributes.
+_STATE: Final = (
+    *("_loop", "_transport", "_read_timeout", "_affected_rows", "_query_callback", "_cursor_cls", "_last_usage"),
+    *("_proto", "_encoding", "_stmt_cache", "_stmt_cache_size", "_next_seq_id", "server_status", "_echo"),
+    *("_connected", "_deprecate_eof"),
+)
+
+
+def successor(connection: Any) -> Any:
+    """The same session under another object; the one that a handler may have kept, also in cursors, is closed."""
+    fresh: Any = AsyncUnitConnection.__new__(AsyncUnitConnection)
+    fresh.__dict__.update(connection.__dict__)
+    for name in _STATE:
+        setattr(fresh, name, getattr(connection, name))
+    connection._connected = False
+    connection._transport = connection._proto = None
+    connection._close_reason = LATE
+    return fresh
+
+
+class AsyncmyUnit:
+    """One transaction of an event loop's. Made by :class:`AsyncUnitPool`; nothing is sent before the claim."""
+
+    def __init__(self, pool: AsyncUnitPool, taken: Taken, *, was_idle: bool) -> None:
+        self._pool = pool
+        self._taken = taken
+        self._was_idle = was_idle
+        self._pid = os.getpid()
+        self._begun = False
+        self._ended = False
+        self.left_writes = False
+        self._transaction = self._new_transaction()
+
+    def _new_transaction(self) -> Transaction:
+        return Transaction(self._pool.server.clock, self._taken[1])
+
+    @property
+    def connection(self) -> Any:
+        """What the handler writes on.
+
+        Raises asyncmy.errors.InterfaceError after the end: the session is another command's by then.
+        """
+        if self._ended:
+            raise InterfaceError(0, LATE)
+        return self._taken[0]
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        """Run a flow inside the transaction. Raises as ``PymysqlUnit.run``."""
+        first, self._begun = not self._begun, True
+        try:
+            return await self._perform(self._transaction.run(make))
+        except Lost as error:
+            if not first or not self._was_idle:
+                raise lost(error) from error
+        except Refused as error:
+            await self._drop_unsound(error)
+            raise store_error(error) from error
+        # It had died while nobody looked. The claim names its nonce, so it may be made again.
+        self._taken = await self._pool.instead_of(self._taken)
+        self._transaction = self._new_transaction()
+        try:
+            return await self._perform(self._transaction.run(make))
+        except Lost as error:
+            raise lost(error) from error
+        except Refused as error:
+            await self._drop_unsound(error)
+            raise store_error(error) from error
+
+    async def _drop_unsound(self, error: Refused) -> None:
+        if not is_sound(error):
+            await close(self.connection)
+
+    async def _perform(self, conversation: Conversation[T]) -> T:
+        try:
+            async with asyncio.timeout(self._pool.server.patience_seconds):
+                return await perform(self.connection, conversation)
+        except TimeoutError as error:
+            self.connection.close()
+            raise lost() from error
+
+    def _is_over(self) -> bool:
+        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
+            self._ended = True
+        return self._ended
+
+    def hand_out(self) -> Any:
+        """The connection: from here on only Semel ends the transaction."""
+        self.connection.transaction = self._transaction
+        return self.connection
+
+    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+        """Settle and COMMIT in one round trip. As ``PymysqlUnit.settle``."""
+        return await self._finish(self._transaction.settle(needed, commit=True))
+
+    async def commit_async(self) -> None:
+        """End it without a settle.
+
+        Raises EarlyCommit where it was over already.
+        """
+        if not await self._finish(self._transaction.commit()):
+            raise EarlyCommit(OVER)
+
+    async def _finish(self, conversation: Conversation[bool]) -> bool:
+        if self._is_over():
+            return False
+        if self.connection.reading:
+            await self._end(sound=False)
+            raise undone()
+        try:
+            stands = await self._perform(conversation)
+        except Lost as error:
+            await self._end(sound=False)
+            raise lost(error) from error
+        except Refused as error:
+            if is_sound(error):
+                await self.rollback_async()
+            else:
+                await self._end(sound=False)
+            raise store_error(error) from error
+        except BaseException:
+            await self._end(sound=False)
+            raise
+        if stands:
+            await self._end(sound=True)
+        else:
+            await self.rollback_async()
+        return stands
+
+    async def rollback_async(self) -> None:
+        """End it; nothing of it remains. Safe to call at any time, also twice."""
+        if self._is_over():
+            return
+        sound = True
+        if self._begun and self.connection.connected:
+            self.connection.transaction = None
+            try:
+                async with asyncio.timeout(self._pool.server.patience_seconds):
+                    await self.connection.query("ROLLBACK")
+                    if self.connection._result.warning_count:
+                        self.left_writes = is_incomplete(await self.connection.show_warnings())
+            except (MySQLError, TimeoutError):
+                sound = False
+        await self._end(sound=sound)
+
+    async def _end(self, *, sound: bool) -> None:
+        connection, greeting = self._taken
+        self._ended = True
+        connection.transaction = None
+        if sound and connection.connected and not connection.get_autocommit():
+            await self._pool.give((successor(connection), greeting), sound=True)
+        else:
+            await self._pool.give(self._taken, sound=False)
+
+    def run(self, make: MakeFlow[T]) -> T:
+        """Never asked: threads have units of their own (``pymysql_unit``)."""
+        raise NotImplementedError
+
+    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
+        """Never asked, as ``run``."""
+        raise NotImplementedError
+
+    def commit(self) -> None:
+        """Never asked, as ``run``."""
+        raise NotImplementedError
+
+    def rollback(self) -> None:
+        """Never asked, as ``run``."""
+        raise NotImplementedError
+
+
+class AsyncUnitPool:
+    """The connections of units, on each event loop that they are used on."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._inherited: list[object] = []  # a parent's connections: never used here, never closed
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start with no connections, also in a forked child."""
+        self._inherited.append(getattr(self, "_loops", None))
+        self._loops: Loops[AsyncLifo[Taken]]
+        self._loops = Loops(lambda: AsyncLifo(self._open, self.server.connections_max), drop)
+
+    def _lifo(self) -> AsyncLifo[Taken]:
+        return self._loops.here()
+
+    async def begin(self) -> AsyncmyUnit:
+        """A unit on a connection of its own.
+
+        Raises StoreUnavailable: none became free in time, or none could be opened.
+        """
+        taken, was_idle = await self._lifo().take(self.server.patience_seconds)
+        return AsyncmyUnit(self, taken, was_idle=was_idle)
+
+    async def instead_of(self, taken: Taken) -> Taken:
+        """A new connection for one that was lost, and probably all idle ones with it."""
+        await close(taken[0])
+        await self.close()
+        return await self._open()
+
+    async def give(self, taken: Taken, *, sound: bool) -> None:
+        """It is free again, or to be dropped."""
+        if sound:
+            self._lifo().give(taken)
+        else:
+            await close(taken[0])
+            self._lifo().gone()
+
+    async def _open(self) -> Taken:
+        return await open_connection(AsyncUnitConnection, self.server, own=False)
+
+    async def close(self) -> None:
+        """Close what is idle on this loop."""
+        for connection, _ in self._lifo().forget_idle():
+            await close(connection)

@@ -1,0 +1,256 @@
+"""How the MariaDB store's asks become statements of the server, for every client library alike.
+
+A *conversation* takes a flow and yields texts; it is sent what the server replied, and thrown
+:class:`~semel.stores.mariadb.errors.Refused` where that was an error. What transactions need (ROLLBACK after a lock
+wait that timed out, another try after a deadlock) is decided here; the libraries' modules send and receive.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeVar
+
+from semel.core.flow import Ask, Flow, MakeFlow
+from semel.errors import SemelError, StatementRefused
+from semel.stores.clock import Clock
+from semel.stores.mariadb.errors import CONFLICTS, LOCK_WAIT_TIMEOUT, Lost, Refused, another_server
+from semel.stores.mariadb.requests import Reserve, Several
+from semel.stores.sql.statements import Argument, Execute, Params, Query, Row, Script, Statement, Together
+
+T = TypeVar("T")
+Result = list[Row] | int  # the rows of a statement, or how many it found to write
+Conversation = Generator[str, list[Result], T]
+
+# UTC_TIMESTAMP knows no time zone and no summer time, and stands still while a statement runs.
+SERVER_CLOCK: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+GREETING: Final = (
+    "SELECT @@version, @@max_allowed_packet, @@innodb_rollback_on_timeout, @@character_set_results, DATABASE()"
+)
+VERSION_LEAST: Final = (10, 6)
+TRIES_MAX: Final = 8  # of what a deadlock has undone
+FRAME: Final = 1024  # bytes for what stands around the statements of one packet
+_PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
+_VERSION: Final = re.compile(r"(\d+)\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a MariaDB store is, and how it is talked to.
+
+    Parameters: ``host``, ``port`` or ``socket`` (a path); ``user``, ``password`` (never shown), ``database``; ``tls`` a
+    context, None without; ``connections_max`` per process (and per event loop); ``patience_seconds`` how long a call
+    may wait for a connection, and then for its answer; ``clock`` in microseconds replaces the server's own (tests).
+    """
+
+    host: str
+    port: int
+    user: str
+    database: str
+    password: str = field(default="", repr=False)
+    socket: str | None = None
+    tls: ssl.SSLContext | None = None
+    connections_max: int = 8
+    patience_seconds: float = 5.0
+    clock: Clock | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Arguments for either library's ``connect``, beside its flags."""
+        options: dict[str, Any] = {
+            "host": self.host,
+            "port": self.port,
+            "user": self.user,
+            "password": self.password.encode(),
+            "database": self.database,
+            "unix_socket": self.socket,
+            "charset": "utf8mb4",
+            "connect_timeout": max(1.0, self.patience_seconds),
+            "program_name": "semel",
+        }
+        return options if self.tls is None else {**options, "ssl": self.tls}
+
+    def session(self) -> str:
+        """What Semel's own connections are set to, whatever the server's defaults."""
+        return (
+            "SET SESSION tx_isolation = 'READ-COMMITTED', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
+            f"innodb_lock_wait_timeout = {max(1, round(self.patience_seconds / 2))}, "
+            f"max_statement_time = {self.patience_seconds:.3f}, autocommit = 1, completion_type = 'NO_CHAIN'"
+        )
+
+
+class Greeting(NamedTuple):
+    """What a server says of itself, and of a connection, when that opens."""
+
+    packet_max: int
+    rolls_back_on_timeout: bool
+    charset: str
+    database: str | None  # in which its transactions are
+
+
+def greet(server: Server | None) -> Conversation[Greeting]:
+    """The first words on a connection. ``server`` sets it up as one of Semel's own; None leaves it the user's.
+
+    Raises ConfigurationError where the server is no MariaDB of the least version.
+    """
+    try:
+        [rows] = yield GREETING
+    except Refused as error:
+        if error.code == 1193:  # an unknown variable
+            raise another_server("no MariaDB") from error
+        raise
+    assert isinstance(rows, list)
+    version, packet_max, rolls_back, charset, database = rows[0]
+    told = str(version)
+    number = _VERSION.match(told)
+    if "mariadb" not in told.lower() or number is None or (int(number[1]), int(number[2])) < VERSION_LEAST:
+        raise another_server(told if "mariadb" in told.lower() else f"MySQL {told}")
+    if server is not None:
+        yield server.session()
+    return Greeting(int(packet_max or 0), bool(rolls_back), str(charset), None if database is None else str(database))
+
+
+# --- statements written out ---------------------------------------------------------------
+
+
+def literal(value: Argument) -> str:
+    """A value as SQL. Texts and bytes are written in hexadecimal, which no mode of the server reads otherwise.
+
+    >>> literal("é'"), literal(None), literal([1, b"x"]), literal([])
+    ("_utf8mb4 x'c3a927'", 'NULL', "(1,x'78')", '(NULL)')
+    """
+    if value is None:
+        return "NULL"
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, str):
+        return f"_utf8mb4 x'{value.encode().hex()}'"
+    if isinstance(value, bytes):
+        return f"x'{value.hex()}'"
+    return f"({','.join(map(literal, value)) or 'NULL'})"
+
+
+def written(statement: Statement, params: Params | Row, clock: Clock | None) -> str:
+    """A statement with its values; ``:now`` is the clock's."""
+    assert not isinstance(params, tuple)
+    now = SERVER_CLOCK if clock is None else str(clock())
+    return _PARAMETER.sub(lambda found: now if found[1] == "now" else literal(params[found[1]]), statement.text)
+
+
+# --- conversations ------------------------------------------------------------------------
+
+
+def converse(make: MakeFlow[T], clock: Clock | None, packet_max: int, *, inside: bool = False) -> Conversation[T]:
+    """A flow as a conversation. ``inside`` a transaction that somebody else ends.
+
+    Raises Refused, and StatementRefused for what fits into no packet of the server's.
+    """
+    for _ in range(TRIES_MAX):
+        try:
+            return (yield from _once(make(), clock, packet_max, inside=inside))
+        except _Undone as undone:
+            last = undone.error  # all of it was rolled back: from the beginning
+    raise last
+
+
+class _Undone(Exception):
+    """The server has rolled the flow's own transaction back."""
+
+    def __init__(self, error: Refused) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _once(flow: Flow[T], clock: Clock | None, packet_max: int, *, inside: bool) -> Conversation[T]:
+    begun = False
+    try:
+        needed = next(flow)
+        while True:
+            reply = None
+            if type(needed) is Together:
+                if not inside and not begun:
+                    yield "START TRANSACTION"
+                    begun = True
+            elif type(needed) is Script:
+                for text in needed.statements:
+                    _ = yield text
+            else:
+                reply = yield from _say(needed, clock, packet_max, open=inside or begun)
+            needed = flow.send(reply)
+    except StopIteration as stop:
+        result: T = stop.value
+    except (Refused, SemelError) as error:
+        if begun:
+            yield from _roll_back()
+            if isinstance(error, Refused) and error.code in CONFLICTS:
+                raise _Undone(error) from error
+        raise
+    if begun:
+        try:
+            yield "COMMIT"
+        except Refused as error:
+            if error.code in CONFLICTS:
+                raise _Undone(error) from error
+            raise
+    return result
+
+
+def _roll_back() -> Conversation[None]:
+    try:
+        yield "ROLLBACK"
+    except Refused as error:  # what is said next on this connection would be said in the transaction that is still open
+        raise Lost(error.code, error.text) from error
+
+
+def _say(needed: Ask[Any], clock: Clock | None, packet_max: int, *, open: bool) -> Conversation[Any]:
+    """Perform one ask; ``open`` in a transaction that is open already."""
+    if type(needed) is Query or type(needed) is Execute:
+        [result] = yield from _say_group([written(needed.statement, needed.params, clock)], packet_max, open=open)
+        return result
+    assert isinstance(needed, (Several, Reserve))
+    results: list[Result] = []
+    for group in _groups([written(part.statement, part.params, clock) for part in needed.parts], packet_max):
+        try:
+            results += yield from _say_group(group, packet_max, open=open)
+        except Refused as error:
+            # The lock is held; only this statement was rolled back, or the whole group has been.
+            if error.code == LOCK_WAIT_TIMEOUT and isinstance(needed, Reserve):
+                return None
+            raise
+    return results
+
+
+def _say_group(texts: list[str], packet_max: int, *, open: bool) -> Conversation[list[Result]]:
+    size = sum(map(len, texts)) + FRAME
+    if size > packet_max:
+        raise StatementRefused(
+            f"MariaDB: an answer needs a packet of {size} bytes, and this server takes {packet_max}; raise its "
+            "max_allowed_packet to twice the largest answer, or keep smaller ones (the policy's answer_bytes_max)"
+        )
+    many = len(texts) > 1 and not open
+    text = ";\n".join(["START TRANSACTION", *texts, "COMMIT"] if many else texts)
+    for again in range(TRIES_MAX):
+        try:
+            results = yield text
+            return results[1:-1] if many else results
+        except Refused as error:
+            if many:  # a lock wait that timed out has rolled back one statement, and the others' locks are held
+                yield from _roll_back()
+            if open or error.code not in CONFLICTS or again == TRIES_MAX - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _groups(texts: Sequence[str], packet_max: int) -> Iterator[list[str]]:
+    """As many as fit into a packet of the server's, and one at least."""
+    group: list[str] = []
+    size = FRAME
+    for text in texts:
+        if group and size + len(text) + 2 > packet_max:
+            yield group
+            group, size = [], FRAME
+        group.append(text)
+        size += len(text) + 2
+    if group:
+        yield group

@@ -1,0 +1,141 @@
+"""PyMySQL: performs the MariaDB store's conversations from threads.
+
+Own connections, in autocommit and READ COMMITTED, that count the rows they *found*: an UPDATE that changes nothing
+of its row has found it all the same, and must not look like a lost lease.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+import pymysql
+from pymysql.constants import CLIENT
+
+from semel.core.flow import MakeFlow
+from semel.errors import SemelError, StoreUnavailable
+from semel.stores.failures import or_still_unknown, still_unknown
+from semel.stores.mariadb.errors import Lost, Refused, cannot_connect, ends_connection, lost, refused, store_error
+from semel.stores.mariadb.protocol import Conversation, Greeting, Result, Server, converse, greet
+from semel.stores.pool import Lifo
+
+T = TypeVar("T")
+CONNECTION: Final = pymysql.connections.Connection
+OWN: Final = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
+Taken = tuple[Any, Greeting]
+
+
+class Threads:
+    """The connections of one process's threads."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._lifo: Lifo[Taken] = Lifo(self._open, server.connections_max)
+
+    def run(self, make: MakeFlow[T]) -> T:
+        """Run a flow.
+
+        Raises:
+            StoreUnavailable: the server cannot be reached or refuses; nothing was written by the last statement.
+            StoreTimeout: the answer was lost; whether it took effect is not known yet.
+        """
+        said = False
+        while True:
+            try:
+                taken, was_idle = self._lifo.take(self._server.patience_seconds)
+            except StoreUnavailable as error:
+                if said:
+                    raise still_unknown(error) from error
+                raise
+            connection, greeting = taken
+            try:
+                result = perform(connection, converse(make, self._server.clock, greeting.packet_max))
+            except BaseException as error:
+                if is_sound(error) and connection.open:
+                    self._lifo.give(taken)
+                else:
+                    close(connection)
+                    self._lifo.gone()
+                    self.close()
+                if isinstance(error, Lost):
+                    if was_idle:
+                        said = True
+                        continue  # it had died while nobody looked: every verb names its nonce, and may be said again
+                    raise lost(error) from error
+                if isinstance(error, Refused):
+                    raise or_still_unknown(store_error(error), said) from error
+                raise
+            self._lifo.give(taken)
+            return result
+
+    def _open(self) -> Taken:
+        patience = self._server.patience_seconds
+        return open_connection(
+            pymysql.connect, self._server, client_flag=OWN, read_timeout=patience + 1, write_timeout=patience
+        )
+
+    def close(self) -> None:
+        """Close what is idle."""
+        for connection, _ in self._lifo.forget_idle():
+            close(connection)
+
+
+def open_connection(connect: Any, server: Server, *, own: bool = True, **options: Any) -> Taken:
+    """A connection that has been greeted; ``own``: set up as one of Semel's."""
+    plain = server.tls is None  # else PyMySQL reads all of the system's certificates for each connection, and tries TLS
+    try:
+        connection = connect(**server.options(), **options, ssl_disabled=plain)
+    except pymysql.MySQLError as error:
+        raise cannot_connect(error) from error
+    try:
+        return connection, perform(connection, greet(server if own else None))
+    except BaseException as error:
+        close(connection)
+        if isinstance(error, Refused):
+            raise cannot_connect(error) from error
+        if isinstance(error, Lost):
+            raise StoreUnavailable("MariaDB ended the connection while it was being opened") from error
+        raise
+
+
+def close(connection: Any) -> None:
+    """Close it, whatever its state."""
+    if connection.open:
+        connection.close()
+
+
+def is_sound(error: BaseException) -> bool:
+    """Whether the connection may be used again after this error."""
+    return isinstance(error, SemelError) or (isinstance(error, Refused) and not ends_connection(error))
+
+
+def perform(connection: Any, conversation: Conversation[T]) -> T:
+    """Carry a conversation to its end.
+
+    Raises Refused and Lost, and what the conversation raises.
+    """
+    try:
+        text = next(conversation)
+        while True:
+            try:
+                results = say(connection, text)
+            except pymysql.MySQLError as error:
+                word = refused(error)
+                if word is None:
+                    raise Lost(*error.args) from error
+                text = conversation.throw(word)
+            else:
+                text = conversation.send(results)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def say(connection: Any, text: str) -> list[Result]:
+    """Send one text and read the result of each of its statements."""
+    cursor = connection.cursor(pymysql.cursors.Cursor)  # rows as they are, whatever the user's connection makes of them
+    cursor.execute(text)
+    results: list[Result] = []
+    while True:
+        results.append(cursor.rowcount if cursor.description is None else list(cursor.fetchall()))
+        if not cursor.nextset():
+            return results

@@ -1,0 +1,319 @@
+"""ATOMIC units through PyMySQL (see ``mariadb_unit``).
+
+The connection that is handed out ends no transaction: its ``commit()`` keeps the writes for Semel's COMMIT, its
+``rollback()`` undoes the handler's writes alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from typing import Any, TypeVar
+
+import pymysql
+
+from semel.core.flow import Ask, MakeFlow
+from semel.errors import EarlyCommit
+from semel.stores.mariadb.errors import Lost, Refused, lost, store_error
+from semel.stores.mariadb.protocol import Conversation, Server
+from semel.stores.mariadb.pymysql_client import Taken, close, is_sound, open_connection, perform
+from semel.stores.mariadb.transaction import BUSY, LATE, OVER, Transaction, is_incomplete, undone
+from semel.stores.pool import Lifo
+from semel.stores.process import begin_in_children
+
+T = TypeVar("T")
+
+
+class UnitConnection(pymysql.connections.Connection):  # type: ignore[misc]  # the library ships no types
+    """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
+
+    transaction: Transaction | None = None  # while it is handed out
+
+    def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
+        """Every statement. Behind one that a thread is still at, it would be told that one's answer."""
+        if not self.speaking.acquire(blocking=False):
+            raise pymysql.err.InterfaceError(0, BUSY)
+        try:
+            with self._whole():
+                found: int = super().query(sql, unbuffered)
+            return found
+        finally:
+            self.speaking.release()
+
+    def next_result(self, unbuffered: bool = False) -> int:
+        """The next one of several."""
+        with self._whole():
+            found: int = super().next_result(unbuffered)
+        return found
+
+    def _read_packet(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super()._read_packet(*args, **options)
+        except pymysql.MySQLError:
+            raise
+        except BaseException:  # as ``_whole``, for each row
+            self._force_close()
+            raise
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """An exchange that an exception from outside cuts leaves an answer unread: the next command would get it."""
+        try:
+            yield
+        except pymysql.MySQLError:
+            raise
+        except BaseException:
+            self._force_close()
+            raise
+
+    @cached_property
+    def speaking(self) -> threading.Lock:
+        """Held while a statement is under way."""
+        return threading.Lock()
+
+    def cut(self) -> None:
+        """End it under the statement that is under way: a close alone would wait for its reader."""
+        if self._sock is not None:
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+
+    def patience(self, seconds: float | None) -> None:
+        """How long an answer is waited for; None while the handler has the connection."""
+        self._read_timeout = seconds
+
+    def begin(self) -> None:
+        """It has begun."""
+        if self.transaction is None:
+            super().begin()
+
+    def commit(self) -> None:
+        """Keep what was written so far for Semel's COMMIT, whatever is rolled back later."""
+        if self.transaction is None:
+            super().commit()
+        else:
+            self.query(self.transaction.keep())
+
+    def rollback(self) -> None:
+        """Undo what the handler wrote since its last ``commit``; the record stays claimed."""
+        if self.transaction is None:
+            super().rollback()
+        else:
+            self.query(self.transaction.undo())
+
+
+def successor(connection: UnitConnection) -> UnitConnection:
+    """The same session under another object; the one that a handler may have kept, also in cursors, is closed."""
+    fresh = UnitConnection.__new__(UnitConnection)
+    fresh.__dict__.update(connection.__dict__)
+    fresh._result = None
+    fresh.cursorclass = pymysql.cursors.Cursor
+    connection._sock = connection._rfile = None
+    connection._closed = True
+    return fresh
+
+
+class PymysqlUnit:
+    """One transaction of a thread's. Made by :class:`UnitPool`; nothing is sent before the claim."""
+
+    def __init__(self, pool: UnitPool, taken: Taken, *, was_idle: bool) -> None:
+        self._pool = pool
+        self._taken = taken
+        self._was_idle = was_idle
+        self._pid = os.getpid()
+        self._begun = False
+        self._ended = False
+        self.left_writes = False
+        self._transaction = self._new_transaction()
+
+    def _new_transaction(self) -> Transaction:
+        return Transaction(self._pool.server.clock, self._taken[1])
+
+    @property
+    def connection(self) -> Any:
+        """What the handler writes on.
+
+        Raises pymysql.err.InterfaceError after the end: the session is another command's by then.
+        """
+        if self._ended:
+            raise pymysql.err.InterfaceError(0, LATE)
+        return self._taken[0]
+
+    def run(self, make: MakeFlow[T]) -> T:
+        """Run a flow inside the transaction, which the first statement begins.
+
+        Raises:
+            StoreUnavailable, StatementRefused: the server refused; nothing of the transaction remains.
+            StoreTimeout: the connection was lost.
+        """
+        first, self._begun = not self._begun, True
+        try:
+            return perform(self.connection, self._transaction.run(make))
+        except Lost as error:
+            if not first or not self._was_idle:
+                raise lost(error) from error
+        except Refused as error:
+            self._drop_unsound(error)
+            raise store_error(error) from error
+        # It had died while nobody looked. The claim names its nonce, so it may be made again.
+        self._taken = self._pool.instead_of(self._taken)
+        self._transaction = self._new_transaction()
+        try:
+            return perform(self.connection, self._transaction.run(make))
+        except Lost as error:
+            raise lost(error) from error
+        except Refused as error:
+            self._drop_unsound(error)
+            raise store_error(error) from error
+
+    def _drop_unsound(self, error: Refused) -> None:
+        if not is_sound(error):
+            close(self.connection)
+
+    def _is_over(self) -> bool:
+        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
+            self._ended = True
+        return self._ended
+
+    def hand_out(self) -> Any:
+        """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
+        self.connection.transaction = self._transaction
+        self.connection.patience(None)
+        return self.connection
+
+    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
+        """Settle and COMMIT in one round trip. False: the claim is not this transaction's own; rolled back.
+
+        Raises:
+            StatementRefused: the server refused; rolled back.
+            StoreTimeout: not answered: not known yet.
+        """
+        return self._finish(self._transaction.settle(needed, commit=True))
+
+    def commit(self) -> None:
+        """End it without a settle.
+
+        Raises EarlyCommit where it was over already.
+        """
+        if not self._finish(self._transaction.commit()):
+            raise EarlyCommit(OVER)
+
+    def _finish(self, conversation: Conversation[bool]) -> bool:
+        if self._is_over():
+            return False
+        if self.connection.speaking.locked():
+            self._end(sound=False)
+            raise undone()
+        self.connection.patience(self._pool.patience)
+        try:
+            stands = perform(self.connection, conversation)
+        except Lost as error:
+            self._end(sound=False)
+            raise lost(error) from error
+        except Refused as error:
+            if is_sound(error):
+                self.rollback()
+            else:
+                self._end(sound=False)
+            raise store_error(error) from error
+        if stands:
+            self._end(sound=True)
+        else:
+            self.rollback()
+        return stands
+
+    def rollback(self) -> None:
+        """End it; nothing of it remains. Safe to call at any time, also twice."""
+        if self._is_over():
+            return
+        sound = not self.connection.speaking.locked()
+        if sound and self._begun and self.connection.open:
+            self.connection.transaction = None
+            self.connection.patience(self._pool.patience)
+            try:
+                self.connection.query("ROLLBACK")
+                if self.connection._result.warning_count:
+                    self.left_writes = is_incomplete(self.connection.show_warnings())
+            except pymysql.MySQLError:
+                sound = False
+        self._end(sound=sound)
+
+    def _end(self, *, sound: bool) -> None:
+        connection, greeting = self._taken
+        self._ended = True
+        connection.transaction = None
+        if sound and connection.open and not connection.get_autocommit():
+            self._pool.give((successor(connection), greeting), sound=True)
+        else:
+            if connection.speaking.locked():
+                connection.cut()
+            self._pool.give(self._taken, sound=False)
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        """Never asked: event loops have units of their own (``asyncmy_unit``)."""
+        raise NotImplementedError
+
+    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+        """Never asked, as ``run_async``."""
+        raise NotImplementedError
+
+    async def commit_async(self) -> None:
+        """Never asked, as ``run_async``."""
+        raise NotImplementedError
+
+    async def rollback_async(self) -> None:
+        """Never asked, as ``run_async``."""
+        raise NotImplementedError
+
+
+class UnitPool:
+    """The connections of a process's units, with the user's own settings and none of Semel's."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.patience = server.patience_seconds + 1
+        self._inherited: list[object] = []
+        self._begin()
+        begin_in_children(self)
+
+    def _begin(self) -> None:
+        self._lifo: Lifo[Taken] = Lifo(self._open, self.server.connections_max)
+
+    def begin_process(self) -> None:
+        """In a forked child: begin without connections."""
+        self._inherited.append(self._lifo)
+        self._begin()
+
+    def begin(self) -> PymysqlUnit:
+        """A unit on a connection of its own.
+
+        Raises StoreUnavailable: none became free in time, or none could be opened.
+        """
+        taken, was_idle = self._lifo.take(self.server.patience_seconds)
+        taken[0].patience(self.patience)
+        return PymysqlUnit(self, taken, was_idle=was_idle)
+
+    def instead_of(self, taken: Taken) -> Taken:
+        """A new connection for one that was lost, and probably all idle ones with it."""
+        close(taken[0])
+        self.close()
+        return self._open()
+
+    def give(self, taken: Taken, *, sound: bool) -> None:
+        """It is free again, or to be dropped."""
+        if sound:
+            self._lifo.give(taken)
+        else:
+            close(taken[0])
+            self._lifo.gone()
+
+    def _open(self) -> Taken:
+        return open_connection(UnitConnection, self.server, own=False, read_timeout=self.patience)
+
+    def close(self) -> None:
+        """Close what is idle."""
+        for connection, _ in self._lifo.forget_idle():
+            close(connection)

@@ -1,0 +1,40 @@
+"""What the MariaDB store asks for beyond single statements: several of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from semel.core.flow import Ask
+from semel.stores.sql.statements import Execute, Query, Row
+
+
+class Several(Ask[list[Any]]):
+    """Independent statements in one round trip and one commit; the replies in their order.
+
+    Where they are more than one packet of the server's may hold, they are sent in parts, each committed by itself.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Query | Execute]) -> None:
+        self.parts = parts
+
+
+class SettleAnd(Execute):
+    """A settlement inside an ATOMIC unit, and what is written behind it if it stands."""
+
+    __slots__ = ("also",)
+
+    def __init__(self, settle: Execute, also: Sequence[Execute]) -> None:
+        super().__init__(settle.statement, settle.params)
+        self.also = also
+
+
+class Reserve(Ask[list[list[Row]] | None]):
+    """As :class:`Several`; None, and nothing of it written, where somebody holds one of the locks for too long."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Query]) -> None:
+        self.parts = parts

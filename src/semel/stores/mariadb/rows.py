@@ -1,0 +1,181 @@
+"""What the MariaDB store does to its rows: claim, settle and replace them, a batch at a time.
+
+A claim is one statement, which writes what was never seen and answers the record that stands there; ``decide`` says
+what that means. Who won is read off the nonce, never off a count of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, cast
+
+from semel.core.flow import Flow, ask
+from semel.core.model import (
+    ANSWERED_STATES,
+    AnswerKind,
+    Claim,
+    Effects,
+    InProgress,
+    Record,
+    Settled,
+    Settlement,
+    Settling,
+    State,
+)
+from semel.core.record import answer_digest, pack_headers
+from semel.stores.mariadb.requests import Reserve, Several
+from semel.stores.sql.dialect import MARIADB
+from semel.stores.sql.statements import Argument, Execute, Query, Row, statements
+from semel.stores.versions import Seen, Verdicts, Versions
+
+SQL: Final = statements("semel.stores.mariadb", "sql/records.sql")
+ASKED_AGAIN_MAX: Final = 3  # a claim whose lock is not to be had this often is held by a transaction that goes on
+WAIT_SECONDS: Final = 1  # for the lock of a record that no ATOMIC unit holds: somebody's commit is on its way
+
+
+def claim_all(claims: Sequence[Claim], verdicts: Verdicts, *, here: bool = False) -> Flow[None]:
+    """Claims of different ids. Adds their verdicts. ``here``: in a transaction that is open already."""
+    left = sorted(claims, key=_by_id)
+    waits = not here and not any(claim.terms.effects == Effects.ATOMIC for claim in left)
+    for _ in range(ASKED_AGAIN_MAX):
+        rows = yield from _reserve(left, WAIT_SECONDS if waits else 0)
+        for claim in left:
+            row = rows.get(claim.id)
+            if row is not None:
+                yield from VERSIONS.decide(claim, cast(int, row[0]), record(row), verdicts, here=here)
+        left = [claim for claim in left if claim[:2] not in verdicts]
+        if not left:
+            return
+        waits = False
+    for claim in left:
+        verdicts[claim[:2]] = InProgress(claim.operation_id, claim.terms.lease_us, own=False)
+
+
+def _reserve(claims: list[Claim], wait: int) -> Flow[dict[bytes, Row]]:
+    """The row of each claim whose lock was to be had.
+
+    The last one that was answered: Galera says a statement of its own again that another node's has undone
+    (``wsrep_retry_autocommit``), and the rows of the run that was undone have left by then.
+    """
+    replies = yield from ask(Reserve([Query(SQL["claim"], _wanted(claim, wait)) for claim in claims]))
+    if replies is not None:
+        return {claim.id: rows[-1] for claim, rows in zip(claims, replies, strict=True)}
+    if len(claims) == 1:
+        return {}
+    half = len(claims) // 2  # one of them is held: the others must not wait for it
+    found = yield from _reserve(claims[:half], 0)
+    return found | (yield from _reserve(claims[half:], 0))
+
+
+def record(row: Row) -> Record:
+    """The record of a row that begins with the time."""
+    return Record._make(cast("tuple[int, ...]", row[1:]))
+
+
+def _by_id(word: Claim | Settlement) -> bytes:
+    return word.id
+
+
+def _wanted(claim: Claim, wait: int) -> Mapping[str, Argument]:
+    terms, scope = claim.terms, claim.scope
+    return {
+        "wait": wait,
+        "id": claim.id,
+        "tenant": scope.tenant,
+        "caller": scope.caller,
+        "operation": scope.operation,
+        "key_hash": claim.key_hash,
+        "recipe": claim.recipe,
+        "fingerprint": claim.fingerprint,
+        "state": terms.starts,
+        "effects": terms.effects,
+        "nonce": claim.nonce,
+        "holder": claim.holder,
+        "operation_id": claim.operation_id,
+        "lease_us": terms.lease_us,
+        "deadline_us": terms.deadline_us,
+        "dedup_us": terms.dedup_us,
+        "attempts_max": terms.attempts_max,
+        "answer_us": terms.answer_us,
+        "tombstone_us": terms.tombstone_us,
+        "after_expiry": terms.after_expiry,
+    }
+
+
+def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:
+    """The records of these ids, each with the time to decide by."""
+    if not ids:
+        return {}
+    rows = yield from ask(Query(SQL["look"], {"ids": list(ids)}))
+    return {cast(bytes, row[1]): (cast(int, row[0]), record(row)) for row in rows}
+
+
+def replace(seen: Record, written: Record, steps: bytes | None = None) -> Flow[bool]:
+    """Write over the version that was seen; False where it is not there any more.
+
+    Parameters: ``steps`` the list that it must still have.
+    """
+    write = Execute(SQL["write_record"], replacing(seen, written, steps))
+    if written.state != State.UNKNOWN:
+        return (yield from ask(write)) == 1
+    count, _ = yield from ask(Several([write, Execute(SQL["raise_attention"], {"id": written.id})]))
+    return bool(count == 1)
+
+
+def replacing(seen: Record, written: Record, steps: bytes | None = None) -> Mapping[str, Argument]:
+    """The parameters of ``write_record``."""
+    params: dict[str, Argument] = written._asdict()
+    params["seen_fence"] = seen.fence
+    params["seen_nonce"] = seen.nonce
+    params["seen_state"] = seen.state
+    params["seen_lease_until"] = seen.lease_until
+    params["seen_answer_kind"] = seen.answer_kind
+    params["seen_doubt"] = seen.doubt
+    params["seen_steps"] = steps
+    return params
+
+
+VERSIONS: Final = Versions(look, replace, MARIADB)
+
+
+def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
+    """Settlements in their order: answers in one round trip, everything else by the rule."""
+    # Only an answer ends a record whatever was before it; the rules say what else may become of it.
+    ends = [word for word in settlements if word.state in ANSWERED_STATES]
+    firsts = sorted({word.id: word for word in reversed(ends)}.values(), key=_by_id)
+    settled: set[int] = set()
+    if firsts:
+        counts = yield from ask(Several([settle_one(word) for word in firsts]))
+        settled = {id(word) for word, count in zip(firsts, counts, strict=True) if count == 1}
+    replies: list[Settling] = []
+    for word in settlements:
+        replies.append(Settled() if id(word) in settled else (yield from VERSIONS.settle(word)))
+    return replies
+
+
+def settle_one(word: Settlement) -> Execute:
+    """The statement that writes a holder's answer."""
+    answer = word.answer
+    block = None if answer is None else pack_headers(answer.headers)
+    kept = word.answer_kind == AnswerKind.KEPT
+    return Execute(
+        SQL["settle"],
+        {
+            "id": word.id,
+            "fence": word.fence,
+            "nonce": word.nonce,
+            "state": word.state,
+            "doubt": word.doubt,
+            "error_code": word.error_code,
+            "business_ref": word.business_ref,
+            "resource_type": word.resource_type,
+            "resource_id": word.resource_id,
+            "answer_kind": word.answer_kind,
+            "answer_digest": None
+            if answer is None or block is None
+            else answer_digest(answer.status, block, answer.body),
+            "status": None if answer is None else answer.status,
+            "headers": block if kept else None,
+            "body": answer.body if answer and kept else None,
+        },
+    )

@@ -1,0 +1,239 @@
+"""The MariaDB store: one statement a claim, whole batches in one round trip and one commit, and the rules.
+
+Under READ COMMITTED, with no lock held between a read and its write: what must replace a record (a takeover, a
+resolution) is written by compare-and-set on the version that was read, and read again where somebody was quicker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import resources
+from typing import Any, Final, cast
+
+from semel.core.contract import Capabilities, Identity, Observed
+from semel.core.flow import Ask, Flow, ask
+from semel.core.model import (
+    Audit,
+    Claim,
+    Find,
+    Found,
+    Purged,
+    Record,
+    Renewal,
+    Resolution,
+    Resolved,
+    Resolving,
+    Settlement,
+    Settling,
+    State,
+    Verdict,
+)
+from semel.core.settle import abandoned_row, action_of, marked_row, renewed_row, resolved_row
+from semel.core.timing import PURGE_GRACE_US
+from semel.outbox.store import settled_with_events, settling
+from semel.steps.findings import steps_after
+from semel.steps.store import rewrite_steps, stored_steps
+from semel.stores.mariadb.requests import Several
+from semel.stores.mariadb.rows import SQL as COMMANDS
+from semel.stores.mariadb.rows import VERSIONS, claim_all, look, record, replace, settle_all, settle_one
+from semel.stores.mariadb.settings import observe
+from semel.stores.sql.dialect import MARIADB, Dialect
+from semel.stores.sql.lapsed_scan import Horizon, Walk, counted
+from semel.stores.sql.statements import TOGETHER, Argument, Execute, Query, Script, script, statements
+from semel.stores.versions import Rule, Verdicts
+
+SQL: Final = statements("semel.stores.mariadb", "sql/upkeep.sql")
+MIGRATIONS: Final = ("0001_first", "0002_many_effects")
+SCHEMA_VERSION: Final = len(MIGRATIONS)
+_WANTED: Final = frozenset({State.UNKNOWN})
+
+
+def _keep(ids: Sequence[bytes], horizon: int) -> Flow[None]:
+    raised = [Execute(COMMANDS["raise_attention"], {"id": id}) for id in ids]
+    written = Execute(SQL["write_horizon"], {"horizon": horizon})
+    yield from ask(TOGETHER)
+    yield from ask(Several([*raised, Execute(SQL["clear_attention"], {}), written]))
+
+
+_WALK: Final = Walk(SQL["read_horizon"], SQL["scan_open"], SQL["find_lapsed"], _keep, VERSIONS)
+
+
+class MariadbStore:
+    """The store contract in MariaDB's SQL. One instance a process: it remembers where its reaper has come to."""
+
+    dialect: Final[Dialect] = MARIADB
+    capabilities = Capabilities(
+        survives_process_crash=True,
+        survives_server_crash=True,
+        shared_between_processes=True,
+        atomic_with_business_writes=True,
+        settles_by_proof=True,
+    )
+
+    def __init__(self) -> None:
+        self._horizon = Horizon()
+
+    def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
+        verdicts: Verdicts = {}
+        left = list(claims)
+        while left:  # one batch, the same key twice: the others meet what the first has written
+            firsts: dict[bytes, Claim] = {}
+            for claim in left:
+                firsts.setdefault(claim.id, claim)
+            yield from claim_all(list(firsts.values()), verdicts)
+            left = [claim for claim in left if claim[:2] not in verdicts]
+        return [verdicts[claim[:2]] for claim in claims]
+
+    def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
+        return (yield from VERSIONS.look_at(claims))
+
+    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+        verdicts: Verdicts = {}
+        yield from claim_all([claim], verdicts, here=True)
+        return verdicts[claim[:2]]
+
+    def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
+        return (yield from settled_with_events(MARIADB, settle_all, settlements))
+
+    def settle_within(self, settlement: Settlement) -> Ask[Any]:
+        return settling(settle_one(settlement), settlement)
+
+    def together(self) -> Flow[None]:
+        yield from ask(TOGETHER)
+
+    def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
+        rules = {renewal.id: _ruled(partial(marked_row, renewal=renewal)) for renewal in renewals}
+        done = yield from VERSIONS.rewrite_all(rules)
+        return [renewal.id in done for renewal in renewals]
+
+    def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
+        def rule(renewal: Renewal) -> Rule:
+            return lambda row, now: renewed_row(row, renewal, now)
+
+        done = yield from VERSIONS.rewrite_all({renewal.id: rule(renewal) for renewal in renewals})
+        return [renewal.id in done for renewal in renewals]
+
+    def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
+        def rule(nonce: bytes) -> Rule:
+            return lambda row, now: abandoned_row(row, nonce, now)
+
+        done: list[bool] = []
+        for id, nonce in nonces:  # one id may have been given up twice, by two nonces
+            done.append(id in (yield from VERSIONS.rewrite_all({id: rule(nonce)})))
+        return done
+
+    def read(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
+        found = yield from look(sorted(set(ids)))
+        return [found[id][1] if id in found else None for id in ids]
+
+    def read_operations(self, operation_ids: Sequence[bytes]) -> Flow[list[Record | None]]:
+        if not operation_ids:
+            return []
+        rows = yield from ask(Query(COMMANDS["read_operations"], {"ids": list(operation_ids)}))
+        found = {row.operation_id: row for row in map(record, rows)}
+        return [found.get(operation_id) for operation_id in operation_ids]
+
+    def find(self, query: Find) -> Flow[Found]:
+        small = bool(query.states) and _WANTED.issuperset(query.states)
+        rows = yield from ask(
+            Query(
+                SQL["find_unknown" if small else "find"],
+                {
+                    "before": query.before,
+                    "states": [int(state) for state in query.states or State],
+                    "tenant": query.tenant,
+                    "caller": query.caller,
+                    "operation": query.operation,
+                    "lapsed": int(query.lapsed),
+                    "limit": query.limit + 1,
+                },
+            )
+        )
+        now = cast(int, rows[0][0])
+        page = [row for row in rows if row[1] is not None][: query.limit]
+        records = tuple(record((*row[1:], None, None, None)) for row in page)
+        return Found(records, cast(int, page[-1][1]) if page and len(rows) > query.limit else None, now)
+
+    def resolve(self, resolution: Resolution) -> Flow[Resolving]:
+        yield from ask(TOGETHER)  # the record and its line of the audit trail: both or neither
+        while True:
+            listed = yield from stored_steps(MARIADB, resolution.id)
+            found = yield from look([resolution.id])
+            now, row = found.get(resolution.id, (0, None))
+            steps = steps_after(row, resolution, listed)
+            reply, written = resolved_row(row, resolution, now, steps)
+            if row is None or written is None or not isinstance(reply, Resolved):
+                return reply
+            if (yield from replace(row, written)):
+                break
+        yield from rewrite_steps(MARIADB, written, steps)
+        audit: dict[str, Argument] = {
+            "at": now,
+            "record_id": resolution.id,
+            "actor": resolution.actor,
+            "action": action_of(resolution, row),
+            "reason": resolution.reason,
+            "fence": written.fence,
+        }
+        yield from ask(Execute(COMMANDS["write_audit"], audit))
+        return reply
+
+    def lapse(self, limit: int) -> Flow[list[Record]]:
+        return (yield from _WALK.lapse(self._horizon, limit))
+
+    def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
+        window = yield from ask(
+            Query(SQL["purge_window"], {"after": after or 0, "chunk": chunk, "grace": PURGE_GRACE_US})
+        )
+        last = cast(int, window[-1][0]) if len(window) == chunk else None
+        due = sorted(cast(bytes, id) for _, id, forget, drop in window if forget or drop)
+        if not due:
+            return Purged(len(window), 0, 0, last)
+        yield from ask(TOGETHER)
+        free = [cast(bytes, id) for (id,) in (yield from ask(Query(SQL["lock_due"], {"ids": due})))]
+        params: dict[str, Argument] = {"ids": free, "grace": PURGE_GRACE_US}
+        counts = yield from ask(Several([Execute(SQL["forget"], params), Execute(SQL["drop_answer"], params)]))
+        forgotten, dropped = cast("list[int]", counts)
+        return Purged(len(window), dropped, forgotten, last)
+
+    def counts(self) -> Flow[dict[int, int]]:
+        return (yield from counted(SQL["count_states"]))
+
+    def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
+        rows = yield from ask(Query(SQL["read_audit"], {"record_id": record, "limit": limit}))
+        return [Audit(*cast("tuple[int, bytes, str, str, str, int]", row)) for row in rows]
+
+    def identity(self) -> Flow[Identity | None]:
+        has = yield from ask(Query(SQL["has_meta"], {}))
+        if not has[0][0]:
+            return None
+        rows = yield from ask(Query(SQL["read_meta"], {}))
+        return Identity(*cast("tuple[str, int, int, int, bytes]", rows[0])) if rows else None
+
+    def observe(self) -> Flow[list[Observed]]:
+        """What the server's settings make of the promise: read at start-up and by ``semel doctor``."""
+        return observe()
+
+    def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
+        # No transaction holds a CREATE TABLE here; so every statement may be repeated, and the version comes last.
+        known = yield from self.identity()
+        done = 0 if known is None else known.schema_version
+        ran = []
+        for number, name in enumerate(MIGRATIONS, start=1):
+            if number > done:
+                yield from ask(Script(script(_migration(name))))
+                ran.append(name)
+        first: dict[str, Argument] = {"store_id": store_id, "schema_version": SCHEMA_VERSION}
+        if ran:
+            yield from ask(Execute(SQL["first_meta"], {**first, "secret_check": secret_check}))
+            yield from ask(Execute(SQL["write_schema_version"], {"schema_version": SCHEMA_VERSION}))
+        return ran
+
+
+def _migration(name: str) -> str:
+    return resources.files("semel.stores").joinpath("mariadb", "migrations", f"{name}.sql").read_text("utf-8")
+
+
+def _ruled(rule: Callable[[Record | None], Record | None]) -> Rule:
+    return lambda row, now: rule(row)

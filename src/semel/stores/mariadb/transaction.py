@@ -1,0 +1,146 @@
+"""An ATOMIC unit on MariaDB: one transaction that holds the record and the handler's own writes.
+
+BEGIN travels with the claim and COMMIT with the settle. Right after the claim stands a savepoint of a random name:
+COMMIT, ROLLBACK and DDL (which commits by itself) make it vanish, and nobody else can make it again. So the settle
+releases it first, and where that fails the claim is not this transaction's own any more: the server goes no further.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final, TypeVar
+
+from semel.core.flow import Ask, MakeFlow
+from semel.errors import HandlerRefused
+from semel.stores.clock import Clock
+from semel.stores.mariadb.errors import CONFLICTS, ELSEWHERE, SAVEPOINT_MISSING, SIGNALLED, Lost, Refused, is_elsewhere
+from semel.stores.mariadb.protocol import Conversation, Greeting, Result, converse, literal, written
+from semel.stores.mariadb.requests import SettleAnd
+from semel.stores.sql.statements import Execute
+
+T = TypeVar("T")
+
+LATE: Final = "this command's transaction is over; nothing more can be written in it"
+BUSY: Final = "a statement is under way on this command's connection; await each one, also where another call fails"
+OVER: Final = "the transaction was over before Semel could commit it"
+NOT_ROLLED_BACK: Final = 1196  # the server's warning: a table without transactions keeps what was written
+_UNSETTLED: Final = "semel: nothing was settled"
+_HERE: Final = (
+    "IF NOT (BINARY DATABASE() <=> {database}) THEN "
+    f"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{ELSEWHERE}'; END IF;\n"
+)
+_OPEN: Final = "BEGIN NOT ATOMIC\n{here}{begin}{claim};\nSAVEPOINT {name};\nEND"
+_SETTLE: Final = (
+    "BEGIN NOT ATOMIC\n{here}RELEASE SAVEPOINT {name};\n{settle};\n"
+    f"IF ROW_COUNT() <> 1 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{_UNSETTLED}'; END IF;\n"
+    "{also}{end}END"
+)
+_END: Final = "COMMIT AND NO CHAIN NO RELEASE;\n"  # whatever the server's completion_type
+_KEEP: Final = (
+    f"BEGIN NOT ATOMIC\nDECLARE EXIT HANDLER FOR {SAVEPOINT_MISSING} BEGIN END;\n"
+    "RELEASE SAVEPOINT {name};\nSAVEPOINT {name};\nEND"
+)
+_COMMIT: Final = f"BEGIN NOT ATOMIC\nRELEASE SAVEPOINT {{name}};\n{_END}END"
+
+
+class Transaction:
+    """What one unit says to the server. ``joined``: the transaction is the user's, who begins and ends it."""
+
+    def __init__(self, clock: Clock | None, greeting: Greeting, *, joined: bool = False) -> None:
+        self.name = f"semel_{secrets.token_hex(8)}"
+        self._clock = clock
+        self._packet_max = greeting.packet_max
+        name = greeting.database
+        self._here = _HERE.format(database=literal(None if name is None else name.encode()))
+        self._joined = joined
+        self._begin = "" if joined else "START TRANSACTION;\n"
+        self._saved = False
+
+    def run(self, make: MakeFlow[T]) -> Conversation[T]:
+        """A flow inside the transaction. What it writes comes before the savepoint, where no rollback to that ends."""
+        inner = converse(make, self._clock, self._packet_max, inside=True)
+        try:
+            text = next(inner)
+            while True:
+                try:
+                    results = yield from self._say(text)
+                except Refused as error:
+                    text = inner.throw(error)
+                else:
+                    text = inner.send(results)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _say(self, text: str) -> Conversation[list[Result]]:
+        if self._saved:
+            results = yield text
+            _ = yield f"SAVEPOINT {self.name}"
+            return results
+        try:
+            results = yield _OPEN.format(here=self._here, begin=self._begin, claim=text, name=self.name)
+        except Refused as error:
+            if is_elsewhere(error) and not self._joined:  # left there by an earlier handler: as good as lost
+                raise Lost(error.code, error.text) from error
+            raise
+        self._saved = True
+        return results[:1]
+
+    def undo(self) -> str:
+        """What the handler wrote is undone; the record stays claimed."""
+        return f"ROLLBACK TO SAVEPOINT {self.name}"
+
+    def keep(self) -> str:
+        """What the handler wrote is kept, whatever is undone later. Where the transaction is over, nothing is: a new
+        savepoint would make the next one pass for it.
+        """
+        return _KEEP.format(name=self.name)
+
+    def settle(self, needed: Ask[Any], *, commit: bool) -> Conversation[bool]:
+        """Settle, and end the transaction; False where the claim is not its own any more."""
+        assert isinstance(needed, Execute)
+        text = written(needed.statement, needed.params, self._clock)
+        more = needed.also if isinstance(needed, SettleAnd) else ()
+        also = "".join([f"{written(each.statement, each.params, self._clock)};\n" for each in more])
+        try:
+            _ = yield _SETTLE.format(
+                here=self._here, name=self.name, settle=text, also=also, end=_END if commit else ""
+            )
+        except Refused as error:
+            if is_not_ours(error):
+                return False
+            raise
+        return True
+
+    def commit(self) -> Conversation[bool]:
+        """End it without a settle; False where it was over already."""
+        try:
+            _ = yield _COMMIT.format(name=self.name)
+        except Refused as error:
+            if is_not_ours(error):
+                return False
+            raise
+        return True
+
+
+def is_incomplete(warnings: Any) -> bool:
+    """Whether the warnings of a ROLLBACK say that some of the writes remain."""
+    return any(int(code) == NOT_ROLLED_BACK for _, code, *_ in warnings or ())
+
+
+def is_not_ours(error: Refused) -> bool:
+    """Whether a settle met another transaction than that of its claim."""
+    return error.code == SAVEPOINT_MISSING or (error.code == SIGNALLED and _UNSETTLED in error.text)
+
+
+def undone() -> HandlerRefused:
+    """The error to raise where a handler ended before its own statement did: its connection was closed under that."""
+    return HandlerRefused(f"{BUSY}: its transaction was rolled back, and nothing of it remains")
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the server rolled a handler's transaction back because of another one: it may be run again."""
+    said = error.args[0] if error.args else None
+    return (
+        type(error).__module__.split(".")[0] in ("pymysql", "asyncmy") and isinstance(said, int) and said in CONFLICTS
+    )

@@ -1,0 +1,57 @@
+"""The driver of the memory store: one table, one lock, the host's clock.
+
+A memory store belongs to one process. In a forked child it would be a second, empty truth, so that a
+retry could run twice without anybody noticing: there it refuses to answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, TypeVar
+
+from semel.core.flow import Ask, MakeFlow, perform
+from semel.errors import StoreUnavailable
+from semel.stores.clock import Clock, system_clock
+from semel.stores.memory.store import Call, Table
+from semel.stores.process import begin_in_children
+
+T = TypeVar("T")
+
+
+class LocalDriver:
+    """Runs the memory store's flows. Thread-safe; never blocks for longer than one verb."""
+
+    def __init__(self, *, clock: Clock = system_clock) -> None:
+        self._clock = clock
+        self._table = Table()
+        self._lock = threading.Lock()
+        self._is_inherited = False
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """In a forked child: never answer."""
+        self._is_inherited = True
+
+    def run(self, make: MakeFlow[T]) -> T:
+        """Run a flow to its end."""
+        if self._is_inherited:
+            raise StoreUnavailable(
+                "a memory:// store cannot be used after fork: each worker would have its own truth; "
+                "use sqlite:/// for several processes, or connect after the fork"
+            )
+        return perform(make(), self._answer)
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        """Run a flow to its end, without ever suspending."""
+        return self.run(make)
+
+    def _answer(self, needed: Ask[Any]) -> Any:
+        assert isinstance(needed, Call)
+        with self._lock:
+            return needed.act(self._table, self._clock())
+
+    def close(self) -> None:
+        """Nothing to close: the table goes with the driver."""
+
+    async def close_async(self) -> None:
+        """Nothing to close."""

@@ -1,0 +1,340 @@
+"""The memory store: a table of records that executes the rules themselves.
+
+It is the reference that SQL stores are compared with, and a real store for one process: nothing
+survives the process, nothing is shared with another. Each verb is one ask, performed under one lock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+from semel.core.contract import Capabilities, Identity
+from semel.core.decide import decide, is_grant_new
+from semel.core.flow import Ask, Flow, ask
+from semel.core.model import (
+    RECORD_FORMAT,
+    AnswerKind,
+    Audit,
+    Claim,
+    Find,
+    Found,
+    Grant,
+    Proceed,
+    Purged,
+    Record,
+    Renewal,
+    Resolution,
+    Resolved,
+    Resolving,
+    Settlement,
+    Settling,
+    State,
+    Verdict,
+)
+from semel.core.record import matches
+from semel.core.settle import (
+    abandoned_row,
+    lapsed_row,
+    marked_row,
+    renewed_row,
+    resolved_row,
+    settled_row,
+)
+from semel.core.timing import may_drop_answer, may_forget
+
+R = TypeVar("R")
+_PROCESSING: Final = int(State.PROCESSING)
+_GONE_MIN: Final = 64
+_UNSETTLED: Final = tuple(Record._field_defaults.values())
+
+
+@dataclass(slots=True)
+class Table:
+    """What a memory store holds. Only the driver touches it, under its lock."""
+
+    records: dict[bytes, Record] = field(default_factory=dict)
+    by_operation: dict[bytes, bytes] = field(default_factory=dict)
+    seqs: dict[bytes, int] = field(default_factory=dict)
+    order: list[tuple[int, bytes]] = field(default_factory=list)  # by place; some of them are gone
+    running: set[bytes] = field(default_factory=set)  # what may lapse: a reaper looks at nothing else
+    next_seq: int = 1
+    audits: list[Audit] = field(default_factory=list)
+    identity: Identity | None = None
+
+    def put(self, row: Record) -> None:
+        """Write a record; a new one is given the next place in the order of creation."""
+        known = self.records.get(row.id)
+        if known is None:
+            self.seqs[row.id] = self.next_seq
+            self.order.append((self.next_seq, row.id))
+            self.next_seq += 1
+            self.by_operation[row.operation_id] = row.id
+        elif known.operation_id != row.operation_id:
+            del self.by_operation[known.operation_id]
+            self.by_operation[row.operation_id] = row.id
+        self.records[row.id] = row
+        if row.state == _PROCESSING:
+            self.running.add(row.id)
+        else:
+            self.running.discard(row.id)
+
+    def has_begun(self, row: Record) -> bool:
+        """Whether a step of this record has begun: engines refuse to declare steps on a memory store."""
+        return False
+
+    def drop(self, row: Record) -> None:
+        """Forget a record."""
+        del self.records[row.id], self.seqs[row.id]
+        self.by_operation.pop(row.operation_id, None)
+        self.running.discard(row.id)
+        if len(self.order) > 2 * len(self.seqs) + _GONE_MIN:
+            self.order = [(seq, id) for id, seq in self.seqs.items()]  # in the order in which they were put
+
+    def after(self, seq: int) -> Iterator[tuple[int, bytes]]:
+        """The records behind a place, in the order of creation."""
+        for at in range(bisect_left(self.order, (seq + 1, b"")), len(self.order)):
+            place, id = self.order[at]
+            if self.seqs.get(id) == place:
+                yield place, id
+
+    def before(self, seq: int | None) -> Iterator[tuple[int, bytes]]:
+        """The records before a place, the newest first."""
+        end = len(self.order) if seq is None else bisect_left(self.order, (seq, b""))
+        for at in range(end - 1, -1, -1):
+            place, id = self.order[at]
+            if self.seqs.get(id) == place:
+                yield place, id
+
+
+class Call(Ask[R]):
+    """Run a function on the table at the store's time, as one atomic act."""
+
+    __slots__ = ("act", "verb")
+
+    def __init__(self, verb: str, act: Callable[[Table, int], R]) -> None:
+        self.verb = verb
+        self.act = act
+
+
+def granted_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
+    """The record that a new grant writes over what was there."""
+    terms = claim.terms
+    scope = claim.scope
+    # In the order of Record's fields, up to the first that a settlement writes.
+    row_now = Record._make(
+        (
+            claim.id,
+            RECORD_FORMAT,
+            scope.tenant,
+            scope.caller,
+            scope.operation,
+            claim.key_hash,
+            claim.recipe,
+            claim.fingerprint,
+            grant.state,
+            terms.effects,
+            grant.fence,
+            grant.nonce,
+            claim.holder,
+            grant.attempt,
+            grant.lapses,
+            grant.generation,
+            grant.operation_id,
+            grant.created_at,
+            grant.first_started_at,
+            grant.lease_until,
+            grant.deadline_at,
+            grant.dedup_until,
+            terms.lease_us,
+            terms.attempts_max,
+            terms.answer_us,
+            terms.tombstone_us,
+            terms.after_expiry,
+            *_UNSETTLED,
+        )
+    )
+    if row is None:
+        return row_now
+    # Of an execution that goes on the request is still needed; a settlement has dropped that of any other.
+    return row_now._replace(business_ref=row.business_ref, request=row.request)
+
+
+class MemoryStore:
+    """The store contract over a :class:`Table`."""
+
+    capabilities = Capabilities(
+        survives_process_crash=False,
+        survives_server_crash=False,
+        shared_between_processes=False,
+        atomic_with_business_writes=False,
+    )
+
+    def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
+        def act(table: Table, now: int) -> list[Verdict]:
+            verdicts: list[Verdict] = []
+            for claim in claims:
+                row = table.records.get(claim.id)
+                verdict = decide(row, claim, now, begun=row is not None and table.has_begun(row))
+                if type(verdict) is Proceed and is_grant_new(row, verdict.grant):
+                    table.put(granted_row(row, claim, verdict.grant))
+                verdicts.append(verdict)
+            return verdicts
+
+        return ask(Call("claim", act))
+
+    def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
+        def act(table: Table, now: int) -> list[Verdict | None]:
+            verdicts: list[Verdict | None] = []
+            for claim in claims:
+                row = table.records.get(claim.id)
+                verdict = decide(row, claim, now, begun=row is not None and table.has_begun(row))
+                writes = type(verdict) is Proceed and is_grant_new(row, verdict.grant)
+                verdicts.append(None if writes else verdict)
+            return verdicts
+
+        return ask(Call("look", act))
+
+    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+        return (yield from self.claim((claim,)))[0]
+
+    def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
+        def act(table: Table, now: int) -> list[Settling]:
+            replies: list[Settling] = []
+            for word in settlements:
+                reply, row = settled_row(table.records.get(word.id), word, now)
+                if row is not None:
+                    table.put(row)
+                replies.append(reply)
+            return replies
+
+        return ask(Call("settle", act))
+
+    def settle_within(self, settlement: Settlement) -> Ask[Any]:
+        raise NotImplementedError("this store's units are looked at from outside: it declares no settles_by_proof")
+
+    def together(self) -> Flow[None]:
+        yield from ()
+
+    def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
+        def act(table: Table, now: int) -> list[bool]:
+            rows = [marked_row(table.records.get(renewal.id), renewal) for renewal in renewals]
+            for row in rows:
+                if row is not None:
+                    table.put(row)
+            return [row is not None for row in rows]
+
+        return ask(Call("mark_not_kept", act))
+
+    def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
+        def act(table: Table, now: int) -> list[bool]:
+            rows = [renewed_row(table.records.get(renewal.id), renewal, now) for renewal in renewals]
+            for row in rows:
+                if row is not None:
+                    table.put(row)
+            return [row is not None for row in rows]
+
+        return ask(Call("renew", act))
+
+    def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
+        def act(table: Table, now: int) -> list[bool]:
+            rows = [abandoned_row(table.records.get(id), nonce, now) for id, nonce in nonces]
+            for row in rows:
+                if row is not None:
+                    table.put(row)
+            return [row is not None for row in rows]
+
+        return ask(Call("abandon", act))
+
+    def read(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
+        return ask(Call("read", lambda table, now: [table.records.get(id) for id in ids]))
+
+    def read_operations(self, operation_ids: Sequence[bytes]) -> Flow[list[Record | None]]:
+        def act(table: Table, now: int) -> list[Record | None]:
+            ids = [table.by_operation.get(operation_id) for operation_id in operation_ids]
+            return [None if id is None else table.records.get(id) for id in ids]
+
+        return ask(Call("read_operations", act))
+
+    def find(self, query: Find) -> Flow[Found]:
+        def act(table: Table, now: int) -> Found:
+            page: list[Record] = []
+            last: int | None = None
+            for seq, id in table.before(query.before):
+                row = table.records[id]
+                if matches(row, query, now):
+                    if len(page) == query.limit:
+                        return Found(tuple(page), last, now)
+                    page.append(row._replace(headers=None, request=None, body=None))
+                    last = seq
+            return Found(tuple(page), None, now)
+
+        return ask(Call("find", act))
+
+    def resolve(self, resolution: Resolution) -> Flow[Resolving]:
+        def act(table: Table, now: int) -> Resolving:
+            reply, row = resolved_row(table.records.get(resolution.id), resolution, now)
+            if row is not None and isinstance(reply, Resolved):
+                table.put(row)
+                action = "resolve:succeeded" if resolution.happened else "resolve:did-not-happen"
+                table.audits.append(Audit(now, resolution.id, resolution.actor, action, resolution.reason, row.fence))
+            return reply
+
+        return ask(Call("resolve", act))
+
+    def lapse(self, limit: int) -> Flow[list[Record]]:
+        def act(table: Table, now: int) -> list[Record]:
+            lapsed = [row for id in table.running if (row := lapsed_row(table.records[id], now)) is not None]
+            lapsed.sort(key=lambda row: (row.lease_until, table.seqs[row.id]))
+            for row in lapsed[:limit]:
+                table.put(row)
+            return lapsed[:limit]
+
+        return ask(Call("lapse", act))
+
+    def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
+        def act(table: Table, now: int) -> Purged:
+            window = list(islice(table.after(0 if after is None else after), chunk))
+            dropped = forgotten = 0
+            for _, id in window:
+                row = table.records[id]
+                if may_forget(row.forget_after, now):
+                    table.drop(row)
+                    forgotten += 1
+                elif may_drop_answer(row.answer_until, now) and row.answer_kind == AnswerKind.KEPT:
+                    table.put(row._replace(answer_kind=AnswerKind.NOT_KEPT, headers=None, body=None))
+                    dropped += 1
+            return Purged(len(window), dropped, forgotten, window[-1][0] if len(window) == chunk else None)
+
+        return ask(Call("purge", act))
+
+    def counts(self) -> Flow[dict[int, int]]:
+        def act(table: Table, now: int) -> dict[int, int]:
+            found: dict[int, int] = {}
+            for row in table.records.values():
+                found[row.state] = found.get(row.state, 0) + 1
+            return dict(sorted(found.items()))
+
+        return ask(Call("counts", act))
+
+    def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
+        def act(table: Table, now: int) -> list[Audit]:
+            lines = [line for line in reversed(table.audits) if record is None or line.record_id == record]
+            return lines[:limit]
+
+        return ask(Call("audit", act))
+
+    def identity(self) -> Flow[Identity | None]:
+        return ask(Call("identity", lambda table, now: table.identity))
+
+    def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
+        def act(table: Table, now: int) -> list[str]:
+            if table.identity is not None:
+                return []
+            table.identity = Identity(store_id, 1, 1, 1, secret_check)
+            return ["0001_first"]
+
+        return ask(Call("migrate", act))

@@ -1,0 +1,120 @@
+"""What a PostgreSQL error means to Semel: one place for all client libraries, with the remedy in the message.
+
+The question is always the same: is it certain that the statement did nothing? An error that the server
+reports has rolled the statement back. A connection that was lost, a time-out and a cancelled wait for a
+standby leave it open: not known yet (https://www.postgresql.org/docs/current/errcodes-appendix.html).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.engine.backend import shown_url
+from semel.errors import HandlerRefused, SchemaError, StatementRefused, StoreError, StoreTimeout, StoreUnavailable
+from semel.stores.failures import BROKEN_RULE, WENT_ON
+
+_REMEDIES: Final = {
+    "25006": "the server is read-only (a standby, or a failover is on its way): point the URL at the primary",
+    "28000": "the server refuses this user: check the URL's user and pg_hba.conf",
+    "28P01": "the password is wrong: check the URL",
+    "3D000": "the database does not exist: create it, or check the URL",
+    "40001": "a conflict with another transaction: retry with the same key",
+    "40P01": "a deadlock with another transaction: retry with the same key",
+    "42501": "this user may not use Semel's tables: grant it SELECT, INSERT, UPDATE and DELETE on them",
+    "42701": "a part of Semel's tables is there, and their version is not: restore them all from one backup",
+    "42P07": "a part of Semel's tables is there, and their version is not: restore them all from one backup",
+    "53100": "the server's disk is full: make room; answers already stored are still replayed",
+    "53200": "the server is out of memory",
+    "53300": "the server has no connection left: raise max_connections, or lower the URL's connections_max",
+    "55P03": "a row is locked by another transaction: retry with the same key",
+    "57P03": "the server is starting up or shutting down: retry with the same key",
+}
+_MIGRATES: Final = "migrate as the schema's owner, or GRANT USAGE, CREATE on it to this user"
+_CONNECTS: Final = "this user may not connect to the database: GRANT CONNECT on it"
+_CONFLICTS: Final = frozenset({"40001", "40P01"})  # another transaction was first: the same again may well succeed
+# What a handler's own writes can be refused for, also at the commit: constraints, and triggers that raise.
+_OF_THE_HANDLER: Final = ("23", "44", "P0")
+_WENT_ON: Final = frozenset({"25P02", "3B001"})  # in a failed transaction; the unit's savepoint is gone
+_UNDECIDED: Final = frozenset({"40003", "57P01", "57P02", "57P05"})  # the connection ended under a statement
+
+
+def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
+    """The error to raise for what a client library raised while a statement was on its way."""
+    text = text.strip().splitlines()[0] if text.strip() else "no answer"
+    if sqlstate is None or sqlstate in _UNDECIDED or sqlstate.startswith("08"):
+        return StoreTimeout(f"PostgreSQL: the connection was lost ({text}): whether it took effect is not known yet")
+    if sqlstate == "3F000":
+        return SchemaError(
+            "there is no schema to make Semel's tables in, or it is closed to this user: CREATE SCHEMA what the URL's "
+            "schema= or the search_path names, GRANT USAGE, CREATE on it to whoever migrates; then run: semel migrate"
+        )
+    if sqlstate == "42501" and "for schema" in text:
+        return StatementRefused(f"PostgreSQL: {text} ({_MIGRATES})")
+    if sqlstate == "42P01":
+        return SchemaError("this database has no Semel tables (or they are not on the search_path); run: semel migrate")
+    if sqlstate == "42703":
+        return SchemaError("this database's Semel tables are of another version; run: semel migrate")
+    if sqlstate == "57014":
+        return StoreTimeout("PostgreSQL: the statement was cancelled: whether it took effect is not known yet")
+    if sqlstate in _WENT_ON:
+        return HandlerRefused(WENT_ON)
+    if sqlstate.startswith(_OF_THE_HANDLER):
+        return HandlerRefused(f"PostgreSQL: {text} ({BROKEN_RULE})")
+    return StatementRefused(f"PostgreSQL: {text} ({_REMEDIES.get(sqlstate, 'run: semel doctor')})")
+
+
+def is_conflict(error: BaseException | None) -> bool:
+    """Whether the server rolled back because of another transaction, by whichever library (or wrapper) it was told."""
+    while error is not None:
+        if getattr(error, "sqlstate", None) in _CONFLICTS:
+            return True
+        error = getattr(error, "orig", None) or error.__cause__
+    return False
+
+
+# libpq tells of a refused connection by words alone; asyncpg by its SQLSTATE.
+_WORDS: Final = (
+    ("password authentication failed", "28P01"),
+    ("no pg_hba.conf entry", "28000"),
+    ("is starting up", "57P03"),
+    ("is shutting down", "57P03"),
+    ('role "', "28000"),
+    ('database "', "3D000"),
+    ("too many clients", "53300"),
+    ("remaining connection slots", "53300"),
+    ("too many connections", "53300"),
+)
+
+
+_OPTION: Final = "an option of the URL is wrong: correct it, or leave it out"
+_TLS: Final = "TLS failed: check the URL's sslmode and sslrootcert, and whether the server has TLS at all"
+_SESSION: Final = "the URL's target_session_attrs asks for another kind of server: name that server, or leave it out"
+# What the library finds wrong by itself, whether or not a server runs.
+_OF_THE_LIBRARY: Final = (
+    (" for connection option", _OPTION),
+    ("invalid sslmode", _OPTION),
+    ("_attrs value", _OPTION),
+    ("definition of service", _OPTION),
+    ("unrecognized configuration parameter", _OPTION),
+    ("invalid value for parameter", _OPTION),
+    ("SSL", _TLS),
+    ("certificate", _TLS),
+    ("hot standby mode", _SESSION),
+    ("session is", _SESSION),
+)
+
+
+def _by_words(text: str) -> str:
+    said = text.partition("FATAL:")[2]
+    return next((_REMEDIES[sqlstate] for words, sqlstate in _WORDS if words in said), "") or next(
+        (remedy for words, remedy in _OF_THE_LIBRARY if words in text),
+        "check that the server runs and that the URL names its host and port",
+    )
+
+
+def cannot_connect(text: str, sqlstate: str | None = None) -> StoreUnavailable:
+    """The error for a connection that could not be opened: nothing was sent."""
+    text = text.strip().splitlines()[0] if text.strip() else "no answer"
+    remedy = _CONNECTS if "permission denied for database" in text else _REMEDIES.get(sqlstate or "") or _by_words(text)
+    # libpq quotes a URL that it cannot read, with what is secret in it
+    return StoreUnavailable(f"PostgreSQL cannot be reached: {shown_url(text)} ({remedy})")

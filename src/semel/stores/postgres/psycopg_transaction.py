@@ -1,0 +1,326 @@
+"""An ATOMIC unit through psycopg: one transaction that holds the record and the handler's own writes.
+
+BEGIN travels with the claim and COMMIT with the settle, so that a fresh command costs the handler's own
+transaction no round trip of its own. The connection that is handed out ends no transaction: its
+``commit()`` keeps the writes for Semel's COMMIT, its ``rollback()`` undoes the handler's writes alone. A COMMIT
+written as SQL does end it; then the settle fails by itself, since the claim is not its transaction's own.
+
+A session that has served a command begins the next one with its settings and its user reset: what a handler has set,
+and committed, was that command's.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import psycopg
+from psycopg.pq import PGconn, TransactionStatus
+
+from semel.core.flow import Ask, MakeFlow
+from semel.engine.shield import later
+from semel.errors import HandlerRefused
+from semel.stores.failures import WENT_ON
+from semel.stores.pool import Lifo
+from semel.stores.postgres.errors import cannot_connect, is_conflict
+from semel.stores.postgres.psycopg_arrays import with_arrays
+from semel.stores.postgres.psycopg_driver import CONFLICTS_MAX, Server, is_lost, is_stale, told
+from semel.stores.postgres.psycopg_pipeline import Said, is_outdated, names_of, said
+from semel.stores.postgres.psycopg_timeout import PatientConnection
+from semel.stores.process import begin_in_children
+from semel.stores.sql.statements import Query
+
+if TYPE_CHECKING:
+    from semel.stores.postgres.psycopg_transaction_async import AsyncUnitConnection
+
+T = TypeVar("T")
+C = TypeVar("C", bound="UnitConnection | AsyncUnitConnection")
+
+SAVEPOINT: Final = b"SAVEPOINT semel_unit"
+RELEASE: Final = b"RELEASE SAVEPOINT semel_unit"
+ROLLBACK_TO: Final = b"ROLLBACK TO SAVEPOINT semel_unit"
+# In a transaction of its own, since whether the next one may write is settled when it begins; END, since COMMIT is what
+# makes a command final.
+RESET: Final[tuple[Said, ...]] = tuple((text, None) for text in (b"BEGIN", b"RESET ALL", b"RESET ROLE", b"END"))
+NOTHING_TO_KEEP: Final = (TransactionStatus.IDLE, TransactionStatus.INERROR)
+LEFT: Final = (
+    "the handler left rows half read, or a COPY open, on its connection; it was closed, and nothing of it remains"
+)
+LATE: Final = "this command's transaction is over; nothing more can be written in it"
+BROKEN: Final = (psycopg.errors.InFailedSqlTransaction, psycopg.errors.InvalidSavepointSpecification)
+
+
+class UnitConnection(PatientConnection):
+    """What a handler writes on. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
+
+    handed_out = False
+    worn = False  # a handler had it since its session was as it is when it opens
+
+    # Both are refused inside a ``transaction()`` block, by psycopg.
+
+    def commit(self) -> None:
+        """Keep what was written so far for Semel's COMMIT, whatever is rolled back later."""
+        if not self.handed_out or self._num_transactions:
+            super().commit()
+        elif self.info.transaction_status not in NOTHING_TO_KEEP:
+            with self.pipeline():
+                self.execute(RELEASE)
+                self.execute(SAVEPOINT)
+
+    def rollback(self) -> None:
+        """Undo what the handler wrote since its last ``commit``; the record stays claimed."""
+        if not self.handed_out or self._num_transactions:
+            super().rollback()
+        else:
+            self.execute(ROLLBACK_TO)
+
+    def close(self) -> None:
+        """Nothing, while the command runs: the unit needs it still."""
+        if not self.handed_out:
+            super().close()
+
+
+def successor(connection: C) -> C:
+    """The same session under another object; the one that a handler may have kept is closed for good.
+
+    Adapters, factories and handlers that were set on the former stay with it. What the server has prepared is the
+    session's, so the new one must know of it.
+    """
+    fresh = type(connection)(connection.pgconn)
+    fresh._prepared = connection._prepared
+    names_of(fresh).update(names_of(connection))
+    fresh.worn = connection.worn
+    connection.pgconn = PGconn()
+    return fresh
+
+
+def before(connection: UnitConnection | AsyncUnitConnection, server: Server) -> tuple[Said, ...]:
+    """What is said before BEGIN. Behind a pooler the session is everybody's, and not reset."""
+    return RESET if connection.worn and server.prepared else ()
+
+
+class PsycopgUnit:
+    """One transaction of a thread's. Made by :class:`UnitPool`; nothing is sent before the claim."""
+
+    def __init__(self, pool: UnitPool, connection: UnitConnection, *, was_idle: bool) -> None:
+        self._connection = connection
+        self._pool = pool
+        self._pid = os.getpid()
+        self._was_idle = was_idle
+        self._begun = False
+        self._ended = False
+
+    @property
+    def connection(self) -> UnitConnection:
+        """What the handler writes on.
+
+        Raises psycopg.ProgrammingError after the end: the connection is another command's by then.
+        """
+        if self._ended:
+            raise psycopg.ProgrammingError(LATE)
+        return self._connection
+
+    def run(self, make: MakeFlow[T]) -> T:
+        """Run a flow inside the transaction, which the first statement begins.
+
+        Raises:
+            StoreUnavailable, StatementRefused: the server refused; nothing of the transaction remains.
+            StoreTimeout: the connection was lost.
+        """
+        conflicts = 0
+        while True:
+            flow = make()
+            try:
+                needed = next(flow)
+                while True:
+                    assert type(needed) is Query
+                    needed = flow.send(self._ask(needed))
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            except psycopg.Error as error:
+                conflicts += 1
+                again = is_conflict(error) or is_outdated(error)
+                if self._connection.handed_out or not again or conflicts > CONFLICTS_MAX:
+                    raise told(error) from error
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Another transaction was first. The claim names its nonce, so it may be made again, on a new snapshot."""
+        try:
+            self._connection.execute(b"ROLLBACK")
+        except psycopg.Error as error:
+            raise told(error) from error
+        self._begun = False
+
+    def _ask(self, needed: Query) -> list[Any]:
+        values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
+        text = needed.statement.numbered.encode()
+        if self._begun:
+            return self._tripped((RELEASE, None), (text, values), (SAVEPOINT, None))
+        self._begun = True
+        begin: tuple[Said, ...] = ((b"BEGIN", None), (text, values), (SAVEPOINT, None))
+        try:
+            rows = self._tripped(*before(self._connection, self._pool.server), *begin)
+            self._connection.worn = False
+            return rows
+        except psycopg.Error as error:
+            if not self._was_idle or not is_stale(error):
+                raise
+        # It had died while nobody looked.
+        self._connection = self._pool.instead_of(self._connection)
+        return self._tripped(*begin)
+
+    def _tripped(self, *statements: Said) -> list[Any]:
+        """All of them in one round trip. The rows of the one that has values."""
+        return said(self._connection, *statements, prepared=self._pool.server.prepared)
+
+    def hand_out(self) -> UnitConnection:
+        """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
+        self._connection.handed_out = self._connection.worn = True
+        self._connection.patience_seconds = None
+        return self._connection
+
+    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
+        """Settle, and COMMIT in the same round trip. False: the claim is not this transaction's own; rolled back.
+
+        Raises:
+            HandlerRefused: the server refused the commit (a deferred constraint): rolled back.
+            StoreTimeout: not answered: not known yet. NotReplicated: its wait for the standby was cut short.
+        """
+        assert isinstance(needed, Query)
+        if self._ended or self._pid != os.getpid():  # a forked handler's: as in ``rollback``
+            return False
+        connection = self._connection
+        connection.patience_seconds = self._pool.server.patience_seconds
+        if not connection.is_left_alone(self._pool.server.patience_seconds):
+            self._end(sound=False)
+            raise HandlerRefused(LEFT)
+        values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
+        try:
+            self._tripped((needed.statement.numbered.encode(), values), (b"COMMIT", None))
+        except psycopg.errors.DivisionByZero:
+            self.rollback()
+            return False
+        except BROKEN as error:
+            self.rollback()
+            raise HandlerRefused(WENT_ON) from error
+        except psycopg.Error as error:
+            if is_lost(error):
+                self._end(sound=False)
+            else:
+                self.rollback()
+            raise told(error) from error
+        self._end(sound=not connection.notices.unreplicated)
+        connection.notices.check()
+        return True
+
+    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+        """Never asked: event loops have units of their own (``psycopg_unit_async``)."""
+        raise NotImplementedError
+
+    def commit(self) -> None:
+        """Never asked: the settle commits (``settles_by_proof``)."""
+        raise NotImplementedError
+
+    def rollback(self) -> None:
+        """End it; nothing of it remains. Safe to call at any time, also twice."""
+        if self._ended:
+            return
+        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
+            self._ended = True
+            return
+        patience = self._pool.server.patience_seconds
+        sound = self._connection.is_left_alone(patience)
+        if sound and self._connection.info.transaction_status is not TransactionStatus.IDLE:
+            self._connection.patience_seconds = patience
+            try:
+                if self._connection.handed_out:
+                    self._connection.execute(b"ROLLBACK")
+                else:  # past psycopg, which would drop what it has prepared: no table can have gone
+                    said(self._connection, (b"ROLLBACK", None))
+            except psycopg.Error:
+                sound = False
+        self._end(sound=sound)
+
+    def _end(self, *, sound: bool) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        idle = sound and self._connection.info.transaction_status is TransactionStatus.IDLE
+        self._connection.handed_out = False
+        self._pool.give(self._connection, sound=idle)
+
+    def __del__(self) -> None:
+        # A unit that nobody holds any more (Ctrl-C in its claim) would keep its connection and its lock for ever.
+        if not self._ended and self._pid == os.getpid():
+            later(self.rollback)
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        """Never asked, as ``settle_async``."""
+        raise NotImplementedError
+
+    async def commit_async(self) -> None:
+        """Never asked, as ``settle_async``."""
+        raise NotImplementedError
+
+    async def rollback_async(self) -> None:
+        """Never asked, as ``settle_async``."""
+        raise NotImplementedError
+
+
+class UnitPool:
+    """The connections of a process's units, with the user's own settings and none of Semel's."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._inherited: list[object] = []  # a parent's connections: never used here, never closed
+        self._begin()
+        begin_in_children(self)
+
+    def _begin(self) -> None:
+        self.lifo: Lifo[UnitConnection] = Lifo(self._open, self.server.connections_max)
+
+    def begin_process(self) -> None:
+        """In a forked child: begin without connections."""
+        self._inherited.append(self.lifo)
+        self._begin()
+
+    def begin(self) -> PsycopgUnit:
+        """A unit on a connection of its own.
+
+        Raises StoreUnavailable: none became free in time, or none could be opened.
+        """
+        while True:
+            connection, was_idle = self.lifo.take(self.server.patience_seconds)
+            if not connection.closed:
+                connection.patience_seconds = self.server.patience_seconds
+                return PsycopgUnit(self, connection, was_idle=was_idle)
+            self.lifo.gone()
+
+    def instead_of(self, connection: UnitConnection) -> UnitConnection:
+        """A new connection for one that was lost, and probably all idle ones with it."""
+        connection.close()
+        self.close()
+        fresh = self._open()
+        fresh.patience_seconds = self.server.patience_seconds
+        return fresh
+
+    def give(self, connection: UnitConnection, *, sound: bool) -> None:
+        """It is free again, or to be dropped."""
+        if sound:
+            self.lifo.give(successor(connection))
+        else:
+            connection.close()
+            self.lifo.gone()
+
+    def _open(self) -> UnitConnection:
+        try:
+            return UnitConnection.connect(self.server.conninfo, **self.server.plain_options())
+        except psycopg.Error as error:
+            raise cannot_connect(str(error), error.sqlstate) from error
+
+    def close(self) -> None:
+        """Close what is idle."""
+        for connection in self.lifo.forget_idle():
+            connection.close()

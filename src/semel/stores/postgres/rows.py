@@ -1,0 +1,218 @@
+"""What the PostgreSQL store does to its rows: claim, settle and replace them, a batch at a time.
+
+A claim's statement writes what was never seen and answers the records of the rest. What must replace a record
+is written by compare-and-set on the version that was read; where somebody was quicker, the rule is asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from operator import itemgetter
+from struct import Struct
+from typing import Any, Final, cast
+
+from semel.core.decide import decide, first_grant, is_grant_new
+from semel.core.flow import Flow, ask
+from semel.core.model import (
+    ANSWERED_STATES,
+    Answer,
+    AnswerKind,
+    Claim,
+    InProgress,
+    Proceed,
+    Record,
+    Scope,
+    Settled,
+    Settlement,
+    Settling,
+    Terms,
+)
+from semel.core.record import answer_digest, pack_headers
+from semel.stores.postgres.text import all_escaped, escaped, record
+from semel.stores.postgres.text import written as texts_written
+from semel.stores.sql.dialect import POSTGRES
+from semel.stores.sql.statements import Argument, Query, Row, Statement, Value, composed, statements
+from semel.stores.versions import Seen, Verdicts, Versions
+
+SQL: Final = statements("semel.stores.postgres", "sql/records.sql")
+ASKED_AGAIN_MAX: Final = 3  # a claim that is in neither half this often is held by a transaction that goes on
+
+
+_FIRST: Final = itemgetter(0)
+_LOCK: Final = Struct("!q").unpack_from
+
+
+def lock_of(id: bytes) -> int:
+    """The advisory lock of a record: 64 bits of its id, as PostgreSQL's signed number."""
+    lock: int = _LOCK(id)[0]
+    return lock
+
+
+@cache
+def grown(name: str, digits: int) -> Statement:
+    """A unit's statement as it is written while the number of units has so many digits.
+
+    A user's connection may scan the table by a plan that it made while there were a few records, and keep it. A new
+    text is planned anew, so that by the time of a thousand records none of these plans is used any more.
+    """
+    return composed(name, f"/* {'0' * digits} */ {SQL[name].text}")
+
+
+def claim_all(claims: list[Claim], verdicts: Verdicts, unit: Statement | None = None) -> Flow[None]:
+    """Claims of different ids, or one of an ATOMIC ``unit`` by its own statement. Adds their verdicts."""
+    if not claims:
+        return
+    left = sorted(claims, key=_by_id)
+    for _ in range(ASKED_AGAIN_MAX):
+        wanted = _wanted(left)
+        rows = yield from ask(Query(SQL["claim"], wanted) if unit is None else Query(unit, first_of(wanted)))
+        found = {cast(bytes, row[1]): row for row in rows}
+        for claim in left:
+            row = found.get(claim.id)
+            if row is None:
+                continue
+            now = cast(int, row[0])
+            if row[2] is None:
+                verdicts[claim[:2]] = Proceed(first_grant(claim, now))
+                continue
+            seen = record(row[1:])
+            if unit is None or (yield from _is_free(claim, now, seen)):
+                yield from VERSIONS.decide(claim, now, seen, verdicts, here=unit is not None)
+        left = [claim for claim in left if claim[:2] not in verdicts]
+        if not left:
+            return
+    for claim in left:
+        verdicts[claim[:2]] = InProgress(claim.operation_id, claim.terms.lease_us, own=False)
+
+
+def _is_free(claim: Claim, now: int, seen: Record) -> Flow[bool]:
+    """Whether nobody else's ATOMIC unit is writing over this record: its row would be waited for to that unit's end."""
+    verdict = decide(seen, claim, now, begun=False)  # as if its steps allowed it: then the lock is taken in any case
+    if type(verdict) is not Proceed or not is_grant_new(seen, verdict.grant):
+        return True
+    [(mine,)] = yield from ask(Query(SQL["lock_here"], {"lock": lock_of(claim.id)}))
+    return mine == 1
+
+
+def _by_id(word: Claim | Settlement) -> bytes:
+    return word.id
+
+
+def _wanted(claims: list[Claim]) -> Mapping[str, Sequence[Value]]:
+    """The columns of a batch of claims."""
+    given = columns(Claim._fields, claims)
+    scopes = columns(Scope._fields, given["scope"])
+    terms = columns(Terms._fields, given["terms"])
+    return {
+        "id": given["id"],
+        "tenant": all_escaped(scopes["tenant"]),
+        "caller": all_escaped(scopes["caller"]),
+        "operation": all_escaped(scopes["operation"]),
+        "key_hash": given["key_hash"],
+        "recipe": given["recipe"],
+        "fingerprint": given["fingerprint"],
+        "state": list(map(int, terms["starts"])),
+        "effects": list(map(int, terms["effects"])),
+        "nonce": given["nonce"],
+        "holder": given["holder"],
+        "operation_id": given["operation_id"],
+        "lease_us": terms["lease_us"],
+        "deadline_us": terms["deadline_us"],
+        "dedup_us": terms["dedup_us"],
+        "attempts_max": terms["attempts_max"],
+        "answer_us": terms["answer_us"],
+        "tombstone_us": terms["tombstone_us"],
+        "after_expiry": list(map(int, terms["after_expiry"])),
+        "lock": [lock for (lock,) in map(_LOCK, given["id"])],
+    }
+
+
+def columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+    """Rows turned on their side.
+
+    >>> columns(("a", "b"), [(1, 2), (3, 4)])
+    {'a': [1, 3], 'b': [2, 4]}
+    """
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def first_of(columns: Mapping[str, Sequence[Value]]) -> Mapping[str, Value]:
+    """The only row of a batch, as the statements of ATOMIC units take it."""
+    return dict(zip(columns, map(_FIRST, columns.values()), strict=True))
+
+
+def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:
+    """The records of these ids, each with the time to decide by."""
+    rows = yield from ask(Query(SQL["look"], {"ids": list(ids)}))
+    return {cast(bytes, row[1]): (cast(int, row[0]), record(row[1:])) for row in rows}
+
+
+def replace(
+    seen: Record, written: Record, audit: Mapping[str, Argument] | None = None, steps: bytes | None = None
+) -> Flow[bool]:
+    """Write over the version that was seen; False where it is not there any more.
+
+    Parameters: ``audit`` a line of the audit trail; ``steps`` the list that it must still have.
+    """
+    params: dict[str, Argument] = texts_written(written)._asdict()
+    params["seen_fence"] = seen.fence
+    params["seen_nonce"] = seen.nonce
+    params["seen_state"] = seen.state
+    params["seen_lease_until"] = seen.lease_until
+    params["seen_answer_kind"] = seen.answer_kind
+    params["seen_doubt"] = escaped(seen.doubt)
+    params["seen_steps"] = steps
+    if audit is not None:
+        params.update(audit)
+    rows = yield from ask(Query(SQL["write_record" if audit is None else "resolve_record"], params))
+    return rows[0][0] == 1
+
+
+VERSIONS: Final = Versions(look, replace, POSTGRES)
+
+
+def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
+    """Settlements in their order: answers in one statement, everything else by the rule."""
+    # Only an answer ends a record whatever was before it; the rules say what else may become of it.
+    ends = sorted((word for word in settlements if word.state in ANSWERED_STATES), key=_by_id)
+    unique = list({word.id: word for word in reversed(ends)}.values())[::-1]
+    settled: set[bytes] = set()
+    if unique:
+        rows: list[Row] = yield from ask(Query(SQL["settle"], words(unique)))
+        settled = {cast(bytes, row[0]) for row in rows}
+    replies: list[Settling] = []
+    firsts = {id(word) for word in unique}
+    for word in settlements:
+        if word.id in settled and id(word) in firsts:
+            replies.append(Settled())
+        else:
+            replies.append((yield from VERSIONS.settle(word)))
+    return replies
+
+
+def words(settlements: list[Settlement]) -> Mapping[str, Sequence[Value]]:
+    """The columns of a batch of settlements."""
+    given = columns(Settlement._fields, settlements)
+    answers: list[Answer | None] = given["answer"]
+    blocks = [None if answer is None else pack_headers(answer.headers) for answer in answers]
+    kept = [kind == AnswerKind.KEPT for kind in given["answer_kind"]]
+    return {
+        "id": given["id"],
+        "fence": given["fence"],
+        "nonce": given["nonce"],
+        "state": list(map(int, given["state"])),
+        "doubt": all_escaped(given["doubt"]),
+        "error_code": all_escaped(given["error_code"]),
+        "business_ref": all_escaped(given["business_ref"]),
+        "resource_type": all_escaped(given["resource_type"]),
+        "resource_id": all_escaped(given["resource_id"]),
+        "answer_kind": list(map(int, given["answer_kind"])),
+        "answer_digest": [
+            None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
+            for answer, block in zip(answers, blocks, strict=True)
+        ],
+        "status": [None if answer is None else answer.status for answer in answers],
+        "headers": [block if keep else None for block, keep in zip(blocks, kept, strict=True)],
+        "body": [answer.body if answer and keep else None for answer, keep in zip(answers, kept, strict=True)],
+    }

@@ -1,0 +1,237 @@
+"""The PostgreSQL store: one statement a verb, whole batches in one round trip, and the rules where one asks.
+
+A claim is one statement: it writes what was never seen and answers the records of the rest, and ``decide``
+says what these mean. What must replace a record (a takeover, a resolution) is written by compare-and-set
+on the version that was read, and read again where somebody was quicker: safety never hangs on who runs
+the flow, nor on a transaction around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import resources
+from typing import Any, Final, cast
+
+from semel.core.contract import Capabilities, Identity, Observed
+from semel.core.flow import Ask, Flow, ask
+from semel.core.model import (
+    Audit,
+    Claim,
+    Find,
+    Found,
+    Purged,
+    Record,
+    Renewal,
+    Resolution,
+    Resolved,
+    Resolving,
+    Settlement,
+    Settling,
+    State,
+    Verdict,
+)
+from semel.core.settle import abandoned_row, action_of, marked_row, renewed_row, resolved_row
+from semel.core.timing import PURGE_GRACE_US
+from semel.outbox.store import settled_with_events, settling
+from semel.steps.findings import steps_after
+from semel.steps.store import rewrite_steps, stored_steps
+from semel.stores.postgres.rows import SQL as COMMANDS
+from semel.stores.postgres.rows import VERSIONS, claim_all, first_of, grown, look, replace, settle_all, words
+from semel.stores.postgres.settings import observe
+from semel.stores.postgres.text import escaped, record, unescaped
+from semel.stores.sql.dialect import POSTGRES, Dialect
+from semel.stores.sql.lapsed_scan import Horizon, Walk, counted
+from semel.stores.sql.statements import TOGETHER, Argument, Query, Row, Script, script, statements
+from semel.stores.versions import Rule, Verdicts
+
+SQL: Final = statements("semel.stores.postgres", "sql/upkeep.sql")
+MIGRATIONS: Final = ("0001_first", "0002_many_effects")
+SCHEMA_VERSION: Final = len(MIGRATIONS)
+MIGRATION_LOCK: Final = 0x53656D656C  # "Semel", as the number of an advisory lock
+_WANTED: Final = frozenset({State.UNKNOWN})
+
+
+def _keep(ids: Sequence[bytes], horizon: int) -> Flow[None]:
+    yield from ask(Query(SQL["keep_horizon"], {"ids": list(ids), "horizon": horizon}))
+
+
+_WALK: Final = Walk(SQL["read_horizon"], SQL["scan_open"], SQL["find_lapsed"], _keep, VERSIONS)
+
+
+class PostgresStore:
+    """The store contract in PostgreSQL's SQL. One instance a process: it remembers where its reaper has come to."""
+
+    dialect: Final[Dialect] = POSTGRES
+    capabilities = Capabilities(
+        survives_process_crash=True,
+        survives_server_crash=True,
+        shared_between_processes=True,
+        atomic_with_business_writes=True,
+        settles_by_proof=True,
+    )
+
+    def __init__(self) -> None:
+        self._horizon = Horizon()
+        self._units = 0  # that this process has claimed for
+
+    def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
+        first: dict[bytes, Claim] = {}
+        for claim in claims:
+            first.setdefault(claim.id, claim)
+        verdicts: Verdicts = {}
+        yield from claim_all(list(first.values()), verdicts)
+        again = [claim for claim in claims if claim[:2] not in verdicts]
+        if again:  # one batch, the same key twice: the others meet what the first has written
+            seen = yield from self.look(again)
+            for claim, verdict in zip(again, seen, strict=True):
+                if verdict is None:
+                    yield from claim_all([claim], verdicts)
+                else:
+                    verdicts[claim[:2]] = verdict
+        return [verdicts[claim[:2]] for claim in claims]
+
+    def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
+        return (yield from VERSIONS.look_at(claims))
+
+    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+        verdicts: Verdicts = {}
+        self._units += 1
+        yield from claim_all([claim], verdicts, grown("claim_here", len(str(self._units))))
+        return verdicts[claim[:2]]
+
+    def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
+        return (yield from settled_with_events(POSTGRES, settle_all, settlements))
+
+    def settle_within(self, settlement: Settlement) -> Ask[Any]:
+        statement = grown("settle_here", len(str(self._units)))
+        return settling(Query(statement, first_of(words([settlement]))), settlement)
+
+    def together(self) -> Flow[None]:
+        yield from ask(TOGETHER)
+
+    def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
+        rules = {renewal.id: _ruled(partial(marked_row, renewal=renewal)) for renewal in renewals}
+        done = yield from VERSIONS.rewrite_all(rules)
+        return [renewal.id in done for renewal in renewals]
+
+    def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
+        def rule(renewal: Renewal) -> Rule:
+            return lambda row, now: renewed_row(row, renewal, now)
+
+        done = yield from VERSIONS.rewrite_all({renewal.id: rule(renewal) for renewal in renewals})
+        return [renewal.id in done for renewal in renewals]
+
+    def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
+        def rule(nonce: bytes) -> Rule:
+            return lambda row, now: abandoned_row(row, nonce, now)
+
+        done: list[bool] = []
+        for id, nonce in nonces:  # one id may have been given up twice, by two nonces
+            done.append(id in (yield from VERSIONS.rewrite_all({id: rule(nonce)})))
+        return done
+
+    def read(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
+        rows = yield from ask(Query(COMMANDS["read"], {"ids": sorted(set(ids))}))
+        found = {cast(bytes, row[0]): record(row) for row in rows}
+        return [found.get(id) for id in ids]
+
+    def read_operations(self, operation_ids: Sequence[bytes]) -> Flow[list[Record | None]]:
+        rows = yield from ask(Query(SQL["read_operations"], {"operation_ids": list(operation_ids)}))
+        found = {row.operation_id: row for row in map(record, rows)}
+        return [found.get(operation_id) for operation_id in operation_ids]
+
+    def find(self, query: Find) -> Flow[Found]:
+        small = bool(query.states) and _WANTED.issuperset(query.states)
+        rows = yield from ask(
+            Query(
+                SQL["find_unknown" if small else "find"],
+                {
+                    "before": query.before,
+                    "states": [int(state) for state in query.states] or None,
+                    "tenant": escaped(query.tenant),
+                    "caller": escaped(query.caller),
+                    "operation": escaped(query.operation),
+                    "lapsed": query.lapsed,
+                    "limit": query.limit + 1,
+                },
+            )
+        )
+        now = cast(int, rows[0][0])
+        page = [row for row in rows if row[1] is not None][: query.limit]
+        records = tuple(record((*row[2:], None, None, None)) for row in page)
+        return Found(records, cast(int, page[-1][1]) if page and len(rows) > query.limit else None, now)
+
+    def resolve(self, resolution: Resolution) -> Flow[Resolving]:
+        yield from ask(TOGETHER)
+        while True:
+            listed = yield from stored_steps(POSTGRES, resolution.id)
+            found = yield from look([resolution.id])
+            now, row = found.get(resolution.id, (0, None))
+            steps = steps_after(row, resolution, listed)
+            reply, written = resolved_row(row, resolution, now, steps)
+            if row is None or written is None or not isinstance(reply, Resolved):
+                return reply
+            audit: dict[str, Argument] = {
+                "at": now,
+                "actor": escaped(resolution.actor),
+                "action": escaped(action_of(resolution, row)),
+                "reason": escaped(resolution.reason),
+            }
+            if (yield from replace(row, written, audit)):
+                yield from rewrite_steps(POSTGRES, written, steps)
+                return reply
+
+    def lapse(self, limit: int) -> Flow[list[Record]]:
+        return (yield from _WALK.lapse(self._horizon, limit))
+
+    def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
+        [row] = yield from ask(Query(SQL["purge"], {"after": after or 0, "chunk": chunk, "grace": PURGE_GRACE_US}))
+        scanned, dropped, forgotten, last = cast("tuple[int, int, int, int | None]", row)
+        return Purged(scanned, dropped, forgotten, last if scanned == chunk else None)
+
+    def counts(self) -> Flow[dict[int, int]]:
+        return (yield from counted(SQL["count_states"]))
+
+    def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
+        rows = yield from ask(Query(SQL["read_audit"], {"record_id": record, "limit": limit}))
+        return [_audit(row) for row in rows]
+
+    def identity(self) -> Flow[Identity | None]:
+        has = yield from ask(Query(SQL["has_meta"], {}))
+        if not has[0][0]:
+            return None
+        rows = yield from ask(Query(SQL["read_meta"], {}))
+        return Identity(*cast("tuple[str, int, int, int, bytes]", rows[0])) if rows else None
+
+    def observe(self) -> Flow[list[Observed]]:
+        return (yield from observe())
+
+    def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
+        yield from ask(TOGETHER)
+        yield from ask(Query(SQL["lock_schema"], {"lock": MIGRATION_LOCK}))
+        known = yield from self.identity()
+        done = 0 if known is None else known.schema_version
+        ran = []
+        for number, name in enumerate(MIGRATIONS, start=1):
+            if number > done:
+                yield from ask(Script(script(_migration(name))))
+                ran.append(name)
+        first: dict[str, Argument] = {"store_id": store_id, "schema_version": SCHEMA_VERSION}
+        if ran:
+            yield from ask(Query(SQL["first_meta"], {**first, "secret_check": secret_check}))
+            yield from ask(Query(SQL["write_schema_version"], {"schema_version": SCHEMA_VERSION}))
+        return ran
+
+
+def _migration(name: str) -> str:
+    return resources.files("semel.stores").joinpath("postgres", "migrations", f"{name}.sql").read_text("utf-8")
+
+
+def _audit(row: Row) -> Audit:
+    at, id, actor, action, reason, fence = cast("tuple[int, bytes, str, str, str, int]", row)
+    return Audit(at, id, unescaped(actor), action, unescaped(reason), fence)
+
+
+def _ruled(rule: Callable[[Record | None], Record | None]) -> Rule:
+    return lambda row, now: rule(row)

@@ -1,0 +1,62 @@
+"""Text that PostgreSQL cannot hold as it is: U+0000 is written as ``\\0``, and so the backslash as ``\\\\``.
+
+>>> escaped("a\\x00b"), unescaped(escaped("a\\x00b")) == "a\\x00b"
+('a\\\\0b', True)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, Final
+
+from semel.core.model import Record
+from semel.stores.sql.statements import Row
+
+_ESCAPE: Final = re.compile(r"\\(.)")
+_TEXTS: Final = tuple(
+    Record._fields.index(name)
+    for name in ("tenant", "caller", "operation", "doubt", "business_ref", "resource_type", "resource_id", "error_code")
+)
+_texts: Final[Callable[[Row], tuple[Any, ...]]] = itemgetter(*_TEXTS)
+
+
+def escaped(text: str | None) -> str | None:
+    """As it is written. None stays None."""
+    if text is None or ("\x00" not in text and "\\" not in text):
+        return text
+    return text.replace("\\", "\\\\").replace("\x00", "\\0")
+
+
+def all_escaped(texts: Sequence[str | None]) -> list[str | None]:
+    """A column as it is written: most hold nothing that must be."""
+    whole = "".join(filter(None, texts))
+    return list(texts) if "\x00" not in whole and "\\" not in whole else list(map(escaped, texts))
+
+
+def unescaped(text: str) -> str:
+    """As it was."""
+    return _ESCAPE.sub(lambda match: "\x00" if match[1] == "0" else match[1], text)
+
+
+def record(row: Row) -> Record:
+    """The record of a row, in the order of the record's fields."""
+    if "\\" not in "".join(filter(None, _texts(row))):
+        return Record._make(row)
+    values: list[Any] = list(row)
+    for place in _TEXTS:
+        if values[place] is not None:
+            values[place] = unescaped(values[place])
+    return Record._make(values)
+
+
+def written(row: Record) -> Record:
+    """A record with its texts as they are written."""
+    return row._replace(
+        doubt=escaped(row.doubt),
+        business_ref=escaped(row.business_ref),
+        resource_type=escaped(row.resource_type),
+        resource_id=escaped(row.resource_id),
+        error_code=escaped(row.error_code),
+    )

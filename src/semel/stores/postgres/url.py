@@ -1,0 +1,157 @@
+"""A PostgreSQL store with its driver, from a URL."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import replace
+from typing import Any, Final
+from urllib.parse import SplitResult, quote, urlencode
+
+from semel.engine.backend import Backend
+from semel.errors import ConfigurationError, UrlError
+from semel.stores.clock import Clock
+
+_SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_BARE_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_YES: Final = {"yes": True, "no": False}
+_NEEDS: Final = "{url} needs {package}; run: pip install 'semel[{extra}]'"
+_WITH_ASYNCPG: Final = _NEEDS.format(url="postgresql+asyncpg://", package="asyncpg and psycopg 3", extra="asyncpg")
+_OWN: Final = ("connections_max", "patience_seconds", "prepared", "schema")
+CONNECTIONS_MOST: Final = 1000
+
+
+def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
+    """The backend of a ``postgresql://`` or ``postgresql+asyncpg://`` URL. Takes what it knows out of ``options``.
+
+    Raises:
+        UrlError: an option cannot be understood.
+        ConfigurationError: the client library is not installed.
+    """
+    from semel.engine.urls import seconds_of
+
+    if url.netloc.count("@") > 1 or _BARE_PERCENT.search(url.netloc):  # libpq would quote a part of the password
+        raise UrlError("the store URL has an @ or a % too many before its server: in a password write them %40 and %25")
+    patience = seconds_of("patience_seconds", options.pop("patience_seconds", "5"))
+    if patience == 0:
+        raise UrlError("patience_seconds must be more than 0: how long a call may wait for its answer")
+    most = options.pop("connections_max", "8")
+    if not most.isascii() or not most.isdigit() or not 1 <= int(most) <= CONNECTIONS_MOST:
+        raise UrlError(f"connections_max must be a number from 1 to {CONNECTIONS_MOST}; it is {most!r}")
+    prepared = options.pop("prepared", "yes")
+    if prepared not in _YES:
+        raise UrlError(f"prepared must be yes or no; it is {prepared!r}")
+    schema = options.pop("schema", None)
+    if schema is not None and _SCHEMA.fullmatch(schema) is None:
+        raise UrlError(f"schema must be a lower-case name of letters, digits and _; it is {schema!r}")
+    if schema is not None and not _YES[prepared]:
+        raise UrlError(
+            "schema= and prepared=no exclude each other: behind a pooler, set the role's search_path instead"
+        )
+    if not url.netloc and "host" not in options and not url.path.strip("/"):
+        raise UrlError("postgresql:// needs a server, for example postgresql://app@localhost/app")
+    _check_ports(url)
+    _check_libpq(options)
+    rest = urlencode(options, quote_via=quote)  # libpq knows no plus for a space
+    options.clear()  # the others are libpq's: it refuses what it does not know when it connects
+    plain = url._replace(scheme="postgresql", query=rest).geturl()
+    plain = plain if "//" in plain else plain.replace("postgresql:", "postgresql://", 1)
+    _check_whole(plain)
+    return postgres_backend(
+        plain,
+        asyncpg=url.scheme == "postgresql+asyncpg",
+        schema=schema,
+        prepared=_YES[prepared],
+        connections_max=int(most),
+        patience_seconds=patience,
+    )
+
+
+def _check_ports(url: SplitResult) -> None:
+    """Refuse a port that is none, of any of the hosts; libpq would look it up as the name of a service."""
+    for place in url.netloc.rpartition("@")[2].split(","):
+        if place.count(":") > 1 and not place.startswith("["):
+            raise UrlError("an IPv6 address stands in brackets: postgresql://app@[::1]:5432/app")
+        port = place.rpartition(":")[2] if ":" in place.rpartition("]")[2] else ""
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise UrlError("the port of the store URL must be a number from 1 to 65535; in a password write : as %3A")
+
+
+def _check_libpq(options: dict[str, str]) -> None:
+    """Refuse an option that libpq does not know now, and not as a server that cannot be reached."""
+    try:
+        from semel.stores.postgres.libpq import options as libpq_options
+    except ImportError:
+        return  # said with the remedy where the backend is made
+    known = {*libpq_options(), "persistence", *_OWN}
+    for name in sorted(options):
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"Semel's own are {', '.join(_OWN)}; the others libpq's"
+            raise UrlError(f"unknown option {name!r} in the store URL; {hint}")
+    if options.get("ssl", "true") != "true":
+        raise UrlError("ssl can only be true in a PostgreSQL URL; all else is libpq's sslmode, such as sslmode=require")
+
+
+def _check_whole(plain: str) -> None:
+    """Refuse what libpq cannot read, without its words: they quote the URL."""
+    try:
+        from semel.stores.postgres.libpq import understands
+    except ImportError:
+        return  # as above
+    if not understands(plain):
+        raise UrlError(
+            "libpq cannot read the store URL: write @ : / ? # % and spaces of its user and password percent-encoded "
+            "(%40 %3A %2F %3F %23 %25 %20), for example postgresql://app@localhost/app"
+        )
+
+
+def postgres_backend(
+    conninfo: str, *, asyncpg: bool = False, schema: str | None = None, clock: Clock | None = None, **options: Any
+) -> Backend:
+    """The backend of a PostgreSQL server.
+
+    Parameters: ``conninfo`` a libpq connection string or ``postgresql://`` URL; ``asyncpg`` whether that library
+    performs on event loops (threads always use psycopg); ``schema``, ``clock`` and ``options`` as in
+    :class:`semel.stores.postgres.psycopg_driver.Server`.
+
+    Raises ConfigurationError where the client library is not installed.
+    """
+    from semel.stores.postgres.store import PostgresStore
+
+    try:
+        from semel.stores.postgres.psycopg_driver import PsycopgDriver, Server
+    except ImportError as error:
+        named = (
+            _WITH_ASYNCPG if asyncpg else _NEEDS.format(url="postgresql://", package="psycopg 3", extra="postgresql")
+        )
+        raise ConfigurationError(named) from error
+    from semel.stores.postgres.errors import is_conflict
+    from semel.stores.postgres.join import Home
+    from semel.stores.postgres.join_target import join, join_async
+    from semel.stores.postgres.psycopg_transaction import UnitPool
+    from semel.stores.postgres.psycopg_transaction_async import AsyncUnitPool
+
+    def with_joins(backend: Backend) -> Backend:
+        home = Home(backend.store, backend.driver, server)
+        return replace(
+            backend,
+            joins=lambda connection: join(connection, home),
+            joins_async=lambda connection: join_async(connection, home),
+            conflicts=is_conflict,
+        )
+
+    server = Server(conninfo, schema=schema, clock=clock, **options)
+    store, units = PostgresStore(), UnitPool(server)
+    if not asyncpg:
+        async_units = AsyncUnitPool(server)
+        driver = PsycopgDriver(server, units, async_units)
+        return with_joins(Backend("postgresql", store, driver, unit=units.begin, unit_async=async_units.begin))
+    try:
+        from semel.stores.postgres.asyncpg_driver import AsyncpgDriver
+        from semel.stores.postgres.asyncpg_transaction import AsyncpgUnitPool
+    except ImportError as error:
+        raise ConfigurationError(_WITH_ASYNCPG) from error
+    asyncpg_units = AsyncpgUnitPool(server)
+    pooled = AsyncpgDriver(server, PsycopgDriver(server, units), asyncpg_units)
+    return with_joins(Backend("postgresql", store, pooled, unit=units.begin, unit_async=asyncpg_units.begin))

@@ -1,0 +1,286 @@
+"""Connections to Redis nodes, in threads and on event loops: one exchange, one round trip, sent once.
+
+redis-py speaks the protocol here and decides nothing: its clients and pools repeat what they believe lost, its
+connections do not. An idle connection that the server has closed meanwhile is found before anything is sent on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import redis
+from redis.asyncio import connection as aio
+from redis.backoff import NoBackoff
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.retry import Retry
+
+from semel.errors import StoreError
+from semel.stores.loops import cut
+from semel.stores.pool import AsyncLifo, Lifo
+from semel.stores.redis.errors import cannot_connect, error_reply, lost
+from semel.stores.redis.packing import packed
+from semel.stores.redis.routes import TAKEN_OVER, Cluster, Exchange, Node, Replies, Routes, Single, Terms
+from semel.stores.redis.sentinel import Sentinel
+
+NO_RETRIES: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a Redis store is, and how it is spoken to.
+
+    Parameters: ``nodes`` the server, some nodes of a ``cluster``, or the Sentinels of ``service``, which are told user
+    and password where ``sentinel_auth`` says so; ``tls`` whether the connection is encrypted;
+    ``options`` of redis-py's connections (username, password, db, ssl_…); ``connections_max`` to each node, per
+    process and per event loop; ``patience_seconds`` how long a call may wait for a connection, and then for its
+    answer; ``terms`` what goes with each call: the replicas waited for, a clock for tests.
+    """
+
+    nodes: tuple[Node, ...]
+    cluster: bool = False
+    tls: bool = False
+    options: dict[str, Any] = field(default_factory=dict, repr=False)
+    connections_max: int = 8
+    patience_seconds: float = 5.0
+    terms: Terms = field(default_factory=Terms)
+    service: str = ""
+    sentinel_auth: bool = False
+
+    def routes(self) -> Routes:
+        """Who is asked for which key."""
+        if self.service:
+            return Sentinel(self.service, self.nodes)
+        return Cluster(self.nodes) if self.cluster else Single(self.nodes[0])
+
+    def settings(self, node: Node) -> dict[str, Any]:
+        """What a connection of redis-py is told. RESP2, so that replies look the same on every server."""
+        place = {"host": node.host, "port": node.port} if node.port else {"path": node.host}
+        options = self.options
+        if self.service and node in self.nodes:  # a Sentinel has no databases, and its own users
+            left = {"db"} if self.sentinel_auth else {"db", "username", "password"}
+            options = {name: value for name, value in options.items() if name not in left}
+        return {
+            **place,
+            **options,
+            "retry_on_timeout": False,
+            "retry_on_error": [],
+            "health_check_interval": 0,
+            "socket_connect_timeout": self.patience_seconds,
+            "protocol": 2,
+            "client_name": "semel",
+        }
+
+
+class Threads:
+    """The connections of one process's threads."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._pools: dict[Node, Lifo[Any]] = {}
+
+    def exchange(self, wanted: Exchange) -> Replies:
+        """Send, and wait for all replies: those, or what became of them."""
+        pool = self._pools.get(wanted.node)
+        if pool is None:
+            pool = self._pools.setdefault(
+                wanted.node, Lifo(lambda: self._open(wanted.node), self._server.connections_max)
+            )
+        try:
+            connection, was_idle = pool.take(self._server.patience_seconds)
+        except StoreError as error:
+            return error
+        replies: Replies
+        try:
+            replies = self._connected(connection, wanted.node, was_idle)
+            if not isinstance(replies, StoreError):
+                replies = _said(connection, wanted)
+        except BaseException:
+            connection.disconnect()
+            pool.gone()
+            raise
+        if isinstance(replies, StoreError) or connection._sock is None:
+            connection.disconnect()
+            pool.gone()
+            _close_all(pool)
+        else:
+            pool.give(connection)
+        return replies
+
+    def _open(self, node: Node) -> Any:
+        kind: Any = UnixDomainSocketConnection if not node.port else SSLConnection if self._server.tls else Connection
+        settings = self._server.settings(node)
+        connection = kind(
+            **settings, socket_timeout=self._server.patience_seconds, retry=Retry(NoBackoff(), NO_RETRIES)
+        )
+        try:
+            connection.connect()
+        except (redis.RedisError, OSError) as error:
+            connection.disconnect()
+            raise cannot_connect(node, error) from error
+        return connection
+
+    def _connected(self, connection: Any, node: Node, was_idle: bool) -> Replies:
+        """Make sure that the server has not hung up meanwhile."""
+        if not was_idle:
+            return []
+        try:
+            if not connection.can_read(0):
+                return []
+        except (redis.RedisError, OSError):
+            pass  # it is closed; a new one is opened
+        connection.disconnect()
+        try:
+            connection.connect()
+        except (redis.RedisError, OSError) as error:
+            return cannot_connect(node, error)
+        return []
+
+    def close(self) -> None:
+        """Close what is idle."""
+        for pool in self._pools.values():
+            _close_all(pool)
+
+
+def _said(connection: Any, wanted: Exchange) -> Replies:
+    replies: list[Any] = []
+    taken_over = False
+    try:
+        connection.send_packed_command([packed(wanted.commands)], check_health=False)
+        for _ in wanted.commands:
+            try:
+                replies.append(connection.read_response())
+            except redis.ResponseError as error:
+                refused = error_reply(error)
+                replies.append(refused)
+                taken_over = taken_over or refused.code in TAKEN_OVER
+    except (redis.RedisError, OSError) as error:
+        return lost(wanted, replies, error)
+    if taken_over:  # its name may lead to another server by now, and this one may live on: it would be asked for ever
+        connection.disconnect()
+    return replies
+
+
+def _close_all(pool: Lifo[Any]) -> None:
+    for connection in pool.forget_idle():
+        connection.disconnect()
+
+
+class Loop:
+    """The connections of one event loop."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._pools: dict[Node, AsyncLifo[Any]] = {}
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    async def exchange(self, wanted: Exchange) -> Replies:
+        """As :meth:`Threads.exchange`."""
+        pool = self._pools.get(wanted.node)
+        if pool is None:
+            pool = self._pools[wanted.node] = AsyncLifo(lambda: self._open(wanted.node), self._server.connections_max)
+        try:
+            connection, was_idle = await pool.take(self._server.patience_seconds)
+        except StoreError as error:
+            return error
+        replies: Replies
+        try:
+            replies = await self._connected(connection, wanted.node, was_idle)
+            if not isinstance(replies, StoreError):
+                replies = await _said_async(connection, wanted, self._server.patience_seconds)
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            pool.gone()
+            raise
+        if isinstance(replies, StoreError) or not connection.is_connected:
+            await connection.disconnect(nowait=True)
+            pool.gone()
+            await _close_all_async(pool)
+        else:
+            pool.give(connection)
+        return replies
+
+    async def _open(self, node: Node) -> Any:
+        from redis.asyncio.retry import Retry as AsyncRetry
+
+        kind: Any = aio.Connection
+        if not node.port or self._server.tls:
+            kind = aio.SSLConnection if node.port else aio.UnixDomainSocketConnection
+        settings = self._server.settings(node)
+        connection = kind(**settings, socket_timeout=None, retry=AsyncRetry(NoBackoff(), NO_RETRIES))
+        await self._connect(connection, node)
+        return connection
+
+    async def _connect(self, connection: Any, node: Node) -> None:
+        try:
+            async with asyncio.timeout(self._server.patience_seconds):
+                await connection.connect()
+        except (redis.RedisError, OSError) as error:
+            await connection.disconnect(nowait=True)
+            raise cannot_connect(node, error) from error
+
+    async def _connected(self, connection: Any, node: Node, was_idle: bool) -> Replies:
+        if not was_idle:
+            return []
+        try:
+            # What it was called before redis-py 8.
+            readable = getattr(connection, "can_read", None) or connection.can_read_destructive
+            if not await readable():
+                return []
+        except (redis.RedisError, OSError):
+            pass  # it is closed; a new one is opened
+        await connection.disconnect(nowait=True)
+        try:
+            await self._connect(connection, node)
+        except StoreError as error:
+            return error
+        return []
+
+    async def close(self) -> None:
+        """Wait for what is on its way, then close what is idle."""
+        while self.tasks:
+            await asyncio.wait(set(self.tasks))
+        for pool in self._pools.values():
+            await _close_all_async(pool)
+
+    def drop_idle(self) -> None:
+        """As ``close``, where the loop is over: nothing can be awaited."""
+        for pool in self._pools.values():
+            for connection in pool.forget_idle():
+                drop(connection)
+
+
+def drop(connection: Any) -> None:
+    """Close a connection whose loop is over."""
+    writer = connection._writer
+    connection._reader = connection._writer = None  # redis-py would close them again, on the loop that is over
+    if writer is not None:
+        cut(writer.transport)
+
+
+async def _said_async(connection: Any, wanted: Exchange, seconds: float) -> Replies:
+    replies: list[Any] = []
+    taken_over = False
+    try:
+        async with asyncio.timeout(seconds):
+            await connection.send_packed_command([packed(wanted.commands)], check_health=False)
+            for _ in wanted.commands:
+                try:
+                    replies.append(await connection.read_response())
+                except redis.ResponseError as error:
+                    refused = error_reply(error)
+                    replies.append(refused)
+                    taken_over = taken_over or refused.code in TAKEN_OVER
+    except (redis.RedisError, OSError) as error:  # a TimeoutError is an OSError
+        return lost(wanted, replies, error)
+    if taken_over:  # as in ``_said``
+        await connection.disconnect(nowait=True)
+    return replies
+
+
+async def _close_all_async(pool: AsyncLifo[Any]) -> None:
+    for connection in pool.forget_idle():
+        with suppress(redis.RedisError, OSError):  # it is gone either way
+            await connection.disconnect()

@@ -1,0 +1,133 @@
+"""The Redis driver: flows in threads and on event loops, on one server or a cluster, through redis-py's connections.
+
+An answer that was lost is not known yet, and it is for the engine to read back by the claim's nonce; nothing here asks
+again. What may be asked again, because it surely did not run, is decided in ``redis_routes``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from semel.core.flow import MakeFlow
+from semel.stores.loops import Loops
+from semel.stores.process import begin_in_children
+from semel.stores.redis.connections import Loop, Server, Threads
+from semel.stores.redis.routes import Refused, Replies, Routes, perform, raise_refused
+from semel.stores.redis.scripts import Call, Calls
+
+T = TypeVar("T")
+
+
+class RedisDriver:
+    """Runs the Redis store's flows. Connects when first used; safe after a fork, and on any event loop."""
+
+    coalesces = True
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._inherited: list[object] = []
+        self._begin()
+        begin_in_children(self)
+
+    def _begin(self) -> None:
+        self._threads = Threads(self.server)
+        self._loops = Loops(lambda: Loop(self.server), Loop.drop_idle)
+        self.routes: Routes = self.server.routes()
+
+    def begin_process(self) -> None:
+        """In a forked child: begin without connections."""
+        self._inherited += [self._threads, self._loops]  # never closed here: the parent speaks on them
+        self._begin()
+
+    def lane(self, key: bytes) -> str:
+        """Calls on keys of one lane share their round trips: one lane for each node of a cluster, as far as known."""
+        return self.routes.lane(key)
+
+    # --- threads ----------------------------------------------------------------------------
+
+    def run(self, make: MakeFlow[T]) -> T:
+        """Run a flow from an ordinary thread.
+
+        Raises:
+            StoreUnavailable: the server cannot be reached or refuses; nothing was written by that call.
+            StoreTimeout: the answer was lost; whether it took effect is not known yet.
+        """
+        flow = make()
+        try:
+            needed = next(flow)
+            while True:
+                assert type(needed) is Calls
+                needed = flow.send(self._answer(needed.calls))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _answer(self, calls: Sequence[Call]) -> list[Any]:
+        performing = perform(self.routes, self.server.terms, calls)
+        try:
+            wanted = next(performing)
+            while True:
+                answers: list[Replies] = [self._threads.exchange(each) for each in wanted]
+                wanted = performing.send(answers)
+        except StopIteration as stop:
+            return _sound(stop.value)
+
+    def close(self) -> None:
+        """Close what is idle. The driver may be used again."""
+        self._threads.close()
+
+    # --- event loops ------------------------------------------------------------------------
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        """Run a flow from an event loop, in a task of its own: a cancelled caller cuts nothing. Raises as ``run``."""
+        loop = self._loop()
+        task = asyncio.get_running_loop().create_task(self.run_uncut(make))
+        loop.tasks.add(task)
+        task.add_done_callback(loop.tasks.discard)
+        result: T = await asyncio.shield(task)
+        return result
+
+    async def run_uncut(self, make: MakeFlow[T]) -> T:
+        """As ``run_async``, for a task of the engine's that nobody cancels."""
+        loop = self._loop()
+        flow = make()
+        try:
+            needed = next(flow)
+            while True:
+                assert type(needed) is Calls
+                needed = flow.send(await self._answer_async(loop, needed.calls))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    async def _answer_async(self, loop: Loop, calls: Sequence[Call]) -> list[Any]:
+        performing = perform(self.routes, self.server.terms, calls)
+        try:
+            wanted = next(performing)
+            while True:
+                if len(wanted) == 1:
+                    answers: list[Replies] = [await loop.exchange(wanted[0])]
+                else:
+                    answers = await asyncio.gather(*(loop.exchange(each) for each in wanted))
+                wanted = performing.send(answers)
+        except StopIteration as stop:
+            return _sound(stop.value)
+
+    def _loop(self) -> Loop:
+        return self._loops.here()
+
+    async def close_async(self) -> None:
+        """Wait for what is on its way, then close the connections of this loop and the threads'."""
+        await self._loop().close()
+        self.close()
+
+
+def _sound(replies: list[Any]) -> list[Any]:
+    if Refused in map(type, replies):
+        raise_refused(next(reply for reply in replies if type(reply) is Refused))
+    return replies
+
+
+__all__ = ["RedisDriver", "Server"]

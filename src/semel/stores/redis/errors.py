@@ -1,0 +1,79 @@
+"""What redis-py's exceptions mean to Semel, with the remedy in the message.
+
+An error that the server replies with has done nothing. A connection that could not be made has sent nothing. One that
+was lost, or an answer that did not come, leaves it open: not known yet. No message holds a password.
+"""
+
+from __future__ import annotations
+
+import redis
+
+from semel.errors import StoreTimeout, StoreUnavailable
+from semel.stores.redis.remedies import remedy_of
+from semel.stores.redis.routes import Exchange, Node, Refused, Replies
+
+# redis-py takes the first word of these replies off and makes a class of it.
+_CODES = (
+    (redis.exceptions.NoScriptError, "NOSCRIPT"),
+    (redis.exceptions.ReadOnlyError, "READONLY"),
+    (redis.exceptions.OutOfMemoryError, "OOM"),
+    (redis.exceptions.BusyLoadingError, "LOADING"),
+    (redis.exceptions.NoPermissionError, "NOPERM"),
+    (redis.exceptions.MovedError, "MOVED"),
+    (redis.exceptions.AskError, "ASK"),
+    (redis.exceptions.TryAgainError, "TRYAGAIN"),
+    (redis.exceptions.MasterDownError, "MASTERDOWN"),
+    (redis.exceptions.ClusterDownError, "CLUSTERDOWN"),
+    (redis.exceptions.ClusterCrossSlotError, "CROSSSLOT"),
+)
+_CODE_MIN = 4  # BUSY; a shorter first word is one of the text
+
+
+def error_reply(error: redis.RedisError) -> Refused:
+    """An error reply as a value."""
+    text = _line(error)
+    if isinstance(error, (redis.exceptions.MovedError, redis.exceptions.AskError)):
+        text = str(getattr(error, "message", text))
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
+    if code is not None:
+        return Refused(code, text.removeprefix(f"{code} "))
+    first, _, rest = text.partition(" ")
+    if first.isupper() and len(first) >= _CODE_MIN:
+        return Refused(first, rest)
+    return Refused("ERR", text)
+
+
+def cannot_connect(node: Node, error: redis.RedisError | OSError) -> StoreUnavailable:
+    """No connection could be made: nothing was sent."""
+    text = _line(error)
+    if isinstance(error, redis.exceptions.AuthenticationError):
+        remedy = remedy_of("NOAUTH" if "required" in text else "WRONGPASS", "")
+        return StoreUnavailable(f"Redis at {node} does not let us in: {text} ({remedy})")
+    if isinstance(error, redis.ResponseError):
+        refused = error_reply(error)
+        return StoreUnavailable(
+            f"Redis at {node}: {refused.code} {refused.text} ({remedy_of(refused.code, refused.text)})"
+        )
+    if "max number of clients" in text:
+        return StoreUnavailable(f"Redis at {node}: {text} ({remedy_of('ERR', text)})")
+    if "SSL" in text:
+        remedy = "TLS failed: check ssl_ca_certs and the server's certificate; redis:// where it has no TLS"
+    else:
+        remedy = "check that the server runs, and the URL; rediss:// where it speaks TLS"
+    return StoreUnavailable(f"Redis at {node} cannot be reached: {text} ({remedy})")
+
+
+def lost(wanted: Exchange, replies: list[object], error: redis.RedisError | OSError) -> Replies:
+    """What became of an exchange whose connection failed."""
+    if not replies and isinstance(error, redis.exceptions.BusyLoadingError):
+        return [Refused("LOADING", _line(error))] * len(wanted.commands)
+    if not replies and isinstance(error, redis.exceptions.AuthenticationError):  # a password was set meanwhile
+        return [Refused("NOAUTH", _line(error))] * len(wanted.commands)
+    return StoreTimeout(
+        f"Redis at {wanted.node}: the answer was lost ({_line(error)}): not known yet whether it took effect"
+    )
+
+
+def _line(error: BaseException) -> str:
+    text = str(error)
+    return text.splitlines()[0] if text else type(error).__name__

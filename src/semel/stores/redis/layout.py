@@ -1,0 +1,298 @@
+"""How a record lies in a Redis string: a head that the scripts read and write, then what only Python reads.
+
+The head is fixed-width text, so that a script finds a field by its place: ``S1``, the state, the answer's kind,
+then numbers of 16 digits (blank where there is none) and hexadecimal ids. After it come two blocks of framed
+fields, written once at a claim and once at a settlement; the body is last, so that a list need not read it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from semel.core.model import RECORD_FORMAT, Record
+from semel.core.record import DIGEST_BYTES
+from semel.stores.sql.statements import Value
+
+MAGIC: Final = b"S1"
+DIGITS: Final = 16
+BLANK: Final = b" " * DIGITS
+_NONE: Final = b"-1:"
+
+# The head's fields after the magic, with their widths. ``seen`` is the part that a compare-and-set compares.
+HEAD: Final = (
+    *(("state", 2), ("answer_kind", 1), ("fence", 16), ("lease_until", 16), ("nonce", 32), ("operation_id", 32)),
+    *(("created_at", 16), ("first_started_at", 16), ("deadline_at", 16), ("dedup_until", 16)),
+    *(("settled_at", 16), ("answer_until", 16), ("forget_after", 16)),
+    *(("lease_us", 16), ("answer_us", 16), ("tombstone_us", 16), ("claimed", 8), ("small", 8)),
+)
+SEEN_FIELDS: Final = 5
+
+
+def _places() -> dict[str, tuple[int, int]]:
+    found, at = {}, len(MAGIC)
+    for name, width in HEAD:
+        found[name] = (at, at + width)
+        at += width
+    return found
+
+
+PLACES: Final = _places()
+HEAD_BYTES: Final = PLACES["small"][1]
+SEEN_BYTES: Final = PLACES[HEAD[SEEN_FIELDS - 1][0]][1]
+SMALL_READ: Final = 4096  # what a list reads of each record: more than the head, less than most bodies
+
+# Written at a claim. Numbers are framed as decimal text.
+CLAIMED: Final = (
+    *("id", "tenant", "caller", "operation", "key_hash", "recipe", "fingerprint", "effects", "holder", "attempt"),
+    *("lapses", "generation", "attempts_max", "after_expiry"),
+)
+# Written at a settlement; the last three are those that a list leaves out.
+SETTLED: Final = (
+    *("doubt", "business_ref", "resource_type", "resource_id", "error_code", "answer_digest", "sealing_key_id"),
+    *("status", "headers", "request", "body"),
+)
+_LARGE: Final = 3
+_TEXTS: Final = frozenset(
+    (
+        *("tenant", "caller", "operation", "recipe", "holder", "doubt", "business_ref", "resource_type"),
+        *("resource_id", "error_code", "sealing_key_id"),
+    )
+)
+_NUMBERS: Final = frozenset(("effects", "attempt", "lapses", "generation", "attempts_max", "after_expiry", "status"))
+_KINDS: Final = {name: str if name in _TEXTS else int if name in _NUMBERS else bytes for name in (*CLAIMED, *SETTLED)}
+_NAMES: Final = 7  # what a claim is about: up to the fingerprint
+_NAMED_KINDS: Final = tuple(_KINDS[name] for name in CLAIMED[:_NAMES])
+_GRANTED_KINDS: Final = tuple(_KINDS[name] for name in CLAIMED[_NAMES:])
+_SMALL_KINDS: Final = tuple(_KINDS[name] for name in SETTLED[:-_LARGE])
+_LARGE_KINDS: Final = tuple(_KINDS[name] for name in SETTLED[-_LARGE:])
+_DIGEST_PLACE: Final = SETTLED.index("answer_digest")
+_STATUS_KINDS: Final = tuple(_KINDS[name] for name in SETTLED[_DIGEST_PLACE + 1 : -_LARGE])
+_PLAIN_FIELDS: Final = (None,) * _DIGEST_PLACE
+_PLAIN: Final = _NONE * _DIGEST_PLACE + b"%d:" % DIGEST_BYTES
+_PLAIN_BYTES: Final = len(_PLAIN) + DIGEST_BYTES
+_HEAD: Final = struct.Struct(f"{len(MAGIC)}s" + "".join(f"{width}s" for _, width in HEAD))
+_CLAIMED_PLACES: Final = tuple(Record._fields.index(name) for name in CLAIMED)
+_SETTLED_PLACES: Final = tuple(Record._fields.index(name) for name in SETTLED)
+
+
+_DAMAGED: Final = Record(
+    *(b"", 0, "", "", "", b"", "", b"", 0, 0, 0, b"", "", 0, 0, 0, bytes(16)),
+    *(0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+)
+
+
+class Damaged(ValueError):
+    """Bytes that are no record of this layout."""
+
+
+_PLACE: Final = re.compile(r"field\(record, '(\w+)'\)|AT\.(\w+)\[([12])\]|\b(HEAD|BLANK)\b")
+
+
+def placed(script: str) -> str:
+    """A script with what it says of the layout written out, as Lua counts places.
+
+    >>> placed("if field(record, 'state') == BLANK then return AT.fence[1] + HEAD end").replace(" " * DIGITS, "~")
+    "if string.sub(record, 3, 4) == '~' then return 6 + 277 end"
+    """
+
+    def written(found: re.Match[str]) -> str:
+        field, name, end, word = found.groups()
+        if word:
+            return str(HEAD_BYTES) if word == "HEAD" else f"'{BLANK.decode()}'"
+        place = PLACES[field or name]
+        return (
+            f"string.sub(record, {place[0] + 1}, {place[1]})"
+            if field
+            else str(place[0] + 1 if end == "1" else place[1])
+        )
+
+    return _PLACE.sub(written, script)
+
+
+def number(value: int | None) -> bytes:
+    """A number of the head."""
+    return BLANK if value is None else b"%016d" % value
+
+
+def frames(values: tuple[Value, ...]) -> bytes:
+    """Fields one after the other, each with its length; -1 for None."""
+    parts: list[bytes] = []
+    for value in values:
+        if value is None:
+            parts.append(_NONE)
+            continue
+        data = value if type(value) is bytes else str(value).encode()
+        parts.append(b"%d:" % len(data))
+        parts.append(data)
+    return b"".join(parts)
+
+
+def encode(row: Record) -> bytes:
+    """The string of a record."""
+    claimed = frames(tuple([row[place] for place in _CLAIMED_PLACES]))
+    small = frames(tuple([row[place] for place in _SETTLED_PLACES[:-_LARGE]]))
+    large = frames(tuple([row[place] for place in _SETTLED_PLACES[-_LARGE:]]))
+    head = (
+        MAGIC,
+        b"%02d%d" % (row.state, row.answer_kind),
+        number(row.fence),
+        number(row.lease_until),
+        row.nonce.hex().encode(),
+        row.operation_id.hex().encode(),
+        number(row.created_at),
+        number(row.first_started_at),
+        number(row.deadline_at),
+        number(row.dedup_until),
+        number(row.settled_at),
+        number(row.answer_until),
+        number(row.forget_after),
+        number(row.lease_us),
+        number(row.answer_us),
+        number(row.tombstone_us),
+        b"%08d%08d" % (len(claimed), len(small)),
+    )
+    return b"".join((*head, claimed, small, large))
+
+
+def seen(row: Record) -> bytes:
+    """The beginning of this record's string: equal as long as nobody has written."""
+    return b"%s%02d%d%016d%016d%s" % (
+        MAGIC,
+        row.state,
+        row.answer_kind,
+        row.fence,
+        row.lease_until,
+        row.nonce.hex().encode(),
+    )
+
+
+def small_bytes(data: bytes) -> int:
+    """How much of a record's string a list must have read; 0 where that cannot be told."""
+    claimed, small = _field(data, "claimed"), _field(data, "small")
+    return HEAD_BYTES + int(claimed) + int(small) if claimed.isdigit() and small.isdigit() else 0
+
+
+class Names(NamedTuple):
+    """What a claim is about, framed, and the values that these bytes stand for."""
+
+    framed: bytes
+    values: tuple[Any, ...]
+
+
+def decode(data: bytes, *, small: bool = False, names: Names | None = None) -> Record:
+    """The record of a string. ``small``: its beginning is enough; headers, request and body are left out.
+
+    Every replay pays for it, so that each field is taken once and by its place. ``names`` of the claim that has met
+    it: where the string has the same bytes, they are not taken apart once more.
+
+    Raises Damaged.
+    """
+    try:
+        head = _HEAD.unpack_from(data)
+        if head[0] != MAGIC:
+            return _unreadable(data)
+        created, started, deadline, dedup = map(int, head[7:11])
+        ends = map(_maybe if BLANK in head else int, head[11:14])
+        lease_us, answer_us, tombstone_us, claimed_bytes, small_bytes = map(int, head[14:])
+        claimed_end = HEAD_BYTES + claimed_bytes
+        small_end = claimed_end + small_bytes
+        if names is not None and data.startswith(names.framed, HEAD_BYTES):
+            id, *named = names.values
+            at = HEAD_BYTES + len(names.framed)
+        else:
+            (id, *named), at = _unframed(data, HEAD_BYTES, _NAMED_KINDS)
+        effects, holder, attempt, lapses, generation, attempts_max, after_expiry = _granted(data[at:claimed_end])
+        settled = _settled(data[claimed_end:small_end])
+        if len(data) < small_end:
+            raise ValueError("cut short")
+        large = (None,) * _LARGE if small else _answer(data, small_end)
+        # In the order of Record's fields.
+        return Record._make(
+            (
+                *(id, RECORD_FORMAT, *named, int(head[1]), effects, int(head[3])),
+                *(bytes.fromhex(head[5].decode()), holder, attempt, lapses, generation),
+                *(bytes.fromhex(head[6].decode()), created, started, int(head[4]), deadline, dedup),
+                *(lease_us, attempts_max, answer_us, tombstone_us, after_expiry, *ends),
+                *(*settled[:_DIGEST_PLACE], int(head[2]), *settled[_DIGEST_PLACE:], *large),
+            )
+        )
+    except (ValueError, TypeError, struct.error) as error:
+        raise Damaged("a record's string does not have this layout") from error
+
+
+def decode_any(data: bytes, id: bytes, *, small: bool = False, names: Names | None = None) -> Record:
+    """The record of a string, or one of that id that every rule takes for unreadable."""
+    try:
+        return decode(data, small=small, names=names)
+    except Damaged:
+        return _DAMAGED._replace(id=id)
+
+
+def _unreadable(data: bytes) -> Record:
+    raise Damaged(f"a record's string begins with {data[:2]!r}, not with {MAGIC!r}")
+
+
+def _field(data: bytes, name: str) -> bytes:
+    begin, end = PLACES[name]
+    return data[begin:end]
+
+
+def _maybe(digits: bytes) -> int | None:
+    return None if digits == BLANK else int(digits)
+
+
+def _unframed(data: bytes, at: int, kinds: tuple[type, ...]) -> tuple[list[Any], int]:
+    """As many fields as there are kinds, from a place on; and the place behind them."""
+    found: list[Any] = []
+    for kind in kinds:
+        colon = data.index(b":", at)
+        length = int(data[at:colon])
+        at = colon + 1
+        if length < 0:
+            found.append(None)
+            continue
+        part = data[at : at + length]
+        at += length
+        found.append(part if kind is bytes else part.decode() if kind is str else int(part))
+    if at > len(data):
+        raise ValueError("cut short")
+    return found, at
+
+
+def _whole(data: bytes, at: int, kinds: tuple[type, ...]) -> list[Any]:
+    """The fields up to the end."""
+    return _unframed(data, at, kinds)[0]
+
+
+def _answer(data: bytes, at: int) -> Sequence[Any]:
+    """Headers, request and body, up to the end. Of what is replayed the request is mostly not there any more."""
+    colon = data.index(b":", at)
+    end = colon + 1 + int(data[at:colon])
+    if end > colon and data.startswith(_NONE, end):
+        after = end + len(_NONE)
+        begin = data.index(b":", after) + 1
+        if int(data[after : begin - 1]) == len(data) - begin:
+            return data[colon + 1 : end], None, data[begin:]
+    return _whole(data, at, _LARGE_KINDS)
+
+
+@lru_cache(maxsize=1024)
+def _granted(data: bytes) -> tuple[Any, ...]:
+    """What a claim says beside its names: few combinations, one for each holder and policy."""
+    return tuple(_whole(data, 0, _GRANTED_KINDS))
+
+
+def _settled(data: bytes) -> list[Any]:
+    """What a settlement says beside its answer. Most say nothing but the answer's digest and status."""
+    if data.startswith(_PLAIN) and len(data) > _PLAIN_BYTES:
+        return [*_PLAIN_FIELDS, data[len(_PLAIN) : _PLAIN_BYTES], *_status(data[_PLAIN_BYTES:])]
+    return _whole(data, 0, _SMALL_KINDS)
+
+
+@lru_cache(maxsize=1024)
+def _status(data: bytes) -> tuple[Any, ...]:
+    return tuple(_whole(data, 0, _STATUS_KINDS))

@@ -1,0 +1,388 @@
+"""Which node gets which command: one server, or a cluster whose map changes. No IO happens here.
+
+``perform`` is a generator of *exchanges*: commands for one node, in one round trip. Whoever drives it sends them and
+answers each with its replies. Sent again is only what surely did not run: a script that the server had forgotten
+(NOSCRIPT), and what a node refused because the slot had moved (MOVED, ASK). A reply that was lost is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from binascii import crc_hqx
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn, Protocol
+
+from semel.errors import StatementRefused, StoreError, StoreTimeout, StoreUnavailable
+from semel.stores.clock import Clock
+from semel.stores.redis.remedies import remedy_of
+from semel.stores.redis.scripts import Call
+
+SLOTS: Final = 16384
+ROUNDS_MAX: Final = 6  # redirections of one call; a cluster that needs more is being rebuilt
+REFRESH_SECONDS_MIN: Final = 0.2
+MARK_MS: Final = 30 * 24 * 3600 * 1000  # how long the key is kept that is written for the replicas' sake
+# A server that answers so takes no writes, and cannot know whether another one does by now.
+TAKEN_OVER: Final = frozenset({"READONLY", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "NOREPLICAS"})
+
+Command = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Where a server listens: host and port, or the path of a socket (then the port is 0)."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}" if self.port else self.host
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A server's error reply. Nothing of that command has been done."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Commands for one node in one round trip. Answered by a list of replies, or by a StoreError."""
+
+    node: Node
+    commands: tuple[Command, ...]
+
+
+Replies = list[Any] | StoreError
+Performing = Generator[list[Exchange], list[Replies], list[Any]]
+Refreshing = Generator[list[Exchange], list[Replies], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How calls become commands. Parameters as in :class:`semel.stores.redis.driver.Server`."""
+
+    wait_replicas: int = 0
+    wait_seconds: float = 1.0
+    clock: Clock | None = None
+
+    def command(self, call: Call) -> Command:
+        """A call as a command."""
+        if call.script is None:
+            return (call.command, *call.keys, *call.arguments)
+        keys, now = call.keys, b"" if self.clock is None else self.clock()
+        return ("EVALSHA", call.script.sha, len(keys), *keys, now, *call.arguments)
+
+    def waits(self, calls: Sequence[Call]) -> tuple[Command, ...]:
+        """What has the node confirm that its replicas hold all that these calls wrote or saw.
+
+        WAIT speaks of the connection's own last write, so that there has to be one: a call that is repeated
+        because its answer was lost writes nothing, and another connection may carry it.
+        """
+        if not self.wait_replicas or not any(call.script is not None and call.script.writes for call in calls):
+            return ()
+        tag, brace, _ = calls[0].keys[0].partition(b"}")
+        own = (tag if brace else b"{" + tag) + b"}:wait"  # in the slot of what was written
+        wait = ("WAIT", self.wait_replicas, round(self.wait_seconds * 1000))
+        # A full server refuses SET, and takes PEXPIRE of a key that is there, which is a write each time.
+        return (("SET", own, b""), ("PEXPIRE", own, MARK_MS), wait)
+
+
+def slot(key: bytes) -> int:
+    """The cluster's slot of a key, by its braces where it has some.
+
+    >>> slot(b"foo"), slot(b"{foo}:r:1"), slot(b"123456789") == 0x31C3 % SLOTS
+    (12182, 12182, True)
+    """
+    begin = key.find(b"{")
+    end = key.find(b"}", begin + 1)
+    return crc_hqx(key[begin + 1 : end] if begin >= 0 and end > begin + 1 else key, 0) % SLOTS
+
+
+class Routes(Protocol):
+    """Where keys are: one server, a cluster, or the primary that Sentinels name (``redis_sentinel``)."""
+
+    def node_of(self, key: bytes) -> Node:
+        """Who has a key. Raises StoreUnavailable where nobody does."""
+
+    def lane(self, key: bytes) -> str:
+        """What calls of one round trip have in common."""
+
+    def stale(self) -> bool:
+        """Whether to ask before anything is sent."""
+
+    def refresh(self) -> Refreshing:
+        """Ask. Raises StoreUnavailable where nobody knows."""
+
+    def failed(self, node: Node) -> None:
+        """A node did not answer, or takes no writes."""
+
+    def moved(self, slot: int, node: Node) -> None:
+        """A node said who has a slot now."""
+
+
+class Single:
+    """One server for everything."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def node_of(self, key: bytes) -> Node:
+        """The server."""
+        return self.node
+
+    def lane(self, key: bytes) -> str:
+        """All calls share their round trips."""
+        return ""
+
+    def stale(self) -> bool:
+        """Never: there is nobody to ask."""
+        return False
+
+    def refresh(self) -> Refreshing:
+        """Nothing to learn."""
+        yield from ()
+
+    def failed(self, node: Node) -> None:
+        """Nothing to learn: there is no other."""
+
+    def moved(self, slot: int, node: Node) -> None:
+        raise StoreUnavailable("the server is part of a cluster; use redis+cluster:// in the URL")
+
+
+@dataclass
+class Cluster:
+    """The cluster's map, as far as it is known. Not locked: whoever is late learns the same again."""
+
+    seeds: tuple[Node, ...]
+    _nodes: dict[int, Node] = field(default_factory=dict)
+    _suspects: set[Node] = field(default_factory=set)
+    _stale: bool = True
+    _asked: float = -1e9
+
+    def node_of(self, key: bytes) -> Node:
+        """The primary of the key's slot. Raises StoreUnavailable where the map has none."""
+        node = self._nodes.get(slot(key))
+        if node is None:
+            raise StoreUnavailable(
+                "no node of the cluster serves a part of its slots: check it with 'redis-cli --cluster check'"
+            )
+        return node
+
+    def lane(self, key: bytes) -> str:
+        """The calls to one node share their round trips, so that a node which hangs holds nobody else up."""
+        return str(self._nodes.get(slot(key), ""))
+
+    def stale(self) -> bool:
+        """Whether the map should be asked for before anything is sent."""
+        return not self._nodes or (self._stale and time.monotonic() - self._asked >= REFRESH_SECONDS_MIN)
+
+    def asked_for_map(self) -> list[Node]:
+        """The nodes to ask, those that have failed last."""
+        known = list(dict.fromkeys((*self._nodes.values(), *self.seeds)))
+        self._asked = time.monotonic()
+        return sorted(known, key=lambda node: node in self._suspects)
+
+    def learn(self, source: Node, ranges: Sequence[Any]) -> bool:
+        """Take over what CLUSTER SLOTS answered; False where that is no map."""
+        nodes: dict[int, Node] = {}
+        for first, last, primary, *_ in ranges:
+            host = bytes(primary[0] or b"").decode() or source.host
+            node = Node(host, int(primary[1]))
+            nodes.update(dict.fromkeys(range(int(first), int(last) + 1), node))
+        if not nodes:
+            return False
+        self._nodes, self._stale = nodes, False
+        self._suspects.clear()
+        return True
+
+    def refresh(self) -> Refreshing:
+        """Ask one node after the other for the map."""
+        error: StoreError | None = None
+        for node in self.asked_for_map():
+            [answer] = yield [Exchange(node, (("CLUSTER", "SLOTS"),))]
+            if isinstance(answer, StoreError):
+                self.failed(node)
+                error = error or answer
+            elif type(answer[0]) is Refused:
+                error = error or _no_map(answer[0])
+            elif self.learn(node, answer[0]):
+                return
+        raise StoreUnavailable(str(error or "no node of the cluster has a map of it")) from error
+
+    def failed(self, node: Node) -> None:
+        """A node did not answer: perhaps another has taken over."""
+        self._suspects.add(node)
+        self._stale = True
+
+    def moved(self, slot: int, node: Node) -> None:
+        """A node said who has a slot now; the rest of the map is probably old too."""
+        self._nodes[slot] = node
+        self._stale = True
+
+
+def perform(routes: Routes, terms: Terms, calls: Sequence[Call]) -> Performing:
+    """Send calls to where their keys are; their replies in their order.
+
+    Raises:
+        StoreUnavailable: nothing was done.
+        StatementRefused: a server refused one call, or a part of them could not be brought to its node.
+        StoreTimeout: an answer was lost, or the replicas did not confirm in time: not known yet.
+    """
+    if routes.stale():
+        yield from routes.refresh()
+    replies: list[Any] = [None] * len(calls)
+    pending = list(range(len(calls)))
+    asking: dict[int, Node] = {}
+    try:
+        for _ in range(ROUNDS_MAX):
+            pending, asking = yield from _round(routes, terms, calls, pending, asking, replies)
+            if not pending:
+                return replies
+    except StoreUnavailable as error:
+        if len(pending) < len(calls):  # the others have run: each call is to be asked for by itself
+            raise StatementRefused(str(error)) from error
+        raise
+    said = StatementRefused if len(pending) < len(calls) else StoreUnavailable
+    raise said("the cluster sends this call from node to node: it is being rebuilt; retry with the same key")
+
+
+def _round(
+    routes: Routes, terms: Terms, calls: Sequence[Call], pending: list[int], asking: dict[int, Node], replies: list[Any]
+) -> Generator[list[Exchange], list[Replies], tuple[list[int], dict[int, Node]]]:
+    """Send what is pending; fills ``replies`` and answers what has to be sent again, and where to by way of ASK."""
+    groups = _groups(routes, calls, pending, asking)
+    exchanges = [_exchange(terms, node, calls, places, asking) for node, places in groups.items()]
+    answers = yield exchanges
+    _check(routes, groups, answers)
+    again: list[int] = []
+    asked: dict[int, Node] = {}
+    loads: dict[Node, dict[str, bytes]] = {}
+    for (node, places), answer in zip(groups.items(), answers, strict=True):
+        assert not isinstance(answer, StoreError)
+        own = _own(answer, places, asking)
+        refused = [place for place, reply in zip(places, own, strict=True) if type(reply) is Refused]
+        if terms.wait_replicas:
+            _check_replicas(terms, [calls[place] for place in places if place not in refused], answer)
+        for place, reply in zip(places, own, strict=True):
+            replies[place] = reply
+        for place in refused:
+            reply, script = replies[place], calls[place].script
+            if reply.code in TAKEN_OVER:  # the next call asks who is the primary now
+                routes.failed(node)
+            if reply.code == "NOSCRIPT" and script is not None:
+                loads.setdefault(node, {})[script.sha] = script.text
+                if place in asking:
+                    asked[place] = node
+            elif reply.code in ("MOVED", "ASK"):
+                number, target = _target(reply, node)
+                if reply.code == "MOVED":
+                    routes.moved(number, target)
+                else:
+                    asked[place] = target
+            else:
+                continue
+            again.append(place)
+    if loads:
+        yield from _load(routes, loads)
+    return again, asked
+
+
+def _groups(
+    routes: Routes, calls: Sequence[Call], pending: list[int], asking: dict[int, Node]
+) -> dict[Node, list[int]]:
+    """What each node is asked."""
+    if isinstance(routes, Single):
+        return {routes.node: pending}
+    groups: dict[Node, list[int]] = {}
+    for place in pending:
+        groups.setdefault(asking.get(place) or routes.node_of(calls[place].place), []).append(place)
+    return groups
+
+
+def _exchange(terms: Terms, node: Node, calls: Sequence[Call], places: list[int], asking: dict[int, Node]) -> Exchange:
+    if not asking and not terms.wait_replicas:
+        return Exchange(node, tuple([terms.command(calls[place]) for place in places]))
+    commands: list[Command] = []
+    for place in places:
+        if place in asking:
+            commands.append(("ASKING",))
+        commands.append(terms.command(calls[place]))
+    *marks, wait = terms.waits([calls[place] for place in places]) or ((),)
+    for mark in marks:
+        commands += [("ASKING",), mark] if places[0] in asking else [mark]  # it lies in that slot
+    return Exchange(node, (*commands, wait) if wait else tuple(commands))
+
+
+def _own(answer: list[Any], places: list[int], asking: dict[int, Node]) -> list[Any]:
+    """The replies to the calls alone."""
+    if not asking:
+        return answer[: len(places)]  # behind them are those of the replicas
+    found, at = [], 0
+    for place in places:
+        at += 1 if place in asking else 0
+        found.append(answer[at])
+        at += 1
+    return found
+
+
+def _check(routes: Routes, groups: dict[Node, list[int]], answers: list[Replies]) -> None:
+    """Raise what became of a node that gave no replies."""
+    errors = [answer for answer in answers if isinstance(answer, StoreError)]
+    for node, answer in zip(groups, answers, strict=True):
+        if isinstance(answer, StoreError):
+            routes.failed(node)
+    if not errors:
+        return
+    lost = next((error for error in errors if isinstance(error, StoreTimeout)), None)
+    if lost is None and len(groups) > 1:  # other nodes have done their part: each call is to be asked for by itself
+        raise StatementRefused(str(errors[0])) from errors[0]
+    raise lost or errors[0]
+
+
+def _check_replicas(terms: Terms, calls: Sequence[Call], answer: list[Any]) -> None:
+    if not terms.waits(calls):
+        return
+    *_, mark, reached = answer
+    if mark != 1:  # behind no write, it speaks of none
+        reached = next((reply for reply in (mark, *answer[-4:-2]) if type(reply) is Refused), 0)
+    if type(reached) is Refused or int(reached) < terms.wait_replicas:
+        said = reached.text if type(reached) is Refused else f"{reached} of {terms.wait_replicas} replicas have it"
+        raise StoreTimeout(
+            f"Redis: the primary has written it, but {said} after {terms.wait_seconds:g} s (wait_replicas): "
+            "not known yet whether it would survive a failover; check the replicas"
+        )
+
+
+def _target(reply: Refused, node: Node) -> tuple[int, Node]:
+    number, _, place = reply.text.partition(" ")
+    host, _, port = place.split(" ")[0].rpartition(":")
+    return int(number), Node(host or node.host, int(port))
+
+
+def _load(routes: Routes, loads: dict[Node, dict[str, bytes]]) -> Generator[list[Exchange], list[Replies], None]:
+    exchanges = [
+        Exchange(node, tuple(("SCRIPT", "LOAD", text) for text in texts.values())) for node, texts in loads.items()
+    ]
+    answers = yield exchanges
+    for exchange, answer in zip(exchanges, answers, strict=True):
+        if isinstance(answer, StoreError):
+            routes.failed(exchange.node)
+            # A script that only had to be loaded has done nothing, whatever became of the answer.
+            raise answer if isinstance(answer, StoreUnavailable) else StoreUnavailable(str(answer)) from answer
+        for reply in answer:
+            if type(reply) is Refused:
+                raise_refused(reply)
+
+
+def _no_map(reply: Refused) -> StoreError:
+    if "cluster support disabled" in reply.text:
+        return StoreUnavailable("the server is no cluster; use redis:// in the URL")
+    return StoreUnavailable(f"Redis: {reply.code} {reply.text}")
+
+
+def raise_refused(reply: Refused) -> NoReturn:
+    """Raise a server's error reply as what it means here: nothing was done."""
+    raise StatementRefused(f"Redis: {reply.code} {reply.text} ({remedy_of(reply.code, reply.text)})")

@@ -1,0 +1,203 @@
+"""One way to say the same to three databases: flows of a noun are written once, their statements once a database.
+
+A noun such as the outbox has a file of named statements for each database and one class of flows over a
+:class:`Dialect`. ``:now`` is the store's time wherever a statement names it. Texts may hold anything, U+0000 included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from semel.core.flow import Flow, ask
+from semel.errors import ConfigurationError
+from semel.stores.mariadb.requests import Several
+from semel.stores.postgres.text import escaped, unescaped
+from semel.stores.sql.statements import (
+    NOW,
+    NOW_LOCKED,
+    TOGETHER,
+    Argument,
+    Execute,
+    Query,
+    Row,
+    Statement,
+    Value,
+    statements,
+)
+
+Values = Mapping[str, Value]
+
+# The room whose folder ``sql`` has the statements of a noun.
+_ROOMS: Final[Mapping[str, str]] = {
+    "copies": "semel.stores.sql",
+    "events": "semel.outbox",
+    "inbox": "semel.inbox",
+    "items": "semel.bulk",
+    "lanes": "semel.outbox",
+    "operations": "semel.operations",
+    "reconciliations": "semel.reconciliation",
+    "steps": "semel.steps",
+}
+
+
+class Dialect(Protocol):
+    """How one database is spoken to."""
+
+    @property
+    def name(self) -> str:
+        """``sqlite``, ``postgres`` or ``mariadb``."""
+
+    def statements(self, noun: str) -> Mapping[str, Statement]:
+        """The named statements of a noun, from ``<database>_<noun>.sql`` beside the stores."""
+
+    def rows(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[list[Row]]:
+        """The rows of a reading statement."""
+
+    def rows_all(self, statement: Statement, each: Sequence[Values]) -> Flow[list[Row]]:
+        """The rows of the same reading statement for many parameters, in one round trip where the database can.
+
+        On PostgreSQL as in :meth:`write_all`.
+        """
+
+    def write(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[int]:
+        """How many rows a writing statement has changed. On PostgreSQL it ends with ``RETURNING 1``."""
+
+    def write_all(self, statement: Statement, each: Sequence[Values]) -> Flow[int]:
+        """The same statement for many rows, in one round trip where the database can; the sum of what it changed.
+
+        On PostgreSQL every parameter but ``:now`` is the array of a column, and the statement unnests them.
+        """
+
+    def together(self) -> Flow[None]:
+        """What follows in this flow is committed as one."""
+
+
+class Sqlite:
+    """SQLite. A flow is one transaction already, from its first write on."""
+
+    name: Final = "sqlite"
+
+    def statements(self, noun: str) -> Mapping[str, Statement]:
+        return statements(_ROOMS[noun], f"sql/sqlite_{noun}.sql")
+
+    def rows(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[list[Row]]:
+        if "now" in statement.names:
+            params = {**params, "now": (yield from ask(NOW))}
+        return (yield from ask(Query(statement, params)))
+
+    def rows_all(self, statement: Statement, each: Sequence[Values]) -> Flow[list[Row]]:
+        found: list[Row] = []
+        for params in each:
+            found += yield from self.rows(statement, params)
+        return found
+
+    def write(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[int]:
+        if "now" in statement.names:
+            params = {**params, "now": (yield from ask(NOW_LOCKED))}
+        return (yield from ask(Execute(statement, params)))
+
+    def write_all(self, statement: Statement, each: Sequence[Values]) -> Flow[int]:
+        now = (yield from ask(NOW_LOCKED)) if each and "now" in statement.names else None
+        changed = 0
+        for params in each:
+            changed += yield from ask(Execute(statement, params if now is None else {**params, "now": now}))
+        return changed
+
+    def together(self) -> Flow[None]:
+        yield from ()
+
+
+class Postgres:
+    """PostgreSQL."""
+
+    name: Final = "postgres"
+
+    def statements(self, noun: str) -> Mapping[str, Statement]:
+        return statements(_ROOMS[noun], f"sql/postgres_{noun}.sql")
+
+    def rows(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[list[Row]]:
+        found = yield from ask(Query(statement, {name: _written(value) for name, value in params.items()}))
+        return [_read(row) for row in found]
+
+    def rows_all(self, statement: Statement, each: Sequence[Values]) -> Flow[list[Row]]:
+        return (yield from self.rows(statement, _columns(statement, each))) if each else []
+
+    def write(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[int]:
+        return len((yield from self.rows(statement, params)))
+
+    def write_all(self, statement: Statement, each: Sequence[Values]) -> Flow[int]:
+        return (yield from self.write(statement, _columns(statement, each))) if each else 0
+
+    def together(self) -> Flow[None]:
+        yield from ask(TOGETHER)
+
+
+class Mariadb:
+    """MariaDB and MySQL."""
+
+    name: Final = "mariadb"
+
+    def statements(self, noun: str) -> Mapping[str, Statement]:
+        return statements(_ROOMS[noun], f"sql/mariadb_{noun}.sql")
+
+    def rows(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[list[Row]]:
+        return (yield from ask(Query(statement, params)))
+
+    def rows_all(self, statement: Statement, each: Sequence[Values]) -> Flow[list[Row]]:
+        if not each:
+            return []
+        replies = yield from ask(Several([Query(statement, params) for params in each]))
+        return [row for rows in replies for row in rows]
+
+    def write(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[int]:
+        return (yield from ask(Execute(statement, params)))
+
+    def write_all(self, statement: Statement, each: Sequence[Values]) -> Flow[int]:
+        if not each:
+            return 0
+        return sum((yield from ask(Several([Execute(statement, params) for params in each]))))
+
+    def together(self) -> Flow[None]:
+        yield from ask(TOGETHER)
+
+
+def _columns(statement: Statement, each: Sequence[Values]) -> Mapping[str, Argument]:
+    """The parameters of many rows as columns."""
+    names = [name for name in statement.distinct if name != "now"]
+    return {name: [params[name] for params in each] for name in names}
+
+
+def _written(value: Argument) -> Argument:
+    if isinstance(value, str):
+        return escaped(value)
+    if value is None or isinstance(value, (int, bytes)):
+        return value
+    return [escaped(each) if isinstance(each, str) else each for each in value]
+
+
+def _read(row: Row) -> Row:
+    if any(isinstance(value, str) and "\\" in value for value in row):
+        return tuple(unescaped(value) if isinstance(value, str) else value for value in row)
+    return row
+
+
+SQLITE: Final = Sqlite()
+POSTGRES: Final = Postgres()
+MARIADB: Final = Mariadb()
+
+
+def dialect_of(store: Any, noun: str) -> Dialect:
+    """How a store's database is spoken to.
+
+    Parameters: ``store`` any store; ``noun`` what it is needed for, such as ``"steps"``.
+
+    Raises ConfigurationError where the store is no SQL database.
+    """
+    dialect: Dialect | None = getattr(store, "dialect", None)
+    if dialect is None:
+        raise ConfigurationError(
+            f"{noun} need a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB); "
+            f"{type(store).__name__} is none"
+        )
+    return dialect

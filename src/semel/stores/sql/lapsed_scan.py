@@ -1,0 +1,104 @@
+"""How a reaper finds lapsed records without an index that every settlement would have to change.
+
+It walks what was created since, in order of creation, and remembers what it saw open: each record is read
+once. What stays open for long, and what became UNKNOWN, goes to a small table, so that the walk of a
+process that starts tomorrow begins near the end. All of this only finds candidates; the rule decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+from semel.core.flow import Flow, ask
+from semel.core.model import Record
+from semel.core.settle import lapsed_row
+from semel.stores.sql.statements import Query, Statement
+from semel.stores.versions import Versions
+
+PAGE: Final = 2_000
+PAGES_PER_ROUND: Final = 50
+LAG_US: Final = 5_000_000  # a statement that goes on for longer has been given up on
+OPEN_MAX: Final = 20_000
+ROUNDS_PER_KEEP: Final = 60
+COUNTED_AT_ONCE: Final = 20_000
+
+
+@dataclass(slots=True)
+class Horizon:
+    """Where one process's reaper has come to: behind ``after``, only ``open`` records may still be open."""
+
+    after: int | None = None
+    open: dict[bytes, int] = field(default_factory=dict)  # record id -> seq
+    rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A store's statements for it: ``keep`` writes the open ids and the place of a horizon."""
+
+    read_horizon: Statement
+    scan_open: Statement
+    find_lapsed: Statement
+    keep: Callable[[Sequence[bytes], int], Flow[None]]
+    versions: Versions
+
+    def lapse(self, horizon: Horizon, limit: int) -> Flow[list[Record]]:
+        """One round of the reaper: at most ``limit`` lapsed records made UNKNOWN."""
+        young = yield from self._go_on(horizon)
+        candidates = sorted({*horizon.open, *young})
+        due = yield from ask(Query(self.find_lapsed, {"ids": candidates, "limit": limit}))
+        marked: list[Record] = []
+        if due:
+            found = yield from self.versions.look(sorted(cast(bytes, id) for _, id in due))
+            for now, row in sorted(found.values(), key=lambda seen: seen[1].lease_until):
+                written = lapsed_row(row, now)
+                if written is not None and (yield from self.versions.replace(row, written)):
+                    marked.append(written)
+                    horizon.open.pop(row.id, None)
+        horizon.rounds += 1
+        if horizon.rounds % ROUNDS_PER_KEEP == 0 or len(horizon.open) > OPEN_MAX:
+            assert horizon.after is not None
+            yield from self.keep(sorted(horizon.open), horizon.after)
+            horizon.open.clear()  # from now on they are found in the small table
+        return marked
+
+    def _go_on(self, horizon: Horizon) -> Flow[list[bytes]]:
+        """Go on to the end; answers the open records that are too young to be left behind."""
+        if horizon.after is None:
+            [(start,)] = yield from ask(Query(self.read_horizon, {}))
+            horizon.after = cast(int, start)
+        after = horizon.after
+        young: list[bytes] = []
+        for _ in range(PAGES_PER_ROUND):
+            rows = yield from ask(Query(self.scan_open, {"after": after, "page": PAGE, "lag": LAG_US}))
+            if not rows:
+                return young
+            for seq, id, old in rows:
+                if old and not young:
+                    horizon.after = cast(int, seq)
+                    if id is not None:
+                        horizon.open[cast(bytes, id)] = cast(int, seq)
+                elif id is not None:
+                    young.append(cast(bytes, id))
+            after = cast(int, rows[-1][0])
+        return young
+
+
+def counted(statement: Statement) -> Flow[dict[int, int]]:
+    """How many records stand in each state, a page in order of creation at a time.
+
+    All in one statement would take longer than a call may, once there are some millions. Parameters: ``statement``
+    answers state, count and the last place for each state of the page after ``:after``.
+    """
+    found: dict[int, int] = {}
+    after, page = 0, COUNTED_AT_ONCE
+    while page == COUNTED_AT_ONCE:
+        rows = yield from ask(Query(statement, {"after": after, "page": COUNTED_AT_ONCE}))
+        page = 0
+        for state, count, last in cast("list[tuple[int, int, int]]", rows):
+            found[state] = found.get(state, 0) + count
+            page += count
+            after = max(after, last)
+    return dict(sorted(found.items()))

@@ -1,0 +1,115 @@
+"""SQL as data: the asks of every SQL store, and the reader of ``.sql`` files with named statements.
+
+Only ``int | bytes | str | None`` cross a driver, positional rows come back. The text is written in one
+neutral style (``:name`` parameters); a driver whose client library wants another one compiles it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Final
+
+from semel.core.flow import Ask
+
+Value = int | bytes | str | None
+Argument = Value | Sequence[Value]  # a column of a batch, where the database takes one
+Row = tuple[Value, ...]
+Params = Mapping[str, Argument]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One named statement: as written, with ``:name`` parameters; as ``?`` with their names in order; and as
+    ``$1`` with each name once. ``planned_once``: a plan made at any size of its tables is right at every size, so that
+    a server may keep it.
+    """
+
+    name: str
+    text: str
+    qmark: str
+    names: tuple[str, ...]
+    numbered: str = ""
+    distinct: tuple[str, ...] = ()
+    planned_once: bool = False
+
+    def values(self, params: Params | Row) -> tuple[Argument, ...]:
+        """The parameters in the statement's order. A tuple is in that order already."""
+        return params if isinstance(params, tuple) else tuple([params[name] for name in self.names])
+
+
+class Now(Ask[int]):
+    """The store's time in microseconds. Databases inside this process have the host's clock."""
+
+    __slots__ = ()
+
+
+class Query(Ask[list[Row]]):
+    """Rows of one statement. ``params`` by name, or a tuple in the statement's order where speed matters."""
+
+    __slots__ = ("params", "statement")
+
+    def __init__(self, statement: Statement, params: Params | Row) -> None:
+        self.statement = statement
+        self.params = params
+
+
+class Execute(Ask[int]):
+    """A writing statement; the reply is the number of rows it changed."""
+
+    __slots__ = ("params", "statement")
+
+    def __init__(self, statement: Statement, params: Params | Row) -> None:
+        self.statement = statement
+        self.params = params
+
+
+class Script(Ask[None]):
+    """A migration: several statements, inside the driver's transaction."""
+
+    __slots__ = ("statements",)
+
+    def __init__(self, statements: tuple[str, ...]) -> None:
+        self.statements = statements
+
+
+class Together(Ask[None]):
+    """What this flow asks from here on is one transaction. Where a driver makes every flow one, nobody asks."""
+
+    __slots__ = ()
+
+
+TOGETHER: Final = Together()
+NOW: Final = Now()
+NOW_LOCKED: Final = Now()  # the same, once the write lock is held: a lease must not begin before its holder waited
+_HEAD = re.compile(r"^-- name: (\w+)( \(planned once\))?\n", re.MULTILINE)
+_PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
+
+
+@cache
+def statements(package: str, file: str) -> Mapping[str, Statement]:
+    """The named statements of a ``.sql`` file that lies in a package."""
+    parts = _HEAD.split(resources.files(package).joinpath(file).read_text("utf-8"))
+    found = {}
+    for name, once, block in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+        text = "\n".join(line for line in block.splitlines() if not line.startswith("--")).strip().rstrip(";")
+        found[name] = composed(name, text, planned_once=once is not None)
+    return found
+
+
+def composed(name: str, text: str, *, planned_once: bool = False) -> Statement:
+    """A statement of this text, with ``:name`` parameters."""
+    names = tuple(_PARAMETER.findall(text))
+    distinct = tuple(dict.fromkeys(names))
+    numbers = {name: f"${number}" for number, name in enumerate(distinct, start=1)}
+    numbered = _PARAMETER.sub(lambda match: numbers[match[1]], text)
+    return Statement(name, text, _PARAMETER.sub("?", text), names, numbered, distinct, planned_once)
+
+
+def script(text: str) -> tuple[str, ...]:
+    """The single statements of a migration, comments dropped. Migrations hold no ``;`` inside literals."""
+    bare = "\n".join(line.split("--", 1)[0] for line in text.splitlines())
+    return tuple(part.strip() for part in bare.split(";") if part.strip())

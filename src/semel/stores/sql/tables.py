@@ -1,0 +1,198 @@
+"""Everything beside records as whole rows: operations, bulks and their items, events, handled messages, steps.
+
+For `semel move`, which writes them to another store as they are, and `semel export`. Times stay what they are, since
+every store's clock is the world's. What stands in the target is never written over, but for what can only become true:
+that an event was published, and that a message was handled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, cast
+
+from semel.core.flow import Flow
+from semel.core.identity import uuid_text
+from semel.stores.sql.dialect import Dialect, Values, dialect_of
+from semel.stores.sql.statements import Row, Value
+
+NOUN: Final = "copies"
+
+
+class Noun(NamedTuple):
+    """One kind of rows.
+
+    ``key`` names a row; ``first`` is before all of them in the page's order; ``page`` how many are read at once, since
+    some have payloads; ``grows`` the column that may become true in one store before the other, ``told`` those that
+    follow from how far it is, not from what it is.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    first: tuple[Value, ...]
+    page: int
+    grows: str | None = None
+    told: tuple[str, ...] = ()
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The columns of the page's order."""
+        return ("seq",) if self.name == "events" else self.key
+
+
+OPERATIONS: Final = Noun(
+    "operations",
+    (
+        *("operation_id", "record_id", "tenant", "caller", "operation", "business_ref", "ref_id", "holds", "state"),
+        *("resource_type", "resource_id", "error_code", "keep_us", "created_at", "settled_at", "forget_after"),
+    ),
+    ("operation_id",),
+    (b"",),
+    500,
+)
+BULKS: Final = Noun(
+    "bulks",
+    (
+        *("operation_id", "total", "done", "succeeded", "failed", "retryable", "unknown", "created_at"),
+        "touched_at",
+    ),
+    ("operation_id",),
+    (b"",),
+    500,
+)
+ITEMS: Final = Noun(
+    "items",
+    (
+        *("operation_id", "place", "item_id", "state", "target_id", "result_id", "error_code", "retryable", "detail"),
+        "settled_at",
+    ),
+    ("operation_id", "place"),
+    (b"", -1),
+    500,
+)
+EVENTS: Final = Noun(
+    "events",
+    (
+        *("id", "aggregatetype", "aggregateid", "type", "payload", "topic", "headers", "tenant", "lane"),
+        *("operation_id", "created_at", "tries", "next_at", "parked_at", "reason", "published_at"),
+    ),
+    ("id",),
+    (0,),
+    50,
+    "published_at",
+    ("tries", "next_at", "parked_at", "reason"),
+)
+MESSAGES: Final = Noun(
+    "messages",
+    ("consumer", "message_id", "handled_at", "tries", "parked_at", "reason", "forget_after"),
+    ("consumer", "message_id"),
+    ("", ""),
+    500,
+    "handled_at",
+    ("tries", "parked_at", "reason", "forget_after"),
+)
+STEPS: Final = Noun("steps", ("id", "operation_id", "steps", "request"), ("id",), (b"",), 50)
+NOUNS: Final = (STEPS, OPERATIONS, BULKS, ITEMS, EVENTS, MESSAGES)
+
+
+class Holdings(NamedTuple):
+    """How much a store holds beside records. ``steps``: executions without an outcome that have recorded some.
+
+    ``last_event`` and ``handled`` (of the messages) tell whether somebody writes meanwhile where no count grows.
+    """
+
+    operations: int
+    bulks: int
+    items: int
+    waiting: int
+    parked: int
+    published: int
+    messages: int
+    steps: int
+    last_event: int
+    handled: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing."""
+        return not any(self[:-2])
+
+
+class Copies:
+    """The rows of one store. Raises ConfigurationError where it is no SQL database."""
+
+    def __init__(self, store: object) -> None:
+        self._dialect: Dialect = dialect_of(store, "operations, events, messages and items")
+        self._sql = self._dialect.statements(NOUN)
+
+    def holdings(self) -> Flow[Holdings]:
+        """How much there is. Counts every row."""
+        [row] = yield from self._dialect.rows(self._sql["tally"], {})
+        return Holdings(*cast("tuple[int, int, int, int, int, int, int, int, int, int]", row))
+
+    def relay_us(self) -> Flow[int]:
+        """For how many microseconds a relay of this store is believed alive; 0 where none is."""
+        rows = yield from self._dialect.rows(self._sql["relays"], {})
+        return cast(int, rows[0][0]) if rows else 0
+
+    def page(self, noun: Noun, after: Sequence[Value]) -> Flow[list[Row]]:
+        """Rows behind a place, in the columns of the noun, and then those of its order where these are others."""
+        params: Values = {**dict(zip(noun.order, after, strict=True)), "limit": noun.page}
+        return (yield from self._dialect.rows(self._sql[f"{noun.name}_page"], params))
+
+    def there(self, noun: Noun, rows: Sequence[Row]) -> Flow[dict[tuple[Value, ...], Row]]:
+        """The rows that have the names of these, by name."""
+        keys = [dict(zip(noun.key, name_of(noun, row), strict=True)) for row in rows]
+        found = yield from self._dialect.rows_all(self._sql[f"{noun.name}_there"], keys)
+        return {name_of(noun, row): row for row in found}
+
+    def put(self, noun: Noun, rows: Sequence[Row]) -> Flow[None]:
+        """Write rows in their order, in one commit; what is there already stays."""
+        yield from self._dialect.together()
+        columns = noun.columns
+        each = [dict(zip(columns, row[: len(columns)], strict=True)) for row in rows]
+        yield from self._dialect.write_all(self._sql[f"{noun.name}_put"], each)
+
+
+def name_of(noun: Noun, row: Row) -> tuple[Value, ...]:
+    """What names a row."""
+    return tuple(row[noun.columns.index(column)] for column in noun.key)
+
+
+def place_of(noun: Noun, row: Row) -> tuple[Value, ...]:
+    """Where the next page begins behind a row."""
+    return (row[-1],) if noun.order != noun.key else name_of(noun, row)
+
+
+def is_behind(noun: Noun, row: Row, copy: Row) -> bool:
+    """Whether a copy does not know yet what has become true of its original."""
+    if noun.name == "steps":
+        return row[1] == copy[1] and row != copy
+    if noun.grows is None:
+        return False
+    at = noun.columns.index(noun.grows)
+    return row[at] is not None and copy[at] is None
+
+
+def is_alike(noun: Noun, row: Row, copy: Row) -> bool:
+    """Whether a copy says what its original says; one that has gone further since does."""
+    if is_behind(noun, row, copy):
+        return False
+    free = () if noun.grows is None else (noun.grows, *noun.told)
+    return all(row[at] == copy[at] for at, column in enumerate(noun.columns) if column not in free)
+
+
+def shown(noun: Noun, row: Row) -> str:
+    """A row as people are told of it."""
+    name, other = row[0], row[1]
+    match noun.name:
+        case "events":
+            return f"the event {cast(str, name)}"
+        case "messages":
+            return f"a message of the consumer {name!r}"
+        case "steps":
+            return f"the steps of operation {uuid_text(cast(bytes, other))}"
+        case "items":
+            return f"item {other!r} of operation {uuid_text(cast(bytes, name))}"
+        case _:
+            return f"operation {uuid_text(cast(bytes, name))}"

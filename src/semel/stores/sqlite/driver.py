@@ -1,0 +1,400 @@
+"""The SQLite driver: reads without a lock, writes in groups, one writer gate per process.
+
+A flow's first reads run at once on a reading connection. From its first write on it joins the queue;
+whoever holds the *gate* commits everything that has queued up in one transaction (group commit), and
+what queues up meanwhile is the next group. The gate is held by
+
+- the calling thread, for synchronous callers;
+- the event loop itself, for one short commit, while commits are measured to be quick and nobody else
+  has the file;
+- otherwise the driver's writer thread, the only one that ever waits for the file's lock;
+- an ATOMIC unit, from its BEGIN IMMEDIATE to its end (see ``sqlite_unit``).
+
+The loop therefore never waits for a lock, and never for a commit that was slow of late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections import deque
+from typing import Any, Final, TypeVar
+
+from semel.core.flow import MakeFlow
+from semel.errors import StoreUnavailable
+from semel.stores.clock import Clock, system_clock
+from semel.stores.sqlite import fork as sqlite_fork
+from semel.stores.sqlite.connection import (
+    BEGIN,
+    COMMIT,
+    Answer,
+    Answering,
+    answering,
+    is_busy,
+    open_connection,
+    outlives_its_cause,
+    store_error,
+    writes,
+)
+from semel.stores.sqlite.job import Job, nothing, refuse_overdue, settle_jobs
+from semel.stores.sqlite.readers import Readers
+
+T = TypeVar("T")
+
+GROUP_MAX: Final = 200
+COMMITS_PER_CHECKPOINT: Final = 250
+INLINE_SECONDS_MAX: Final = 0.001  # a commit slower than this, on average of late, leaves the event loop
+BUSY_PAUSE_SECONDS: Final = 0.002
+
+
+class SqliteDriver:
+    """Runs flows on one SQLite file.
+
+    Parameters: ``path`` of the database file; ``synchronous`` "FULL" (default: a commit survives power loss) or
+    "NORMAL" (the last commits may be lost with the power, never the file); ``busy_seconds`` how long a write may
+    wait for the file before :class:`~semel.errors.StoreUnavailable`; ``clock`` in microseconds; ``answering`` how
+    asks are performed on a connection (tests stand in between).
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        synchronous: str = "FULL",
+        busy_seconds: float = 5.0,
+        clock: Clock = system_clock,
+        inline: bool = True,
+        answering: Answering = answering,
+    ) -> None:
+        self.path = path
+        self.synchronous = synchronous
+        self.clock = clock
+        self.answering = answering
+        self.commits = 0  # counted: a promise of the documents, checked by tests
+        self._busy_seconds = busy_seconds
+        self._inline = inline
+        self._inherited: list[object] = []  # connections of a parent process: never used, never closed
+        self._reset()
+        sqlite_fork.watch(self)
+
+    def _reset(self) -> None:
+        self._gate = threading.Lock()
+        self._queue: deque[Job[Any]] = deque()
+        self._readers = Readers(self.path, self.synchronous, self.clock, self.answering)
+        self._writer: sqlite3.Connection | None = None
+        self._thread: threading.Thread | None = None
+        self._work = threading.Condition()
+        self._stopping = False
+        self._commit_seconds = 0.0
+        self._uncheckpointed = 0
+        self._ticking: asyncio.AbstractEventLoop | None = None  # the loop whose tick is to commit
+
+    def before_fork(self) -> bool:
+        """Close all and let nobody in until ``after_fork``; False where somebody stays (see ``sqlite_fork``)."""
+        if not self._gate.acquire(timeout=sqlite_fork.GATE_SECONDS):
+            return False
+        still = self._readers.hold(sqlite_fork.GATE_SECONDS)
+        if still:
+            self.close_idle()
+        else:
+            self.release_gate()
+        return still
+
+    def after_fork(self) -> None:
+        """In the parent: go on."""
+        self._readers.release()
+        self.release_gate()
+
+    def begin_process(self) -> None:
+        """In a forked child: a connection must not cross, not even to be closed (sqlite.org/howtocorrupt.html §2.6)."""
+        self._inherited += [self._readers, self._writer, self._queue]
+        self._reset()
+
+    # --- callers ----------------------------------------------------------------------------
+
+    def run(self, make: MakeFlow[T]) -> T:
+        """Run a flow from an ordinary thread.
+
+        Raises:
+            StoreUnavailable: the file is locked, read-only, full or missing; nothing was written.
+            StoreTimeout: the commit itself failed; whether it took effect is not known yet.
+        """
+        job = Job(make, time.monotonic() + self._busy_seconds)
+        if self._read_part(job):
+            return job.result()
+        job.event = threading.Event()
+        self._queue.append(job)
+        while not job.event.is_set():
+            if not self._lending_next() and self._gate.acquire(blocking=False):
+                self._serve_group(wait=True)
+            else:
+                self._wake()
+                job.event.wait(BUSY_PAUSE_SECONDS)
+                refuse_overdue(self._queue)
+        return job.result()
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        """Run a flow from an event loop. Cancelling the caller does not stop the write. Raises as ``run``."""
+        job = Job(make, time.monotonic() + self._busy_seconds)
+        if self._read_part(job):
+            return job.result()
+        loop = asyncio.get_running_loop()
+        job.loop = loop
+        job.future = future = loop.create_future()
+        self._queue.append(job)
+        if self._ticking is not loop:  # another loop's tick may never come: it may have been closed
+            # At the end of this tick, so that all that became ready in it is one commit.
+            self._ticking = loop
+            loop.call_soon(self._tick)
+        await future
+        return job.result()
+
+    def submit(self, job: Job[Any]) -> None:
+        """Queue a job for the writer thread (ATOMIC units wait for the gate this way)."""
+        self._queue.append(job)
+        self._wake()
+
+    def _read_part(self, job: Job[Any]) -> bool:
+        """Perform a flow up to its first write; True where that was all of it."""
+        if job.begins(with_=writes) or job.done:
+            return job.done
+        reader = self._readers.take()
+        try:
+            finished = job.advance(reader.answer, until=writes)
+        except sqlite3.Error as error:
+            self._readers.discard(reader)
+            if outlives_its_cause(error) and self._gate.acquire(blocking=False):  # its holder will meet it, too
+                self.close_idle()
+                self.release_gate()
+            raise store_error(error, self.path) from error
+        except BaseException:
+            self._readers.discard(reader)
+            raise
+        self._readers.give_back(reader)
+        return finished
+
+    # --- the gate ---------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """On the event loop: commit the tick's group here if that is quick, else leave it to the thread."""
+        self._ticking = None
+        if not self._queue:
+            return
+        quick = self._inline and self._commit_seconds < INLINE_SECONDS_MAX and not self._lending_next()
+        if quick and self._writer is not None and self._gate.acquire(blocking=False):
+            self._serve_group(wait=False)
+            if not self._queue:
+                return
+        self._wake()
+
+    def _serve_group(self, *, wait: bool) -> None:
+        """Commit one group and open the gate. Called with the gate held; a lent gate stays shut."""
+        jobs: list[Job[Any]] = []
+        while len(jobs) < GROUP_MAX and (job := self._take(lending=False)) is not None:
+            jobs.append(job)
+        left = jobs
+        try:
+            left = self._commit_group(jobs, wait=wait) if jobs else []
+        finally:
+            settle_jobs([job for job in left if job.done])  # this thread was interrupted before it could tell them
+            self._queue.extendleft(job for job in reversed(left) if not job.done)
+            self._gate.release()
+        if self._uncheckpointed >= COMMITS_PER_CHECKPOINT:
+            self._wake()
+
+    def _lending_next(self) -> bool:
+        try:
+            return self._queue[0].lends
+        except IndexError:
+            return False
+
+    def _take(self, *, lending: bool) -> Job[Any] | None:
+        """The queue's first job if it is of this kind. Called with the gate held, but jobs may expire meanwhile."""
+        if self._lending_next() is not lending:
+            return None
+        try:
+            job = self._queue.popleft()
+        except IndexError:
+            return None
+        if job.lends is lending:
+            return job
+        self._queue.appendleft(job)
+        return None
+
+    def _commit_group(self, jobs: list[Job[Any]], *, wait: bool) -> list[Job[Any]]:
+        """Run jobs in one transaction; each alone where that fails. Returns those still to be done (busy)."""
+        writer = self._begin(jobs, wait=wait)
+        if writer is None:
+            return [job for job in jobs if not job.done]
+        answer = self.answering(writer, self.clock)
+        try:
+            for job in jobs:
+                job.advance(answer)
+            self.commit(answer)
+        except BaseException as error:
+            self._rollback(writer)
+            if outlives_its_cause(error):
+                self.close_idle()
+            if not isinstance(error, Exception):  # this thread is interrupted: the others' writes are still to be done
+                for job in jobs:
+                    job.restart()
+                raise
+            if len(jobs) == 1:
+                jobs[0].fail(store_error(error, self.path) if isinstance(error, sqlite3.Error) else error)
+            else:
+                # One of them is at fault, or the group was too much: each gets a transaction of its own.
+                left = []
+                for job in jobs:
+                    job.restart()
+                    left += self._commit_group([job], wait=wait)
+                return left
+        settle_jobs(jobs)
+        return []
+
+    def _begin(self, jobs: list[Job[Any]], *, wait: bool) -> sqlite3.Connection | None:
+        """Take the file's write lock for these jobs, less those that waited too long; None where it is not had."""
+        while jobs:
+            try:
+                writer = self._writer
+                if writer is None:
+                    writer = self._writer = open_connection(self.path, self.synchronous)
+                self.answering(writer, self.clock)(BEGIN)
+                return writer
+            except (sqlite3.Error, StoreUnavailable) as error:
+                busy = isinstance(error, sqlite3.Error) and is_busy(error)
+                if busy and not wait:
+                    return None
+                now = time.monotonic()
+                over = [job for job in jobs if not busy or job.deadline <= now]
+                if over and outlives_its_cause(error):
+                    self.close_idle()
+                elif not busy:
+                    self._forget_writer()
+                for job in over:
+                    job.fail(store_error(error, self.path) if isinstance(error, sqlite3.Error) else error)
+                settle_jobs(over)
+                jobs[:] = [job for job in jobs if not job.done]
+                if jobs:
+                    time.sleep(BUSY_PAUSE_SECONDS)
+        return None
+
+    def commit(self, answer: Answer) -> None:
+        """Commit on the connection that this answers for, with the gate held: a group, or an ATOMIC unit."""
+        started = time.perf_counter()
+        try:
+            answer(COMMIT)
+        except sqlite3.Error as error:
+            raise store_error(error, self.path, committing=True) from error
+        self.commits += 1
+        self._uncheckpointed += 1
+        self._commit_seconds += (time.perf_counter() - started - self._commit_seconds) / 16
+
+    def _rollback(self, writer: sqlite3.Connection) -> None:
+        try:
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
+        except sqlite3.Error:
+            self._forget_writer()  # its state is unknown; a new connection begins clean
+
+    def _forget_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def commit_was_slow(self) -> bool:
+        """Whether commits have been too slow of late to be made on an event loop."""
+        return self._commit_seconds >= INLINE_SECONDS_MAX
+
+    def release_gate(self) -> None:
+        """End of an ATOMIC unit, say: whatever queued up meanwhile is next."""
+        self._gate.release()
+        if self._queue or self._uncheckpointed >= COMMITS_PER_CHECKPOINT:
+            self._wake()
+
+    # --- the writer thread ------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        with self._work:
+            if self._thread is None and not self._stopping:
+                self._thread = threading.Thread(target=self._serve, name="semel-sqlite-writer", daemon=True)
+                self._thread.start()
+            self._work.notify()
+
+    def _serve(self) -> None:
+        while True:
+            with self._work:
+                while not self._queue and not self._stopping and self._uncheckpointed < COMMITS_PER_CHECKPOINT:
+                    self._work.wait()
+                if self._stopping:
+                    return
+            if not self._gate.acquire(timeout=0.05):
+                refuse_overdue(self._queue)
+            elif self._lending_next():
+                self._lend(self._take(lending=True))
+            elif self._queue:
+                self._serve_group(wait=True)
+            else:
+                self._checkpoint()
+                self._gate.release()
+
+    def _lend(self, job: Job[Any] | None) -> None:
+        """Give the gate to an ATOMIC unit; its end releases it. No frame of this thread may keep the unit alive."""
+        if job is None:  # it expired in this moment
+            self._gate.release()
+            return
+        try:
+            job.finish(job.lend())
+        except Exception as error:  # noqa: BLE001 - handed to the caller who asked for the gate
+            if outlives_its_cause(error):
+                self.close_idle()
+            self._gate.release()
+            job.fail(store_error(error, self.path) if isinstance(error, sqlite3.Error) else error)
+        settle_jobs([job])
+
+    def _checkpoint(self) -> None:
+        self._uncheckpointed = 0
+        try:
+            if self._writer is None:  # all commits were those of ATOMIC units, on connections of their own
+                self._writer = open_connection(self.path, self.synchronous)
+            self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except (sqlite3.Error, StoreUnavailable):
+            self._forget_writer()  # a checkpoint that fails loses nothing: the WAL keeps every commit
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Finish what is queued, then close every connection. The driver may be used again, also meanwhile.
+
+        A live ATOMIC unit is waited for, but no longer than ``busy_seconds``: it closes its own connection.
+        """
+        if self._queue:
+            last = Job(nothing, time.monotonic() + self._busy_seconds)
+            last.event = threading.Event()
+            self.submit(last)
+            last.event.wait()
+        with self._work:
+            self._stopping = True
+            self._work.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        if self._gate.acquire(timeout=self._busy_seconds):
+            self.close_idle()
+            self._gate.release()
+        with self._work:
+            self._stopping = False
+            if self._thread is thread:
+                self._thread = None
+        if self._queue:  # it came in meanwhile
+            self._wake()
+
+    def close_idle(self) -> None:
+        """Close every idle connection. Called with the gate held."""
+        self._readers.close()
+        self._forget_writer()
+
+    async def close_async(self) -> None:
+        """As ``close``, without blocking the loop."""
+        await asyncio.get_running_loop().run_in_executor(None, self.close)

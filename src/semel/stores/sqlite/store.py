@@ -1,0 +1,358 @@
+"""The SQLite store: named statements, and the same rules the memory store executes.
+
+A driver performs a flow's first reads on a reading connection and, from its first write on, inside one
+``BEGIN IMMEDIATE`` transaction. So a replay never takes the writer's lock, and between a flow's read and
+its write nobody else can write. Writes name the version they saw all the same: safety must not hang on
+who runs the flow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import resources
+from typing import Any, Final, cast
+
+from semel.core.contract import Capabilities, Identity
+from semel.core.decide import decide, first_grant, is_grant_new, needs_steps
+from semel.core.flow import Ask, Flow, ask
+from semel.core.model import (
+    ANSWERED_STATES,
+    AnswerKind,
+    Audit,
+    Claim,
+    Find,
+    Found,
+    Proceed,
+    Purged,
+    Record,
+    Renewal,
+    Resolution,
+    Resolved,
+    Resolving,
+    Settled,
+    Settlement,
+    Settling,
+    State,
+    Verdict,
+)
+from semel.core.record import answer_digest, pack_headers
+from semel.core.settle import (
+    abandoned_row,
+    action_of,
+    lapsed_row,
+    marked_row,
+    renewed_row,
+    resolved_row,
+    settled_row,
+)
+from semel.core.timing import may_drop_answer, may_forget
+from semel.outbox.store import settled_with_events
+from semel.steps.findings import steps_after
+from semel.steps.store import decide_with_steps, rewrite_steps, stored_steps
+from semel.stores.memory.store import granted_row
+from semel.stores.sql.dialect import SQLITE, Dialect
+from semel.stores.sql.statements import NOW, NOW_LOCKED, Execute, Params, Query, Row, Script, Value, script, statements
+
+SQL: Final = statements("semel.stores.sqlite", "sql/records.sql")
+MIGRATIONS: Final = ("0001_first", "0002_many_effects")
+SCHEMA_VERSION: Final = len(MIGRATIONS)
+_EMPTY: Final[Params] = {}
+_SEARCHED: Final = frozenset({State.CLAIMED, State.PROCESSING, State.UNKNOWN})
+
+# The statements of the hot path are given tuples. Their order is checked here, once.
+_CLAIMED: Final = Record._fields.index("after_expiry") + 1  # the columns that a claim writes, without the answer's kind
+_SETTLED: Final = (
+    *("state", "now", "now", "now", "doubt", "error_code", "business_ref", "resource_type", "resource_id"),
+    *("answer_kind", "answer_digest", "status", "headers", "body", "id", "fence", "nonce"),
+)
+if SQL["insert_claim"].names != (*Record._fields[:_CLAIMED], "answer_kind") or SQL["settle"].names != _SETTLED:
+    raise AssertionError("sqlite.sql and stores/sqlite/store.py disagree on the order of a statement's parameters")
+
+_READ, _INSERT, _SETTLE, _WRITE = SQL["read_record"], SQL["insert_claim"], SQL["settle"], SQL["write_record"]
+
+
+class SqliteStore:
+    """The store contract in SQLite's SQL."""
+
+    dialect: Final[Dialect] = SQLITE
+    capabilities = Capabilities(
+        survives_process_crash=True,
+        survives_server_crash=True,
+        shared_between_processes=True,
+        atomic_with_business_writes=True,
+    )
+
+    def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
+        now = yield from ask(NOW)
+        verdicts: list[Verdict | None] = []
+        for claim in claims:
+            row = yield from _read(claim.id)
+            verdict = None if row is None else decide(row, claim, now)
+            if row is not None and verdict is not None and needs_steps(verdict):
+                verdict, _ = yield from decide_with_steps(SQLITE, row, claim, now)
+            stands = verdict is not None and not (type(verdict) is Proceed and is_grant_new(row, verdict.grant))
+            verdicts.append(verdict if stands else None)
+        return verdicts
+
+    def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
+        # First without the writer's lock: most duplicates need nothing written.
+        verdicts = yield from self.look(claims)
+        for place, claim in enumerate(claims):
+            if verdicts[place] is None:
+                verdicts[place] = yield from _grant(claim)
+        return cast("list[Verdict]", verdicts)
+
+    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+        return _grant(claim)
+
+    def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
+        return (yield from settled_with_events(SQLITE, self._settle, settlements))
+
+    def _settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
+        replies: list[Settling] = []
+        for word in settlements:
+            now = yield from ask(NOW)
+            # Only an answer ends a record whatever was before it; the rules say what else may become of it.
+            ends = word.state in ANSWERED_STATES
+            if ends and (yield from ask(Execute(_SETTLE, _settlement(word, now)))) == 1:
+                replies.append(Settled())
+            else:
+                replies.append((yield from _settle_by_rule(word, now)))
+        return replies
+
+    def settle_within(self, settlement: Settlement) -> Ask[Any]:
+        raise NotImplementedError("this store's units are looked at from outside: it declares no settles_by_proof")
+
+    def together(self) -> Flow[None]:
+        yield from ()
+
+    def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
+        done = []
+        for renewal in renewals:
+            done.append((yield from _rewrite(renewal.id, partial(marked_row, renewal=renewal))))
+        return done
+
+    def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
+        done = []
+        now = yield from ask(NOW_LOCKED)
+        for renewal in renewals:
+            done.append((yield from _rewrite(renewal.id, partial(renewed_row, renewal=renewal, now=now))))
+        return done
+
+    def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
+        done = []
+        now = yield from ask(NOW)
+        for id, nonce in nonces:
+            done.append((yield from _rewrite(id, partial(abandoned_row, nonce=nonce, now=now))))
+        return done
+
+    def read(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
+        rows = []
+        for id in ids:
+            rows.append((yield from _read(id)))
+        return rows
+
+    def read_operations(self, operation_ids: Sequence[bytes]) -> Flow[list[Record | None]]:
+        rows: list[Record | None] = []
+        for operation_id in operation_ids:
+            found = yield from ask(Query(SQL["read_operation"], {"operation_id": operation_id}))
+            rows.append(_record(found[0]) if found else None)
+        return rows
+
+    def find(self, query: Find) -> Flow[Found]:
+        now = yield from ask(NOW)
+        states = f",{','.join(str(int(state)) for state in query.states)}," if query.states else None
+        small = bool(query.states) and _SEARCHED.issuperset(query.states)
+        rows = yield from ask(
+            Query(
+                SQL["find_open" if small else "find_records"],
+                {
+                    "before": query.before,
+                    "states": states,
+                    "tenant": query.tenant,
+                    "caller": query.caller,
+                    "operation": query.operation,
+                    "lapsed": int(query.lapsed),
+                    "now": now,
+                    "limit": query.limit + 1,
+                },
+            )
+        )
+        page = rows[: query.limit]
+        records = tuple(_record((*row[1:], None, None, None)) for row in page)
+        return Found(records, cast(int, page[-1][0]) if page and len(rows) > query.limit else None, now)
+
+    def resolve(self, resolution: Resolution) -> Flow[Resolving]:
+        now = yield from ask(NOW_LOCKED)
+        row = yield from _read(resolution.id)
+        steps = steps_after(row, resolution, (yield from stored_steps(SQLITE, resolution.id)))
+        reply, written = resolved_row(row, resolution, now, steps)
+        if row is None or written is None or not isinstance(reply, Resolved):
+            return reply
+        if not (yield from _replace(row, written)):
+            return (yield from self.resolve(resolution))
+        yield from rewrite_steps(SQLITE, written, steps)
+        audit: Params = {
+            "at": now,
+            "record_id": resolution.id,
+            "actor": resolution.actor,
+            "action": action_of(resolution, row),
+            "reason": resolution.reason,
+            "fence": written.fence,
+        }
+        yield from ask(Execute(SQL["write_audit"], audit))
+        return reply
+
+    def lapse(self, limit: int) -> Flow[list[Record]]:
+        now = yield from ask(NOW)
+        found = yield from ask(Query(SQL["find_lapsed"], {"now": now, "limit": limit}))
+        marked = []
+        for (id,) in found:
+            row = yield from _read(cast(bytes, id))
+            lapsed = None if row is None else lapsed_row(row, now)
+            if row is not None and lapsed is not None and (yield from _replace(row, lapsed)):
+                marked.append(lapsed)
+        return marked
+
+    def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
+        now = yield from ask(NOW)
+        window = yield from ask(Query(SQL["purge_window"], {"after": after or 0, "chunk": chunk}))
+        dropped = forgotten = 0
+        for seq, answer_until, forget_after, answer_kind in window:
+            if may_forget(cast("int | None", forget_after), now):
+                forgotten += yield from ask(Execute(SQL["forget"], {"seq": seq, "forget_after": forget_after}))
+            elif may_drop_answer(cast("int | None", answer_until), now) and answer_kind == AnswerKind.KEPT:
+                dropped += yield from ask(Execute(SQL["drop_answer"], {"seq": seq, "answer_until": answer_until}))
+        last = cast(int, window[-1][0]) if len(window) == chunk else None
+        return Purged(len(window), dropped, forgotten, last)
+
+    def counts(self) -> Flow[dict[int, int]]:
+        rows = yield from ask(Query(SQL["count_states"], _EMPTY))
+        return {cast(int, state): cast(int, count) for state, count in rows}
+
+    def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
+        rows = yield from ask(Query(SQL["read_audit"], {"record_id": record, "limit": limit}))
+        return [Audit(*cast("tuple[int, bytes, str, str, str, int]", row)) for row in rows]
+
+    def identity(self) -> Flow[Identity | None]:
+        has = yield from ask(Query(SQL["has_meta"], _EMPTY))
+        if not has[0][0]:
+            return None
+        rows = yield from ask(Query(SQL["read_meta"], _EMPTY))
+        return Identity(*cast("tuple[str, int, int, int, bytes]", rows[0])) if rows else None
+
+    def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
+        yield from ask(Script(()))  # takes the writer's lock before looking: two migrations never cross
+        known = yield from self.identity()
+        done = 0 if known is None else known.schema_version
+        ran = []
+        for number, name in enumerate(MIGRATIONS, start=1):
+            if number > done:
+                yield from ask(Script(script(_migration(name))))
+                ran.append(name)
+        first: Params = {"store_id": store_id, "schema_version": SCHEMA_VERSION, "secret_check": secret_check}
+        if ran:
+            yield from ask(Execute(SQL["first_meta"], first))
+            yield from ask(Execute(SQL["write_schema_version"], {"schema_version": SCHEMA_VERSION}))
+        return ran
+
+
+def _migration(name: str) -> str:
+    return resources.files("semel.stores").joinpath("sqlite", "migrations", f"{name}.sql").read_text("utf-8")
+
+
+def _record(row: Row) -> Record:
+    return Record._make(row)  # the statements name the columns in the record's order
+
+
+def _read(id: bytes) -> Flow[Record | None]:
+    rows = yield from ask(Query(_READ, (id,)))
+    return _record(rows[0]) if rows else None
+
+
+def _grant(claim: Claim) -> Flow[Verdict]:
+    """Insert, else read and decide, else take over: all inside the writer's lock."""
+    now = yield from ask(NOW_LOCKED)
+    grant = first_grant(claim, now)
+    if (yield from ask(Execute(_INSERT, (*granted_row(None, claim, grant)[:_CLAIMED], AnswerKind.NONE)))) == 1:
+        return Proceed(grant)
+    row = yield from _read(claim.id)
+    if row is None:  # forgotten between the two statements: cannot happen inside the writer's lock
+        return (yield from _grant(claim))
+    verdict, steps = decide(row, claim, now), None
+    if needs_steps(verdict):
+        verdict, steps = yield from decide_with_steps(SQLITE, row, claim, now)
+    if type(verdict) is not Proceed or not is_grant_new(row, verdict.grant):
+        return verdict
+    if not (yield from _replace(row, granted_row(row, claim, verdict.grant), steps)):
+        return (yield from _grant(claim))
+    return verdict
+
+
+def _replace(seen: Record, written: Record, steps: bytes | None = None) -> Flow[bool]:
+    params: dict[str, Value] = written._asdict()
+    params["seen_fence"] = seen.fence
+    params["seen_nonce"] = seen.nonce
+    params["seen_state"] = seen.state
+    params["seen_lease_until"] = seen.lease_until
+    params["seen_answer_kind"] = seen.answer_kind
+    params["seen_doubt"] = seen.doubt
+    params["seen_steps"] = steps
+    return (yield from ask(Execute(_WRITE, params))) == 1
+
+
+def _rewrite(id: bytes, rule: Callable[[Record | None], Record | None]) -> Flow[bool]:
+    """Write what the rule makes of the record; False where it makes nothing of it.
+
+    Where somebody wrote between the read and the write, the rule is asked again, now inside the writer's
+    lock: a holder that only met another write of its own must not be told that it lost the record.
+    """
+    row = yield from _read(id)
+    written = rule(row)
+    if row is None or written is None:
+        return False
+    if not (yield from _replace(row, written)):
+        return (yield from _rewrite(id, rule))
+    return True
+
+
+def _settlement(word: Settlement, now: int) -> Row:
+    """The values of the ``settle`` statement, in its order."""
+    answer = word.answer
+    if answer is None:
+        digest = status = block = body = None
+    else:
+        status, body = answer.status, answer.body
+        block = pack_headers(answer.headers)
+        digest = answer_digest(status, block, body)
+    kept = word.answer_kind == AnswerKind.KEPT
+    return (
+        word.state,
+        now,  # settled_at
+        now,  # answer_until
+        now,  # forget_after
+        word.doubt,
+        word.error_code,
+        word.business_ref,
+        word.resource_type,
+        word.resource_id,
+        word.answer_kind,
+        digest,
+        status,
+        block if kept else None,
+        body if kept else None,
+        word.id,
+        word.fence,
+        word.nonce,
+    )
+
+
+def _settle_by_rule(word: Settlement, now: int) -> Flow[Settling]:
+    row = yield from _read(word.id)
+    reply, written = settled_row(row, word, now)
+    if row is None or written is None:
+        return reply
+    if not (yield from _replace(row, written)):
+        return (yield from _settle_by_rule(word, now))
+    return reply

@@ -1,1 +1,0 @@
-"""Hours of real processes on one machine, killed, stopped, recorded and judged: ``python -m semel.testing.soak``."""

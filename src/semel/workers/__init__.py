@@ -1,0 +1,74 @@
+"""What runs beside an application: the relay, the reaper, the completer, reconcilers, and what is said to them.
+
+Each name is loaded on first use: who runs a reaper does not load a relay.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from semel.outbox.sinks.function import FunctionSink as FunctionSink
+    from semel.outbox.sinks.urls import connect_sink as connect_sink
+    from semel.outbox.worker import Relay as Relay
+    from semel.reconciliation.case import Case as Case
+    from semel.reconciliation.rules import DidNotHappen as DidNotHappen
+    from semel.reconciliation.rules import Finding as Finding
+    from semel.reconciliation.rules import StepSucceeded as StepSucceeded
+    from semel.reconciliation.rules import StillUnknown as StillUnknown
+    from semel.reconciliation.rules import SucceededWith as SucceededWith
+    from semel.reconciliation.worker import Reconciler as Reconciler
+    from semel.reconciliation.worker import Reconciling as Reconciling
+    from semel.reconciliation.worker import Round as Round
+    from semel.reconciliation.worker import reconciler as reconciler
+    from semel.resuming.worker import Completer as Completer
+    from semel.workers.reaper import Reaper as Reaper
+
+_HOMES = {
+    "Case": "semel.reconciliation.case",
+    "Completer": "semel.resuming.worker",
+    "DidNotHappen": "semel.reconciliation.rules",
+    "Finding": "semel.reconciliation.rules",
+    "FunctionSink": "semel.outbox.sinks.function",
+    "Reaper": "semel.workers.reaper",
+    "Reconciler": "semel.reconciliation.worker",
+    "Reconciling": "semel.reconciliation.worker",
+    "Relay": "semel.outbox.worker",
+    "Round": "semel.reconciliation.worker",
+    "StepSucceeded": "semel.reconciliation.rules",
+    "StillUnknown": "semel.reconciliation.rules",
+    "SucceededWith": "semel.reconciliation.rules",
+    "connect_sink": "semel.outbox.sinks.urls",
+    "reconciler": "semel.reconciliation.worker",
+}
+
+__all__ = [
+    "Case",
+    "Completer",
+    "DidNotHappen",
+    "Finding",
+    "FunctionSink",
+    "Reaper",
+    "Reconciler",
+    "Reconciling",
+    "Relay",
+    "Round",
+    "StepSucceeded",
+    "StillUnknown",
+    "SucceededWith",
+    "connect_sink",
+    "reconciler",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'semel.workers' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
