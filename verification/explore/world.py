@@ -1,8 +1,8 @@
 """The state of the model: one key, its real record, a few workers, a downstream, and what clients were told.
 
 A :class:`World` is a value. The record in it is a :class:`~semel.core.model.Record` that the real rules wrote;
-everything else is the model's own notebook, kept independently of the rules, so that it can contradict them: who was granted
-last (``Spec.holder``), when the key was settled, what was acknowledged, how many effects there are.
+everything else is the model's own notebook, kept independently of the rules, so that it can contradict them: who was
+granted last (``Spec.holder``), when the key was settled, what was acknowledged, how many effects there are.
 """
 
 from __future__ import annotations

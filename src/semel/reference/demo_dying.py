@@ -1,7 +1,7 @@
 """What `semel demo` starts in order to kill it: a bulk command and a relay, in a process of their own.
 
-``python -m semel.reference.demo_dying bulk URL LEDGER DIE_AT`` handles a list; ``relay`` publishes events into the ledger,
-a file with a line for each delivery. The process ends by SIGKILL at the n-th item or delivery; 0: never.
+``python -m semel.reference.demo_dying bulk URL LEDGER DIE_AT`` handles a list; ``relay`` publishes events into the
+ledger, a file with a line for each delivery. The process ends by SIGKILL at the n-th item or delivery; 0: never.
 """
 
 from __future__ import annotations
