@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -18,12 +19,25 @@ def document_of(capsys: Capture, name: str) -> Any:
     found = json.loads(capsys.readouterr().out)
     assert main(["--json", "openapi", f"{SHOPS}:{name}"]) == 0
     assert json.loads(capsys.readouterr().out) == found
+    assert missing_references(found) == []
     return found
+
+
+def missing_references(document: Any) -> list[str]:
+    """What the document refers to and does not have."""
+    missing = []
+    for place in re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(document)):
+        found = document
+        for part in place.split("/"):
+            found = found.get(part, {})
+        if not found:
+            missing.append(place)
+    return missing
 
 
 def codes(operation: Any, status: str) -> list[str]:
     content = operation["responses"][status]["content"]["application/problem+json"]
-    found: list[str] = content["schema"]["properties"]["code"]["enum"]
+    found: list[str] = content["schema"]["allOf"][1]["properties"]["code"]["enum"]
     return found
 
 

@@ -70,7 +70,7 @@ def digest(body: bytes) -> Headers:
 @BOTH
 @pytest.mark.parametrize("pieces", [False, True])
 def test_codings_parameters_and_digests(serve: Serve, framework: str, engine: AsyncEngine, pieces: bool) -> None:
-    web = made(serve, framework, engine)
+    web = made(serve, framework, engine, policy={"json": "any"})
 
     def call(body: bytes, headers: Headers, key: str) -> Any:
         return web.call("/pay", [body[:9], body[9:]] if pieces else body, headers=headers, key=key)
@@ -88,6 +88,6 @@ def test_codings_parameters_and_digests(serve: Serve, framework: str, engine: As
 
 @BOTH
 def test_a_body_that_does_not_count(serve: Serve, framework: str, engine: AsyncEngine) -> None:
-    web = made(serve, framework, engine, policy={"fingerprint": NoBody()})
+    web = made(serve, framework, engine, policy={"fingerprint": NoBody(), "json": "any"})
     assert web.call("/pay", b"one", headers=JSON).status == 201
     assert web.call("/pay", b"two", headers=JSON).replayed

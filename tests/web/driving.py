@@ -122,7 +122,7 @@ class AsgiWeb:
         self.seen: list[Seen] = []
         self.counting = Counting()
         self.runner = asyncio.Runner()
-        self.engine = AsyncEngine.connect("memory://", observer=self.counting)
+        self.engine = AsyncEngine.connect("memory://?persistence=none", observer=self.counting)
         self.runner.run(self.engine.open())
         settings.setdefault("caller", from_state("user"))
         self.middleware = AsgiMiddleware(self.app, self.engine, **settings)
@@ -213,7 +213,7 @@ class WsgiWeb:
         self.handler = handler
         self.seen: list[Seen] = []
         self.counting = Counting()
-        self.engine = Engine.connect("memory://", observer=self.counting)
+        self.engine = Engine.connect("memory://?persistence=none", observer=self.counting)
         self.engine.open()
         settings.setdefault("caller", from_state("user"))
         self.middleware = WsgiMiddleware(self.app, self.engine, **settings)

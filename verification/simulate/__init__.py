@@ -16,7 +16,8 @@ repeatable and local steps on the real SQLite store, completers, and a downstrea
 a method of ``semel.engine`` (the async half), the rules and flows of any room, ``semel.stores.memory.store``
 and ``semel.stores.sqlite.store`` before it calls ``search`` is what runs, as long as it is put where it is looked
 up (a name imported by ``from … import`` lives in the importing module: ``semel.stores.memory.store.settled_row``).
-Drivers are not under test here: ``wire.Wire`` is the driver. The second opinion in ``watch`` uses no function of ``rules``.
+Drivers are not under test here: ``wire.Wire`` is the driver. The second opinion in ``watch`` uses no
+function of the rules.
 
 What is left out: the sync engine, threads, real drivers and files (``tests/crash`` and the races have them); ATOMIC
 units are copies of the store's data under one writer's gate, as SQLite's are, and a commit that was given up

@@ -41,6 +41,7 @@ from semel.http.keys import parse_key
 from semel.http.openapi import GUARANTEES, describe_key, describe_responses
 from semel.http.prefer import preferred_wait, prefers_async
 from semel.http.problems import (
+    BODY_TOO_SLOW,
     IN_PROGRESS,
     NOT_REPLAYABLE,
     OUTCOME_UNKNOWN,
@@ -303,7 +304,7 @@ def describe_bulk(operation: dict[str, Any], policy: BulkPolicy, taken: ListForm
         ("207", "The items ended differently, each with its own outcome", whole),
     ):
         responses[status] = {**responses.get(status, {}), "description": description, "content": answered}
-    describe_responses(operation, (*PROBLEMS, *KINDS))
+    describe_responses(operation, (*(kind for kind in PROBLEMS if kind is not BODY_TOO_SLOW), *KINDS))
     operation["x-semel"] = {
         "operation": policy.operation,
         "effects": "BULK",

@@ -164,9 +164,9 @@ def command(
     functions are renamed; ``policy``, or ``options``, those of :class:`~semel.policy.Policy`; ``caller`` in whose name
     it is called: a path (``"order.customer_id"``), two for tenant and caller, a :class:`~semel.http.caller.Caller`, a
     function of the arguments, or :func:`~semel.http.caller.single_caller`; ``key``: a path, a tuple of paths, a
-    function of the arguments, or None where each call is given one (``charge.with_key(key)(order)``); ``include`` (paths)
-    or ``exclude`` (parameters): what of the arguments tells commands apart, by default all but ``self``; ``replays``
-    exception types that are definite refusals, kept and raised again; ``codecs`` of classes of your own.
+    function of the arguments, or None where each call is given one (``charge.with_key(key)(order)``); ``include``
+    (paths) or ``exclude`` (parameters): what of the arguments tells commands apart, by default all but ``self``;
+    ``replays`` exception types that are definite refusals, kept and raised again; ``codecs`` of classes of your own.
 
     Raises PolicyError and ConfigurationError, when the function is declared, naming the option and the remedy.
 

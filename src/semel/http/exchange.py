@@ -283,6 +283,8 @@ class Exchange:
     def _check_json(self, size: int, chunks: Iterable[bytes]) -> None:
         """Refuse what the handler could not read: it would fail when the key is claimed already."""
         policy = self.route.policy
+        if self.refusal is not None:
+            return  # it does not run: what it may be given is what is on record
         if self._facts.content_encoding or not reads_json(policy.json, self._facts.media_type, is_empty=size == 0):
             return  # what is compressed is the application's to read
         recipe = policy.recipe

@@ -18,7 +18,7 @@ from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.terminal import Output
 from semel.errors import SemelError
-from semel.http.openapi import describe_operation, operation_responses
+from semel.http.openapi import add_schemas, describe_operation, operation_responses
 from semel.http.problems import KINDS, MIDDLEWARE_KINDS
 from semel.operations.http import BAD_QUERY, NOT_FOUND
 
@@ -78,6 +78,8 @@ def document_of(app: Any) -> dict[str, Any]:
                 _describe(described, operation, method, used)
     for operation in declared:
         _add_status(paths, operation)
+    if declared:
+        add_schemas(document)
     return document
 
 

@@ -16,10 +16,10 @@ from semel.http.asgi.bodies import command_of, finished
 from semel.http.asgi.call import ATOMIC, Call, Message, marked, send_answer
 from semel.http.asgi.listener import Listener
 from semel.http.asgi.tasks import KeptAlive
+from semel.http.body_time import BodyClock
 from semel.http.exchange import Exchange, Unprotected
 from semel.http.outage import UNCLAIMED
 from semel.http.spool import Spool
-from semel.http.wsgi.body_time import BodyClock
 from semel.policy import Command
 
 
@@ -45,11 +45,15 @@ class DeclaredCall(Call):
             else:
                 command = await self._read(message)
         except BaseException:
-            if body_clock.end(reading):
+            in_time = body_clock.end(reading)
+            del reading  # the task, whose end would hold this frame
+            if in_time:
                 raise
             command = exchange.body_too_slow(self._scope)
         else:
-            if not body_clock.end(reading):  # it was cancelled, and something between has not let it know
+            in_time = body_clock.end(reading)
+            del reading
+            if not in_time:  # it was cancelled, and something between has not let it know
                 self._close_spool()
                 command = exchange.body_too_slow(self._scope)
         if type(command) is not Command:

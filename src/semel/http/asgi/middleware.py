@@ -16,13 +16,13 @@ from semel.http.asgi.call import App, Message, Receive, Scope, Send, marked, sen
 from semel.http.asgi.declared import DeclaredCall
 from semel.http.asgi.route import CALL_KEY
 from semel.http.asgi.tasks import KeptAlive
+from semel.http.body_time import BodyClock
 from semel.http.caller import FromUser
 from semel.http.coverage import Coverage
 from semel.http.exchange import Exchange, Unprotected, open_exchange
 from semel.http.routing import Params, Route
 from semel.http.settings import HttpSettings
 from semel.http.status import AsyncStatusResource
-from semel.http.wsgi.body_time import BodyClock
 from semel.resuming.asgi import completer_of
 from semel.resuming.worker import running
 from semel.workers.reaper import Reaper

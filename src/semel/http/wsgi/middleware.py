@@ -18,6 +18,7 @@ from semel.engine.permit import Permit
 from semel.engine.shield import Hold
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SemelError, StoreError
+from semel.http.body_time import SocketClock
 from semel.http.capture import Capture
 from semel.http.coverage import Coverage
 from semel.http.exchange import (
@@ -35,7 +36,6 @@ from semel.http.spool import CHUNK_BYTES, Spool
 from semel.http.status import StatusResource
 from semel.http.wsgi.accepted import Accepted
 from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, marked, send_answer
-from semel.http.wsgi.body_time import SocketClock
 from semel.http.wsgi.threads import Threads
 from semel.policy import Command
 
