@@ -6,6 +6,7 @@ moment before it is stored. A model that does not refuse them would prove nothin
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 
@@ -101,14 +102,25 @@ def replays_before_comparing() -> AbstractContextManager[None]:
     return replaced("semel.core.decide:decide", made)
 
 
-def lapses_what_is_settled() -> AbstractContextManager[None]:
-    """The reaper looks at the lease alone."""
+@contextmanager
+def lapses_what_is_settled() -> Iterator[None]:
+    """The reaper looks at the leases of all records, and at nothing but the lease."""
 
     def lapsed(row: Record, now: int) -> Record | None:
         over = row.state != State.UNKNOWN and now >= row.lease_until
         return row._replace(state=State.UNKNOWN, doubt="lapsed") if over else None
 
-    return replaced("semel.core.settle:lapsed_row", lambda _: lapsed)
+    def made(original: Any) -> Any:
+        def put(self: Any, row: Record) -> None:
+            original(self, row)
+            self.running.add(row.id)
+
+        return put
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced("semel.core.settle:lapsed_row", lambda _: lapsed))
+        stack.enter_context(replaced("semel.stores.memory.store:Table.put", made))
+        yield
 
 
 def settles_what_is_settled() -> AbstractContextManager[None]:

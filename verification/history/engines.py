@@ -15,6 +15,7 @@ from semel.engine.async_engine import AsyncEngine
 from semel.engine.backend import Backend
 from semel.engine.permit import Permit
 from semel.engine.result import Refusal
+from semel.engine.shield import Hold
 from semel.engine.sync_engine import Engine
 from semel.errors import EarlyCommit, StoreUnavailable
 from semel.policy import Command
@@ -70,12 +71,12 @@ class RecordingEngine(Engine):
         super().__init__(backend, **options)
         self.recorder = recorder
 
-    def claim(self, command: Command, *, wait_seconds: float | None = None) -> Permit | Refusal:
+    def claim_into(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
         """As the engine's, recorded as an attempt."""
         key = record_id(command.scope, command.key, self.core.id_secret)
         op = self.recorder.invoke("attempt", key, **attempt_words(command))
         try:
-            met = super().claim(command, wait_seconds=wait_seconds)
+            met = super().claim_into(hold, command, wait_seconds)
         except StoreUnavailable as error:
             self.recorder.fail(op, type(error).__name__)  # the engine's promise: nothing was written
             raise

@@ -131,7 +131,7 @@ class Engine:
         """
         hold = self._hold()
         try:
-            met = self._claim_into(hold, command, wait_seconds)
+            met = self.claim_into(hold, command, wait_seconds)
             hold.end()
         except BaseException as error:
             hold.let_go(error)
@@ -142,7 +142,8 @@ class Engine:
         """What a claim gives its permit to: where its caller is interrupted, the hold ends it."""
         return Hold(self._drop)
 
-    def _claim_into(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
+    def claim_into(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
+        """As :meth:`claim`, into a hold of the caller's, which ends the permit where the caller is interrupted."""
         return shielded(lambda: self._granted(hold, command, wait_seconds))
 
     def _granted(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
@@ -333,7 +334,7 @@ class Engine:
         while True:
             hold = self._hold()
             try:
-                permit = self._claim_into(hold, command, wait_seconds)
+                permit = self.claim_into(hold, command, wait_seconds)
                 if not isinstance(permit, Permit):
                     return begun_result(permit)
                 try:

@@ -76,6 +76,7 @@ def examine(engine: Engine, *, full: bool = False, progress: bool = False) -> tu
     Parameters: ``full`` checks the integrity of a large file too; ``progress`` as asked for with ``--progress``.
     """
     found: list[Finding] = []
+    identity: Identity | None = None
     try:
         identity = engine.perform("identity", engine.store.identity)
         found.append(Finding("store", "ok", f"{engine.backend.name} answers"))
