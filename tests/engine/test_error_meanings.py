@@ -8,7 +8,7 @@ import pymysql
 import pytest
 import redis
 
-from semel.errors import SchemaError, SemelError, StatementRefused, StoreTimeout, StoreUnavailable
+from semel.errors import HandlerRefused, SchemaError, SemelError, StatementRefused, StoreTimeout, StoreUnavailable
 from semel.stores.mariadb import errors as mariadb_errors
 from semel.stores.postgres import asyncpg_driver, psycopg_driver
 from semel.stores.postgres import errors as postgres_errors
@@ -27,10 +27,9 @@ UNDECIDED = StoreTimeout
         *((code, UNDECIDED) for code in ("57P01", "57P02", "57P05", "40003")),  # ended under the statement
         ("57014", UNDECIDED),  # cancelled: also while it waited for a standby
         *((code, StatementRefused) for code in ("40001", "40P01", "55P03", "25006", "53100", "53200", "57P03")),
-        *(
-            (code, StatementRefused)
-            for code in ("23505", "23514", "44000", "P0001", "22012", "25P02", "42501", "XX000")
-        ),
+        *((code, StatementRefused) for code in ("22012", "42501", "XX000")),
+        *((code, HandlerRefused) for code in ("23505", "23514", "44000", "P0001")),  # rules that only it can break
+        ("25P02", HandlerRefused),  # it went on after an error
         *((code, SchemaError) for code in ("42P01", "3F000", "42703")),
     ],
 )
