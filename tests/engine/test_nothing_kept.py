@@ -15,6 +15,7 @@ from types import FunctionType, MethodType
 from semel import Answer, AsyncEngine, Engine, NothingHappened, Permit, Policy
 from semel.errors import SemelError
 from semel.policy import Command
+from semel.telemetry import Silence
 from tests.engine.drivers import sqlite
 from tests.engine.shells import MADE, command
 
@@ -80,7 +81,7 @@ async def use_async(engine: AsyncEngine, numbers: range) -> int:
 
 
 def test_on_threads(tmp_path: Path) -> None:
-    engine = Engine(sqlite(tmp_path / "semel.db"))
+    engine = Engine(sqlite(tmp_path / "semel.db"), observer=Silence())  # the default one remembers 1,000 warnings
     engine.migrate()
     with engine:
         before = use(engine, range(12))
@@ -89,7 +90,7 @@ def test_on_threads(tmp_path: Path) -> None:
 
 def test_on_a_loop(tmp_path: Path) -> None:
     async def scenario() -> tuple[int, int]:
-        engine = AsyncEngine(sqlite(tmp_path / "semel.db"))
+        engine = AsyncEngine(sqlite(tmp_path / "semel.db"), observer=Silence())
         await engine.migrate()
         async with engine:
             before = await use_async(engine, range(12))
