@@ -13,6 +13,7 @@ from semel.core.flow import Flow
 from semel.core.model import Proceed, State
 from semel.engine.backend import Backend
 from semel.engine.renewal import THREAD_NAME
+from semel.engine.shield import begin_own_thread
 from semel.engine.sync_engine import Engine
 from semel.errors import StoreTimeout, StoreUnavailable
 from semel.testing.attempts import attempt
@@ -159,7 +160,12 @@ def test_the_upkeep_of_a_dead_process_stands_still(tmp_path: Path, monkeypatch: 
     with pytest.raises(Crash):
         engine.perform("counts", lambda: engine.store.counts())
     engine._upkeep.abandon(attempt())  # its thread begins, and would release this
-    working = threading.Thread(target=engine._upkeep._release, name=THREAD_NAME)
+
+    def release() -> None:
+        begin_own_thread()  # as the engine's own
+        engine._upkeep._release()
+
+    working = threading.Thread(target=release, name=THREAD_NAME)
     working.start()
     assert working.is_alive()
     faulty.bury(engine)
