@@ -68,7 +68,10 @@ def test_what_one_revision_wrote_is_read_by_the_other(writer: str, reader: str, 
     assert act("old", store, "migrate")["ran"] == ["0001_first", "0002_many_effects"]
     assert act("new", store, "migrate")["ran"] == []  # a later migration is to be named here
     act(writer, store, "write")
-    assert act(reader, store, "read")["seen"] == RETRIES
+    retries = dict(RETRIES)
+    if (writer, reader) == ("new", "old"):  # it knows no bulk whose path and query count, and runs none
+        retries |= dict.fromkeys(("bulk whole", "bulk half"), ["RecordUnreadableError"])
+    assert act(reader, store, "read")["seen"] == retries
     final = {key: ["replayed", told[1]] for key, told in RETRIES.items() if told[0] == "ran"}
     again = act(writer, store, "read")["seen"]  # and what the reader wrote, by the first one
     assert {key: again[key] for key in final} == final
