@@ -177,7 +177,8 @@ def unfenced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def blind_rerun(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lapsed EXTERNAL command is simply run again."""
-    monkeypatch.setattr("semel.core.decide.lapsed_situation", lambda row, now: decide.Situation.IDEMPOTENT_LAPSED)
+    proceeds = decide.TABLE[decide.Situation.IDEMPOTENT_LAPSED]
+    monkeypatch.setitem(decide.TABLE, decide.Situation.EXTERNAL_LAPSED, proceeds)
 
 
 def deaf_to_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +186,9 @@ def deaf_to_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
     real = decide.situation
     monkeypatch.setattr(
         "semel.core.decide.situation",
-        lambda row, claim, now: real(row, claim if row is None else claim._replace(fingerprint=row.fingerprint), now),
+        lambda row, claim, now, **known: real(
+            row, claim if row is None else claim._replace(fingerprint=row.fingerprint), now, **known
+        ),
     )
 
 

@@ -311,9 +311,9 @@ def _released(word: Settlement) -> Settlement:
 def _counted(original: Any) -> Any:
     count = 0
 
-    def command(self: Any, recipe: str, fingerprint: bytes) -> Any:
+    def command(self: Any, fingerprint: bytes, recipe: str) -> Any:
         nonlocal count
         count += 1
-        return original(self, recipe, fingerprint[:28] + count.to_bytes(4))
+        return original(self, fingerprint[:28] + count.to_bytes(4), recipe)
 
     return command
