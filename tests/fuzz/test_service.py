@@ -124,7 +124,7 @@ def without_statuses(document: dict[str, Any]) -> None:
 
 def with_another_problem(document: dict[str, Any]) -> None:
     problem = document["paths"]["/orders"]["post"]["responses"]["400"]["content"]["application/problem+json"]["schema"]
-    problem["properties"]["code"]["enum"] = ["SOMETHING_ELSE"]
+    problem["allOf"][1]["properties"]["code"]["enum"] = ["SOMETHING_ELSE"]
 
 
 def with_a_required_key(document: dict[str, Any]) -> None:
@@ -182,7 +182,7 @@ def test_every_success_is_replayed_and_another_body_is_refused(app: FastAPI, pat
 
     with asgi.get_client(cast(Any, app)) as client:
         judge()
-    assert succeeded >= REPEATED // 4
+    assert succeeded >= REPEATED // 10
 
 
 OTHER: dict[str, dict[str, Any]] = {

@@ -82,7 +82,7 @@ def one(data: bytes) -> None:
         assert settled
         assert verdict.answer == OK, "an answer that was never given"
     if isinstance(verdict, Unreadable):
-        assert verdict.reason in ("corrupt", "recipe")
+        assert verdict.reason in ("corrupt", "recipe", "steps")
     _check_headers(data)
 
 

@@ -20,12 +20,12 @@ def understands(conninfo: str) -> bool:
 
     >>> understands("postgresql://app@localhost/shop"), understands("postgresql://app:a b@localhost/shop")
     (True, False)
-    >>> understands("postgresql://app@localhost/sh%FFop")
-    False
+    >>> understands("postgresql://app@localhost/sh%FFop"), understands("postgresql://\\udcff")
+    (False, False)
     """
     try:
         conninfo_to_dict(conninfo)
-    except (ProgrammingError, UnicodeDecodeError):  # the second where what is percent-encoded is no UTF-8
+    except (ProgrammingError, UnicodeError):  # the second where it, or what is percent-encoded in it, is no UTF-8
         return False
     return True
 
