@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -141,17 +142,6 @@ def test_a_wrong_user_and_a_missing_database_are_told_with_the_remedy(conninfo: 
             engine.open()
 
 
-@pytest.fixture
-def reading_role(outside: Outside) -> Iterator[str]:
-    """A role whose transactions are read-only."""
-    role = f"semel_reader_{schema()}"
-    outside.connection.execute(f"DROP ROLE IF EXISTS {role}")
-    outside.connection.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
-    outside.connection.execute(f"ALTER ROLE {role} SET default_transaction_read_only = on")
-    yield role
-    outside.connection.execute(f"DROP ROLE {role}")
-
-
 @pytest.mark.parametrize("policy", [Policy(), ATOMIC], ids=["external", "atomic"])
 def test_a_read_only_server_replays_and_runs_nothing(
     make_fellow: MakeFellow, conninfo: str, outside: Outside, reading_role: str, policy: Policy
@@ -197,6 +187,24 @@ def folder() -> Iterator[Path]:
     with TemporaryDirectory(prefix="semel-") as made:
         Path(made).chmod(0o755)
         yield Path(made)
+
+
+@pytest.mark.parametrize("effects", ["external", "atomic"])
+def test_a_read_only_server_replays_commands_with_references_and_kept_requests(
+    make_fellow: MakeFellow, conninfo: str, outside: Outside, reading_role: str, effects: Any
+) -> None:
+    kinds = [replace(command("ref", policy=Policy(effects=effects)), business_ref="INV-1")]
+    if effects == "external":
+        kinds.append(replace(command("steps"), policy=Policy(steps=True, resumable=True), request=b"{}"))
+    for what in kinds:
+        make_fellow().run(what, _nothing)
+    reader = make_fellow(conninfo=conninfo.replace("postgres@", f"{reading_role}@"))
+    for what in kinds:
+        assert reader.run(what, never).replayed
+        with pytest.raises(StoreReadOnly):
+            reader.run(replace(what, key="new", business_ref=what.business_ref and "INV-2"), never)
+    reader.tell(_closed(reader))
+    assert outside.states == [State.SUCCEEDED] * len(kinds)
 
 
 def test_a_hot_standby_replays(make_fellow: MakeFellow, folder: Path) -> None:
