@@ -26,6 +26,7 @@ The first split is whose fault it is, the second whether the same call may be re
     │   └── RecordUnreadableError
     ├── StoreError                the store's: may be repeated with the same key
     │   ├── StoreUnavailable      it did not answer; the handler did not run
+    │   │   ├── StoreReadOnly     it takes no writes; what is on record is still answered
     │   │   └── StatementRefused  it answered this one statement with an error
     │   │       └── HandlerRefused  an ATOMIC handler's own writes cannot be committed: its fault, not the store's
     │   └── StoreTimeout          it did not answer in time: not known yet
@@ -169,6 +170,10 @@ class StoreUnavailable(StoreError):
 
 class StatementRefused(StoreUnavailable):
     """The store answered this statement with an error, and did nothing of it. Others may fare better."""
+
+
+class StoreReadOnly(StoreUnavailable):
+    """The server takes no writes (a standby, a replica). Nothing was written; what is on record is still answered."""
 
 
 class HandlerRefused(StatementRefused):

@@ -50,6 +50,8 @@ class Policy:
         key_from: over HTTP, where the key is if not in its header (which is then ignored): ``"path:orderId"``,
             ``"body:/orderId"`` (a JSON pointer), or ``"reference"``: what ``reference_from`` names.
         reference_from: over HTTP, where the business reference is: ``"path:orderId"`` or ``"body:/invoice/number"``.
+        reference_scope: within what a business reference names one execution: ``"tenant"``, or ``"caller"`` where
+            callers of one tenant must not be able to take each other's references.
         fingerprint: the :class:`~semel.Recipe` under which requests are compared; or only what of the body
             counts, such as ``NoBody()``, or a function of the request's facts and its body
             (:class:`~semel.http.fingerprint.recipe.Computed`).
@@ -103,6 +105,7 @@ class Policy:
     key_format: KeyFormat | None = None
     key_from: str | None = None
     reference_from: str | None = None
+    reference_scope: Literal["tenant", "caller"] = "tenant"
     fingerprint: Recipe | Body | Callable[[Any, bytes], bytes | str] = field(default_factory=Recipe)
     counts: tuple[str, ...] | None = None
     fingerprints_known: tuple[Recipe, ...] = ()
@@ -289,6 +292,7 @@ def _check_spans(policy: Policy) -> None:
 
 _CHOICES: Final = {
     "key": ("required", "optional"),
+    "reference_scope": ("tenant", "caller"),
     "after_expiry": ("refuse", "new"),
     "on_error": ("unknown", "replay"),
     "json": ("checked", "required", "any"),
@@ -356,7 +360,8 @@ class Command:
     bytes under ``recipe``; ``policy`` of the operation; ``under`` gives the same request's fingerprint
     under a known recipe (by its id), several in a tuple where equal requests may be recorded under any of them, or
     None; ``business_ref`` what the business calls it, such as an invoice's
-    number: one open or successful execution for each, within tenant and operation; ``request`` what a completer gives
+    number: one open or successful execution for each, within tenant and operation, and within the caller where the
+    policy's ``reference_scope`` says so; ``request`` what a completer gives
     to the handler of a resumable operation, at most 1 MiB, kept as it is until there is an outcome; ``resumed`` the
     record that a completer goes on with; ``refusal`` why it may not begin (a limit that its request breaks): it gets
     what the record under its key says, and where there is none the refusal is raised and nothing is stored.

@@ -8,7 +8,15 @@ import pymysql
 import pytest
 import redis
 
-from semel.errors import HandlerRefused, SchemaError, SemelError, StatementRefused, StoreTimeout, StoreUnavailable
+from semel.errors import (
+    HandlerRefused,
+    SchemaError,
+    SemelError,
+    StatementRefused,
+    StoreReadOnly,
+    StoreTimeout,
+    StoreUnavailable,
+)
 from semel.stores.mariadb import errors as mariadb_errors
 from semel.stores.postgres import asyncpg_driver, psycopg_driver
 from semel.stores.postgres import errors as postgres_errors
@@ -26,10 +34,10 @@ UNDECIDED = StoreTimeout
         *((code, UNDECIDED) for code in ("08000", "08003", "08006", "08007", "08P01")),  # the connection
         *((code, UNDECIDED) for code in ("57P01", "57P02", "57P05", "40003")),  # ended under the statement
         ("57014", UNDECIDED),  # cancelled: also while it waited for a standby
-        *((code, StatementRefused) for code in ("40001", "40P01", "55P03", "25006", "53100", "53200", "57P03")),
+        *((code, StatementRefused) for code in ("40001", "40P01", "55P03", "53100", "53200", "57P03")),
+        ("25006", StoreReadOnly),
+        *((code, HandlerRefused) for code in ("23505", "23514", "44000", "P0001", "25P02")),
         *((code, StatementRefused) for code in ("22012", "42501", "XX000")),
-        *((code, HandlerRefused) for code in ("23505", "23514", "44000", "P0001")),  # rules that only it can break
-        ("25P02", HandlerRefused),  # it went on after an error
         *((code, SchemaError) for code in ("42P01", "3F000", "42703")),
     ],
 )
@@ -47,7 +55,8 @@ def test_of_postgresql(sqlstate: str | None, meant: type[SemelError]) -> None:
         (1180, UNDECIDED),  # an error during COMMIT
         (1184, UNDECIDED),
         *((code, UNDECIDED) for code in (1317, 1927, 1969)),  # interrupted, killed, max_statement_time
-        *((code, StatementRefused) for code in (1205, 1213, 1020, 1062, 1290, 1836, 1021, 1047, 1644, 1153)),
+        *((code, StatementRefused) for code in (1205, 1213, 1020, 1062, 1021, 1047, 1644, 1153)),
+        *((code, StoreReadOnly) for code in (1290, 1792, 1836)),
         *((code, SchemaError) for code in (1146, 1054)),
     ],
 )

@@ -23,10 +23,12 @@ from semel.engine.state import SCHEMA_VERSION_MAX
 from semel.engine.urls import connect_backend
 from semel.errors import (
     ConfigurationError,
+    KeyReusedError,
     SchemaError,
     SemelError,
     StatementRefused,
     StoreError,
+    StoreReadOnly,
     StoreTimeout,
     StoreUnavailable,
 )
@@ -195,15 +197,26 @@ def test_the_documented_grants_are_enough_and_a_password_may_hold_anything(owned
         assert app.performs("purge", lambda: app.backend.store.purge(None, 10)).scanned == 2
 
 
-def test_a_read_only_server_is_said_and_found_writable_again(owned: Server, fellow: Fellow, outside: Outside) -> None:
+@pytest.mark.parametrize("setting", ["read_only", "tx_read_only"])  # 1290 and 1792
+def test_a_read_only_server_replays_and_is_found_writable_again(
+    owned: Server, fellow: Fellow, outside: Outside, setting: str
+) -> None:
+    pairs = ((PLAIN, command("before")), (WHAT, command("before, atomic", policy=ATOMIC)))
+    for _, before in pairs:
+        fellow.run(before, plain)
     with closing(Fellow(fellow.kind, owned)) as app:
-        outside.fetch("SET GLOBAL read_only = 1")
+        outside.fetch(f"SET GLOBAL {setting} = 1")
         try:
-            for what in (PLAIN, WHAT):
-                with pytest.raises(StoreUnavailable, match="point the URL at the primary"):
-                    app.run(what, never)
+            for what, before in pairs:
+                for _ in range(2):
+                    with pytest.raises(StoreReadOnly, match="point the URL at the primary"):
+                        app.run(what, never)
+                    assert app.run(before, never).replayed
+                with pytest.raises(KeyReusedError):
+                    app.run(replace(before, fingerprint=bytes(32)), never)
         finally:
-            outside.fetch("SET GLOBAL read_only = 0")
+            outside.fetch(f"SET GLOBAL {setting} = 0")
+        app.told(app.engine.close())  # a session keeps the setting that it began with
         assert app.run(PLAIN, plain).answer == MADE
         assert app.run(command("unit", policy=ATOMIC), made).answer == MADE
 

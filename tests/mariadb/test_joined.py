@@ -14,7 +14,15 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from semel.core.model import State
-from semel.errors import EarlyCommit, InProgressError, JoinRefused, StatementRefused, StoreUnavailable, SupersededError
+from semel.errors import (
+    EarlyCommit,
+    InProgressError,
+    JoinRefused,
+    StatementRefused,
+    StoreReadOnly,
+    StoreUnavailable,
+    SupersededError,
+)
 from semel.stores.mariadb.protocol import Server
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes
@@ -262,3 +270,16 @@ def test_a_savepoint_that_is_open_at_the_settlement_cannot_take_the_writes_back(
 
 async def _begun(nested: Any) -> None:
     await nested
+
+
+def test_a_read_only_transaction_replays_and_runs_nothing(user: User, outside: Outside) -> None:
+    user.join(lambda: user.execute("INSERT INTO effect VALUES (1)"))
+    user.say("commit")
+    user.execute("START TRANSACTION READ ONLY")
+    assert user.join(lambda: pytest.fail("it runs again")) is True
+    user.say("rollback")
+    user.execute("START TRANSACTION READ ONLY")
+    with pytest.raises(StoreReadOnly):
+        user.join(lambda: pytest.fail("it runs"), "new")
+    user.say("rollback")
+    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])

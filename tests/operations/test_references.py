@@ -69,6 +69,23 @@ def test_another_caller_of_the_tenant_learns_that_it_is_taken_and_no_more(each: 
     assert cashier.ran == []
 
 
+def test_references_may_be_each_callers_own(each: World) -> None:
+    shell, cashier, own = each.shell(), Cashier(), Policy(reference_scope="caller")
+    first = shell.run(paying("a", policy=own), cashier)
+    second = shell.run(paying("a", caller="bob", policy=own), cashier)
+    assert len(cashier.ran) == 2
+    for caller, done, resource in (("alice", first, "ch-1"), ("bob", second, "ch-2")):
+        met = shell.claim(paying("b", caller=caller, policy=own))
+        assert met == NotReplayable(uuid_bytes(done.operation_id) or b"", "charge", resource)
+    shell.run(paying("c"), cashier)  # the tenant's is another one
+    assert len(cashier.ran) == 3
+
+
+def test_an_unknown_scope_of_references_is_refused() -> None:
+    with pytest.raises(PolicyError, match="reference_scope must be 'tenant' or 'caller'; it is 'world'"):
+        Policy(reference_scope="world")  # type: ignore[arg-type]
+
+
 def test_while_it_runs_another_key_is_told_so(each: World) -> None:
     shell, other = each.shell(), each.shell()
     permit = shell.permit(paying("a"))

@@ -55,6 +55,11 @@ class Bank:
         async def refund(request: Request, permit: Permit = semel.permit) -> dict[str, str]:
             return {"paid": "back"}
 
+        @app.post("/orders", status_code=201)
+        @semel.command("orders", reference_from="body:/ref", reference_scope="caller", **SHORT)
+        async def order(request: Request, permit: Permit = semel.permit) -> dict[str, str]:
+            return {"ordered": "yes"}
+
         semel.install(app, reap=False)
 
 
@@ -112,6 +117,19 @@ def test_another_callers_operation_is_not_there(bank: tuple[Web, Bank]) -> None:
         code, told = status(web, path, query, caller="bob")
         assert (code, told["code"]) == (404, "OPERATION_NOT_FOUND")
     assert status(web, query="reference=INV-1", caller=None)[0] == 401
+
+
+def test_a_reference_of_the_callers_own_is_found_by_each_caller(bank: tuple[Web, Bank]) -> None:
+    web, _ = bank
+    found = []
+    for caller in ("alice", "bob"):
+        assert web.call("/orders", {"ref": "PO-1"}, caller=caller).status == 201
+        assert web.call("/orders", {"ref": "PO-1"}, caller=caller, key="another-key-4711").status == 409
+        code, told = status(web, query="reference=PO-1", caller=caller)
+        assert (code, told["operation"]) == (200, "orders")
+        found.append(told["operationId"])
+    assert len(set(found)) == 2
+    assert status(web, query="reference=PO-1", caller="carol")[0] == 404
 
 
 def test_a_reference_of_several_operations_needs_the_name(bank: tuple[Web, Bank]) -> None:

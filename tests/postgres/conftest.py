@@ -161,6 +161,17 @@ def outside(conninfo: str) -> Iterator[Outside]:
     made.connection.close()
 
 
+@pytest.fixture
+def reading_role(outside: Outside) -> Iterator[str]:
+    """A role whose transactions are read-only."""
+    role = f"semel_reader_{schema()}"
+    outside.connection.execute(f"DROP ROLE IF EXISTS {role}")
+    outside.connection.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
+    outside.connection.execute(f"ALTER ROLE {role} SET default_transaction_read_only = on")
+    yield role
+    outside.connection.execute(f"DROP ROLE {role}")
+
+
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Kind:
     given: Kind = request.param

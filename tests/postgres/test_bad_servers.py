@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -14,16 +18,18 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from semel import AsyncEngine, Engine, Permit
-from semel.errors import SchemaError, StoreError, StoreUnavailable, UrlError
+from semel import AsyncEngine, Engine, Permit, Policy, State
+from semel.errors import KeyReusedError, SchemaError, StoreError, StoreReadOnly, StoreUnavailable, UrlError
 from semel.http.caller import single_caller
 from semel.integrations.starlette import Semel
 from semel.stores.postgres.url import postgres_backend
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, Fellow, Outside, never
+from tests.servers import postgres as primary
+from tests.servers import standby
 from tests.servers.postgres import schema
 from tests.servers.relay import Relay
-from tests.servers.running import free_port
+from tests.servers.running import free_port, stop
 
 MakeFellow = Callable[..., Fellow]
 PATIENCE_SECONDS = 0.5
@@ -136,21 +142,92 @@ def test_a_wrong_user_and_a_missing_database_are_told_with_the_remedy(conninfo: 
             engine.open()
 
 
-def test_a_read_only_server_is_told_and_nothing_runs(make_fellow: MakeFellow, conninfo: str, outside: Outside) -> None:
-    fellow = make_fellow(conninfo=f"{conninfo}?application_name=x")
-    assert fellow.run(command("before"), _nothing).answer is not None
-    role = f"semel_reader_{schema()}"
-    outside.connection.execute(f"DROP ROLE IF EXISTS {role}")
-    outside.connection.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
-    outside.connection.execute(f"ALTER ROLE {role} SET default_transaction_read_only = on")
-    reader = make_fellow(conninfo=conninfo.replace("postgres@", f"{role}@"))
-    for what in (command("k"), command("k", policy=ATOMIC), command("before")):  # a replay claims, too
-        with pytest.raises(StoreUnavailable, match=r"read-only.*point the URL at the primary"):
-            reader.run(what, never)
-    outside.connection.execute(f"ALTER ROLE {role} RESET default_transaction_read_only")
+@pytest.mark.parametrize("policy", [Policy(), ATOMIC], ids=["external", "atomic"])
+def test_a_read_only_server_replays_and_runs_nothing(
+    make_fellow: MakeFellow, conninfo: str, outside: Outside, reading_role: str, policy: Policy
+) -> None:
+    before = command("before", policy=policy)
+    assert make_fellow().run(before, _nothing).answer is not None
+    reader = make_fellow(conninfo=conninfo.replace("postgres@", f"{reading_role}@"))
+    for _ in range(2):
+        with pytest.raises(StoreReadOnly, match=r"read-only.*point the URL at the primary"):
+            reader.run(command("k", policy=policy), never)
+        again = reader.run(before, never)
+        assert again.replayed
+        assert again.answer == MADE
+        with pytest.raises(KeyReusedError):
+            reader.run(command("before", request=1, policy=policy), never)
+    assert outside.states == [State.SUCCEEDED]
+    outside.connection.execute(f"ALTER ROLE {reading_role} RESET default_transaction_read_only")
     reader.tell(_closed(reader))
-    assert reader.run(command("k"), _nothing).answer is not None
-    outside.connection.execute(f"DROP ROLE {role}")
+    assert reader.run(command("k", policy=policy), _nothing).answer is not None
+
+
+@pytest.mark.parametrize("kind", ["psycopg-async", "asyncpg"])
+def test_a_batch_of_claims_on_a_read_only_server_is_answered_one_by_one(
+    make_fellow: MakeFellow, conninfo: str, reading_role: str
+) -> None:
+    make_fellow().run(command("before"), _nothing)
+    reader = make_fellow(conninfo=conninfo.replace("postgres@", f"{reading_role}@"))
+
+    async def all_at_once() -> list[Any]:
+        keys = ("before", "k", "before", "l")
+        return await asyncio.gather(*(reader.running(command(key), never) for key in keys), return_exceptions=True)
+
+    first, second, third, fourth = reader.tell(all_at_once())
+    assert first.replayed
+    assert third.replayed
+    assert type(second) is type(fourth) is StoreReadOnly
+    reader.tell(_closed(reader))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Where the server's own user may go, which is not so in pytest's folders."""
+    with TemporaryDirectory(prefix="semel-") as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+@pytest.mark.parametrize("effects", ["external", "atomic"])
+def test_a_read_only_server_replays_commands_with_references_and_kept_requests(
+    make_fellow: MakeFellow, conninfo: str, outside: Outside, reading_role: str, effects: Any
+) -> None:
+    kinds = [replace(command("ref", policy=Policy(effects=effects)), business_ref="INV-1")]
+    if effects == "external":
+        kinds.append(replace(command("steps"), policy=Policy(steps=True, resumable=True), request=b"{}"))
+    for what in kinds:
+        make_fellow().run(what, _nothing)
+    reader = make_fellow(conninfo=conninfo.replace("postgres@", f"{reading_role}@"))
+    for what in kinds:
+        assert reader.run(what, never).replayed
+        with pytest.raises(StoreReadOnly):
+            reader.run(replace(what, key="new", business_ref=what.business_ref and "INV-2"), never)
+    reader.tell(_closed(reader))
+    assert outside.states == [State.SUCCEEDED] * len(kinds)
+
+
+def test_a_hot_standby_replays(make_fellow: MakeFellow, folder: Path) -> None:
+    (folder / "one").mkdir()
+    one = primary.start(folder / "one")
+    try:
+        with closing(Engine(postgres_backend(primary.conninfo(one)))) as engine:
+            engine.migrate()
+        writer = make_fellow(conninfo=primary.conninfo(one), own_schema=False)
+        for policy in (Policy(), ATOMIC):
+            writer.run(command(policy.terms.effects.name, policy=policy), _nothing)
+        two = standby.start(folder / "two", one)
+        try:
+            reader = make_fellow(conninfo=primary.conninfo(two), own_schema=False)
+            for policy in (Policy(), ATOMIC):
+                assert reader.run(command(policy.terms.effects.name, policy=policy), never).replayed
+                with pytest.raises(StoreReadOnly):
+                    reader.run(command("new", policy=policy), never)
+            reader.tell(_closed(reader))
+        finally:
+            stop(two)
+    finally:
+        stop(one)
 
 
 async def _closed(fellow: Fellow) -> None:

@@ -21,6 +21,7 @@ from semel.errors import (
     OutcomeUnknownError,
     PolicyError,
     SemelError,
+    StoreReadOnly,
     StoreUnavailable,
     SupersededError,
 )
@@ -474,3 +475,24 @@ def test_a_savepoint_that_is_open_at_the_settlement_is_refused(tell: Tell, outsi
     left_open: list[Any] = []
     tell(story)
     assert (outside.rows(), outside.states) == ([], [])
+
+
+@pytest.mark.parametrize("made", USERS, ids=lambda made: made.__name__)
+def test_a_joined_block_replays_on_a_read_only_server(made: type[User], conninfo: str, reading_role: str) -> None:
+    async def story() -> None:
+        async with someone(made, conninfo) as user:
+            await user.begin()
+            await makes(user)
+            await user.commit()
+        async with someone(made, conninfo.replace("postgres@", f"{reading_role}@")) as reader:
+            await reader.begin()
+            async with reader.join(command(policy=ATOMIC)) as once:
+                assert once.replayed
+                assert once.answer == MADE
+            await reader.rollback()
+            await reader.begin()
+            with pytest.raises(StoreReadOnly):
+                await makes(reader, "new", 2)
+            await reader.rollback()
+
+    asyncio.run(story())

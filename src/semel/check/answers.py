@@ -210,7 +210,8 @@ def _unique(operation: Operation) -> Said:
         return "ok", f"one table under one lock, by record id ({secret} of scope and key)", ""
     how = "is the primary key" if backend.name in _WITH_TABLES else "is the record's one place in the store"
     source = operation.policy.reference_from
-    reference = "" if source is None else f"; so is the business reference ({source}) within its tenant and operation"
+    whose = "tenant, caller" if operation.policy.reference_scope == "caller" else "tenant"
+    reference = "" if source is None else f"; so is the business reference ({source}) within its {whose} and operation"
     return "ok", f"the record id ({secret} of scope and key) {how}{reference}", ""
 
 

@@ -18,6 +18,7 @@ from semel.core.model import (
     Grant,
     InProgress,
     KeyReused,
+    Proceed,
     Settlement,
     Settling,
     State,
@@ -26,7 +27,7 @@ from semel.core.model import (
 )
 from semel.core.outcomes import Outcome, Refused, Released, Succeeded
 from semel.core.requests import Attempt, Elapsed, Jitter, Pause, Perform, PerformOne
-from semel.errors import NotReplicated, RequestError, RequestTooLarge, StoreError, StoreTimeout
+from semel.errors import NotReplicated, RequestError, RequestTooLarge, StoreError, StoreReadOnly, StoreTimeout
 from semel.operations.tracking import settling
 
 Under = Callable[[str], bytes | tuple[bytes, ...] | None]
@@ -91,6 +92,17 @@ def look_before_refusing(
         return None
     seen, _ = yield from look_once(store, claim, under)
     if seen is None:
+        raise refusal
+    return seen
+
+
+def look_instead(store: Store, claim: Claim, under: Under | None, refusal: StoreReadOnly) -> Flow[Verdict]:
+    """What a claim met on a server that takes no writes: replays and mismatches need none.
+
+    Raises the refusal where the command would have to run.
+    """
+    seen, _ = yield from look_once(store, claim, under)
+    if seen is None or type(seen) is Proceed:
         raise refusal
     return seen
 

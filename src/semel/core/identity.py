@@ -50,15 +50,23 @@ def key_hash(key: str, secret: bytes | None = None) -> bytes:
     return digest[:KEY_HASH_BYTES]
 
 
-def reference_id(tenant: str, operation: str, business_ref: str, secret: bytes | None = None) -> bytes:
+def reference_id(
+    tenant: str, operation: str, business_ref: str, secret: bytes | None = None, *, caller: str | None = None
+) -> bytes:
     """The name of a business reference within its tenant and operation: 16 bytes, whatever its length.
+
+    Parameters: ``caller`` where the reference is the caller's own (``reference_scope="caller"``).
 
     >>> reference_id("acme", "pay", "inv-1") == reference_id("acme", "pay", "inv-1")
     True
     >>> reference_id("acme", "pay", "inv-1") == reference_id("acme", "refund", "inv-1")
     False
+    >>> reference_id("acme", "pay", "inv-1", caller="alice") == reference_id("acme", "pay", "inv-1", caller="bob")
+    False
     """
     framed = frame(b"semel.reference.1", tenant, operation, business_ref)
+    if caller is not None:
+        framed = frame(b"semel.reference.caller.1", tenant, caller, operation, business_ref)
     digest = hashlib.sha256(framed).digest() if secret is None else hmac.digest(secret, framed, "sha256")
     return digest[:ID_BYTES]
 

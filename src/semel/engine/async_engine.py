@@ -7,7 +7,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
 from semel.core.atomic_flow import settled_or
-from semel.core.command_flow import IN_OTHER_TERMS, await_verdict, claim_recast, look_before_refusing, reread
+from semel.core.command_flow import (
+    IN_OTHER_TERMS,
+    await_verdict,
+    claim_recast,
+    look_before_refusing,
+    look_instead,
+    reread,
+)
 from semel.core.flow import MakeFlow, ask
 from semel.core.model import Answer, Claim, Effects, InProgress, Settling, State, Superseded, Verdict
 from semel.core.outcomes import Outcome, Refused, classify_exception
@@ -22,7 +29,7 @@ from semel.engine.result import Refusal, Result, answer_from, begun_result, ende
 from semel.engine.runner import AsyncPerformer
 from semel.engine.state import Core, Seals
 from semel.engine.urls import connect_backend
-from semel.errors import NotReplicated, RequestTooLarge, StoreError, StoreTimeout
+from semel.errors import NotReplicated, RequestTooLarge, StoreError, StoreReadOnly, StoreTimeout
 from semel.operations.flow import claim_unit, settle_unit
 from semel.policy import Command
 from semel.telemetry import Observer
@@ -173,6 +180,8 @@ class AsyncEngine:
             if type(verdict) in IN_OTHER_TERMS and claim.kept is None:
                 verdict = await self._performer.drive(claim_recast(self.store, claim, verdict, command.under))
             return verdict if claim.request is None else await self._performer.keep_request(claim, verdict)
+        except StoreReadOnly as refusal:
+            return await self._performer.drive(look_instead(self.store, claim, command.under, refusal))
         except (StoreTimeout, asyncio.CancelledError):
             # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
             self._upkeep.abandon(claim)

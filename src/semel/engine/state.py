@@ -147,10 +147,13 @@ class Core:
         return claim if resumed is None else claim._replace(**resumed._asdict())
 
     def _kept(self, command: Command) -> Kept:
-        tenant, _, operation = command.scope
+        tenant, caller, operation = command.scope
         ref, keep_us = command.business_ref, command.keep_us
         assert keep_us is not None
-        return Kept(ref, None if ref is None else reference_id(tenant, operation, ref, self.id_secret), keep_us)
+        if ref is None:
+            return Kept(None, None, keep_us)
+        whose = caller if command.policy.reference_scope == "caller" else None
+        return Kept(ref, reference_id(tenant, operation, ref, self.id_secret, caller=whose), keep_us)
 
     def check_open(self) -> None:
         """Raise StoreUnavailable where nothing more may be granted here."""

@@ -16,6 +16,7 @@ from semel.core.command_flow import (
     await_verdict,
     claim_recast,
     look_before_refusing,
+    look_instead,
     reread,
     settle_until_confirmed,
 )
@@ -34,7 +35,7 @@ from semel.engine.runner import SyncPerformer
 from semel.engine.shield import Hold, shielded
 from semel.engine.state import Core, Seals
 from semel.engine.urls import connect_backend
-from semel.errors import NotReplicated, SemelError, StoreError, StoreTimeout
+from semel.errors import NotReplicated, SemelError, StoreError, StoreReadOnly, StoreTimeout
 from semel.operations.flow import claim_unit, settle_unit
 from semel.policy import Command
 from semel.telemetry import Observer
@@ -206,6 +207,8 @@ class Engine:
             if type(verdict) in IN_OTHER_TERMS and claim.kept is None:
                 verdict = self._performer.drive(claim_recast(self.store, claim, verdict, command.under))
             return verdict if claim.request is None else self._performer.keep_request(claim, verdict)
+        except StoreReadOnly as refusal:
+            return self._performer.drive(look_instead(self.store, claim, command.under, refusal))
         except Exception as error:
             # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
             if isinstance(error, StoreTimeout) or not isinstance(error, SemelError):

@@ -37,6 +37,7 @@ RECEIVERS: Final = ("self", "cls", "mcs")
 _HTTP_ONLY: Final = {
     "key_from": "give key= a path of the arguments",
     "reference_from": "run the command by engine.run with a Command, which takes a business_ref",
+    "reference_scope": "run the command by engine.run with a Command, which takes a business_ref",
     "fingerprint": "give include= or exclude=",
     "fingerprints_known": "a parameter that was added with a default is understood without it",
     "on_error": "declare the exceptions that are answers: replays=(...)",

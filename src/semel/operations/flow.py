@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from semel.core import atomic_flow as atomic
-from semel.core.command_flow import Under, recast
+from semel.core.command_flow import Under, look_instead, recast
 from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.model import (
@@ -29,7 +29,7 @@ from semel.core.model import (
 )
 from semel.core.outcomes import Outcome, Succeeded
 from semel.core.requests import Begin, Perform, Rollback, Unit, Within
-from semel.errors import StoreError
+from semel.errors import StoreError, StoreReadOnly
 from semel.operations.store import Operations
 from semel.operations.tracking import Held, Keeping, store_for
 from semel.policy import Policy
@@ -70,6 +70,8 @@ def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) ->
         return (yield from atomic.claim_unit(store_for(store, claim), claim, under, begin))
     except Held as held:
         return held.verdict, None
+    except StoreReadOnly as refusal:
+        return (yield from look_instead(store, claim, under, refusal)), None
 
 
 def settle_unit(

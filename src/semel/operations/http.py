@@ -86,7 +86,10 @@ class _Queries:
         names = tuple(dict.fromkeys(name for name in asked.get("operation") or self._names() if name))
         secret = self._core.id_secret
         if "reference" in asked:
-            refs = tuple(reference_id(caller.tenant, name, asked["reference"][0], secret) for name in names)
+            ref, whose = asked["reference"][0], (caller.id, None)  # the caller's own, or the tenant's
+            refs = tuple(
+                reference_id(caller.tenant, name, ref, secret, caller=each) for name in names for each in whose
+            )
             return Asked(caller, "reference", refs)
         keys = [key.encode("utf-8", "replace") for key in asked.get("key", [])]
         try:
@@ -109,8 +112,9 @@ class _Queries:
         if asked.what == "key":
             seen = yield from find_operations(store, asked.ids)
         elif asked.what == "reference":
-            for ref in asked.ids:
-                seen.append((yield from find_operation(store, ref_id=ref)))
+            for own, shared in zip(asked.ids[::2], asked.ids[1::2], strict=True):
+                of_caller = yield from find_operation(store, ref_id=own)
+                seen.append(of_caller if of_caller[1] else (yield from find_operation(store, ref_id=shared)))
         else:
             seen.append((yield from find_operation(store, operation_id=asked.ids[0])))
         found: list[Found] = []

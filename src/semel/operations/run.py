@@ -36,11 +36,15 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A business reference in its place."""
+    """A business reference in its place.
+
+    Parameters: ``caller`` whose own it is, where the operation has ``reference_scope="caller"``.
+    """
 
     tenant: str
     operation: str
     business_ref: str
+    caller: str | None = None
 
 
 def find_execution(engine: Engine, name: str | Reference) -> Execution | None:
@@ -73,7 +77,7 @@ async def find_execution_async(engine: AsyncEngine, name: str | Reference) -> Ex
 
 def _find(store: Store, secret: bytes | None, name: str | Reference) -> Flow[Execution | None]:
     if isinstance(name, Reference):
-        ref_id = reference_id(name.tenant, name.operation, name.business_ref, secret)
+        ref_id = reference_id(name.tenant, name.operation, name.business_ref, secret, caller=name.caller)
         record, operation = yield from find_operation(store, ref_id=ref_id)
     else:
         raw = uuid_bytes(name)

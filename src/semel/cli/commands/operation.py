@@ -28,6 +28,9 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument("--ref", help="the business reference, with --operation and --tenant")
     parser.add_argument("--operation", help="with --ref: the operation's name")
     parser.add_argument("--tenant", help="with --ref: whose it is")
+    parser.add_argument(
+        "--caller", help="with --ref: whose own it is, where the operation has reference_scope='caller'"
+    )
     parser.set_defaults(run=run)
 
 
@@ -61,7 +64,7 @@ def _name(options: argparse.Namespace) -> str | Reference:
     for part in ("operation", "tenant"):
         if not getattr(options, part):
             raise UsageFailed(f"--{part} is missing: a reference means something only within operation and tenant")
-    return Reference(options.tenant, options.operation, options.ref)
+    return Reference(options.tenant, options.operation, options.ref, options.caller)
 
 
 def _document(found: Execution) -> dict[str, Json]:

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.errors import ConfigurationError, SchemaError, StatementRefused, StoreError, StoreTimeout, StoreUnavailable
+from semel.errors import (
+    ConfigurationError,
+    SchemaError,
+    StatementRefused,
+    StoreError,
+    StoreReadOnly,
+    StoreTimeout,
+    StoreUnavailable,
+)
 
 LOCK_WAIT_TIMEOUT: Final = 1205
 CONFLICTS: Final = frozenset({1213, 1020})  # deadlock; changed since this transaction's snapshot: all of it rolled back
@@ -47,7 +55,8 @@ _UNDECIDED: Final = frozenset(  # the connection or the commit ended under the s
     {1053, 1079, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1317, 1927, 1969}
 )
 # The server takes no writes, or none at all: where a name leads to another one by now, that is found by connecting.
-_TAKEN_OVER: Final = frozenset({1047, 1290, 1792, 1836})
+_READ_ONLY: Final = frozenset({1290, 1792, 1836})
+_TAKEN_OVER: Final = frozenset({1047, *_READ_ONLY})
 
 
 class Lost(Exception):
@@ -100,7 +109,8 @@ def store_error(error: Refused) -> StoreError | SchemaError:
     remedy = _REMEDIES.get(error.code, "run: semel doctor")
     if error.code == 1142 and error.text.startswith(_MIGRATING):
         remedy = "who migrates needs more than the service does: GRANT CREATE, ALTER, INDEX on the database"
-    return StatementRefused(f"MariaDB: {_line(error.text)} [{error.code}] ({remedy})")
+    refusal = StoreReadOnly if error.code in _READ_ONLY else StatementRefused
+    return refusal(f"MariaDB: {_line(error.text)} [{error.code}] ({remedy})")
 
 
 def lost(error: Exception | None = None) -> StoreTimeout:

@@ -10,11 +10,20 @@ from __future__ import annotations
 from typing import Final
 
 from semel.engine.backend import shown_url
-from semel.errors import HandlerRefused, SchemaError, StatementRefused, StoreError, StoreTimeout, StoreUnavailable
+from semel.errors import (
+    HandlerRefused,
+    SchemaError,
+    StatementRefused,
+    StoreError,
+    StoreReadOnly,
+    StoreTimeout,
+    StoreUnavailable,
+)
 from semel.stores.failures import BROKEN_RULE, WENT_ON
 
+READ_ONLY: Final = "25006"
 _REMEDIES: Final = {
-    "25006": "the server is read-only (a standby, or a failover is on its way): point the URL at the primary",
+    READ_ONLY: "the server is read-only (a standby, or a failover is on its way): point the URL at the primary",
     "28000": "the server refuses this user: check the URL's user and pg_hba.conf",
     "28P01": "the password is wrong: check the URL",
     "3D000": "the database does not exist: create it, or check the URL",
@@ -60,7 +69,8 @@ def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
         return HandlerRefused(WENT_ON)
     if sqlstate.startswith(_OF_THE_HANDLER):
         return HandlerRefused(f"PostgreSQL: {text} ({BROKEN_RULE})")
-    return StatementRefused(f"PostgreSQL: {text} ({_REMEDIES.get(sqlstate, 'run: semel doctor')})")
+    refusal = StoreReadOnly if sqlstate == READ_ONLY else StatementRefused
+    return refusal(f"PostgreSQL: {text} ({_REMEDIES.get(sqlstate, 'run: semel doctor')})")
 
 
 def is_conflict(error: BaseException | None) -> bool:

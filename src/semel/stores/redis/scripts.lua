@@ -4,7 +4,7 @@
 -- numbers by stores/redis/layout.py, since a table of places would be made anew at every call.
 --
 -- "flags" says allow-oom where a full server must not stand in the way: a command that has begun may end, and what is
--- over may go. It also makes a replica refuse the script. A claim has none: what is there is still replayed by a full
+-- over may go. It also makes a replica refuse the script, which "no-writes" does not. A claim has none: what is there is still replayed by a full
 -- server, and its first write is refused.
 
 -- name: prelude
@@ -21,7 +21,7 @@ local function readable(record)
 end
 
 -- name: look
--- flags: allow-oom
+-- flags: no-writes
 -- KEYS: record. The time to decide by, and the record.
 return {time(ARGV[1]), redis.call('GET', KEYS[1])}
 
@@ -140,7 +140,7 @@ redis.call('ZREM', KEYS[5], ARGV[2])
 return redis.call('ZREM', KEYS[3], ARGV[2])
 
 -- name: due
--- flags: allow-oom
+-- flags: no-writes
 -- KEYS: due. The time, and the records whose lapse is due, the oldest lease first.
 local now = time(ARGV[1])
 return {now, redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[2])}
