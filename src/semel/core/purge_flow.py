@@ -73,8 +73,8 @@ def purge_all(
 
     Parameters: ``chunk`` how many rows one store call looks at; ``keep_events_us`` how long published events are kept,
     None where their relay forgets them, which knows how long; ``progress`` is told the sums of the walk over the
-    records; ``tell`` each kind as soon as it is done, so that what failed behind it is not all that is known; ``bulks`` the only ones
-    whose items may go, by operation id, None for every one.
+    records; ``tell`` each kind as soon as it is done, so that what failed behind it is not all that is known;
+    ``bulks`` the only ones whose items may go, by operation id, None for every one.
     """
     walked = yield from purge_walk(store, chunk, progress)
     tell("answers", walked.answers_dropped)
