@@ -6,6 +6,7 @@ from typing import Final
 
 from guarantee_pages.asked import NOW, SECOND, begun, claim_of
 from guarantee_pages.markdown import table
+from semel.admin.describe import shown_state
 from semel.core.command_flow import settlement
 from semel.core.decide import TABLE, Situation, decide, first_grant, lapsed_situation
 from semel.core.model import Answer, Effects, Settled, State
@@ -17,7 +18,7 @@ from semel.policy import Policy
 
 def situations() -> str:
     """The state × verdict table, line by line."""
-    rows = ((found.value, f"**{rule.verdict.__name__}**", rule.why) for found, rule in TABLE.items())
+    rows = ((_situation(found), f"**{rule.verdict.__name__}**", rule.why) for found, rule in TABLE.items())
     return table(("what the attempt meets", "verdict", "why"), rows)
 
 
@@ -36,6 +37,11 @@ ENDS: Final = (
     "a crash, or a lease that lapsed",
 )
 _STATUS: Final = {ENDS[0]: 201, ENDS[1]: 303, ENDS[2]: 409, ENDS[3]: 429, ENDS[4]: 500, ENDS[5]: 500}
+
+
+def _situation(found: Situation) -> str:
+    """What the row is called: as operators read it."""
+    return shown_state(found.value)
 
 
 def ends() -> str:
@@ -77,7 +83,7 @@ def _after(policy: Policy, outcome: Outcome) -> str:
     reply, after = settled_row(row, word, NOW)
     assert isinstance(reply, Settled)
     assert after is not None
-    state = State(after.state).name if after.lease_until else "lease given back"
+    state = shown_state(State(after.state).name) if after.lease_until else "lease given back"
     verdict = type(decide(after, claim_of(policy, 2), NOW + SECOND)).__name__
     return f"{state} → **{verdict}**"
 
@@ -88,5 +94,5 @@ def after_crash(policy: Policy) -> str:
     row = begun(policy)
     found = lapsed_situation(row, row.lease_until)
     reaped = lapsed_row(row, row.lease_until)
-    state = "PROCESSING, lapsed" if reaped is None else State(reaped.state).name
+    state = "PROCESSING, lapsed" if reaped is None else shown_state(State(reaped.state).name)
     return f"{state} → **{TABLE[found].verdict.__name__}**"

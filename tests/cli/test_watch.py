@@ -11,12 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from semel.admin import snapshot as watched
 from semel.cli.commands import watch as watching
+from semel.cli.main import main
 from tests.cli.conftest import HOUR_US, Ran, Shelf
+from tests.cli.everything import fill, fresh
 
 Run = Callable[..., Ran]
 
@@ -177,3 +180,24 @@ def test_a_terminal_is_redrawn(shelf: Shelf) -> None:
     [row, *_] = [line for line in shown.split(b"\r\n") if lost.encode() in line] or [b"a cut id finds nothing"]
     assert row.endswith("…\x1b[K".encode()), "what is cut is marked"
     assert b"`replays` event" in shown
+
+
+def test_the_backlog_of_outbox_and_inbox_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = fresh(f"sqlite:///{tmp_path / 'all.db'}")
+    assert main(["watch", "--count", "1", "--url", url]) == 0
+    quiet = capsys.readouterr().out
+    assert "events" not in quiet
+    assert "messages" not in quiet
+    fill(url)
+    assert main(["watch", "--count", "1", "--url", url]) == 0
+    told = capsys.readouterr().out
+    assert "4 events waiting (oldest " in told
+    assert "1 events parked" in told
+    assert "1 messages tried" in told
+    assert "1 messages parked (oldest " in told
+    assert main(["watch", "--count", "1", "--json", "--url", url]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["events"]["waiting"], document["events"]["parked"]) == (4, 1)
+    assert document["events"]["oldestSeconds"] >= 0
+    assert (document["messages"]["tried"], document["messages"]["parked"]) == (1, 1)
+    assert document["messages"]["oldestParkedSeconds"] >= 0

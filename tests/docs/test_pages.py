@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import runpy
 import tomllib
@@ -15,9 +16,12 @@ import pytest
 
 from semel.bulk.http import KINDS as BULK_KINDS
 from semel.cli.main import grammar
+from semel.core.model import Effects, State
+from semel.http.asgi import SemelMiddleware as AsgiMiddleware
 from semel.http.fingerprint.recipe import Recipe
 from semel.http.problems import KINDS, MIDDLEWARE_KINDS, Kind
 from semel.http.settings import HttpSettings
+from semel.http.wsgi import SemelMiddleware as WsgiMiddleware
 from semel.operations.http import BAD_QUERY, NOT_FOUND
 from semel.policy import REPLAY_HEADERS, Policy
 from semel.reference.settings import Settings
@@ -25,6 +29,7 @@ from semel.telemetry import EVENTS
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors, blocks, documents, links, maker, name_of
 from tests.nemeses.lines import LOSING, SOUND
 
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 RECORDS = sorted((DOCS / "internals/decisions").glob("*.md"))
 
 
@@ -197,6 +202,47 @@ def test_options_of_the_command_line_exist() -> None:
     pages = page("operating.md") + page("cli.md")
     written = set(re.findall(r"`(--[a-z][a-z-]*)", pages))
     assert written <= known
+
+
+def test_every_option_of_every_command_is_in_the_table() -> None:
+    _, commands = grammar()
+    common = {"--help", "--url", "--json"}
+    rows = re.findall(r"^\| (\w+) \| (.*) \|$", page("cli.md").partition("## Every option")[2], flags=re.MULTILINE)
+    written = {name: set(re.findall(r"`(--[\w-]+)`", options)) for name, options in rows if name != "command"}
+    assert written == {
+        name: {each for each in parser.spellings() if each.startswith("--")} - common
+        for name, parser in commands.choices.items()
+    }
+
+
+def test_the_settings_of_an_application_are_those_of_the_code() -> None:
+    """Every keyword is in one row, with its real default."""
+    both, _, own = page("settings.md").partition("## How an operation")[0].partition("What only one of them has")
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", both, flags=re.MULTILINE))
+    settings = {field.name: field for field in fields(HttpSettings) if field.init}
+    assert set(rows) == set(settings)
+    plain = {name: field.default for name, field in settings.items() if isinstance(field.default, str | int | float)}
+    shown = {name: f'"{value}"' if isinstance(value, str) else f"{value:g}" for name, value in plain.items()}
+    assert {name: rows[name].strip("`") for name in plain} == shown
+    of_one = re.findall(r"^\| `(\w+)` \| ([^|]*) \| ([^|]*) \|", own, flags=re.MULTILINE)
+    known = {
+        where: {name: each.default for name, each in inspect.signature(kind).parameters.items() if each.kind is KEYWORD}
+        for where, kind in (("the ASGI middleware", AsgiMiddleware), ("the WSGI middleware", WsgiMiddleware))
+    }
+    written: dict[str, dict[str, object]] = {where: {} for where in known}
+    for name, of, default in of_one:
+        for where in known if of == "both middlewares" else (of,):
+            written[where][name] = default
+    assert written == {where: {name: str(value) for name, value in each.items()} for where, each in known.items()}
+
+
+def test_every_term_of_the_glossary_is_there_once_and_in_order() -> None:
+    terms = re.findall(r"^\| ([^|]+?) \|", page("glossary.md"), flags=re.MULTILINE)[2:]
+    assert terms == sorted(terms, key=str.lower)
+    assert len(terms) == len(set(terms))
+    assert {state.name for state in State} - {"FAILED_NOT_REPLAYABLE"} <= set(terms)  # which people read as RETRYABLE
+    assert {effects.name for effects in Effects} <= set(terms)
+    assert {"RETRYABLE", "permit", "record"} <= set(terms)
 
 
 def test_variables_of_the_service_are_documented() -> None:

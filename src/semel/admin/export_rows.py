@@ -1,4 +1,4 @@
-"""Rows beside records as `semel export` writes them: operations, bulks and items, events, messages.
+"""Records, and rows beside them, as `semel export` writes them: operations, bulks and items, events, messages.
 
 What an event or an item holds leaves only where it is asked for, as a record's answer does; a request never.
 """
@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from typing import Any, Final
 
-from semel.admin.describe import time_text
+from semel.admin.describe import record_document, time_text
 from semel.admin.move_rows import pages_of
 from semel.bulk.rules import ItemState
 from semel.cli.exits import UsageFailed
 from semel.cli.terminal import Json
 from semel.core.damage import damage_of, mended
 from semel.core.identity import uuid_text
-from semel.core.model import State
+from semel.core.model import AnswerKind, Record, State
+from semel.core.record import answer_of
 from semel.engine.sync_engine import Engine
 from semel.operations.flow import is_kept_by
 from semel.outbox.rules import unpack_headers
@@ -26,6 +27,26 @@ from semel.stores.sql.tables import BULKS, EVENTS, ITEMS, MESSAGES, OPERATIONS, 
 Document = dict[str, Json]
 Damaged = Callable[[str, str], None]  # a row's name, and what is wrong with it
 Values = Mapping[str, Any]
+# What `show` says and an export does not: whoever has a fingerprint may try out requests.
+_LEFT_OUT: Final = ("fingerprint", "nextAttempt", "audit", "ageSeconds", "bodyBytes")
+
+
+def document_of(record: Record, now: int) -> dict[str, Json]:
+    """A record as it is exported: what `show` says of it, less what follows from the moment and what could be tried."""
+    return {name: value for name, value in record_document(record, now, []).items() if name not in _LEFT_OUT}
+
+
+def answer_document(record: Record) -> dict[str, Json]:
+    """The stored answer; a body that is no text comes in base64. Empty where none is stored, or it is damaged."""
+    answer = answer_of(record) if record.answer_kind == AnswerKind.KEPT else None
+    if answer is None:
+        return {"answerHeaders": None, "answerBody": None, "answerBodyBase64": None}
+    headers: Json = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in answer.headers]
+    try:
+        text, encoded = answer.body.decode("utf-8"), None
+    except UnicodeDecodeError:
+        text, encoded = None, base64.b64encode(answer.body).decode("ascii")
+    return {"answerHeaders": headers, "answerBody": text, "answerBodyBase64": encoded}
 
 
 def documents(engine: Engine, kind: str, *, contents: bool, damaged: Damaged) -> Iterator[Document]:

@@ -16,6 +16,10 @@ from semel.cli.terminal import Json, columns, span_text
 from semel.core.identity import uuid_text
 from semel.core.model import OPEN_STATES, Find, Record, State
 from semel.engine.sync_engine import Engine
+from semel.inbox.store import Backlog, InboxRows
+from semel.operations.flow import is_kept_by
+from semel.outbox.store import Depth, Events
+from semel.stores.sql.dialect import dialect_of
 
 PAGE: Final = 200
 COUNTED_MAX: Final = 2_000  # a look must not become a burden: beyond this it says "at least"
@@ -36,6 +40,8 @@ class Look:
     newest: tuple[Record, ...]
     more: bool
     more_new: bool
+    events: Depth | None = None  # of the outbox, and of the inbox; None where the store keeps none
+    messages: Backlog | None = None
 
     @property
     def lapsed(self) -> tuple[Record, ...]:
@@ -61,7 +67,12 @@ def look(engine: Engine, before: Look | None) -> Look:
     store_id = "" if identity is None else identity.store_id
     known = before if before is not None and before.store_id == store_id else None
     newest, more_new = _newest(engine, known)
-    return Look(store_id, now, counts, open_, unknown, newest, more_open or more_unknown, more_new)
+    events = messages = None
+    if is_kept_by(engine.store):
+        events = engine.perform("events", Events(dialect_of(engine.store, "events")).depth)
+        messages = engine.perform("inbox", InboxRows(engine.store, "", 1, 0).backlog)
+    more = more_open or more_unknown
+    return Look(store_id, now, counts, open_, unknown, newest, more, more_new, events, messages)
 
 
 def _some(engine: Engine, query: Find) -> tuple[tuple[Record, ...], bool, int]:
@@ -123,7 +134,23 @@ def document(seen: Look, changed: Change | None) -> dict[str, Json]:
         "newRecords": None if changed is None else changed.new,
         "newRecordsAtLeast": None if changed is None else changed.more_new,
         "settledNet": None if changed is None else changed.settled,
+        "events": _events_document(seen.events),
+        "messages": _messages_document(seen.messages),
     }
+
+
+def _events_document(depth: Depth | None) -> Json:
+    if depth is None:
+        return None
+    oldest = round(depth.oldest_us / 1_000_000, 3) if depth.waiting else None
+    return {"waiting": depth.waiting, "oldestSeconds": oldest, "parked": depth.parked}
+
+
+def _messages_document(backlog: Backlog | None) -> Json:
+    if backlog is None:
+        return None
+    oldest = round(backlog.parked_us / 1_000_000, 3) if backlog.parked else None
+    return {"tried": backlog.tried, "parked": backlog.parked, "oldestParkedSeconds": oldest}
 
 
 def line(seen: Look, changed: Change | None) -> str:
@@ -136,9 +163,24 @@ def line(seen: Look, changed: Change | None) -> str:
         f"{least}{len(seen.open)} open{age}",
         f"{len(seen.lapsed)} lapsed",
         f"{least}{len(seen.unknown)} unknown",
+        *_backlog(seen),
         *_rates(changed),
     ]
     return f"{(time_text(seen.now) or '')[:19]}Z  {', '.join(parts)}"
+
+
+def _backlog(seen: Look) -> list[str]:
+    """What waits in the outbox and the inbox; nothing where nothing does."""
+    parts = []
+    if seen.events is not None and seen.events.waiting:
+        parts.append(f"{seen.events.waiting} events waiting (oldest {span_text(seen.events.oldest_us)})")
+    if seen.events is not None and seen.events.parked:
+        parts.append(f"{seen.events.parked} events parked")
+    if seen.messages is not None and seen.messages.tried:
+        parts.append(f"{seen.messages.tried} messages tried")
+    if seen.messages is not None and seen.messages.parked:
+        parts.append(f"{seen.messages.parked} messages parked (oldest {span_text(seen.messages.parked_us)})")
+    return parts
 
 
 def _rates(changed: Change | None) -> list[str]:

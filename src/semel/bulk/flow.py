@@ -7,7 +7,7 @@ window of items at a time, together with the outcomes of the window before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -323,12 +323,15 @@ def _doubtful(run: BulkRun) -> Flow[None]:
 # --- retention ------------------------------------------------------------------------------------
 
 
-def purge_items(store: Store, chunk: int) -> Flow[Purged]:
-    """Forget the items of bulks whose record is forgotten, chunk by chunk; how many rows."""
+def purge_items(store: Store, chunk: int, only: Collection[bytes] | None = None) -> Flow[Purged]:
+    """Forget the items of bulks whose record is forgotten, chunk by chunk; how many rows.
+
+    Parameters: ``only`` these bulks, by operation id; None for every one.
+    """
     items = Items(store)
     forgotten = 0
     while True:
-        done = yield from ask(Perform("purge_items", lambda: items.forget(chunk)))
+        done = yield from ask(Perform("purge_items", lambda: items.forget(chunk, only)))
         if not done.forgotten:
             return Purged(forgotten, 0, forgotten, None)
         forgotten += done.forgotten

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from semel.bulk.rules import ItemOutcome, ItemState, Tally
@@ -20,6 +20,7 @@ from semel.stores.sql.statements import Execute, Query, Row, Value
 
 NOUN: Final = "items"
 PUT_MAX: Final = 500
+ORPHANS_MAX: Final = 1000  # looked at for those that an archive has; what is behind them is left to the next purge
 PUT_BYTES_MAX: Final = 1024 * 1024  # about; it is written down as four times as much at most
 
 
@@ -160,12 +161,15 @@ class Items:
             for state, code, retryable, count in rows
         ]
 
-    def forget(self, chunk: int) -> Flow[Purged]:
-        """Forget a chunk of items whose bulk's record is gone; nothing is forgotten where none is left."""
-        orphans = yield from self._dialect.rows(self._sql["orphans"], {"limit": 1})
+    def forget(self, chunk: int, only: Collection[bytes] | None = None) -> Flow[Purged]:
+        """Forget a chunk of items whose bulk's record is gone; nothing is forgotten where none is left.
+
+        Parameters: ``only`` these bulks, by operation id; None for every one.
+        """
+        orphans = yield from self._dialect.rows(self._sql["orphans"], {"limit": 1 if only is None else ORPHANS_MAX})
         gone = 0
-        if orphans:
-            id = orphans[0][0]
+        id = next((id for (id,) in orphans if only is None or id in only), None)
+        if id is not None:
             gone = yield from self._dialect.write(self._sql["forget_items"], {"operation_id": id, "limit": chunk})
             if gone == 0:
                 gone = yield from self._dialect.write(self._sql["forget_bulk"], {"operation_id": id})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -15,12 +16,13 @@ class WholeFile:
     """Writes text to a file that is put in its place by :meth:`keep`; without that nothing is left behind.
 
     Parameters: ``path`` of the file; ``name`` of the argument that gave it, for messages; ``replace`` a file that
-    is there. Only its owner may read it.
+    is there; ``remedy`` what to do where one is. Only its owner may read it.
 
     Raises UsageFailed where the file cannot be made, CommandFailed where one is there that must not be replaced.
     """
 
-    def __init__(self, path: str, name: str, *, replace: bool) -> None:
+    def __init__(self, path: str, name: str, *, replace: bool, remedy: str = "--force replaces it") -> None:
+        self._remedy = remedy
         self._name = name
         self._replace = replace
         self._target = Path(os.path.realpath(path))  # where a link leads, not the link, is replaced
@@ -52,9 +54,20 @@ class WholeFile:
         os.fsync(self._file.fileno())
         self._refuse_what_is_there()
         if not self._replace and self._linked():
-            return  # the second name, which is the temporary one, goes with the context
+            self._keep_name()  # the second name, which is the temporary one, goes with the context
+            return
         os.replace(self._temporary, self._target)
         self._temporary = None
+        self._keep_name()
+
+    def _keep_name(self) -> None:
+        """Make the file's name durable, where the system lets a folder be flushed."""
+        with suppress(PermissionError):  # Windows
+            folder = os.open(self._target.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     def _linked(self) -> bool:
         """Give the file its name if nobody else has it by now; False on file systems without hard links."""
@@ -68,7 +81,7 @@ class WholeFile:
         return True
 
     def _in_the_way(self) -> str:
-        return f"refused: {self._name} {self._target} is there already; --force replaces it"
+        return f"refused: {self._name} {self._target} is there already; {self._remedy}"
 
     def _refuse_what_is_there(self) -> None:
         try:

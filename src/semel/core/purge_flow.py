@@ -7,7 +7,7 @@ UNKNOWN, parked or waits to be published never goes. The reaper and ``semel purg
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 from semel.bulk.flow import purge_items
@@ -67,12 +67,14 @@ def purge_all(
     keep_events_us: int | None = int(KEEP_EVENTS_SECONDS * 1_000_000),
     progress: Callable[[Purged], None] = _unobserved,
     tell: Callable[[str, int], None] = _untold,
+    bulks: Collection[bytes] | None = None,
 ) -> Flow[PurgedAll]:
     """Forget everything whose time is over; the sums.
 
     Parameters: ``chunk`` how many rows one store call looks at; ``keep_events_us`` how long published events are kept,
     None where their relay forgets them, which knows how long; ``progress`` is told the sums of the walk over the
-    records; ``tell`` each kind as soon as it is done, so that what failed behind it is not all that is known.
+    records; ``tell`` each kind as soon as it is done, so that what failed behind it is not all that is known;
+    ``bulks`` the only ones whose items may go, by operation id, None for every one.
     """
     walked = yield from purge_walk(store, chunk, progress)
     tell("answers", walked.answers_dropped)
@@ -82,7 +84,7 @@ def purge_all(
         return total
     kinds: dict[str, Flow[Purged]] = {
         "operations": purge_operations(store, chunk),
-        "items": purge_items(store, chunk),  # after the records: those of the ones that went just now go, too
+        "items": purge_items(store, chunk, bulks),  # after the records: those of the ones that went just now go, too
         "messages": purge_messages(store, chunk),
     }
     if keep_events_us is not None:

@@ -10,6 +10,7 @@ from threading import Barrier
 from typing import Any, Final
 from uuid import uuid4
 
+from semel.admin.describe import shown_state
 from semel.cli.terminal import Json, Output
 from semel.reference.demo_stage import LOOK_SECONDS, Seen, Stage
 
@@ -155,7 +156,7 @@ def _made_visible(stage: Stage, teller: Teller, lost: dict[str, _Lost]) -> None:
         unknown = stage.operator.run("list", "--state", "unknown")[1].get("records", [])
     waited = time.monotonic() - lost["before"].at
     for record in unknown:
-        teller.saw(f"semel list: {record['state']} {record['operation']} {record['operationId']}")
+        teller.saw(f"semel list: {shown_state(record['state'])} {record['operation']} {record['operationId']}")
     teller.expect(f"both are UNKNOWN, {waited:.1f} s after the last kill (the lease is 5 s)", len(unknown) == len(lost))
     for moment, paid in lost.items():
         answer = stage.client.post("/payments", paid.key, paid.body)
@@ -188,7 +189,8 @@ def _settled(stage: Stage, teller: Teller, lost: dict[str, _Lost]) -> str:
             teller.saw(f"semel settle: {why.get('error')}")
             teller.expect("the command line does not settle what may still be running", refused == 1)
         code, settled = stage.operator.run(*word, "--force")
-        teller.saw(f"semel settle --force (the worker is known to be dead): {settled.get('state')}")
+        state = shown_state(str(settled.get("state")))
+        teller.saw(f"semel settle --force (the worker is known to be dead): {state}")
         teller.expect("it is settled, with its reason in the audit trail", code == 0)
     return answer
 

@@ -7,15 +7,13 @@ leave only where they are asked for.
 from __future__ import annotations
 
 import argparse
-import base64
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
 from io import StringIO
 from typing import Final
 
-from semel.admin.describe import record_document
-from semel.admin.export_rows import KINDS, columns, documents
+from semel.admin.export_rows import KINDS, answer_document, columns, document_of, documents
 from semel.admin.filters import add_filters, pages, query_of
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
@@ -23,16 +21,13 @@ from semel.cli.open_store import opened
 from semel.cli.progress import Progress, add_progress
 from semel.cli.terminal import Json, Output
 from semel.cli.whole_file import WholeFile
-from semel.core.model import AnswerKind, Find, Record
-from semel.core.record import answer_of
+from semel.core.model import Find, Record
 from semel.engine.sync_engine import Engine
 from semel.telemetry import safe
 
 # An answer may have a megabyte: few are read at once.
 ANSWERS_AT_ONCE: Final = 8
 DAMAGED_SHOWN_MAX: Final = 5
-# What `show` says and an export does not: whoever has a fingerprint may try out requests.
-_LEFT_OUT: Final = ("fingerprint", "nextAttempt", "audit", "ageSeconds", "bodyBytes")
 # A spreadsheet takes a cell that begins so for a formula, and runs it.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # also full-width
 
@@ -143,24 +138,6 @@ def _documents(engine: Engine, query: Find, *, answers: bool) -> Iterator[Docume
             for whole in engine.perform("read", lambda ids=ids: engine.store.read(ids)):  # type: ignore[misc]
                 if whole is not None:  # purged between the two looks
                     yield {**document_of(whole, page.now), **answer_document(whole)}
-
-
-def document_of(record: Record, now: int) -> dict[str, Json]:
-    """A record as it is exported: what `show` says of it, less what follows from the moment and what could be tried."""
-    return {name: value for name, value in record_document(record, now, []).items() if name not in _LEFT_OUT}
-
-
-def answer_document(record: Record) -> dict[str, Json]:
-    """The stored answer; a body that is no text comes in base64. Empty where none is stored, or it is damaged."""
-    answer = answer_of(record) if record.answer_kind == AnswerKind.KEPT else None
-    if answer is None:
-        return {"answerHeaders": None, "answerBody": None, "answerBodyBase64": None}
-    headers: Json = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in answer.headers]
-    try:
-        text, encoded = answer.body.decode("utf-8"), None
-    except UnicodeDecodeError:
-        text, encoded = None, base64.b64encode(answer.body).decode("ascii")
-    return {"answerHeaders": headers, "answerBody": text, "answerBodyBase64": encoded}
 
 
 def _lines(write: Write) -> Callable[[Document], None]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 
+from semel.admin.archive import Archive, judged_at
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
-from semel.cli.exits import Exit
+from semel.cli.exits import Exit, UsageFailed
 from semel.cli.open_store import opened
 from semel.cli.progress import Progress, add_progress
 from semel.cli.terminal import Output, span_text
+from semel.cli.whole_file import WholeFile
 from semel.core.clock import unexplained_gap
 from semel.core.flow import perform
 from semel.core.model import Find, Purged
@@ -29,7 +32,7 @@ def add(commands: Commands[Parser]) -> None:
         commands,
         "purge",
         "drop expired answers and forget everything whose time is over",
-        "semel purge\nsemel purge --chunk 100 --json",
+        "semel purge\nsemel purge --chunk 100 --json\nsemel purge --archive purged-2026-11.jsonl",
         "Safe beside live traffic. What is open, UNKNOWN, parked or waits to be published is never purged. The service "
         "and semel worker do this hourly by themselves.",
     )
@@ -47,6 +50,11 @@ def add(commands: Commands[Parser]) -> None:
         help="how long published events are kept, as of semel worker (default a day)",
     )
     parser.add_argument(
+        "--archive",
+        metavar="FILE",
+        help="write everything that is forgotten, with its answers, to a new file of JSON lines first",
+    )
+    parser.add_argument(
         "--clock-is-right",
         action="store_true",
         help="purge although the newest record is more than a day old; without it a wrong clock could forget every key",
@@ -56,30 +64,58 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Walk the store once."""
+    """Walk the store once; where an archive is wanted, only once that is on the disk."""
+    if options.archive == "-":
+        raise UsageFailed("--archive must be a file: what stdout leads to may lose what the purge has forgotten")
     with opened(options) as engine:
+        if not options.clock_is_right:
+            _check_clock(engine)
+        known = sum(engine.perform("counts", engine.store.counts).values())
+        archive, archived = _archive(engine, options, known) if options.archive else (None, 0)
+        progress = Progress("purge", asked=options.progress, total=known)
 
         def answer(needed: object) -> Purged:
             assert isinstance(needed, Perform)
             began = time.monotonic()
-            done: Purged = engine.perform(needed.verb, needed.make)
+            make = needed.make if archive is None else judged_at(archive.now, needed.make)
+            done: Purged = engine.perform(needed.verb, make)
             time.sleep(rest_seconds(done, time.monotonic() - began))
             return done
 
-        if not options.clock_is_right:
-            _check_clock(engine)
-        known = sum(engine.perform("counts", engine.store.counts).values())
-        progress = Progress("purge", asked=options.progress, total=known)
-
-        def told(so_far: Purged) -> None:
+        def tell(so_far: Purged) -> None:
             progress.tell(so_far.scanned, _work(so_far.answers_dropped, so_far.forgotten))
 
-        total = perform(purge_all(engine.store, options.chunk, options.keep * 1_000_000, told), answer)
+        bulks = None if archive is None else archive.bulks
+        total = perform(purge_all(engine.store, options.chunk, _keep_us(options), tell, bulks=bulks), answer)
         progress.end()
     counted = {"scanned": total.scanned, "answersDropped": total.answers, "recordsForgotten": total.records}
-    out.document({**counted, **{f"{name}Forgotten": getattr(total, name) for name in _BESIDE}})
+    beside = {f"{name}Forgotten": getattr(total, name) for name in _BESIDE}
+    written = {"archive": options.archive, "archived": archived} if options.archive else {}
+    out.document({**counted, **beside, **written})
+    if options.archive:
+        out.say(f"archived: {archived} rows to {options.archive}")
     out.say(f"purged: {total.scanned} looked at, {_work(total.answers, total.records)}{_beside(total)}")
     return Exit.OK
+
+
+def _keep_us(options: argparse.Namespace) -> int:
+    return int(options.keep) * 1_000_000
+
+
+def _archive(engine: Engine, options: argparse.Namespace, known: int) -> tuple[Archive, int]:
+    """Write what the purge will forget to a file that is whole and on the disk; how many rows."""
+    archive = Archive(engine, _keep_us(options))
+    progress = Progress("archive", asked=options.progress, total=known)
+    count = 0
+    remedy = "an archive is never replaced, give another name"
+    with WholeFile(options.archive, "--archive", replace=False, remedy=remedy) as file:
+        for document in archive.documents():
+            file.write(json.dumps(document) + "\n")
+            count += 1
+            progress.tell(count)
+        file.keep()
+    progress.end()
+    return archive, count
 
 
 def _check_clock(engine: Engine) -> None:
