@@ -25,7 +25,7 @@ _LEVELS: Final[Mapping[str, Level]] = {
 
 
 def look_at_tables(engine: Engine) -> Finding | None:
-    """The finding on the tables that an ATOMIC transaction cannot vouch for; None where the store has no such server."""
+    """The finding on the tables that an ATOMIC transaction cannot vouch for; None of a store without a server."""
     match engine.store:
         case PostgresStore():
             return doctor_postgres.look_at_tables(engine)
