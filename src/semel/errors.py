@@ -23,6 +23,7 @@ The first split is whose fault it is, the second whether the same call may be re
     │   ├── OutcomeUnknownError
     │   ├── KeyExpiredError
     │   ├── NotReplayableError
+    │   ├── ReferenceTakenError
     │   └── RecordUnreadableError
     ├── StoreError                the store's: may be repeated with the same key
     │   ├── StoreUnavailable      it did not answer; the handler did not run

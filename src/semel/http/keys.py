@@ -188,12 +188,12 @@ class KeyFormat:
             KeyTooOld: a UUIDv7 that is older than `uuid7_max_age`.
 
         >>> format = KeyFormat(uuid7_max_age=86_400)
-        >>> format.check("018f3c2a-5b00-7000-8000-000000000000", now=1_714_700_000)
-        >>> format.check("018f3c2a-5b00-7000-8000-000000000000", now=1_724_700_000)
+        >>> format.check("018f3c2a-5b00-7000-8000-000000000000", now=1_714_701_419)
+        >>> format.check("018f3c2a-5b00-7000-8000-000000000000", now=1_724_701_419)
         Traceback (most recent call last):
             ...
         semel.errors.KeyTooOld: This Idempotency-Key is older than 86400 seconds, and nothing is on record under it. \
-        What was done under it may be forgotten: look by your business reference before you use a new key.
+What was done under it may be forgotten: look by your business reference before you use a new key.
         """
         if len(key) < self.length_min:
             raise InvalidKey(
