@@ -12,6 +12,7 @@ The first split is whose fault it is, the second whether the same call may be re
     │   └── IdentityMismatch      another store or another id secret than the one on record
     ├── RequestError              the client's: the command was refused, nothing ran
     │   ├── InvalidKey
+    │   │   └── KeyTooOld         a UUIDv7 that is older than new keys may be
     │   ├── MissingKey
     │   ├── InvalidBody
     │   ├── BulkRefused           a list of items, with the place and the member that is wrong
@@ -84,6 +85,13 @@ class RequestError(SemelError):
 
 class InvalidKey(RequestError):
     """The key breaks its grammar or the operation's key format."""
+
+
+class KeyTooOld(InvalidKey):
+    """A UUIDv7 key that is too old for a new command, and nothing is on record under it.
+
+    What was done under it once may be forgotten: look by your business reference before you use a new key.
+    """
 
 
 class MissingKey(RequestError):

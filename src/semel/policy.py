@@ -283,6 +283,12 @@ def _check_spans(policy: Policy) -> None:
             f"tombstone_seconds ({_number(policy.tombstone_seconds)}) must not be shorter than answer_seconds "
             f"({_number(policy.answer_seconds)}): the fact outlives the answer"
         )
+    age = None if policy.key_format is None else policy.key_format.uuid7_max_age
+    if age is not None and age > policy.tombstone_seconds:
+        raise PolicyError(
+            f"uuid7_max_age ({_number(age)}) must not be longer than tombstone_seconds "
+            f"({_number(policy.tombstone_seconds)}): a key that is young enough could be forgotten already"
+        )
     if policy.operation_seconds is not None and policy.operation_seconds < policy.tombstone_seconds:
         raise PolicyError(
             f"operation_seconds ({_number(policy.operation_seconds)}) must not be shorter than tombstone_seconds "

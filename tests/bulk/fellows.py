@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -86,6 +86,20 @@ async def write(item: BulkItem, n: int) -> None:
         await done
 
 
+async def breaks_the_commit(connection: Any, n: int) -> None:
+    """Make a transaction that has written the row ``n`` one that its database does not commit, and go on."""
+    if isinstance(connection, sqlite3.Connection):  # a conflict that ends the transaction, and is swallowed
+        with suppress(sqlite3.IntegrityError):
+            connection.execute(f"INSERT OR ROLLBACK INTO effect (n) VALUES ({n})")
+        return
+    if isinstance(connection, psycopg.Connection | psycopg.AsyncConnection) or hasattr(connection, "fetchrow"):
+        done = connection.execute("INSERT INTO child VALUES (-1)")  # refused by a deferred constraint
+    else:
+        done = connection.cursor().execute("ROLLBACK")  # as a deadlock does, whose error is swallowed
+    if isinstance(done, Awaitable):
+        await done
+
+
 def numbered(count: int, *, first: int = 0) -> list[dict[str, Any]]:
     return [{"clientItemId": f"i-{n}", "n": n} for n in range(first, first + count)]
 
@@ -137,6 +151,7 @@ def postgres_home() -> Home:
             return cursor.fetchall() if cursor.description else []
 
     fetch("CREATE TABLE effect (n integer PRIMARY KEY)")
+    fetch("CREATE TABLE child (n integer REFERENCES effect (n) DEFERRABLE INITIALLY DEFERRED)")
     return Home(lambda kind: postgres_backend(server, asyncpg=kind == "asyncpg", schema=name), fetch)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -124,6 +126,43 @@ def test_tables_that_a_crash_empties_are_named(owner: psycopg.Connection[Any], c
     assert found["tables"]["detail"].startswith("unlogged: semel_record, ")
 
 
+CHECKED = """
+from semel import Engine
+from semel.functions import command
+from semel.http.caller import single_caller
+
+@command(Engine.connect({url!r}), "pay", key="order", caller=single_caller, effects={effects!r})
+def pay(order: str) -> str:
+    raise AssertionError("the function ran")
+"""
+
+
+def checked_tables(
+    url: str, effects: str, folder: Path, patched: pytest.MonkeyPatch, capsys: Capture
+) -> list[tuple[str, str]]:
+    """What `semel check` answers about the tables of an application's database: level and answer."""
+    (folder / "checked_tables.py").write_text(CHECKED.format(url=url, effects=effects))
+    patched.syspath_prepend(folder)
+    patched.delitem(sys.modules, "checked_tables", raising=False)
+    capsys.readouterr()
+    main(["check", "checked_tables", "--json"])
+    told = json.loads(capsys.readouterr().out)["servers"]
+    words = ("a commit of its own", "without transactions", "unlogged")
+    return [(each["level"], each["answer"]) for each in told if any(word in each["answer"] for word in words)]
+
+
+def test_check_names_unlogged_tables_of_atomic_operations(
+    owner: psycopg.Connection[Any], capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner.execute(f"CREATE UNLOGGED TABLE {SCHEMA}.doctor_cache (n integer)")
+    [(level, answer)] = checked_tables(url_of_role(), "atomic", tmp_path, monkeypatch, capsys)
+    assert (level, "unlogged: " in answer, "doctor_cache" in answer) == ("open", True, True)
+    assert checked_tables(url_of_role(), "external", tmp_path, monkeypatch, capsys) == []
+    owner.execute(f"ALTER TABLE {SCHEMA}.semel_record SET UNLOGGED")
+    [(level, answer)] = checked_tables(url_of_role(), "external", tmp_path, monkeypatch, capsys)
+    assert (level, "unlogged: semel_record" in answer) == ("unsafe", True)
+
+
 def test_foreign_tables_are_named(owner: psycopg.Connection[Any], capsys: Capture) -> None:
     owner.execute("CREATE FOREIGN DATA WRAPPER doctor_wrapper")
     try:
@@ -159,7 +198,7 @@ def test_each_doubtful_setting_of_postgresql(changed: dict[str, str], check: str
 
 
 @mariadb.MARK
-def test_mariadb(capsys: Capture) -> None:
+def test_mariadb(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' own server never waits for its disk, which is the one thing that is found."""
     run = mariadb.mariadb()
     server = replace(run, database=f"{run.database}_doctor")
@@ -175,6 +214,8 @@ def test_mariadb(capsys: Capture) -> None:
         cursor.execute(f"CREATE TABLE {server.database}.log (n integer) ENGINE=MyISAM")
         listed = looked(mariadb.url(server), capsys)[1]["tables"]
         assert (listed["level"], listed["detail"].partition(":")[0]) == ("note", "log (MyISAM) without transactions")
+        [(level, answer)] = checked_tables(mariadb.url(server), "atomic", tmp_path, monkeypatch, capsys)
+        assert (level, "log (MyISAM) without transactions" in answer) == ("open", True)
         cursor.execute(f"DROP TABLE {server.database}.log")
         assert "about 0 rows" in found["room"]["detail"]
         assert "connections are taken" in found["connections"]["detail"]

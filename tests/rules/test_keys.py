@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.errors import InvalidKey, MissingKey, PolicyError
+from semel.errors import InvalidKey, KeyTooOld, MissingKey, PolicyError
 from semel.http.keys import KeyFormat, parse_key, weakness
+from semel.policy import Policy
 
 UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
 VISIBLE = "".join(chr(code) for code in range(0x21, 0x7F))
@@ -202,3 +203,49 @@ def test_formats_are_values() -> None:
 )
 def test_weak_keys_have_a_name(key: str, name: str | None) -> None:
     assert weakness(key) == name
+
+
+def uuid7_at(seconds: float) -> str:
+    """A UUIDv7 that was made at a time."""
+    stamp = f"{int(seconds * 1000):012x}"
+    return f"{stamp[:8]}-{stamp[8:]}-7abc-8def-0123456789ab"
+
+
+@pytest.mark.parametrize(("age", "refused"), [(0, None), (86_400, None), (-600, None), (86_401, KeyTooOld)])
+def test_a_uuid7_is_new_for_its_age(age: int, refused: type[InvalidKey] | None) -> None:
+    key, now = uuid7_at(1_800_000_000 - age), 1_800_000_000.0
+    if refused is None:
+        KeyFormat(uuid7_max_age=86_400).check(key, now)
+        KeyFormat(uuid7_max_age=86_400).check(key.upper(), now)
+        return
+    with pytest.raises(refused, match="older than 86400 seconds") as error:
+        KeyFormat(uuid7_max_age=86_400).check(key, now)
+    assert key not in str(error.value)
+    KeyFormat(uuid7_max_age=86_400).check(key)
+    KeyFormat(uuid=True).check(key, now)
+
+
+def test_a_uuid7_that_is_far_ahead_is_refused() -> None:
+    with pytest.raises(InvalidKey, match="600 seconds ahead") as error:
+        KeyFormat(uuid7_max_age=86_400).check(uuid7_at(1_800_000_601), 1_800_000_000.0)
+    assert not isinstance(error.value, KeyTooOld)
+
+
+@pytest.mark.parametrize(
+    "key", [UUID, "order-1", "018f3c2a-5b00-7000-c000-000000000000", "018f3c2a5b0070008000000000000000"]
+)
+def test_a_key_without_an_age_is_refused_where_an_age_is_asked_for(key: str) -> None:
+    with pytest.raises(InvalidKey, match="UUIDv7"):
+        KeyFormat(uuid7_max_age=86_400).check(key, 1_800_000_000.0)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), True, "86400", 10**12])
+def test_an_age_that_is_no_span_is_refused(wrong: object) -> None:
+    with pytest.raises(PolicyError, match="uuid7_max_age must be 1 to"):
+        KeyFormat(uuid7_max_age=wrong)  # type: ignore[arg-type]
+
+
+def test_an_age_beyond_the_tombstone_is_refused() -> None:
+    with pytest.raises(PolicyError, match=r"uuid7_max_age .* must not be longer than tombstone_seconds"):
+        Policy(key_format=KeyFormat(uuid7_max_age=31 * 86_400))
+    assert Policy(key_format=KeyFormat(uuid7_max_age=30 * 86_400)).key_format is not None

@@ -16,6 +16,7 @@ from semel.http.fingerprint.fingerprinter import Recipe
 from semel.http.keys import KeyFormat
 from semel.http.routing import Operation
 from semel.policy import Policy
+from semel.testing.clock import SettableClock
 from tests.functions.stage import Mode, staged
 from tests.web.conftest import MakeWeb
 from tests.web.driving import Reply
@@ -122,6 +123,80 @@ def test_a_key_from_the_path_keeps_its_record(make_web: MakeWeb) -> None:
     made.middleware = type(made.middleware)(made.app, web.engine, caller=from_state("user"), operations=[stricter])
     assert web.call(key=None, path="/orders/1").replayed
     assert web.call(key=None, path="/orders/2").code == "INVALID_IDEMPOTENCY_KEY"
+
+
+# --- a UUIDv7's age ----------------------------------------------------------------------------
+
+OLD = "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"  # of 2022: RFC 9562, appendix A.6
+AGED = KeyFormat(uuid7_max_age=86_400)
+
+
+def test_a_key_that_is_too_old_is_no_new_command(make_web: MakeWeb) -> None:
+    web = make_web(policy=Policy(key_format=AGED))
+    got = web.call(key=OLD, body=BODY)
+    assert (got.status, got.code, got.problem["keyAction"]) == (400, "INVALID_IDEMPOTENCY_KEY", "query")
+    assert "older than 86400 seconds" in got.problem["detail"]
+    assert (web.seen, web.records()) == ([], [])
+    other = web.call(key="order-1", body=BODY)
+    assert (other.status, other.problem["keyAction"], "UUIDv7" in other.problem["detail"]) == (400, "new", True)
+
+
+def test_a_key_that_is_too_old_and_on_record_gets_its_answer(make_web: MakeWeb) -> None:
+    web = make_web(policy=Policy())
+    first = web.call(key=OLD, body=BODY)
+    redeclare(web, Policy(key_format=AGED))
+    again = web.call(key=OLD, body=BODY)
+    assert (again.status, again.body, again.replayed) == (201, first.body, True)
+    assert web.call(key=OLD, body=BODY.replace(b"5", b"6")).status == 422
+    assert len(web.seen) == 1
+
+
+def test_a_command_without_effect_runs_again_under_its_old_key(make_web: MakeWeb) -> None:
+    replies = itertools.chain([Reply(status=503)], itertools.repeat(Reply()))
+    web = make_web(lambda seen: next(replies), policy=POLICIES["idempotent"])
+    web.call(key=OLD, body=BODY)
+    redeclare(web, replace(POLICIES["idempotent"], key_format=AGED))
+    assert (web.call(key=OLD, body=BODY).status, len(web.seen)) == (201, 2)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_function_refuses_a_key_that_is_too_old(mode: Mode, tmp_path: Any) -> None:
+    ran = []
+
+    def pay(note: str) -> str:
+        ran.append(note)
+        return "paid"
+
+    with staged(mode, "memory", tmp_path) as stage:
+        before = stage.command(pay, policy=Policy())
+        after = stage.command(pay, policy=Policy(key_format=AGED))
+        assert after.with_key(OLD).met("x").__name__ == "KeyTooOld"
+        assert ran == []
+        assert before.with_key(OLD)("x") == "paid"
+        assert after.with_key(OLD)("x") == "paid"
+        assert ran == ["x"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_forgotten_answer_is_not_run_anew_under_an_old_key(mode: Mode, tmp_path: Any) -> None:
+    """Also where an expired key is a new one by choice: an old key is not."""
+    ran = []
+
+    def pay(note: str) -> str:
+        ran.append(note)
+        return "paid"
+
+    clock = SettableClock()
+    forgets = Policy(after_expiry="new")
+    with staged(mode, "memory", tmp_path, clock) as stage:
+        before = stage.command(pay, policy=forgets)
+        after = stage.command(pay, policy=replace(forgets, key_format=AGED))
+        assert before.with_key(OLD)("x") == "paid"
+        clock.advance(seconds=31 * 86_400)
+        assert after.with_key(OLD).met("x").__name__ == "KeyTooOld"
+        assert ran == ["x"]
+        assert before.with_key(OLD)("x") == "paid"
+        assert ran == ["x", "x"]
 
 
 # --- functions ---------------------------------------------------------------------------------

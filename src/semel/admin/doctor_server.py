@@ -24,6 +24,17 @@ _LEVELS: Final[Mapping[str, Level]] = {
 }
 
 
+def look_at_tables(engine: Engine) -> Finding | None:
+    """The finding on the tables that an ATOMIC transaction cannot vouch for; None of a store without a server."""
+    match engine.store:
+        case PostgresStore():
+            return doctor_postgres.look_at_tables(engine)
+        case MariadbStore():
+            return doctor_mariadb.look_at_tables(engine)
+        case _:
+            return None
+
+
 def look_at_server(engine: Engine, store: Observable) -> Iterator[Finding]:
     """The findings about the server, or about all nodes of a cluster."""
     for seen in engine.perform("observe", store.observe):

@@ -251,7 +251,7 @@ def failed_inside(listed: ListedItem, error: Exception) -> tuple[ItemOutcome, bo
     """The outcome of an atomic item's handler that raised; whether it said so itself; whether it may have written."""
     if isinstance(error, ItemFailed):
         return _failed(listed, error), True, error.written
-    outcome = _failed_as(listed, type(error).__name__)
+    outcome = listed.as_failed(type(error).__name__)
     return outcome, isinstance(error, NothingHappened), not isinstance(error, NothingHappened)
 
 
@@ -260,7 +260,7 @@ def failed_outside(listed: ListedItem, error: Exception, policy: BulkPolicy) -> 
     if isinstance(error, ItemFailed):
         return _failed(listed, error)
     if isinstance(error, (NothingHappened, *policy.nothing_happened)):
-        return _failed_as(listed, type(error).__name__)
+        return listed.as_failed(type(error).__name__)
     return listed.as_unknown(f"error:{type(error).__name__}")
 
 
@@ -271,11 +271,6 @@ def _failed(listed: ListedItem, error: ItemFailed) -> ItemOutcome:
         raise PolicyError(f"what ItemFailed says cannot be kept: {wrong}") from None
     place, name = listed.place, listed.item_id
     return ItemOutcome(place, name, ItemState.FAILED, target, None, code, bool(error.retryable))
-
-
-def _failed_as(listed: ListedItem, code: str) -> ItemOutcome:
-    # Nothing of it remains, and nobody said that it would fail again: it may be tried again.
-    return ItemOutcome(listed.place, listed.item_id, ItemState.FAILED, error_code=code, retryable=True)
 
 
 def may_repeat(error: Exception, policy: BulkPolicy, tried: int) -> bool:

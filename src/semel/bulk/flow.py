@@ -13,19 +13,25 @@ from typing import Final
 
 from semel.bulk.rules import ItemOutcome, ListedItem, Tally
 from semel.bulk.store import Items, Standing
+from semel.core.atomic_flow import NOT_ROLLED_BACK, has_left_writes
 from semel.core.backoff import retry_seconds
 from semel.core.contract import Store
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import Grant, Purged
 from semel.core.requests import Begin, Commit, Jitter, Pause, Perform, Rollback, SettleWithin, Unit, Within
-from semel.errors import EarlyCommit, SemelError, StoreError, StoreUnavailable, SupersededError
+from semel.errors import EarlyCommit, HandlerRefused, SemelError, StoreError, StoreUnavailable, SupersededError
 
 TRIES_MAX: Final = 8  # of one chunk, while the store fails or other transactions are first
 INTERRUPTED: Final = "interrupted"
 COMMITTED_EARLY: Final = "committed-early"
 DEDUP_OVER: Final = "dedup-over"
 TAKEN_OVER: Final = "another run of this bulk has taken over; its progress tells how far it is"
+ROLLED_BACK: Final = "an item's handler rolled back the transaction of its chunk"
 MOVED: Final = "the bulk is not where this run left it"
+LEFT_WRITES: Final = (
+    "a chunk of a bulk was rolled back, but what its items wrote into a table without transactions (MyISAM, Aria) "
+    "remains; {fate}. Convert such tables: ALTER TABLE … ENGINE=InnoDB; semel doctor names them"
+)
 UNSETTLED: Final = "the bulk is not settled: its sums leave out {begun} of its items; look at it with semel bulk"
 
 
@@ -56,14 +62,18 @@ class Read(Ask[list[ListedItem]]):
 
 
 class HandleInside(Ask[Handled]):
-    """Run the handler for items, one by one, in the unit's transaction; ``exact``: each statement by itself."""
+    """Run the handler for items, one by one, in the unit's transaction; ``exact``: each statement by itself.
 
-    __slots__ = ("exact", "items", "unit")
+    ``called`` counts the items whose turn has come, so that also a run that is cut short knows them.
+    """
+
+    __slots__ = ("called", "exact", "items", "unit")
 
     def __init__(self, items: Sequence[ListedItem], unit: Unit, *, exact: bool) -> None:
         self.items = items
         self.unit = unit
         self.exact = exact
+        self.called = 0
 
 
 class HandleOutside(Ask[list[ItemOutcome]]):
@@ -93,6 +103,8 @@ class BulkRun:
     repeatable_us: int = 0
     items: Items = field(init=False)
     tally: Tally = field(init=False)
+    handling: HandleInside | None = field(default=None, init=False)  # the chunk whose transaction is open
+    carried: list[ItemOutcome] = field(default_factory=list, init=False)  # known outcomes before that chunk's items
 
     def __post_init__(self) -> None:
         self.items = Items(self.store)
@@ -117,9 +129,7 @@ class BulkRun:
 
         Raises EarlyCommit: it was this run's own; SupersededError.
         """
-        standing = yield from ask(Perform("bulk", self._begin if begin else self._standing))
-        if standing is None:
-            raise SupersededError(TAKEN_OVER)
+        standing = yield from self.read(begin=begin)
         self.tally, written = standing.tally, standing.written
         lost = self.tally.done - written
         while written < self.tally.done:
@@ -132,6 +142,13 @@ class BulkRun:
                 "the transaction of a bulk's chunk was committed by its handler; its items are UNKNOWN now. Write no "
                 "COMMIT or DDL in the handler"
             )
+
+    def read(self, *, begin: bool = False) -> Flow[Standing]:
+        """Where the bulk is. Raises SupersededError."""
+        standing: Standing | None = yield from ask(Perform("bulk", self._begin if begin else self._standing))
+        if standing is None:
+            raise SupersededError(TAKEN_OVER)
+        return standing
 
     def _begin(self) -> Flow[Standing | None]:
         return self.items.begin(self.grant, self.total)
@@ -158,6 +175,25 @@ class BulkRun:
             self.tally = now
             return
 
+    def undo(self, unit: Unit) -> Flow[None]:
+        """Roll a chunk back, and make the items UNKNOWN whose writes the server could not undo.
+
+        Raises EarlyCommit where there are such items: they are never run again, and the bulk stops; SupersededError.
+        """
+        yield from ask(Rollback(unit))
+        handling, self.handling = self.handling, None
+        if handling is None or handling.unit is not unit or not has_left_writes(unit):
+            return
+        called = handling.items[: handling.called]
+        left = [item.as_unknown(NOT_ROLLED_BACK) if item.error is None else item.as_refused() for item in called]
+        known = [*self.carried, *left]
+        fate = f"its {len(called)} items are UNKNOWN now"
+        try:
+            yield from self.put(known, self.tally.after(known, begun=len(known)))
+        except StoreError as error:
+            fate = f"that could not be noted, and the bulk's next run may repeat its items ({error})"
+        raise EarlyCommit(LEFT_WRITES.format(fate=fate))
+
     def pause(self, tried: int) -> Flow[None]:
         """Before the store is asked again."""
         yield from ask(Pause(retry_seconds(tried, (yield from ask(Jitter())))))
@@ -171,7 +207,8 @@ class _Cut:
     """How the next chunk is made, after failures of the former.
 
     ``carried``: outcomes of items before it that are known and not written yet; ``ending``: that of the item after
-    it; ``suspect``: the place of an item that has failed once; ``exact``: no statements travel together.
+    it; ``suspect``: the place of an item that has failed once; ``exact``: no statements travel together;
+    ``alone_until``: the items before this place are done one by one, since one of them broke the commit of all.
     """
 
     size: int
@@ -179,6 +216,7 @@ class _Cut:
     ending: ItemOutcome | None = None
     suspect: int = -1
     exact: bool = False
+    alone_until: int = 0
 
 
 def _inside(run: BulkRun) -> Flow[None]:
@@ -226,10 +264,14 @@ def _chunk(run: BulkRun, cut: _Cut) -> Flow[bool]:
         if handled.failed is None and not handled.blurred:
             yield from _commit(run, cut, unit, handled.outcomes, entered)
             return True
+    except HandlerRefused:
+        yield from run.undo(unit)
+        _cut_at_commit(run, cut, page)
+        return False
     except SemelError:
-        yield from ask(Rollback(unit))
+        yield from run.undo(unit)
         raise
-    yield from ask(Rollback(unit))
+    yield from run.undo(unit)
     _cut_at(run, cut, handled)
     return False
 
@@ -239,7 +281,8 @@ def _handle(run: BulkRun, cut: _Cut, unit: Unit, page: list[ListedItem], entered
     if not (yield from ask(Within(unit, "bulk", lambda: run.items.enter(run.grant, was, entered)))):
         raise StoreUnavailable(MOVED)  # looked at again: somebody else's by now, or a commit whose reply was lost
     unit.hand_out()
-    handled = yield from ask(HandleInside(page, unit, exact=cut.exact))
+    run.carried, run.handling = cut.carried, HandleInside(page, unit, exact=cut.exact)
+    handled = yield from ask(run.handling)
     if handled.conflict is not None:
         raise StoreUnavailable("other transactions were first, again and again") from handled.conflict
     return handled
@@ -251,6 +294,9 @@ def _commit(run: BulkRun, cut: _Cut, unit: Unit, outcomes: list[ItemOutcome], en
         puts.append(cut.ending)
     now = run.tally.after(puts, begun=len(puts))
     if not (yield from ask(Within(unit, "bulk", lambda: run.items.advance(run.grant, entered, now, puts)))):
+        standing = yield from run.read()
+        if standing.tally == run.tally:  # also that the chunk had begun is gone: nobody else could undo that
+            raise HandlerRefused(ROLLED_BACK)
         raise StoreUnavailable(MOVED)
     if run.store.capabilities.settles_by_proof:
         stands = yield from ask(SettleWithin(unit, run.items.hold_here(run.grant), commit=True))
@@ -261,7 +307,8 @@ def _commit(run: BulkRun, cut: _Cut, unit: Unit, outcomes: list[ItemOutcome], en
     if not stands:
         raise SupersededError(TAKEN_OVER)
     run.tally = now
-    cut.size, cut.carried, cut.ending, cut.exact = run.size, [], None, False
+    alone = now.done < cut.alone_until
+    cut.size, cut.carried, cut.ending, cut.exact = 1 if alone else run.size, [], None, alone
 
 
 def _cut_at(run: BulkRun, cut: _Cut, handled: Handled) -> None:
@@ -281,6 +328,15 @@ def _cut_at(run: BulkRun, cut: _Cut, handled: Handled) -> None:
         cut.carried.append(failed)
     else:
         cut.size = 1
+
+
+def _cut_at_commit(run: BulkRun, cut: _Cut, page: list[ListedItem]) -> None:
+    """The database refused the commit for what an item wrote: the items are done one by one, and that one fails."""
+    cut.ending = None
+    if cut.exact and len(page) == 1:
+        cut.carried.append(page[0].as_failed(HandlerRefused.__name__))
+    else:
+        cut.size, cut.exact, cut.alone_until = 1, True, page[-1].place + 1
 
 
 # --- outside: windows that begin before they call -------------------------------------------------

@@ -6,7 +6,7 @@ So that what a failure means, when a chunk ends and what is tried again is writt
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ class Handling:
     def inside(self, needed: HandleInside) -> Flow[Handled]:
         """A chunk's items, in its transaction. Raises what is wrong for all."""
         connection = needed.unit.connection
-        items = self._one_by_one(needed.items, connection)
+        items = self._one_by_one(needed, connection)
         if needed.exact or not self.policy.pipelined or not hasattr(connection, "pipeline"):
             return (yield from items)
         try:
@@ -62,10 +62,11 @@ class Handling:
             return Handled([], blurred=True)  # nobody knows whose it is: the chunk is done over, one by one
         return handled if handled.failed is None and handled.conflict is None else Handled([], blurred=True)
 
-    def _one_by_one(self, items: Sequence[ListedItem], connection: Any) -> Flow[Handled]:
+    def _one_by_one(self, needed: HandleInside, connection: Any) -> Flow[Handled]:
         ends = self.clock() + self.policy.chunk_seconds
         outcomes: list[ItemOutcome] = []
-        for listed in items:
+        for listed in needed.items:
+            needed.called += 1
             if listed.error is not None:
                 outcomes.append(listed.as_refused())
                 continue

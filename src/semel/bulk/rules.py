@@ -139,6 +139,10 @@ class ListedItem(NamedTuple):
         """How an item ends that could not be understood."""
         return ItemOutcome(self.place, self.item_id, ItemState.FAILED, error_code=self.error)
 
+    def as_failed(self, code: str) -> ItemOutcome:
+        """Its handler failed, and nothing of it remains. Nobody said that it would fail again: it may be retried."""
+        return ItemOutcome(self.place, self.item_id, ItemState.FAILED, error_code=code, retryable=True)
+
     def as_unknown(self, doubt: str) -> ItemOutcome:
         """Nobody can prove what became of it."""
         return ItemOutcome(self.place, self.item_id, ItemState.UNKNOWN, error_code=doubt)

@@ -35,7 +35,7 @@ from semel.bulk.spool import ItemSpool
 from semel.bulk.store import Items
 from semel.core.flow import Flow, ask
 from semel.core.model import Superseded
-from semel.core.requests import Begin, Perform, Rollback, Unit
+from semel.core.requests import Begin, Perform, Unit
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.engine.uncancelled import whole
@@ -176,7 +176,8 @@ class _AsyncWork:
 
     async def _give_back(self, run: BulkRun) -> None:
         if self._unit is not None:
-            await self._perform(Rollback(self._unit))
+            with suppress(SemelError):  # the caller raises what has ended the run
+                await self._engine._performer.drive(run.undo(self._unit))
         with suppress(SemelError):
             await self._perform(Perform("bulk", lambda: run.items.relinquish(self._permit.grant)))
 

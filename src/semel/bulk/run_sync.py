@@ -24,14 +24,14 @@ from semel.bulk.declaration import (
     operation_bytes,
     replayed,
 )
-from semel.bulk.flow import HandleInside, HandleOutside, Read
+from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, Read
 from semel.bulk.handling import Call, Handling, Pipelined
 from semel.bulk.rules import ItemOutcome, ItemState, Tally, given_again
 from semel.bulk.spool import ItemSpool
 from semel.bulk.store import Items
 from semel.core.flow import Flow, ask
 from semel.core.model import Superseded
-from semel.core.requests import Begin, Rollback, Unit
+from semel.core.requests import Begin, Unit
 from semel.engine.permit import Permit
 from semel.engine.shield import Hold, shielded
 from semel.engine.sync_engine import Engine
@@ -206,13 +206,14 @@ class _Work:
                 begun(self._permit.operation_id)
             return self._drive(run.flow())
         except BaseException:
-            shielded(lambda: self._give_up(run.items))
+            shielded(lambda: self._give_up(run))
             raise
 
-    def _give_up(self, items: Items) -> None:
+    def _give_up(self, run: BulkRun) -> None:
         if self._unit is not None:
-            self._perform(Rollback(self._unit))
-        relinquish(self._engine, items, self._permit)
+            with suppress(SemelError):  # the caller raises what has ended the run
+                self._engine._performer.drive(run.undo(self._unit))
+        relinquish(self._engine, run.items, self._permit)
 
     def _begin(self, needed: Begin) -> Unit:
         unit: Unit = self._perform(needed)

@@ -106,6 +106,7 @@ def _format(operation: Operation) -> Said:
             "",
         )
     parts = ["a UUID"] if given.uuid else []
+    parts += [] if given.uuid7_max_age is None else [f"a UUIDv7 of at most {seconds(given.uuid7_max_age)}"]
     parts += [f"at least {given.length_min} characters"] if given.length_min > 1 else []
     parts += [f"matching {given.pattern}"] if given.pattern else []
     return "ok", f"{plain}, {', '.join(parts)}", ""

@@ -5,37 +5,59 @@ An engine of the command line's own asks, through the same URL; the application'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from semel.admin.doctor_server import look_at_tables
+from semel.admin.finding import Finding
 from semel.check.answers import Answer
 from semel.check.discovery import Operation
+from semel.check.outcomes import Level
 from semel.core.contract import Observable, Observed
+from semel.core.model import Effects
 from semel.engine.backend import shown_url
 from semel.engine.requirements import Needs
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, StoreError
 
 QUESTION = "server's settings"
+TABLES = "tables of the database"
 
 
 def server_answers(operations: Sequence[Operation]) -> list[Answer]:
-    """One answer for each server whose settings the promise of these operations hangs on; the worst operation's."""
+    """What is to be known of each server that the promise of these operations hangs on: its settings, and its tables
+    that no transaction vouches for.
+    """
     by_url: dict[str, list[Operation]] = {}
     for operation in operations:
         backend = operation.engine.backend
         if isinstance(backend.store, Observable) and backend.url:
             by_url.setdefault(backend.url, []).append(operation)
-    return [_answer(url, used) for url, used in by_url.items()]
+    return [answer for url, used in by_url.items() for answer in _answers(url, used)]
 
 
-def _answer(url: str, operations: Sequence[Operation]) -> Answer:
+def _answers(url: str, operations: Sequence[Operation]) -> Iterator[Answer]:
     name = shown_url(url)
     try:
-        seen, accepts_loss = _observed(url)
+        seen, accepts_loss, tables = _observed(url)
     except StoreError as error:
-        return Answer(
+        yield Answer(
             QUESTION, "open", f"{name} cannot be asked: {error}", "run semel check where the server is reached"
         )
+        return
+    yield _of_settings(name, seen, operations, accepts_loss=accepts_loss)
+    if tables is not None and tables.level != "ok" and (tables.is_bad or any(map(_writes_there, operations))):
+        level: Level = "unsafe" if tables.is_bad else "open"
+        yield Answer(TABLES, level, f"{name}: {tables.detail}", tables.remedy or "")
+
+
+def _writes_there(operation: Operation) -> bool:
+    """Whether handlers of the operation write in a transaction of the store."""
+    if operation.bulk is not None:
+        return operation.bulk.effects == "atomic"
+    return operation.policy.effects is Effects.ATOMIC or operation.policy.steps
+
+
+def _of_settings(name: str, seen: Sequence[Observed], operations: Sequence[Operation], *, accepts_loss: bool) -> Answer:
     needs = Needs()
     try:
         needs.learn(seen, accepts_loss=accepts_loss)
@@ -53,11 +75,11 @@ def _answer(url: str, operations: Sequence[Operation]) -> Answer:
     return Answer(QUESTION, "ok", f"{name} keeps what is declared")
 
 
-def _observed(url: str) -> tuple[list[Observed], bool]:
+def _observed(url: str) -> tuple[list[Observed], bool, Finding | None]:
     engine = Engine.connect(url)
     try:
         store = engine.store
         assert isinstance(store, Observable)
-        return engine.perform("observe", store.observe), engine.backend.accepts_loss
+        return engine.perform("observe", store.observe), engine.backend.accepts_loss, look_at_tables(engine)
     finally:
         engine.close()

@@ -12,6 +12,7 @@ from semel.core.backoff import poll_seconds, retry_seconds
 from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.model import (
+    ANSWERED_STATES,
     Answer,
     AnswerKind,
     Claim,
@@ -27,7 +28,15 @@ from semel.core.model import (
 )
 from semel.core.outcomes import Outcome, Refused, Released, Succeeded
 from semel.core.requests import Attempt, Elapsed, Jitter, Pause, Perform, PerformOne
-from semel.errors import NotReplicated, RequestError, RequestTooLarge, StoreError, StoreReadOnly, StoreTimeout
+from semel.errors import (
+    KeyTooOld,
+    NotReplicated,
+    RequestError,
+    RequestTooLarge,
+    StoreError,
+    StoreReadOnly,
+    StoreTimeout,
+)
 from semel.operations.tracking import settling
 
 Under = Callable[[str], bytes | tuple[bytes, ...] | None]
@@ -88,9 +97,12 @@ def look_before_refusing(
     [row] = yield from ask(Perform("read", lambda: store.read((claim.id,))))
     if row is None:
         raise refusal
-    if not isinstance(refusal, RequestTooLarge):
+    is_old = isinstance(refusal, KeyTooOld)
+    if not is_old and not isinstance(refusal, RequestTooLarge):
         return None
     seen, _ = yield from look_once(store, claim, under)
+    if is_old and (type(seen) is InProgress or (seen is None and row.state not in ANSWERED_STATES)):
+        return None  # waits, or runs again what had no effect; what was answered and is forgotten by now does not
     if seen is None:
         raise refusal
     return seen

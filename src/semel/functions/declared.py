@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
@@ -188,7 +189,7 @@ class Declared:
         try:
             self.fingerprints.check_size(parts)
             if self.policy.key_format is not None:
-                self.policy.key_format.check(key)
+                self.policy.key_format.check(key, time.time())
         except RequestError as error:
             return error
         return None

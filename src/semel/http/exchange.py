@@ -8,6 +8,7 @@ a verdict, or from the end of the application's call, the answer that leaves. Ad
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -164,7 +165,7 @@ def _misfit(route: Route, key: str) -> RequestError | None:
     """Why a key is not one of the operation's format, if it is not."""
     if route.policy.key_format is not None:
         try:
-            route.policy.key_format.check(key)
+            route.policy.key_format.check(key, time.time())
         except RequestError as error:
             return error
     return None

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from semel.errors import InvalidKey, MissingKey, PolicyError
+from semel.core.timing import PURGE_GRACE_US
+from semel.errors import InvalidKey, KeyTooOld, MissingKey, PolicyError
 
 KEY_LENGTH_MAX = 255
 """The longest key, in characters after parsing."""
@@ -37,6 +38,10 @@ _PARAMETERS = re.compile(
 )
 _UUID = re.compile(r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}").fullmatch
 _UUID_LENGTH = 36
+_UUID7 = re.compile(r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-7[0-9A-Fa-f]{3}-[89ABab][0-9A-Fa-f]{3}-[0-9A-Fa-f]{12}").fullmatch
+_AGE_SECONDS_MAX = 10 * 366 * 86_400
+# As long as a purge waits beyond each retention: a key that is ahead by less is refused before its tombstone goes.
+_AHEAD_SECONDS_MAX = PURGE_GRACE_US / 1_000_000
 
 _SHORT = 16
 _DISTINCT_MIN = 5
@@ -135,6 +140,10 @@ class KeyFormat:
         length_min: the shortest key, in characters, 1 to 255.
         uuid: whether the key must be a UUID in its hyphenated text form, in either case. The two cases of one UUID
             remain two keys.
+        uuid7_max_age: how old a new command's key may be, in seconds. The key must then be a UUIDv7, which holds the
+            time it was made at, and may be at most ten minutes ahead. A retry whose key is on record gets its answer
+            however old it is; what comes back after its record was purged is refused instead of run. At most the
+            policy's ``tombstone_seconds``.
 
     Raises:
         PolicyError: at construction, when the pattern does not compile or no key could satisfy the format.
@@ -149,12 +158,15 @@ class KeyFormat:
     pattern: str | None = None
     length_min: int = 1
     uuid: bool = False
+    uuid7_max_age: float | None = None
     _compiled: re.Pattern[str] | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         if not isinstance(self.uuid, bool):
             raise PolicyError(f"uuid must be True or False, not {self.uuid!r}.")
-        length_max = _UUID_LENGTH if self.uuid else KEY_LENGTH_MAX
+        if self.uuid7_max_age is not None:
+            _check_span(self.uuid7_max_age)
+        length_max = _UUID_LENGTH if self.uuid or self.uuid7_max_age is not None else KEY_LENGTH_MAX
         if type(self.length_min) is not int or not 1 <= self.length_min <= length_max:
             raise PolicyError(f"length_min must be between 1 and {length_max}, not {self.length_min}.")
         if self.pattern is not None:
@@ -166,16 +178,56 @@ class KeyFormat:
                 raise PolicyError(f"The key pattern is not a regular expression: {error}") from error
             object.__setattr__(self, "_compiled", compiled)
 
-    def check(self, key: str) -> None:
-        """Accept `key`, or raise `InvalidKey` with the expected format, which is public; the key is not repeated."""
+    def check(self, key: str, now: float | None = None) -> None:
+        """Accept `key`, or raise `InvalidKey` with the expected format, which is public; the key is not repeated.
+
+        Args:
+            now: seconds since 1970, as ``time.time()`` gives them. Without it a UUIDv7's age is not looked at.
+
+        Raises:
+            KeyTooOld: a UUIDv7 that is older than `uuid7_max_age`.
+
+        >>> format = KeyFormat(uuid7_max_age=86_400)
+        >>> format.check("018f3c2a-5b00-7000-8000-000000000000", now=1_714_701_419)
+        >>> format.check("018f3c2a-5b00-7000-8000-000000000000", now=1_724_701_419)
+        Traceback (most recent call last):
+            ...
+        semel.errors.KeyTooOld: This Idempotency-Key is older than 86400 seconds, and nothing is on record under it. \
+What was done under it may be forgotten: look by your business reference before you use a new key.
+        """
         if len(key) < self.length_min:
             raise InvalidKey(
                 f"This operation expects an Idempotency-Key of at least {self.length_min} characters; send such a key."
             )
         if self.uuid and _UUID(key) is None:
             raise InvalidKey("This operation expects a UUID as Idempotency-Key; send one with its four hyphens.")
+        if self.uuid7_max_age is not None:
+            if _UUID7(key) is None:
+                raise InvalidKey("This operation expects a UUIDv7 as Idempotency-Key; send one with its four hyphens.")
+            if now is not None:
+                self._check_age(now - int(key[:8] + key[9:13], 16) / 1000, self.uuid7_max_age)
         if self._compiled is not None and self._compiled.fullmatch(key) is None:
             raise InvalidKey(f"This operation expects an Idempotency-Key that matches {self.pattern}; send such a key.")
+
+    def _check_age(self, age: float, most: float) -> None:
+        if age > most:
+            raise KeyTooOld(
+                f"This Idempotency-Key is older than {most:.15g} seconds, and nothing is on record under it. What was "
+                "done under it may be forgotten: look by your business reference before you use a new key."
+            )
+        if age < -_AHEAD_SECONDS_MAX:
+            raise InvalidKey(
+                f"The time in this Idempotency-Key is more than {_AHEAD_SECONDS_MAX:.15g} seconds ahead of the server's"
+                " clock; set the client's clock, and send a key that was made with it."
+            )
+
+
+def _check_span(seconds: object) -> None:
+    if type(seconds) not in (int, float) or not 1 <= seconds <= _AGE_SECONDS_MAX:  # type: ignore[operator]
+        raise PolicyError(
+            f"uuid7_max_age must be 1 to {_AGE_SECONDS_MAX} seconds, such as 86_400 for a day; it is {seconds!r}. It "
+            "is given in seconds, not milliseconds"
+        )
 
 
 def weakness(key: str) -> Weakness | None:

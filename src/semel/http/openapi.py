@@ -158,7 +158,7 @@ def _header(policy: Policy, header: str) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": 255}
     if policy.key_format is not None:
         schema["minLength"] = policy.key_format.length_min
-        if policy.key_format.uuid:
+        if policy.key_format.uuid or policy.key_format.uuid7_max_age is not None:
             schema["format"] = "uuid"
         if policy.key_format.pattern is not None:
             schema["pattern"] = policy.key_format.pattern

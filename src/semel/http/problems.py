@@ -30,6 +30,7 @@ from semel.errors import (
     ConfigurationError,
     InvalidBody,
     InvalidKey,
+    KeyTooOld,
     MissingKey,
     RequestError,
     RequestTooLarge,
@@ -182,6 +183,8 @@ class Problems:
         match error:
             case MissingKey():
                 return self.answer(MISSING_KEY, str(error))
+            case KeyTooOld():
+                return self.answer(INVALID_KEY, str(error), key_action="query")
             case InvalidKey():
                 return self.answer(INVALID_KEY, str(error))
             case RequestTooLarge():

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from semel.core.atomic_flow import NOT_ROLLED_BACK, has_left_writes
 from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.model import Purged
 from semel.core.requests import Begin, Commit, Perform, Rollback, SettleWithin, Unit, Within
-from semel.errors import EarlyCommit, SemelError
+from semel.errors import EarlyCommit, HandlerRefused, SemelError
 from semel.inbox.store import InboxRows, Receipt, Seen
 
 _EARLY = (
     "the transaction of a message was committed by its handler; the message counts as handled. Write no COMMIT or DDL "
     "in the handler"
+)
+_LEFT_WRITES = (
+    f"{NOT_ROLLED_BACK}: what the handler wrote into a table without transactions (MyISAM, Aria) remains; find out "
+    "what it was before you release the message, and convert such tables: ALTER TABLE … ENGINE=InnoDB"
 )
 
 
@@ -48,7 +53,8 @@ def enter(
 def leave(store: Store, rows: InboxRows, unit: Unit, message_id: str) -> Flow[None]:
     """Commit a message's transaction, if its row is still in it.
 
-    Raises EarlyCommit, and StoreError: a redelivery finds out.
+    Raises EarlyCommit; HandlerRefused: the handler's fault, and nothing of it remains; StoreError: a redelivery finds
+    out.
     """
     if store.capabilities.settles_by_proof:
         stands = yield from ask(SettleWithin(unit, rows.prove(message_id), commit=True))
@@ -57,20 +63,35 @@ def leave(store: Store, rows: InboxRows, unit: Unit, message_id: str) -> Flow[No
         if stands:
             yield from ask(Commit(unit))
     if not stands:
+        seen = yield from ask(Perform("inbox", lambda: rows.look(message_id)))
+        if seen is None or not seen.handled:
+            raise HandlerRefused("the handler's transaction was rolled back behind its unit; nothing of it remains")
         yield from ask(Rollback(unit))
         raise EarlyCommit(_EARLY)
 
 
-def undo(rows: InboxRows, unit: Unit, message_id: str) -> Flow[None]:
-    """Roll a message's transaction back. Raises EarlyCommit where its handler had committed it."""
+def undo(rows: InboxRows, unit: Unit, message_id: str) -> Flow[Receipt | None]:
+    """Roll a message's transaction back; PARKED where the server could not undo all that the handler wrote.
+
+    Raises EarlyCommit where its handler had committed it.
+    """
     try:
         seen = yield from ask(Perform("inbox", lambda: rows.look(message_id)))  # while nobody else can be at it
     except SemelError:
-        yield from ask(Rollback(unit))
+        yield from let_go(rows, unit, message_id)
         raise
-    yield from ask(Rollback(unit))
+    parked = yield from let_go(rows, unit, message_id)
     if seen is not None and seen.handled:
         raise EarlyCommit(_EARLY)
+    return parked
+
+
+def let_go(rows: InboxRows, unit: Unit, message_id: str) -> Flow[Receipt | None]:
+    """Roll back, and park the message where writes remain: handled once more, it would write them once more."""
+    yield from ask(Rollback(unit))
+    if not has_left_writes(unit):
+        return None
+    return (yield from note_failure(rows, message_id, _LEFT_WRITES, rows.tries_max, step=0))
 
 
 def note_failure(rows: InboxRows, message_id: str, reason: str, tries: int, *, step: int = 1) -> Flow[Receipt | None]:

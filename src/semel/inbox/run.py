@@ -17,8 +17,8 @@ from semel.engine.backend import UNIT_RUNS_MAX, Backend
 from semel.engine.shield import Hold
 from semel.engine.sync_engine import Engine
 from semel.engine.uncancelled import whole
-from semel.errors import PolicyError, StoreError
-from semel.inbox.flow import enter, leave, note_failure, purge_messages, undo
+from semel.errors import HandlerRefused, PolicyError, StoreError
+from semel.inbox.flow import enter, leave, let_go, note_failure, purge_messages, undo
 from semel.inbox.store import CONSUMER_MAX, MESSAGE_ID_MAX, InboxRows, Parked, Receipt
 
 T = TypeVar("T")
@@ -76,13 +76,24 @@ class _Inbox:
         _check_text("a message's id", message_id, MESSAGE_ID_MAX)
         return enter(self._rows, message_id, deliveries, self.tries_max, begin)
 
-    def _leave(self, message_id: str, unit: Unit) -> Flow[None]:
-        return leave(self._backend.store, self._rows, unit, message_id)
+    def _leave(self, message_id: str, unit: Unit, deliveries: int) -> Flow[Receipt]:
+        """Commit. Raises HandlerRefused, counted as the handler's failure, unless the message is parked with it."""
+        try:
+            yield from leave(self._backend.store, self._rows, unit, message_id)
+        except HandlerRefused as error:
+            parked = yield from self._failed(message_id, unit, error, deliveries)
+            if parked is None:
+                raise
+            return parked
+        return Receipt.HANDLED
 
     def _failed(self, message_id: str, unit: Unit, error: Exception, deliveries: int) -> Flow[Receipt | None]:
         """Undo, and count the failure where it is the message's."""
-        yield from undo(self._rows, unit, message_id)
-        if isinstance(error, StoreError) or is_wrong_for_all(error):
+        parked = yield from undo(self._rows, unit, message_id)
+        if parked is not None:
+            return parked
+        of_the_store = isinstance(error, StoreError) and not isinstance(error, HandlerRefused)
+        if of_the_store or is_wrong_for_all(error):
             return None  # the next delivery may fare better, or no message would
         tries = self.tries_max if isinstance(error, Poison) else 1
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, Poison) else str(error)
@@ -94,8 +105,7 @@ class _Inbox:
     ) -> Flow[Receipt | None]:
         """What a delivery gets whose handler raised; None: its exception. BUSY: it is run again at once."""
         if run < UNIT_RUNS_MAX and self._backend.conflicts(error):
-            yield from undo(self._rows, unit, message_id)
-            return Receipt.BUSY
+            return (yield from undo(self._rows, unit, message_id)) or Receipt.BUSY
         return (yield from self._failed(message_id, unit, error, deliveries))
 
 
@@ -131,12 +141,13 @@ class Inbox(_Inbox):
         Parameters: ``deliveries`` how often the broker has delivered it, if it says so: from more than ``tries_max`` on
         each try is counted before it begins, so that what ends its worker every time is parked.
 
-        Raises the handler's own exception (deliver it again), EarlyCommit, StoreError.
+        Raises the handler's own exception (deliver it again); HandlerRefused: the database refused to commit what the
+        handler wrote, which counts as its failure; EarlyCommit, StoreError.
         """
         run = 0
         while True:
             run += 1
-            hold: Hold[Unit] = Hold(lambda unit, _: self._drive(ask(Rollback(unit))))
+            hold: Hold[Unit] = Hold(lambda unit, _: self._drive(let_go(self._rows, unit, message_id)))
             try:
                 receipt = self._handle_once(hold, message_id, handler, deliveries, run)
                 hold.end()
@@ -160,8 +171,7 @@ class Inbox(_Inbox):
             if met is None:
                 raise
             return None if met is Receipt.BUSY else met
-        self._drive(self._leave(message_id, unit))
-        return Receipt.HANDLED
+        return self._drive(self._leave(message_id, unit, deliveries))
 
     @contextmanager
     def within(self, connection: Any, message_id: str) -> Iterator[Message]:
@@ -238,10 +248,9 @@ class AsyncInbox(_Inbox):
                     raise
                 return met
             except BaseException:
-                await self._drive(ask(Rollback(unit)))
+                await self._drive(let_go(self._rows, unit, message_id))
                 raise
-            await self._drive(self._leave(message_id, unit))
-            return Receipt.HANDLED
+            return await self._drive(self._leave(message_id, unit, deliveries))
 
     @asynccontextmanager
     async def within(self, connection: Any, message_id: str) -> AsyncIterator[Message]:
@@ -286,7 +295,7 @@ class AsyncInbox(_Inbox):
         reply, cancelled = await whole(self._engine._performer.drive(flow))
         if cancelled is None:
             return reply
-        if isinstance(reply, tuple) and reply[1] is not None:  # begun for a caller who is gone
+        if isinstance(reply, tuple) and reply[1] is not None:  # begun for a caller who is gone: nothing was written
             await whole(self._engine._performer.drive(ask(Rollback(reply[1]))))
         raise cancelled
 

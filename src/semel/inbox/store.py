@@ -97,7 +97,7 @@ class InboxRows:
         self._dialect: Dialect = dialect_of(store, "inboxes")
         self._sql = self._dialect.statements("inbox")
         self._consumer = consumer
-        self._tries_max = tries_max
+        self.tries_max = tries_max
         self._keep_us = keep_us
 
     def _named(self, message_id: str, **more: int | str) -> Values:
@@ -143,7 +143,7 @@ class InboxRows:
 
         Parameters: ``tries`` how many there were at least; ``step`` 0 where it was counted before it began.
         """
-        return (yield from self._count(message_id, reason, tries, step, self._tries_max))
+        return (yield from self._count(message_id, reason, tries, step, self.tries_max))
 
     def begins(self, message_id: str, reason: str) -> Flow[Seen]:
         """Count a try before it begins, since it may end its worker; it parks nothing by itself."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from semel.core.atomic_flow import NOT_ROLLED_BACK, has_left_writes
 from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.model import Claim, Grant, Proceed, Renewal, Verdict
@@ -174,7 +175,7 @@ class Ledger:
             yield from self._confirm(step, packed)
             held = True
         except Exception:
-            yield from ask(Rollback(unit))
+            yield from self._roll_back(unit)
             raise
         if not held:
             yield from self._refused(step, unit)
@@ -189,7 +190,13 @@ class Ledger:
         step, unit, _ = opened
         self._running.discard(step.identity)
         self._asked.discard(step.identity)
+        yield from self._roll_back(unit)
+
+    def _roll_back(self, unit: Unit) -> Flow[None]:
+        """What the call wrote is undone; where the server could not undo all of it, the operation is UNKNOWN."""
         yield from ask(Rollback(unit))
+        if has_left_writes(unit):
+            self.doubt = NOT_ROLLED_BACK
 
     def _confirm(self, step: Step, packed: bytes) -> Flow[None]:
         """A commit that was not answered: what is recorded is the evidence."""
@@ -202,7 +209,7 @@ class Ledger:
             raise StepInDoubt(f"the commit of step {step.shown!r} was not answered, and cannot be seen: not known yet")
 
     def _refused(self, step: Step, unit: Unit) -> Flow[None]:
-        yield from ask(Rollback(unit))
+        yield from self._roll_back(unit)
         seen = yield from ask(Perform("read_steps", lambda: self._rows.read(self._holder)))
         if seen is None:
             raise SupersededError(_SUPERSEDED.format(step=repr(step.shown)))

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from semel.core.blame import is_wrong_for_all
-from semel.errors import StoreError
+from semel.errors import HandlerRefused, StoreError
 from semel.inbox.run import AsyncInbox, Message
 from semel.inbox.store import MESSAGE_ID_MAX, Receipt
 from semel.telemetry import field
@@ -45,7 +45,8 @@ class Deliveries:
             if is_wrong_for_all(error):
                 raise
             self._failed(message_id, error)
-            return None if isinstance(error, StoreError) else False
+            of_the_store = isinstance(error, StoreError) and not isinstance(error, HandlerRefused)
+            return None if of_the_store else False
         if receipt is Receipt.BUSY:
             log_busy(message_id)
             return None

@@ -25,8 +25,13 @@ def look_at_room(engine: Engine) -> Iterator[Finding]:
     yield rights({str(right) for right, _ in held}, has_role=any(role is not None for _, role in held))
     mode, isolation = _row(engine, "defaults")
     yield defaults(str(mode), str(isolation))
+    yield look_at_tables(engine)
+
+
+def look_at_tables(engine: Engine) -> Finding:
+    """The finding on the database's tables that an ATOMIC transaction cannot vouch for."""
     found = engine.perform("other_engines", lambda: ask(Query(SQL["other_engines"], {})))
-    yield tables({str(name): str(kind) for name, kind in found})
+    return tables({str(name): str(kind) for name, kind in found})
 
 
 def _row(engine: Engine, name: str) -> Row:

@@ -20,8 +20,13 @@ def look_at_room(engine: Engine) -> Iterator[Finding]:
     yield room(*cast("tuple[int, int, int]", rows[0] if rows else (0, 0, 0)))
     [counted] = engine.perform("connections", lambda: ask(Query(SQL["connections"], {})))
     yield look_at_connections(*cast("tuple[int, int]", counted))
+    yield look_at_tables(engine)
+
+
+def look_at_tables(engine: Engine) -> Finding:
+    """The finding on the database's tables that an ATOMIC transaction cannot vouch for."""
     found = engine.perform("other_tables", lambda: ask(Query(SQL["other_tables"], {})))
-    yield tables({str(name): str(kind) for name, kind in found})
+    return tables({str(name): str(kind) for name, kind in found})
 
 
 def tables(others: Mapping[str, str]) -> Finding:
