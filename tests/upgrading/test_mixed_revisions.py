@@ -70,7 +70,7 @@ def test_what_one_revision_wrote_is_read_by_the_other(writer: str, reader: str, 
     act(writer, store, "write")
     retries = dict(RETRIES)
     if (writer, reader) == ("new", "old"):  # it knows no bulk whose path and query count, and runs none
-        retries |= dict.fromkeys(("bulk whole", "bulk half"), ["RecordUnreadableError"])
+        retries |= {key: ["RecordUnreadableError"] for key in ("bulk whole", "bulk half")}
     assert act(reader, store, "read")["seen"] == retries
     final = {key: ["replayed", told[1]] for key, told in RETRIES.items() if told[0] == "ran"}
     again = act(writer, store, "read")["seen"]  # and what the reader wrote, by the first one
