@@ -17,7 +17,7 @@ from semel.core.backoff import retry_seconds
 from semel.core.contract import Store
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import Grant, Purged
-from semel.core.requests import Begin, Commit, Jitter, Pause, Perform, Rollback, SettleWithin, Unit, Within
+from semel.core.requests import AnyUnit, Begin, Commit, Jitter, Pause, Perform, Rollback, SettleWithin, Within
 from semel.errors import EarlyCommit, SemelError, StoreError, StoreUnavailable, SupersededError
 
 TRIES_MAX: Final = 8  # of one chunk, while the store fails or other transactions are first
@@ -60,7 +60,7 @@ class HandleInside(Ask[Handled]):
 
     __slots__ = ("exact", "items", "unit")
 
-    def __init__(self, items: Sequence[ListedItem], unit: Unit, *, exact: bool) -> None:
+    def __init__(self, items: Sequence[ListedItem], unit: AnyUnit, *, exact: bool) -> None:
         self.items = items
         self.unit = unit
         self.exact = exact
@@ -234,7 +234,7 @@ def _chunk(run: BulkRun, cut: _Cut) -> Flow[bool]:
     return False
 
 
-def _handle(run: BulkRun, cut: _Cut, unit: Unit, page: list[ListedItem], entered: Tally) -> Flow[Handled]:
+def _handle(run: BulkRun, cut: _Cut, unit: AnyUnit, page: list[ListedItem], entered: Tally) -> Flow[Handled]:
     was = run.tally
     if not (yield from ask(Within(unit, "bulk", lambda: run.items.enter(run.grant, was, entered)))):
         raise StoreUnavailable(MOVED)  # looked at again: somebody else's by now, or a commit whose reply was lost
@@ -245,7 +245,7 @@ def _handle(run: BulkRun, cut: _Cut, unit: Unit, page: list[ListedItem], entered
     return handled
 
 
-def _commit(run: BulkRun, cut: _Cut, unit: Unit, outcomes: list[ItemOutcome], entered: Tally) -> Flow[None]:
+def _commit(run: BulkRun, cut: _Cut, unit: AnyUnit, outcomes: list[ItemOutcome], entered: Tally) -> Flow[None]:
     puts = [*cut.carried, *outcomes]
     if cut.ending is not None and run.tally.done + len(puts) == entered.done:
         puts.append(cut.ending)
@@ -253,7 +253,7 @@ def _commit(run: BulkRun, cut: _Cut, unit: Unit, outcomes: list[ItemOutcome], en
     if not (yield from ask(Within(unit, "bulk", lambda: run.items.advance(run.grant, entered, now, puts)))):
         raise StoreUnavailable(MOVED)
     if run.store.capabilities.settles_by_proof:
-        stands = yield from ask(SettleWithin(unit, run.items.hold_here(run.grant), commit=True))
+        stands = yield from ask(SettleWithin(unit, run.items.hold_here(run.grant)))
     else:
         stands = yield from ask(Within(unit, "bulk", lambda: run.items.hold(run.grant)))
         if stands:

@@ -35,7 +35,7 @@ from semel.bulk.spool import ItemSpool
 from semel.bulk.store import Items
 from semel.core.flow import Flow, ask
 from semel.core.model import Superseded
-from semel.core.requests import Begin, Perform, Rollback, Unit
+from semel.core.requests import AsyncUnit, Begin, Perform, Rollback
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.engine.uncancelled import whole
@@ -161,7 +161,7 @@ class _AsyncWork:
         self._handler = handler
         self._permit = permit
         self._handling = Handling(policy, engine.backend, permit.command.scope, permit.grant)
-        self._unit: Unit | None = None
+        self._unit: AsyncUnit | None = None
 
     async def whole(self, begun: Callable[[str], object] | None) -> Tally:
         run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total)
@@ -216,9 +216,9 @@ class _AsyncWork:
             case _:
                 return await _uncut(self._perform(needed))
 
-    async def _begin(self, needed: Begin) -> Unit:
+    async def _begin(self, needed: Begin) -> AsyncUnit:
         self._unit = unit = await self._perform(needed)
-        result: Unit = unit
+        result: AsyncUnit = unit
         return result
 
     async def _window(self, items: Sequence[ListedItem]) -> list[ItemOutcome]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.model import Purged
-from semel.core.requests import Begin, Commit, Perform, Rollback, SettleWithin, Unit, Within
+from semel.core.requests import AnyUnit, Begin, Commit, Perform, Rollback, SettleWithin, Within
 from semel.errors import EarlyCommit, SemelError
 from semel.inbox.store import InboxRows, Receipt, Seen
 
@@ -17,7 +17,7 @@ _EARLY = (
 
 def enter(
     rows: InboxRows, message_id: str, deliveries: int, tries_max: int, begin: Begin
-) -> Flow[tuple[Receipt | None, Unit | None]]:
+) -> Flow[tuple[Receipt | None, AnyUnit | None]]:
     """Begin a message: what its delivery gets at once, or the open transaction to handle it in."""
     seen = yield from ask(Perform("inbox", lambda: rows.look(message_id)))
     if seen is not None and seen.receipt is not None:
@@ -45,13 +45,13 @@ def enter(
     return (yield from enter(rows, message_id, 1, tries_max, begin))
 
 
-def leave(store: Store, rows: InboxRows, unit: Unit, message_id: str) -> Flow[None]:
+def leave(store: Store, rows: InboxRows, unit: AnyUnit, message_id: str) -> Flow[None]:
     """Commit a message's transaction, if its row is still in it.
 
     Raises EarlyCommit, and StoreError: a redelivery finds out.
     """
     if store.capabilities.settles_by_proof:
-        stands = yield from ask(SettleWithin(unit, rows.prove(message_id), commit=True))
+        stands = yield from ask(SettleWithin(unit, rows.prove(message_id)))
     else:
         stands = yield from ask(Within(unit, "inbox", lambda: rows.prove_within(message_id)))
         if stands:
@@ -61,7 +61,7 @@ def leave(store: Store, rows: InboxRows, unit: Unit, message_id: str) -> Flow[No
         raise EarlyCommit(_EARLY)
 
 
-def undo(rows: InboxRows, unit: Unit, message_id: str) -> Flow[None]:
+def undo(rows: InboxRows, unit: AnyUnit, message_id: str) -> Flow[None]:
     """Roll a message's transaction back. Raises EarlyCommit where its handler had committed it."""
     try:
         seen = yield from ask(Perform("inbox", lambda: rows.look(message_id)))  # while nobody else can be at it

@@ -28,7 +28,7 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.outcomes import Outcome, Succeeded
-from semel.core.requests import Begin, Perform, Rollback, Unit, Within
+from semel.core.requests import AnyUnit, Begin, Perform, Rollback, Within
 from semel.errors import StoreError
 from semel.operations.store import Operations
 from semel.operations.tracking import Held, Keeping, store_for
@@ -64,7 +64,7 @@ def check_kept(store: Store, policy: Policy) -> None:
         Operations(store)
 
 
-def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) -> Flow[tuple[Verdict, Unit | None]]:
+def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) -> Flow[tuple[Verdict, AnyUnit | None]]:
     """As ``atomic.claim_unit``; the operation is written in the unit, where one is kept."""
     try:
         return (yield from atomic.claim_unit(store_for(store, claim), claim, under, begin))
@@ -74,7 +74,7 @@ def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) ->
 
 def settle_unit(
     store: Store,
-    unit: Unit,
+    unit: AnyUnit,
     claim: Claim,
     grant: Grant,
     outcome: Outcome,
@@ -96,7 +96,7 @@ def settle_unit(
         return Superseded(None)
 
 
-def conclude_inside(store: Store, unit: Unit, claim: Claim, grant: Grant, word: Settlement) -> Flow[None]:
+def conclude_inside(store: Store, unit: AnyUnit, claim: Claim, grant: Grant, word: Settlement) -> Flow[None]:
     """Write a unit's success to its operation, where the settle that follows is the last statement before COMMIT."""
     if claim.kept is None:
         return

@@ -12,8 +12,8 @@ from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.model import Claim, Grant, Proceed, Renewal, Verdict
 from semel.core.outcomes import Outcome, Refused, Succeeded
+from semel.core.requests import AnyUnit, Commit, Perform, Rollback, SettleWithin, Within
 from semel.core.requests import Begin as BeginUnit
-from semel.core.requests import Commit, Perform, Rollback, SettleWithin, Unit, Within
 from semel.errors import (
     EarlyCommit,
     StepError,
@@ -130,7 +130,7 @@ class Ledger:
 
     # --- a step that is local writes --------------------------------------------------------
 
-    def open(self, want: Step, begin: BeginUnit) -> Flow[Finished | tuple[Step, Unit, Recorded]]:
+    def open(self, want: Step, begin: BeginUnit) -> Flow[Finished | tuple[Step, AnyUnit, Recorded]]:
         """The recorded result, or the step with an open unit, in which its call writes. Raises as ``begin``."""
         met = yield from self._meet(want)
         if isinstance(met, Finished):
@@ -150,7 +150,7 @@ class Ledger:
         yield from ask(Rollback(unit))
         raise SupersededError(_SUPERSEDED.format(step=repr(want.shown)))
 
-    def commit(self, opened: tuple[Step, Unit, Recorded], result: bytes) -> Flow[None]:
+    def commit(self, opened: tuple[Step, AnyUnit, Recorded], result: bytes) -> Flow[None]:
         """Record the step as finished in its unit, and commit both.
 
         Raises:
@@ -164,7 +164,7 @@ class Ledger:
         try:
             if self._rows.settles_by_proof:
                 needed = self._rows.write_within(self._holder, packed, standing(steps), seen.transaction)
-                held = yield from ask(SettleWithin(unit, needed, commit=True))
+                held = yield from ask(SettleWithin(unit, needed))
             else:
                 write = self._rows.write
                 held = yield from ask(Within(unit, "write_steps", lambda: write(self._holder, packed, standing(steps))))
@@ -184,7 +184,7 @@ class Ledger:
         if self._changes == changes:
             self._written = changes
 
-    def undo(self, opened: tuple[Step, Unit, Recorded]) -> Flow[None]:
+    def undo(self, opened: tuple[Step, AnyUnit, Recorded]) -> Flow[None]:
         """The call has raised: nothing of it remains, and it may be asked for again."""
         step, unit, _ = opened
         self._running.discard(step.identity)
@@ -201,7 +201,7 @@ class Ledger:
             self.doubt, self._committing = step.doubt, True
             raise StepInDoubt(f"the commit of step {step.shown!r} was not answered, and cannot be seen: not known yet")
 
-    def _refused(self, step: Step, unit: Unit) -> Flow[None]:
+    def _refused(self, step: Step, unit: AnyUnit) -> Flow[None]:
         yield from ask(Rollback(unit))
         seen = yield from ask(Perform("read_steps", lambda: self._rows.read(self._holder)))
         if seen is None:

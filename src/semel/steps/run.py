@@ -22,8 +22,8 @@ from semel.codec.scalars import Mismatch, Unserialisable
 from semel.codec.shapes import Shape
 from semel.core.flow import Flow
 from semel.core.outcomes import Outcome
+from semel.core.requests import AnyUnit
 from semel.core.requests import Begin as BeginUnit
-from semel.core.requests import Unit
 from semel.engine.backend import UNIT_RUNS_MAX, Backend
 from semel.engine.shield import Hold
 from semel.engine.uncancelled import whole
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from semel.engine.runner import AsyncPerformer, SyncPerformer
 
 T = TypeVar("T")
-Opened = tuple[Step, Unit, Recorded]
+Opened = tuple[Step, AnyUnit, Recorded]
 _SHAPES: Final = Shapes()
 _AWAITED: Final = (Awaitable, Coroutine)
 

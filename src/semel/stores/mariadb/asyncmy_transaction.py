@@ -10,12 +10,11 @@ import asyncmy
 from asyncmy.errors import InterfaceError, MySQLError
 
 from semel.core.flow import Ask, MakeFlow
-from semel.errors import EarlyCommit
 from semel.stores.loops import Loops
 from semel.stores.mariadb.asyncmy_client import Taken, close, drop, is_sound, open_connection, perform
 from semel.stores.mariadb.errors import Lost, Refused, lost, store_error
 from semel.stores.mariadb.protocol import Conversation, Server
-from semel.stores.mariadb.transaction import BUSY, LATE, OVER, Transaction, is_incomplete, undone
+from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undone
 from semel.stores.pool import AsyncLifo
 from semel.stores.process import begin_in_children
 
@@ -152,26 +151,15 @@ class AsyncmyUnit:
         self.connection.transaction = self._transaction
         return self.connection
 
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+    async def settle_async(self, needed: Ask[Any]) -> bool:
         """Settle and COMMIT in one round trip. As ``PymysqlUnit.settle``."""
-        return await self._finish(self._transaction.settle(needed, commit=True))
-
-    async def commit_async(self) -> None:
-        """End it without a settle.
-
-        Raises EarlyCommit where it was over already.
-        """
-        if not await self._finish(self._transaction.commit()):
-            raise EarlyCommit(OVER)
-
-    async def _finish(self, conversation: Conversation[bool]) -> bool:
         if self._is_over():
             return False
         if self.connection.reading:
             await self._end(sound=False)
             raise undone()
         try:
-            stands = await self._perform(conversation)
+            stands = await self._perform(self._transaction.settle(needed))
         except Lost as error:
             await self._end(sound=False)
             raise lost(error) from error
@@ -214,22 +202,6 @@ class AsyncmyUnit:
             await self._pool.give((successor(connection), greeting), sound=True)
         else:
             await self._pool.give(self._taken, sound=False)
-
-    def run(self, make: MakeFlow[T]) -> T:
-        """Never asked: threads have units of their own (``pymysql_unit``)."""
-        raise NotImplementedError
-
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-    def commit(self) -> None:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-    def rollback(self) -> None:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
 
 
 class AsyncUnitPool:

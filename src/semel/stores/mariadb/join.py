@@ -117,14 +117,6 @@ class _Joined:
         """The user has the connection already."""
         return self.connection
 
-    def commit(self) -> None:
-        """Never asked: the owner commits."""
-        raise NotImplementedError
-
-    async def commit_async(self) -> None:
-        """Never asked, as ``commit``."""
-        raise NotImplementedError
-
 
 class JoinedMariadb(_Joined):
     """On a PyMySQL connection."""
@@ -133,10 +125,10 @@ class JoinedMariadb(_Joined):
         """Run a store flow inside the transaction. Raises StoreError."""
         return _told(self._raw, self._transaction.run(make))
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
+    def settle(self, needed: Ask[Any]) -> bool:
         """Settle; False where the claim is not this transaction's own. Raises JoinRefused in a savepoint."""
         self._check_outermost()
-        return bool(self._raw.open) and _told(self._raw, self._transaction.settle(needed, commit=False))
+        return bool(self._raw.open) and _told(self._raw, self._transaction.settle(needed))
 
     def rollback(self) -> None:
         """End what the join itself began and in which nothing was written: the claim met a verdict."""
@@ -147,9 +139,9 @@ class JoinedMariadb(_Joined):
         """As ``run``: AsyncEngine may be given a connection that blocks its loop, but seldom should."""
         return self.run(make)
 
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+    async def settle_async(self, needed: Ask[Any]) -> bool:
         """As ``settle``."""
-        return self.settle(needed, commit=commit)
+        return self.settle(needed)
 
     async def rollback_async(self) -> None:
         """As ``rollback``."""
@@ -163,29 +155,15 @@ class AsyncJoinedMariadb(_Joined):
         """Run a store flow inside the transaction. Raises StoreError."""
         return await _told_async(self._raw, self._transaction.run(make))
 
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+    async def settle_async(self, needed: Ask[Any]) -> bool:
         """As :meth:`JoinedMariadb.settle`."""
         self._check_outermost()
-        return bool(self._raw.connected) and await _told_async(
-            self._raw, self._transaction.settle(needed, commit=False)
-        )
+        return bool(self._raw.connected) and await _told_async(self._raw, self._transaction.settle(needed))
 
     async def rollback_async(self) -> None:
         """As :meth:`JoinedMariadb.rollback`."""
         if self._began and self._raw.connected:
             await _told_async(self._raw, _roll_back())
-
-    def run(self, make: MakeFlow[T]) -> T:
-        """Never asked: threads join by :class:`JoinedMariadb`."""
-        raise NotImplementedError
-
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-    def rollback(self) -> None:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
 
 
 def join(target: Any, home: Home) -> JoinedMariadb:

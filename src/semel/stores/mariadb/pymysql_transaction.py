@@ -17,11 +17,10 @@ from typing import Any, TypeVar
 import pymysql
 
 from semel.core.flow import Ask, MakeFlow
-from semel.errors import EarlyCommit
 from semel.stores.mariadb.errors import Lost, Refused, lost, store_error
-from semel.stores.mariadb.protocol import Conversation, Server
+from semel.stores.mariadb.protocol import Server
 from semel.stores.mariadb.pymysql_client import Taken, close, is_sound, open_connection, perform
-from semel.stores.mariadb.transaction import BUSY, LATE, OVER, Transaction, is_incomplete, undone
+from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undone
 from semel.stores.pool import Lifo
 from semel.stores.process import begin_in_children
 
@@ -184,24 +183,13 @@ class PymysqlUnit:
         self.connection.patience(None)
         return self.connection
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
+    def settle(self, needed: Ask[Any]) -> bool:
         """Settle and COMMIT in one round trip. False: the claim is not this transaction's own; rolled back.
 
         Raises:
             StatementRefused: the server refused; rolled back.
             StoreTimeout: not answered: not known yet.
         """
-        return self._finish(self._transaction.settle(needed, commit=True))
-
-    def commit(self) -> None:
-        """End it without a settle.
-
-        Raises EarlyCommit where it was over already.
-        """
-        if not self._finish(self._transaction.commit()):
-            raise EarlyCommit(OVER)
-
-    def _finish(self, conversation: Conversation[bool]) -> bool:
         if self._is_over():
             return False
         if self.connection.speaking.locked():
@@ -209,7 +197,7 @@ class PymysqlUnit:
             raise undone()
         self.connection.patience(self._pool.patience)
         try:
-            stands = perform(self.connection, conversation)
+            stands = perform(self.connection, self._transaction.settle(needed))
         except Lost as error:
             self._end(sound=False)
             raise lost(error) from error
@@ -251,22 +239,6 @@ class PymysqlUnit:
             if connection.speaking.locked():
                 connection.cut()
             self._pool.give(self._taken, sound=False)
-
-    async def run_async(self, make: MakeFlow[T]) -> T:
-        """Never asked: event loops have units of their own (``asyncmy_unit``)."""
-        raise NotImplementedError
-
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``run_async``."""
-        raise NotImplementedError
-
-    async def commit_async(self) -> None:
-        """Never asked, as ``run_async``."""
-        raise NotImplementedError
-
-    async def rollback_async(self) -> None:
-        """Never asked, as ``run_async``."""
-        raise NotImplementedError
 
 
 class UnitPool:

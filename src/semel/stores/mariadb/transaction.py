@@ -22,7 +22,6 @@ T = TypeVar("T")
 
 LATE: Final = "this command's transaction is over; nothing more can be written in it"
 BUSY: Final = "a statement is under way on this command's connection; await each one, also where another call fails"
-OVER: Final = "the transaction was over before Semel could commit it"
 NOT_ROLLED_BACK: Final = 1196  # the server's warning: a table without transactions keeps what was written
 _UNSETTLED: Final = "semel: nothing was settled"
 _HERE: Final = (
@@ -40,7 +39,6 @@ _KEEP: Final = (
     f"BEGIN NOT ATOMIC\nDECLARE EXIT HANDLER FOR {SAVEPOINT_MISSING} BEGIN END;\n"
     "RELEASE SAVEPOINT {name};\nSAVEPOINT {name};\nEND"
 )
-_COMMIT: Final = f"BEGIN NOT ATOMIC\nRELEASE SAVEPOINT {{name}};\n{_END}END"
 
 
 class Transaction:
@@ -96,26 +94,16 @@ class Transaction:
         """
         return _KEEP.format(name=self.name)
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> Conversation[bool]:
-        """Settle, and end the transaction; False where the claim is not its own any more."""
+    def settle(self, needed: Ask[Any]) -> Conversation[bool]:
+        """Settle, and end the transaction unless it is joined; False where the claim is not its own any more."""
         assert isinstance(needed, Execute)
         text = written(needed.statement, needed.params, self._clock)
         more = needed.also if isinstance(needed, SettleAnd) else ()
         also = "".join([f"{written(each.statement, each.params, self._clock)};\n" for each in more])
         try:
             _ = yield _SETTLE.format(
-                here=self._here, name=self.name, settle=text, also=also, end=_END if commit else ""
+                here=self._here, name=self.name, settle=text, also=also, end="" if self._joined else _END
             )
-        except Refused as error:
-            if is_not_ours(error):
-                return False
-            raise
-        return True
-
-    def commit(self) -> Conversation[bool]:
-        """End it without a settle; False where it was over already."""
-        try:
-            _ = yield _COMMIT.format(name=self.name)
         except Refused as error:
             if is_not_ours(error):
                 return False

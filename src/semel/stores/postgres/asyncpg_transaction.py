@@ -129,7 +129,7 @@ class AsyncpgUnit:
         self._lent = PoolConnectionProxy(None, self._raw)
         return self._lent
 
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+    async def settle_async(self, needed: Ask[Any]) -> bool:
         """Settle, then COMMIT. False: the claim is not this transaction's own; rolled back.
 
         Raises:
@@ -172,10 +172,6 @@ class AsyncpgUnit:
         await self._end(sound=not notices.unreplicated)
         notices.check()
 
-    async def commit_async(self) -> None:
-        """Never asked: the settle commits (``settles_by_proof``)."""
-        raise NotImplementedError
-
     async def rollback_async(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
         if self._ended:
@@ -201,22 +197,6 @@ class AsyncpgUnit:
         self._raw.handed_out = False
         self._raw._top_xact = None  # it was ended by words, not by its object
         await self._pool.give(self._raw, sound=sound and not self._raw.is_closed())
-
-    def run(self, make: MakeFlow[T]) -> T:
-        """Never asked: threads have units of psycopg's."""
-        raise NotImplementedError
-
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-    def commit(self) -> None:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-    def rollback(self) -> None:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
 
 
 class AsyncpgUnitPool:

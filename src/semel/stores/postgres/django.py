@@ -44,7 +44,7 @@ class JoinedInTest(JoinedPostgres):
             needed = Query(SQL["claim"], _batch_of_one(needed))
         return super()._values(needed)
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
+    def settle(self, needed: Ask[Any]) -> bool:
         """Settle by the ordinary statement. False: nothing was there to settle."""
         assert isinstance(needed, Query)
         if not self._line.is_open():

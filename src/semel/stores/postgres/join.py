@@ -138,14 +138,6 @@ class _Joined:
         """The user has the connection already."""
         return self.connection
 
-    def commit(self) -> None:
-        """Never asked: the owner commits."""
-        raise NotImplementedError
-
-    async def commit_async(self) -> None:
-        """Never asked, as ``commit``."""
-        raise NotImplementedError
-
 
 class JoinedPostgres(_Joined):
     """The user's transaction with the record in it. Its owner commits or rolls back, never Semel."""
@@ -163,7 +155,7 @@ class JoinedPostgres(_Joined):
         except LineFailed as failed:
             raise self._told(failed) from failed.__cause__
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
+    def settle(self, needed: Ask[Any]) -> bool:
         """Settle; False where the claim is not this transaction's own: then the server lets nobody commit the rest."""
         if not self._line.is_open():
             return False
@@ -177,18 +169,6 @@ class JoinedPostgres(_Joined):
     def rollback(self) -> None:
         """End what the join itself began and in which nothing was written: the claim met a verdict."""
         self._line.end()
-
-    async def run_async(self, make: MakeFlow[T]) -> T:
-        """Never asked: event loops join by ``AsyncJoinedPostgres``."""
-        raise NotImplementedError
-
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``run_async``."""
-        raise NotImplementedError
-
-    async def rollback_async(self) -> None:
-        """Never asked, as ``run_async``."""
-        raise NotImplementedError
 
 
 class AsyncJoinedPostgres(_Joined):
@@ -207,7 +187,7 @@ class AsyncJoinedPostgres(_Joined):
         except LineFailed as failed:
             raise self._told(failed) from failed.__cause__
 
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+    async def settle_async(self, needed: Ask[Any]) -> bool:
         """As :meth:`JoinedPostgres.settle`."""
         if not self._line.is_open():
             return False
@@ -221,18 +201,6 @@ class AsyncJoinedPostgres(_Joined):
     async def rollback_async(self) -> None:
         """As :meth:`JoinedPostgres.rollback`."""
         await self._line.end()
-
-    def run(self, make: MakeFlow[T]) -> T:
-        """Never asked: threads join by ``JoinedPostgres``."""
-        raise NotImplementedError
-
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-    def rollback(self) -> None:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
 
 
 def joined(line: Line, home: Home, made: type[JoinedPostgres] = JoinedPostgres) -> JoinedPostgres:

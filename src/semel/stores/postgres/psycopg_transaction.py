@@ -181,7 +181,7 @@ class PsycopgUnit:
         self._connection.patience_seconds = None
         return self._connection
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
+    def settle(self, needed: Ask[Any]) -> bool:
         """Settle, and COMMIT in the same round trip. False: the claim is not this transaction's own; rolled back.
 
         Raises:
@@ -215,14 +215,6 @@ class PsycopgUnit:
         connection.notices.check()
         return True
 
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked: event loops have units of their own (``psycopg_unit_async``)."""
-        raise NotImplementedError
-
-    def commit(self) -> None:
-        """Never asked: the settle commits (``settles_by_proof``)."""
-        raise NotImplementedError
-
     def rollback(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
         if self._ended:
@@ -255,18 +247,6 @@ class PsycopgUnit:
         # A unit that nobody holds any more (Ctrl-C in its claim) would keep its connection and its lock for ever.
         if not self._ended and self._pid == os.getpid():
             later(self.rollback)
-
-    async def run_async(self, make: MakeFlow[T]) -> T:
-        """Never asked, as ``settle_async``."""
-        raise NotImplementedError
-
-    async def commit_async(self) -> None:
-        """Never asked, as ``settle_async``."""
-        raise NotImplementedError
-
-    async def rollback_async(self) -> None:
-        """Never asked, as ``settle_async``."""
-        raise NotImplementedError
 
 
 class UnitPool:

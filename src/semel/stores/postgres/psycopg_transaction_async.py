@@ -147,7 +147,7 @@ class AsyncPsycopgUnit:
         self._connection.patience_seconds = None
         return self._connection
 
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+    async def settle_async(self, needed: Ask[Any]) -> bool:
         """Settle, and COMMIT in the same round trip. False: the claim is not this transaction's own; rolled back.
 
         Raises:
@@ -181,10 +181,6 @@ class AsyncPsycopgUnit:
         connection.notices.check()
         return True
 
-    async def commit_async(self) -> None:
-        """Never asked: the settle commits (``settles_by_proof``)."""
-        raise NotImplementedError
-
     async def rollback_async(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
         if self._ended:
@@ -212,22 +208,6 @@ class AsyncPsycopgUnit:
         idle = sound and self._connection.info.transaction_status is TransactionStatus.IDLE
         self._connection.handed_out = False
         await self._pool.give(self._connection, sound=idle)
-
-    def run(self, make: MakeFlow[T]) -> T:
-        """Never asked: threads have units of their own (``psycopg_unit``)."""
-        raise NotImplementedError
-
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-    def commit(self) -> None:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-    def rollback(self) -> None:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
 
 
 class AsyncUnitPool:

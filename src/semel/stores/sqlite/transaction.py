@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from semel.core.flow import Ask, MakeFlow, perform
+from semel.core.flow import MakeFlow, perform
 from semel.engine.shield import later
 from semel.errors import EarlyCommit, HandlerRefused
 from semel.stores.failures import WENT_ON
@@ -63,14 +63,6 @@ class SqliteUnit:
     async def rollback_async(self) -> None:
         """As ``rollback``: it is as quick."""
         self.rollback()
-
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked: SQLite declares no ``settles_by_proof``."""
-        raise NotImplementedError
-
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``settle``."""
-        raise NotImplementedError
 
     def hand_out(self) -> UnitConnection:
         """The connection, guarded: from here on the handler may write."""
