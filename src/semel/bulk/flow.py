@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from semel.bulk.rules import ItemOutcome, ListedItem, Tally
-from semel.bulk.store import Items, Standing
+from semel.bulk.store import BulkStanding, Items
 from semel.core.backoff import retry_seconds
 from semel.core.contract import Store
 from semel.core.flow import Ask, Flow, ask
@@ -133,10 +133,10 @@ class BulkRun:
                 "COMMIT or DDL in the handler"
             )
 
-    def _begin(self) -> Flow[Standing | None]:
+    def _begin(self) -> Flow[BulkStanding | None]:
         return self.items.begin(self.grant, self.total)
 
-    def _standing(self) -> Flow[Standing | None]:
+    def _standing(self) -> Flow[BulkStanding | None]:
         return self.items.standing(self.grant)
 
     def put(self, puts: Sequence[ItemOutcome], now: Tally) -> Flow[None]:

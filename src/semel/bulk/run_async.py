@@ -29,7 +29,7 @@ from semel.bulk.declaration import (
     replayed,
 )
 from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, Read
-from semel.bulk.handling import Call, Handling, Pipelined
+from semel.bulk.handling import CallHandler, Handling, Pipelined
 from semel.bulk.rules import ItemOutcome, ItemState, ListedItem, Tally, given_again
 from semel.bulk.spool import ItemSpool
 from semel.bulk.store import Items
@@ -201,7 +201,7 @@ class _AsyncWork:
         match needed:
             case Read():
                 return self._spool.page(needed.first, needed.limit)
-            case Call():
+            case CallHandler():
                 return await self._handler(needed.item)
             case HandleInside():
                 with no_rollback(needed.unit.connection):

@@ -12,8 +12,7 @@ from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.model import Claim, Grant, Proceed, Renewal, Verdict
 from semel.core.outcomes import Outcome, Refused, Succeeded
-from semel.core.requests import AnyUnit, Commit, Perform, Rollback, SettleWithin, Within
-from semel.core.requests import Begin as BeginUnit
+from semel.core.requests import AnyUnit, Begin, Commit, Perform, Rollback, SettleWithin, Within
 from semel.errors import (
     EarlyCommit,
     StepError,
@@ -25,7 +24,7 @@ from semel.errors import (
 )
 from semel.steps.doubts import UNREADABLE
 from semel.steps.rules import (
-    Begin,
+    BeginStep,
     Finished,
     Identity,
     InDoubt,
@@ -53,7 +52,7 @@ _UNSEEN: Final = (
 )
 
 
-class Ledger:
+class StepLedger:
     """What the holder of one grant knows of its steps.
 
     Whoever performs its flows lets only one of them at a time write; calls of steps may overlap.
@@ -130,7 +129,7 @@ class Ledger:
 
     # --- a step that is local writes --------------------------------------------------------
 
-    def open(self, want: Step, begin: BeginUnit) -> Flow[Finished | tuple[Step, AnyUnit, Recorded]]:
+    def open(self, want: Step, begin: Begin) -> Flow[Finished | tuple[Step, AnyUnit, Recorded]]:
         """The recorded result, or the step with an open unit, in which its call writes. Raises as ``begin``."""
         met = yield from self._meet(want)
         if isinstance(met, Finished):
@@ -243,7 +242,7 @@ class Ledger:
 
     # --- what is recorded ---------------------------------------------------------------------
 
-    def _meet(self, want: Step) -> Flow[Finished | Begin]:
+    def _meet(self, want: Step) -> Flow[Finished | BeginStep]:
         if want.identity in self._running:
             raise StepError(f"step {want.shown!r} is under way in this run; give the second one an ordinal of its own")
         if self.doubt is not None:

@@ -12,8 +12,8 @@ from asyncmy.errors import InterfaceError, MySQLError
 from semel.core.flow import Ask, MakeFlow
 from semel.stores.loops import Loops
 from semel.stores.mariadb.asyncmy_client import Taken, close, drop, is_sound, open_connection, perform
-from semel.stores.mariadb.errors import Lost, Refused, lost, store_error
-from semel.stores.mariadb.protocol import Conversation, Server
+from semel.stores.mariadb.errors import Lost, MariadbRefused, lost, store_error
+from semel.stores.mariadb.protocol import Conversation, MariadbServer
 from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undone
 from semel.stores.pool import AsyncLifo
 from semel.stores.process import begin_in_children
@@ -21,7 +21,7 @@ from semel.stores.process import begin_in_children
 T = TypeVar("T")
 
 
-class AsyncUnitConnection(asyncmy.Connection):
+class AsyncmyUnitConnection(asyncmy.Connection):
     """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
 
     transaction: Transaction | None = None  # while it is handed out
@@ -71,7 +71,7 @@ _STATE: Final = (
 
 def successor(connection: Any) -> Any:
     """The same session under another object; the one that a handler may have kept, also in cursors, is closed."""
-    fresh: Any = AsyncUnitConnection.__new__(AsyncUnitConnection)
+    fresh: Any = AsyncmyUnitConnection.__new__(AsyncmyUnitConnection)
     fresh.__dict__.update(connection.__dict__)
     for name in _STATE:
         setattr(fresh, name, getattr(connection, name))
@@ -82,9 +82,9 @@ def successor(connection: Any) -> Any:
 
 
 class AsyncmyUnit:
-    """One transaction of an event loop's. Made by :class:`AsyncUnitPool`; nothing is sent before the claim."""
+    """One transaction of an event loop's. Made by :class:`AsyncmyUnitPool`; nothing is sent before the claim."""
 
-    def __init__(self, pool: AsyncUnitPool, taken: Taken, *, was_idle: bool) -> None:
+    def __init__(self, pool: AsyncmyUnitPool, taken: Taken, *, was_idle: bool) -> None:
         self._pool = pool
         self._taken = taken
         self._was_idle = was_idle
@@ -115,7 +115,7 @@ class AsyncmyUnit:
         except Lost as error:
             if not first or not self._was_idle:
                 raise lost(error) from error
-        except Refused as error:
+        except MariadbRefused as error:
             await self._drop_unsound(error)
             raise store_error(error) from error
         # It had died while nobody looked. The claim names its nonce, so it may be made again.
@@ -125,11 +125,11 @@ class AsyncmyUnit:
             return await self._perform(self._transaction.run(make))
         except Lost as error:
             raise lost(error) from error
-        except Refused as error:
+        except MariadbRefused as error:
             await self._drop_unsound(error)
             raise store_error(error) from error
 
-    async def _drop_unsound(self, error: Refused) -> None:
+    async def _drop_unsound(self, error: MariadbRefused) -> None:
         if not is_sound(error):
             await close(self.connection)
 
@@ -163,7 +163,7 @@ class AsyncmyUnit:
         except Lost as error:
             await self._end(sound=False)
             raise lost(error) from error
-        except Refused as error:
+        except MariadbRefused as error:
             if is_sound(error):
                 await self.rollback_async()
             else:
@@ -204,10 +204,10 @@ class AsyncmyUnit:
             await self._pool.give(self._taken, sound=False)
 
 
-class AsyncUnitPool:
+class AsyncmyUnitPool:
     """The connections of units, on each event loop that they are used on."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: MariadbServer) -> None:
         self.server = server
         self._inherited: list[object] = []  # a parent's connections: never used here, never closed
         self.begin_process()
@@ -245,7 +245,7 @@ class AsyncUnitPool:
             self._lifo().gone()
 
     async def _open(self) -> Taken:
-        return await open_connection(AsyncUnitConnection, self.server, own=False)
+        return await open_connection(AsyncmyUnitConnection, self.server, own=False)
 
     async def close(self) -> None:
         """Close what is idle on this loop."""

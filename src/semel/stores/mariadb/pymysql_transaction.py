@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import pymysql
 
 from semel.core.flow import Ask, MakeFlow
-from semel.stores.mariadb.errors import Lost, Refused, lost, store_error
-from semel.stores.mariadb.protocol import Server
+from semel.stores.mariadb.errors import Lost, MariadbRefused, lost, store_error
+from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.pymysql_client import Taken, close, is_sound, open_connection, perform
 from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undone
 from semel.stores.pool import Lifo
@@ -27,7 +27,7 @@ from semel.stores.process import begin_in_children
 T = TypeVar("T")
 
 
-class UnitConnection(pymysql.connections.Connection):  # type: ignore[misc]  # the library ships no types
+class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[misc]  # the library ships no types
     """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
 
     transaction: Transaction | None = None  # while it is handed out
@@ -104,9 +104,9 @@ class UnitConnection(pymysql.connections.Connection):  # type: ignore[misc]  # t
             self.query(self.transaction.undo())
 
 
-def successor(connection: UnitConnection) -> UnitConnection:
+def successor(connection: PymysqlUnitConnection) -> PymysqlUnitConnection:
     """The same session under another object; the one that a handler may have kept, also in cursors, is closed."""
-    fresh = UnitConnection.__new__(UnitConnection)
+    fresh = PymysqlUnitConnection.__new__(PymysqlUnitConnection)
     fresh.__dict__.update(connection.__dict__)
     fresh._result = None
     fresh.cursorclass = pymysql.cursors.Cursor
@@ -116,9 +116,9 @@ def successor(connection: UnitConnection) -> UnitConnection:
 
 
 class PymysqlUnit:
-    """One transaction of a thread's. Made by :class:`UnitPool`; nothing is sent before the claim."""
+    """One transaction of a thread's. Made by :class:`PymysqlUnitPool`; nothing is sent before the claim."""
 
-    def __init__(self, pool: UnitPool, taken: Taken, *, was_idle: bool) -> None:
+    def __init__(self, pool: PymysqlUnitPool, taken: Taken, *, was_idle: bool) -> None:
         self._pool = pool
         self._taken = taken
         self._was_idle = was_idle
@@ -154,7 +154,7 @@ class PymysqlUnit:
         except Lost as error:
             if not first or not self._was_idle:
                 raise lost(error) from error
-        except Refused as error:
+        except MariadbRefused as error:
             self._drop_unsound(error)
             raise store_error(error) from error
         # It had died while nobody looked. The claim names its nonce, so it may be made again.
@@ -164,11 +164,11 @@ class PymysqlUnit:
             return perform(self.connection, self._transaction.run(make))
         except Lost as error:
             raise lost(error) from error
-        except Refused as error:
+        except MariadbRefused as error:
             self._drop_unsound(error)
             raise store_error(error) from error
 
-    def _drop_unsound(self, error: Refused) -> None:
+    def _drop_unsound(self, error: MariadbRefused) -> None:
         if not is_sound(error):
             close(self.connection)
 
@@ -201,7 +201,7 @@ class PymysqlUnit:
         except Lost as error:
             self._end(sound=False)
             raise lost(error) from error
-        except Refused as error:
+        except MariadbRefused as error:
             if is_sound(error):
                 self.rollback()
             else:
@@ -241,10 +241,10 @@ class PymysqlUnit:
             self._pool.give(self._taken, sound=False)
 
 
-class UnitPool:
+class PymysqlUnitPool:
     """The connections of a process's units, with the user's own settings and none of Semel's."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: MariadbServer) -> None:
         self.server = server
         self.patience = server.patience_seconds + 1
         self._inherited: list[object] = []
@@ -283,7 +283,7 @@ class UnitPool:
             self._lifo.gone()
 
     def _open(self) -> Taken:
-        return open_connection(UnitConnection, self.server, own=False, read_timeout=self.patience)
+        return open_connection(PymysqlUnitConnection, self.server, own=False, read_timeout=self.patience)
 
     def close(self) -> None:
         """Close what is idle."""

@@ -13,7 +13,15 @@ from typing import Any, Final, TypeVar
 from semel.core.flow import Ask, MakeFlow
 from semel.errors import HandlerRefused
 from semel.stores.clock import Clock
-from semel.stores.mariadb.errors import CONFLICTS, ELSEWHERE, SAVEPOINT_MISSING, SIGNALLED, Lost, Refused, is_elsewhere
+from semel.stores.mariadb.errors import (
+    CONFLICTS,
+    ELSEWHERE,
+    SAVEPOINT_MISSING,
+    SIGNALLED,
+    Lost,
+    MariadbRefused,
+    is_elsewhere,
+)
 from semel.stores.mariadb.protocol import Conversation, Greeting, Result, converse, literal, written
 from semel.stores.mariadb.requests import SettleAnd
 from semel.stores.sql.statements import Execute
@@ -62,7 +70,7 @@ class Transaction:
             while True:
                 try:
                     results = yield from self._say(text)
-                except Refused as error:
+                except MariadbRefused as error:
                     text = inner.throw(error)
                 else:
                     text = inner.send(results)
@@ -77,7 +85,7 @@ class Transaction:
             return results
         try:
             results = yield _OPEN.format(here=self._here, begin=self._begin, claim=text, name=self.name)
-        except Refused as error:
+        except MariadbRefused as error:
             if is_elsewhere(error) and not self._joined:  # left there by an earlier handler: as good as lost
                 raise Lost(error.code, error.text) from error
             raise
@@ -104,7 +112,7 @@ class Transaction:
             _ = yield _SETTLE.format(
                 here=self._here, name=self.name, settle=text, also=also, end="" if self._joined else _END
             )
-        except Refused as error:
+        except MariadbRefused as error:
             if is_not_ours(error):
                 return False
             raise
@@ -116,7 +124,7 @@ def is_incomplete(warnings: Any) -> bool:
     return any(int(code) == NOT_ROLLED_BACK for _, code, *_ in warnings or ())
 
 
-def is_not_ours(error: Refused) -> bool:
+def is_not_ours(error: MariadbRefused) -> bool:
     """Whether a settle met another transaction than that of its claim."""
     return error.code == SAVEPOINT_MISSING or (error.code == SIGNALLED and _UNSETTLED in error.text)
 

@@ -16,7 +16,7 @@ from semel.core.flow import Ask, MakeFlow
 from semel.engine.shield import shielded
 from semel.errors import HandlerRefused, JoinRefused, SchemaError, SemelError
 from semel.stores.failures import SAVEPOINT_OPEN
-from semel.stores.postgres.psycopg_driver import Server
+from semel.stores.postgres.psycopg_driver import PostgresServer
 from semel.stores.sql.statements import Query
 
 T = TypeVar("T")
@@ -73,10 +73,10 @@ class Line(Protocol):
         """The settlement was refused: see to it that nobody commits, where the library has a word for it."""
 
 
-class Home:
+class PostgresHome:
     """The store that transactions are joined to: its server, and how a connection to it is told from others."""
 
-    def __init__(self, store: Store, driver: Any, server: Server) -> None:
+    def __init__(self, store: Store, driver: Any, server: PostgresServer) -> None:
         self.server = server
         self.store = store
         self.driver = driver
@@ -108,7 +108,7 @@ class Home:
 class _Joined:
     """What both forms share."""
 
-    def __init__(self, line: Line, home: Home) -> None:
+    def __init__(self, line: Line, home: PostgresHome) -> None:
         self._line = line
         self._home = home
         self.connection = line.target
@@ -203,7 +203,7 @@ class AsyncJoinedPostgres(_Joined):
         await self._line.end()
 
 
-def joined(line: Line, home: Home, made: type[JoinedPostgres] = JoinedPostgres) -> JoinedPostgres:
+def joined(line: Line, home: PostgresHome, made: type[JoinedPostgres] = JoinedPostgres) -> JoinedPostgres:
     """Join a line's transaction, once it is known to be in the store's own database. Raises as its ``run``."""
     unit = made(line, home)
     try:
@@ -218,7 +218,7 @@ def joined(line: Line, home: Home, made: type[JoinedPostgres] = JoinedPostgres) 
     return unit
 
 
-async def joined_async(line: Line, home: Home) -> AsyncJoinedPostgres:
+async def joined_async(line: Line, home: PostgresHome) -> AsyncJoinedPostgres:
     """As :func:`joined`, on an event loop."""
     unit = AsyncJoinedPostgres(line, home)
     try:
