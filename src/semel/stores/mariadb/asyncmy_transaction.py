@@ -219,7 +219,9 @@ class AsyncmyUnitPool:
         self._loops: Loops[AsyncLifo[Taken]]
         self._loops = Loops(lambda: AsyncLifo(self._open, self.server.connections_max), drop)
 
-    def _lifo(self) -> AsyncLifo[Taken]:
+    @property
+    def lifo(self) -> AsyncLifo[Taken]:
+        """Those of this process and the running loop."""
         return self._loops.here()
 
     async def begin(self) -> AsyncmyUnit:
@@ -227,7 +229,7 @@ class AsyncmyUnitPool:
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
-        taken, was_idle = await self._lifo().take(self.server.patience_seconds)
+        taken, was_idle = await self.lifo.take(self.server.patience_seconds)
         return AsyncmyUnit(self, taken, was_idle=was_idle)
 
     async def instead_of(self, taken: Taken) -> Taken:
@@ -239,15 +241,15 @@ class AsyncmyUnitPool:
     async def give(self, taken: Taken, *, sound: bool) -> None:
         """It is free again, or to be dropped."""
         if sound:
-            self._lifo().give(taken)
+            self.lifo.give(taken)
         else:
             await close(taken[0])
-            self._lifo().gone()
+            self.lifo.gone()
 
     async def _open(self) -> Taken:
         return await open_connection(AsyncmyUnitConnection, self.server, own=False)
 
     async def close(self) -> None:
         """Close what is idle on this loop."""
-        for connection, _ in self._lifo().forget_idle():
+        for connection, _ in self.lifo.forget_idle():
             await close(connection)

@@ -252,11 +252,11 @@ class PymysqlUnitPool:
         begin_in_children(self)
 
     def _begin(self) -> None:
-        self._lifo: Lifo[Taken] = Lifo(self._open, self.server.connections_max)
+        self.lifo: Lifo[Taken] = Lifo(self._open, self.server.connections_max)
 
     def begin_process(self) -> None:
         """In a forked child: begin without connections."""
-        self._inherited.append(self._lifo)
+        self._inherited.append(self.lifo)
         self._begin()
 
     def begin(self) -> PymysqlUnit:
@@ -264,7 +264,7 @@ class PymysqlUnitPool:
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
-        taken, was_idle = self._lifo.take(self.server.patience_seconds)
+        taken, was_idle = self.lifo.take(self.server.patience_seconds)
         taken[0].patience(self.patience)
         return PymysqlUnit(self, taken, was_idle=was_idle)
 
@@ -277,15 +277,15 @@ class PymysqlUnitPool:
     def give(self, taken: Taken, *, sound: bool) -> None:
         """It is free again, or to be dropped."""
         if sound:
-            self._lifo.give(taken)
+            self.lifo.give(taken)
         else:
             close(taken[0])
-            self._lifo.gone()
+            self.lifo.gone()
 
     def _open(self) -> Taken:
         return open_connection(PymysqlUnitConnection, self.server, own=False, read_timeout=self.patience)
 
     def close(self) -> None:
         """Close what is idle."""
-        for connection, _ in self._lifo.forget_idle():
+        for connection, _ in self.lifo.forget_idle():
             close(connection)
