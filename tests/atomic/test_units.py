@@ -1,4 +1,4 @@
-"""A unit that Semel opened: whatever a handler does to its connection, all of it is committed once, or nothing."""
+"""What is particular to units on SQLite; what all databases have in common is in ``semel.testing.units``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from semel import Answer, Engine, NothingHappened, Permit, Policy
+from semel import Answer, NothingHappened, Permit, Policy
 from semel.core.model import State
 from semel.errors import EarlyCommit, OutcomeUnknownError, PolicyError, StoreUnavailable
 from semel.testing.clock import SettableClock
 from tests.atomic.conftest import Outside
-from tests.engine.drivers import sqlite
 from tests.engine.shells import MADE, Shell, command
 
 ATOMIC = Policy(effects="atomic")
@@ -63,42 +62,6 @@ def test_writes_record_and_answer_are_one_commit_and_a_replay_is_none(shell: She
     assert driver.commits == before + 1
 
 
-ENDS: list[tuple[Answer | BaseException, Policy]] = [
-    (Failed(), ATOMIC),
-    (Gone(), ATOMIC),
-    (NothingHappened(), ATOMIC),
-    (sqlite3.IntegrityError(), ATOMIC),
-    (Answer(500, (), b""), ATOMIC),
-    (Answer(429, (), b""), ATOMIC),
-    (Answer(409, (), b""), Policy(effects="atomic", replay="2xx")),
-]
-
-
-@pytest.mark.parametrize(("end", "policy"), ENDS)
-def test_what_proves_nothing_is_rolled_back_and_runs_again(
-    shell: Shell, outside: Outside, end: Answer | BaseException, policy: Policy
-) -> None:
-    what = command(policy=policy)
-
-    def handler(permit: Permit) -> Answer:
-        insert(permit)
-        permit.connection.commit()
-        insert(permit, 2)
-        if isinstance(end, BaseException):
-            raise end
-        return end
-
-    if isinstance(end, BaseException):
-        with pytest.raises(type(end)):
-            shell.run(what, handler)
-    else:
-        assert shell.run(what, handler).answer == end
-    assert (outside.rows(), outside.states) == ([], [])
-    outside.writes()
-    assert shell.run(what, made).answer == MADE
-    assert outside.rows() == [1]
-
-
 def test_a_definite_refusal_is_rolled_back_and_stored_in_a_commit_of_its_own(shell: Shell, outside: Outside) -> None:
     driver = shell.engine.backend.driver
     before = driver.commits
@@ -110,22 +73,6 @@ def test_a_definite_refusal_is_rolled_back_and_stored_in_a_commit_of_its_own(she
     assert shell.run(WHAT, refuses).answer == REFUSED
     assert (outside.rows(), outside.states, driver.commits) == ([], [State.FAILED_REPLAYABLE], before + 1)
     assert shell.run(WHAT, never).answer == REFUSED
-
-
-def test_another_process_that_asks_meanwhile_runs_nothing(
-    shell: Shell, file: Path, outside: Outside, clock: SettableClock
-) -> None:
-    with Engine(sqlite(file, clock, busy_seconds=0.05)) as second:
-
-        def handler(permit: Permit) -> Answer:
-            insert(permit)
-            with pytest.raises(StoreUnavailable):  # it cannot look into the transaction: it waits for the file
-                second.run(WHAT, never)
-            return MADE
-
-        assert shell.run(WHAT, handler).answer == MADE
-        assert second.run(WHAT, never).replayed
-    assert outside.rows() == [1]
 
 
 # --- what a handler may do by habit ---

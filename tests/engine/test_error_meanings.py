@@ -22,7 +22,7 @@ from semel.stores.postgres import asyncpg_driver, psycopg_driver
 from semel.stores.postgres import errors as postgres_errors
 from semel.stores.postgres import psycopg_timeout as psycopg_patience
 from semel.stores.redis import errors as redis_errors
-from semel.stores.redis.routes import Exchange, Node, Refused
+from semel.stores.redis.routes import Node, NodeExchange, RedisRefused
 
 UNDECIDED = StoreTimeout
 
@@ -104,8 +104,8 @@ def test_what_asyncpg_raises(error: BaseException, meant: type[SemelError]) -> N
     "error", [redis.ConnectionError("reset"), redis.TimeoutError("no answer"), ConnectionResetError(), TimeoutError()]
 )
 def test_of_redis(error: redis.RedisError | OSError) -> None:
-    wanted = Exchange(Node("127.0.0.1", 1), ((b"EVALSHA",), (b"GET",)))
+    wanted = NodeExchange(Node("127.0.0.1", 1), ((b"EVALSHA",), (b"GET",)))
     assert type(redis_errors.lost(wanted, [], error)) is UNDECIDED
     assert type(redis_errors.lost(wanted, [1], redis.BusyLoadingError("loading"))) is UNDECIDED  # a part has run
-    assert redis_errors.lost(wanted, [], redis.BusyLoadingError("loading")) == [Refused("LOADING", "loading")] * 2
+    assert redis_errors.lost(wanted, [], redis.BusyLoadingError("loading")) == [RedisRefused("LOADING", "loading")] * 2
     assert type(redis_errors.cannot_connect(wanted.node, error)) is StoreUnavailable

@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from semel import Engine
 from semel.engine.urls import connect_backend
 from semel.errors import StoreUnavailable, UrlError
-from semel.stores.mariadb.errors import Refused
+from semel.stores.mariadb.errors import MariadbRefused
 from semel.stores.mariadb.errors import store_error as mariadb_error
 from semel.stores.postgres.errors import cannot_connect, store_error
 
@@ -93,8 +93,8 @@ def test_a_connection_that_postgresql_refuses_is_told_what_would_do(text: str, s
         ),
         (store_error("3F000", "no schema has been selected to create in"), "CREATE SCHEMA"),
         (store_error("42P07", 'relation "semel_record" already exists'), "restore them all"),
-        (mariadb_error(Refused(1142, "CREATE command denied to user")), "GRANT CREATE, ALTER, INDEX"),
-        (mariadb_error(Refused(1142, "SELECT command denied to user")), "GRANT SELECT, INSERT, UPDATE, DELETE"),
+        (mariadb_error(MariadbRefused(1142, "CREATE command denied to user")), "GRANT CREATE, ALTER, INDEX"),
+        (mariadb_error(MariadbRefused(1142, "SELECT command denied to user")), "GRANT SELECT, INSERT, UPDATE, DELETE"),
     ],
 )
 def test_a_right_that_is_missing_is_the_one_that_is_named(error: Exception, said: str) -> None:

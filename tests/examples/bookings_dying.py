@@ -14,10 +14,10 @@ __all__ = ["app"]
 settle = AsyncPsycopgUnit.settle_async
 
 
-async def die(self: AsyncPsycopgUnit, needed: Any, *, commit: bool) -> bool:
+async def die(self: AsyncPsycopgUnit, needed: Any) -> bool:
     """Settle, and never tell of it."""
     if os.environ["DIES"] == "after":
-        await settle(self, needed, commit=commit)
+        await settle(self, needed)
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("it is dead")
 

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from semel import AsyncBulk, AsyncEngine, Engine, ItemFailed
 from semel.bulk.body import ItemReader
 from semel.bulk.declaration import BulkItem
-from semel.bulk.http import Asked, refused
+from semel.bulk.http import BulkRequest, refused
 from semel.core.model import State
 from semel.errors import (
     BulkRefused,
@@ -310,7 +310,7 @@ def test_what_stops_a_bulk_is_told_as_a_problem(
     tmp_path: Path, error: Exception, status: int, code: str, after: bool
 ) -> None:
     surface = Semel(AsyncEngine.connect(f"sqlite:///{tmp_path}/a.db"), caller=caller_of).surface
-    how = Asked("k", Caller("acme", "alice"), ItemReader("array", 10), False, False, None)
+    how = BulkRequest("k", Caller("acme", "alice"), ItemReader("array", 10), False, False, None)
     answer = refused(surface, error, how)
     assert answer is not None
     document = json.loads(answer.body)

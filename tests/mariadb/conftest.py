@@ -15,7 +15,7 @@ import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy
 from semel.engine.result import Result
-from semel.stores.mariadb.protocol import Server
+from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.url import mariadb_backend
 from semel.testing.mariadb import mariadb_subject
 from tests.engine.shells import MADE, command
@@ -67,7 +67,7 @@ Handler = Callable[[Permit, Writes], Coroutine[Any, Any, Answer]]
 class Fellow(Member):
     """One process's engine of one kind, and its loop if it has one."""
 
-    def __init__(self, kind: Kind, server: Server) -> None:
+    def __init__(self, kind: Kind, server: MariadbServer) -> None:
         self.kind = kind
         self.runner = asyncio.Runner() if kind == "asyncmy" else None
         made: Any = Engine if self.runner is None else AsyncEngine
@@ -92,7 +92,7 @@ class Fellow(Member):
 class Outside:
     """What somebody else sees in the database, and does to it."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: MariadbServer) -> None:
         self.connection = connect(server.port, database=server.database)
 
     def fetch(self, text: str) -> list[tuple[Any, ...]]:
@@ -118,7 +118,7 @@ class Outside:
 
 
 @pytest.fixture
-def server() -> Server:
+def server() -> MariadbServer:
     """This run's server, with an empty database: migrated, and with the application's own table."""
     made = mariadb()
     with closing(Engine(mariadb_subject(made, None).backend)) as engine:
@@ -129,14 +129,14 @@ def server() -> Server:
 
 
 @pytest.fixture
-def outside(server: Server) -> Iterator[Outside]:
+def outside(server: MariadbServer) -> Iterator[Outside]:
     made = Outside(server)
     yield made
     made.connection.close()
 
 
 @pytest.fixture
-def other(server: Server, outside: Outside) -> Iterator[str]:
+def other(server: MariadbServer, outside: Outside) -> Iterator[str]:
     """Another database with tables of Semel's, as a server of many tenants may have it."""
     name = f"{server.database}_other"
     outside.fetch(f"CREATE OR REPLACE DATABASE `{name}`")
@@ -154,7 +154,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 @pytest.fixture
-def make_fellow(kind: Kind, server: Server) -> Iterator[Callable[..., Fellow]]:
+def make_fellow(kind: Kind, server: MariadbServer) -> Iterator[Callable[..., Fellow]]:
     """Engines on the database, each as in a process of its own."""
     made: list[Fellow] = []
 
@@ -174,7 +174,7 @@ def fellow(make_fellow: Callable[..., Fellow]) -> Fellow:
 
 
 @pytest.fixture
-def relay(server: Server) -> Iterator[Relay]:
+def relay(server: MariadbServer) -> Iterator[Relay]:
     """A relay before the server."""
     made = Relay(server.port, MARIADB)
     yield made

@@ -33,7 +33,7 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.stores.mariadb import protocol as spoken
-from semel.stores.mariadb.protocol import Server
+from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.url import mariadb_backend
 from semel.testing.attempts import attempt, renewal, word
 from tests.engine.shells import MADE, command
@@ -179,7 +179,7 @@ def test_an_update_that_changes_nothing_has_found_its_row(fellow: Fellow) -> Non
 
 
 @pytest.fixture
-def owned(server: Server, outside: Outside) -> Iterator[Server]:
+def owned(server: MariadbServer, outside: Outside) -> Iterator[MariadbServer]:
     """A user who is no superuser, whom the server's settings bind."""
     name = f"semel app {os.getpid()}"
     outside.fetch(f"CREATE OR REPLACE USER '{name}'@'127.0.0.1' IDENTIFIED BY 'p@ss/wörd'")
@@ -188,7 +188,9 @@ def owned(server: Server, outside: Outside) -> Iterator[Server]:
     outside.fetch(f"DROP USER '{name}'@'127.0.0.1'")
 
 
-def test_the_documented_grants_are_enough_and_a_password_may_hold_anything(owned: Server, fellow: Fellow) -> None:
+def test_the_documented_grants_are_enough_and_a_password_may_hold_anything(
+    owned: MariadbServer, fellow: Fellow
+) -> None:
     with closing(Fellow(fellow.kind, owned)) as app:
         assert app.run(PLAIN, plain).answer == MADE
         assert app.run(PLAIN, never).replayed
@@ -199,7 +201,7 @@ def test_the_documented_grants_are_enough_and_a_password_may_hold_anything(owned
 
 @pytest.mark.parametrize("setting", ["read_only", "tx_read_only"])  # 1290 and 1792
 def test_a_read_only_server_replays_and_is_found_writable_again(
-    owned: Server, fellow: Fellow, outside: Outside, setting: str
+    owned: MariadbServer, fellow: Fellow, outside: Outside, setting: str
 ) -> None:
     pairs = ((PLAIN, command("before")), (WHAT, command("before, atomic", policy=ATOMIC)))
     for _, before in pairs:
@@ -222,7 +224,7 @@ def test_a_read_only_server_replays_and_is_found_writable_again(
 
 
 def test_a_name_that_leads_to_another_server_now_is_looked_up_again(
-    owned: Server, kind: Kind, outside: Outside, relay: Relay
+    owned: MariadbServer, kind: Kind, outside: Outside, relay: Relay
 ) -> None:
     """The old primary lives on, read-only, and ends no connection; the relay is the name."""
     with closing(Fellow(kind, replace(owned, port=relay.port))) as app:
@@ -249,7 +251,7 @@ def test_a_name_that_leads_to_another_server_now_is_looked_up_again(
     ],
 )
 def test_who_is_not_let_in_is_told_why_and_no_password_is_shown(
-    owned: Server, fellow: Fellow, changed: dict[str, str], said: str
+    owned: MariadbServer, fellow: Fellow, changed: dict[str, str], said: str
 ) -> None:
     with closing(Fellow(fellow.kind, replace(owned, **changed))) as app:  # type: ignore[arg-type]  # names of texts
         for what in (PLAIN, WHAT):
@@ -260,14 +262,14 @@ def test_who_is_not_let_in_is_told_why_and_no_password_is_shown(
             assert "p@ss" not in shown
 
 
-def test_an_unreachable_server_is_said_at_once(fellow: Fellow, server: Server) -> None:
+def test_an_unreachable_server_is_said_at_once(fellow: Fellow, server: MariadbServer) -> None:
     with closing(Fellow(fellow.kind, replace(server, port=free_port()))) as app:
         for what in (PLAIN, WHAT):
             with pytest.raises(StoreUnavailable, match="check that it runs"):
                 app.run(what, never)
 
 
-def test_missing_and_foreign_tables_are_said(fellow: Fellow, server: Server, outside: Outside) -> None:
+def test_missing_and_foreign_tables_are_said(fellow: Fellow, server: MariadbServer, outside: Outside) -> None:
     outside.fetch("RENAME TABLE semel_record TO hidden_record")
     try:
         with pytest.raises(SchemaError, match="semel migrate"):
@@ -377,7 +379,7 @@ def _kill(server: Running) -> None:
     os.close(process)
 
 
-def test_the_url_reaches_the_server(owned: Server) -> None:
+def test_the_url_reaches_the_server(owned: MariadbServer) -> None:
     quoted = replace(owned, user=quote(owned.user), password=quote(owned.password, safe=""))
     for scheme in ("mysql", "mariadb", "mysql+pymysql", "mariadb+asyncmy"):
         backend = connect_backend(url(quoted, "?charset=utf8mb4&patience_seconds=3").replace("mysql", scheme, 1))

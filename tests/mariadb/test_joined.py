@@ -23,7 +23,7 @@ from semel.errors import (
     StoreUnavailable,
     SupersededError,
 )
-from semel.stores.mariadb.protocol import Server
+from semel.stores.mariadb.protocol import MariadbServer
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes
 from tests.servers.mariadb import MARK, connect
@@ -36,7 +36,7 @@ HOWS: tuple[How, ...] = ("pymysql", "asyncmy", "session", "async session")
 class User:
     """A user with a connection of one sort, and an engine for it."""
 
-    def __init__(self, how: How, server: Server, **options: Any) -> None:
+    def __init__(self, how: How, server: MariadbServer, **options: Any) -> None:
         self.how = how
         self.fellow = Fellow("asyncmy" if how in ("asyncmy", "async session") else "pymysql", server)
         given: dict[str, Any] = {"host": server.host, "port": server.port, "user": server.user}
@@ -120,7 +120,7 @@ async def _connected(given: dict[str, Any]) -> Any:
 
 
 @pytest.fixture(params=HOWS)
-def user(request: pytest.FixtureRequest, server: Server) -> Iterator[User]:
+def user(request: pytest.FixtureRequest, server: MariadbServer) -> Iterator[User]:
     made = User(request.param, server)
     yield made
     made.close()
@@ -152,7 +152,7 @@ def test_without_the_users_commit_nothing_remains_and_the_key_is_free(user: User
 
 
 def test_a_running_duplicate_is_in_progress_at_once_and_harms_nothing(
-    user: User, server: Server, outside: Outside
+    user: User, server: MariadbServer, outside: Outside
 ) -> None:
     other = User("pymysql", server)
 
@@ -185,7 +185,7 @@ def test_an_early_rollback_is_told(user: User, outside: Outside) -> None:
     assert outside.states == []
 
 
-def test_autocommit_is_refused(server: Server, outside: Outside) -> None:
+def test_autocommit_is_refused(server: MariadbServer, outside: Outside) -> None:
     for how in ("pymysql", "asyncmy"):
         user = User(how, server, autocommit=True)
         with pytest.raises(JoinRefused, match="autocommit"):
@@ -197,7 +197,7 @@ def test_autocommit_is_refused(server: Server, outside: Outside) -> None:
     assert outside.states == [State.SUCCEEDED, State.SUCCEEDED]
 
 
-def test_another_database_another_charset_and_a_savepoint_are_refused(server: Server, outside: Outside) -> None:
+def test_another_database_another_charset_and_a_savepoint_are_refused(server: MariadbServer, outside: Outside) -> None:
     elsewhere = User("pymysql", server, database="mysql")
     with pytest.raises(JoinRefused, match="another database"):
         elsewhere.join(nothing)
@@ -225,7 +225,7 @@ def test_a_connection_that_has_gone_elsewhere_since_is_refused(user: User, outsi
     assert outside.states == [State.SUCCEEDED]
 
 
-def test_what_is_no_connection_of_this_kind_is_refused(server: Server) -> None:
+def test_what_is_no_connection_of_this_kind_is_refused(server: MariadbServer) -> None:
     with connect(server.port) as blocking:
         fellow = Fellow("asyncmy", server)
         assert fellow.runner is not None

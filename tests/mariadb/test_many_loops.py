@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Permit, Policy
-from semel.stores.mariadb.protocol import Server
+from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.url import mariadb_backend
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import Outside
@@ -21,7 +21,7 @@ LOOPS = 5
 
 @pytest.mark.parametrize("effects", ["external", "atomic"])
 def test_a_loop_that_is_over_keeps_neither_itself_nor_a_connection(
-    effects: str, server: Server, outside: Outside
+    effects: str, server: MariadbServer, outside: Outside
 ) -> None:
     engine = AsyncEngine(mariadb_backend(server))
     loops: weakref.WeakSet[Any] = weakref.WeakSet()

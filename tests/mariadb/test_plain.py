@@ -6,12 +6,12 @@ import ssl
 
 import pytest
 
-from semel.stores.mariadb.protocol import Server
+from semel.stores.mariadb.protocol import MariadbServer
 from tests.engine.shells import command
 from tests.mariadb.conftest import ATOMIC, Fellow, made, plain
 
 
-def test_no_context_is_made(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_context_is_made(server: MariadbServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> ssl.SSLContext:
         raise AssertionError("certificates were read")
 

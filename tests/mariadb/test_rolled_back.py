@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 
 from semel.core.flow import Flow, MakeFlow, ask
-from semel.stores.mariadb.errors import LOCK_WAIT_TIMEOUT, Lost, Refused
+from semel.stores.mariadb.errors import LOCK_WAIT_TIMEOUT, Lost, MariadbRefused
 from semel.stores.mariadb.protocol import converse
-from semel.stores.mariadb.requests import Several
+from semel.stores.mariadb.requests import SeveralStatements
 from semel.stores.sql.statements import TOGETHER, Execute, composed
 
 WRITE = Execute(composed("write", "DELETE FROM semel_meta"), {})
@@ -24,7 +24,7 @@ def one_by_one() -> Flow[None]:
 
 
 def in_one_packet() -> Flow[None]:
-    yield from ask(Several([WRITE, WRITE]))
+    yield from ask(SeveralStatements([WRITE, WRITE]))
 
 
 @pytest.mark.parametrize("flow", [one_by_one, in_one_packet])
@@ -34,6 +34,6 @@ def test_a_transaction_that_may_be_open_still_is_never_spoken_in(flow: MakeFlow[
     if text == "START TRANSACTION":
         text = said.send([0])
     assert "DELETE" in text
-    assert said.throw(Refused(LOCK_WAIT_TIMEOUT, "")) == "ROLLBACK"
+    assert said.throw(MariadbRefused(LOCK_WAIT_TIMEOUT, "")) == "ROLLBACK"
     with pytest.raises(Lost):
-        said.throw(Refused(1047, "WSREP has not yet prepared node for application use"))
+        said.throw(MariadbRefused(1047, "WSREP has not yet prepared node for application use"))

@@ -1,4 +1,4 @@
-"""A unit that Semel opened on MariaDB: whatever a handler does to it, it is one commit, or nothing."""
+"""What is particular to units on MariaDB; what all databases have in common is in ``semel.testing.units``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import asyncmy.errors
 import pymysql
 import pytest
 
-from semel import Answer, NothingHappened, Permit
+from semel import Answer, Permit
 from semel.core.model import State
-from semel.errors import EarlyCommit, InProgressError, KeyReusedError, OutcomeUnknownError, StoreError, StoreUnavailable
+from semel.errors import EarlyCommit, OutcomeUnknownError, StoreError, StoreUnavailable
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, INSERT, PLAIN, WHAT, Fellow, Handler, Outside, Writes, made, never, plain
 from tests.servers.mariadb import MARK, connect
@@ -29,51 +29,6 @@ class Failed(Exception):
     """The handler gives up."""
 
 
-def test_writes_record_and_answer_are_one_commit(fellow: Fellow, outside: Outside) -> None:
-    async def handler(permit: Permit, db: Writes) -> Answer:
-        await db.insert()
-        await db.insert(2)
-        assert (outside.rows(), outside.states) == ([], [])  # nobody sees anything before the commit
-        return MADE
-
-    assert fellow.run(WHAT, handler).answer == MADE
-    assert (outside.rows(), outside.states) == ([1, 2], [State.SUCCEEDED])
-    again = fellow.run(WHAT, never)
-    assert (again.replayed, again.answer) == (True, MADE)
-    with pytest.raises(KeyReusedError):
-        fellow.run(command(request=1, policy=ATOMIC), never)
-
-
-@pytest.mark.parametrize("end", [Failed(), NothingHappened(), Answer(500, (), b""), Answer(429, (), b"")])
-def test_what_proves_nothing_is_rolled_back_and_runs_again(
-    fellow: Fellow, outside: Outside, end: Answer | Exception
-) -> None:
-    async def handler(permit: Permit, db: Writes) -> Answer:
-        await db.insert()
-        if isinstance(end, Exception):
-            raise end
-        return end
-
-    if isinstance(end, Exception):
-        with pytest.raises(type(end)):
-            fellow.run(WHAT, handler)
-    else:
-        assert fellow.run(WHAT, handler).answer == end
-    assert (outside.rows(), outside.states) == ([], [])
-    assert fellow.run(WHAT, made).answer == MADE
-    assert outside.rows() == [1]
-
-
-def test_a_definite_refusal_is_rolled_back_and_stored_in_a_commit_of_its_own(fellow: Fellow, outside: Outside) -> None:
-    async def refuses(permit: Permit, db: Writes) -> Answer:
-        await db.insert()
-        return REFUSED
-
-    assert fellow.run(WHAT, refuses).answer == REFUSED
-    assert (outside.rows(), outside.states) == ([], [State.FAILED_REPLAYABLE])
-    assert fellow.run(WHAT, never).answer == REFUSED
-
-
 # --- what a handler may do by habit, and what it must not ---
 
 
@@ -84,37 +39,13 @@ async def _commits(db: Writes) -> None:
     await db.say("commit")
 
 
-async def _rolls_back(db: Writes) -> None:
-    await db.insert(7)
-    await db.say("rollback")
-    await db.say("rollback")
-    await db.insert()
-
-
-async def _commits_and_rolls_back(db: Writes) -> None:
-    await db.insert()
-    await db.say("commit")
-    await db.insert(7)
-    await db.say("rollback")
-    await db.say("rollback")
-
-
-async def _uses_savepoints(db: Writes) -> None:
-    await db.insert()
-    await db.execute("SAVEPOINT theirs")
-    await db.insert(7)
-    await db.execute("ROLLBACK TO SAVEPOINT theirs")
-
-
 async def _swallows_an_error(db: Writes) -> None:
     await db.insert()
     with pytest.raises(DATABASE_ERRORS):
         await db.insert()
 
 
-@pytest.mark.parametrize(
-    "habit", [_commits, _rolls_back, _commits_and_rolls_back, _uses_savepoints, _swallows_an_error]
-)
+@pytest.mark.parametrize("habit", [_commits, _swallows_an_error])
 def test_a_habit_changes_nothing(fellow: Fellow, outside: Outside, habit: Callable[[Writes], Awaitable[None]]) -> None:
     async def handler(permit: Permit, db: Writes) -> Answer:
         await habit(db)
@@ -162,28 +93,6 @@ def test_a_rollback_in_sql_is_told_and_leaves_nothing(fellow: Fellow, outside: O
         fellow.run(WHAT, handler)
     assert (outside.rows(), outside.states) == ([], [])
     assert fellow.run(WHAT, made).answer == MADE
-
-
-def test_another_process_that_asks_meanwhile_is_told_at_once(make_fellow: MakeFellow, outside: Outside) -> None:
-    """The unit's lock is tried, not waited for: InnoDB would wait fifty seconds."""
-    one, other = make_fellow(), make_fellow(patience_seconds=2.0)
-    met: list[type[BaseException]] = []
-
-    async def handler(permit: Permit, db: Writes) -> Answer:
-        def ask() -> None:
-            with pytest.raises(InProgressError) as told:
-                other.run(WHAT, never)
-            met.append(told.type)
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        thread.join(20)
-        await db.insert()
-        return MADE
-
-    assert one.run(WHAT, handler).answer == MADE
-    assert met == [InProgressError]
-    assert other.run(WHAT, never).replayed
 
 
 def test_an_open_unit_delays_nobody_elses_claims(fellow: Fellow, outside: Outside) -> None:

@@ -19,7 +19,7 @@ from semel.core.flow import Flow, ask
 from semel.core.model import Find, InProgress, Proceed, Replay
 from semel.core.outcomes import Succeeded
 from semel.stores.postgres import rows as postgres_rows
-from semel.stores.postgres.psycopg_driver import Server
+from semel.stores.postgres.psycopg_driver import PostgresServer
 from semel.stores.postgres.store import SQL as UPKEEP
 from semel.stores.postgres.store import PostgresStore
 from semel.stores.postgres.url import postgres_backend
@@ -95,7 +95,7 @@ def test_a_plan_that_is_kept_walks_no_index_though_the_table_was_empty_when_it_w
     every = {**postgres_rows.SQL, **statements("semel.stores", "postgres_steps.sql")}
     kept = [statement for statement in every.values() if statement.planned_once]
     assert {statement.name for statement in kept} >= {"claim", "settle", "look", "write_steps"}
-    with psycopg.connect(conninfo, **Server(conninfo, schema=schema()).options()) as planner:
+    with psycopg.connect(conninfo, **PostgresServer(conninfo, schema=schema()).options()) as planner:
         for statement in kept:
             explained = planner.pgconn.exec_(f"EXPLAIN (GENERIC_PLAN) {statement.numbered}".encode())
             assert explained.status == ExecStatus.TUPLES_OK, explained.error_message

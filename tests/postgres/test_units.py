@@ -1,4 +1,4 @@
-"""A unit that Semel opened on PostgreSQL: whatever a handler does to it, it is one commit, or nothing."""
+"""What is particular to units on PostgreSQL; what all databases have in common is in ``semel.testing.units``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import asyncpg
 import psycopg
 import pytest
 
-from semel import Answer, Engine, NothingHappened, Permit, Policy
+from semel import Answer, Engine, Permit
 from semel.core.model import State
 from semel.errors import (
     EarlyCommit,
     KeyReusedError,
-    OutcomeUnknownError,
     StatementRefused,
     StoreError,
     StoreUnavailable,
@@ -25,7 +24,7 @@ from semel.stores.postgres.url import postgres_backend
 from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, made, never
-from tests.postgres.unit_stories import DATABASE_ERRORS, REFUSED, Failed, Gone, MakeFellow
+from tests.postgres.unit_stories import DATABASE_ERRORS, MakeFellow
 from tests.servers.postgres import schema
 
 # --- how a unit ends ---
@@ -49,73 +48,7 @@ def test_writes_record_and_answer_are_one_commit(fellow: Fellow, outside: Outsid
     assert (fellow.units, outside.open_transactions) == ((1, 1), 0)
 
 
-ENDS: list[tuple[Answer | BaseException, Policy]] = [
-    (Failed(), ATOMIC),
-    (Gone(), ATOMIC),
-    (NothingHappened(), ATOMIC),
-    (psycopg.IntegrityError(), ATOMIC),
-    (Answer(500, (), b""), ATOMIC),
-    (Answer(429, (), b""), ATOMIC),
-    (Answer(409, (), b""), Policy(effects="atomic", replay="2xx")),
-]
-
-
-@pytest.mark.parametrize(("end", "policy"), ENDS)
-def test_what_proves_nothing_is_rolled_back_and_runs_again(
-    fellow: Fellow, outside: Outside, end: Answer | BaseException, policy: Policy
-) -> None:
-    what = command(policy=policy)
-
-    async def handler(permit: Permit, db: Writes) -> Answer:
-        await db.insert()
-        if isinstance(end, BaseException):
-            raise end
-        return end
-
-    if isinstance(end, BaseException):
-        with pytest.raises(type(end)):
-            fellow.run(what, handler)
-    else:
-        assert fellow.run(what, handler).answer == end
-    assert (outside.rows(), outside.states, fellow.units, outside.open_transactions) == ([], [], (1, 1), 0)
-    assert fellow.run(what, made).answer == MADE
-    assert outside.rows() == [1]
-
-
-def test_a_definite_refusal_is_rolled_back_and_stored_in_a_commit_of_its_own(fellow: Fellow, outside: Outside) -> None:
-    async def refuses(permit: Permit, db: Writes) -> Answer:
-        await db.insert()
-        return REFUSED
-
-    assert fellow.run(WHAT, refuses).answer == REFUSED
-    assert (outside.rows(), outside.states) == ([], [State.FAILED_REPLAYABLE])
-    assert fellow.run(WHAT, never).answer == REFUSED
-    assert (fellow.units, outside.open_transactions) == ((1, 1), 0)
-
-
 # --- a transaction that ends, or breaks, in spite of it all ---
-
-
-@pytest.mark.parametrize(
-    "end", [MADE, REFUSED, Answer(500, (), b""), Failed(), NothingHappened()], ids=lambda end: str(end)[:20]
-)
-def test_an_early_commit_is_unknown_however_the_handler_ends(
-    fellow: Fellow, outside: Outside, end: Answer | Exception
-) -> None:
-    async def handler(permit: Permit, db: Writes) -> Answer:
-        await db.insert()
-        await db.execute("COMMIT")
-        if isinstance(end, Exception):
-            raise end
-        return end
-
-    with pytest.raises(EarlyCommit):
-        fellow.run(WHAT, handler)
-    assert (outside.rows(), outside.states) == ([1], [State.UNKNOWN])
-    for _ in range(2):
-        with pytest.raises(OutcomeUnknownError, match="committed-early"):
-            fellow.run(WHAT, never)
-    assert (fellow.units, outside.open_transactions) == ((1, 1), 0)
 
 
 @pytest.mark.parametrize("word", ["COMMIT", "ROLLBACK"])

@@ -19,8 +19,8 @@ from semel import AsyncEngine, Permit
 from semel.core.model import Find
 from semel.engine.backend import Backend
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.redis.routes import ROUNDS_MAX, Cluster, Exchange, Node, Refused, Terms, perform, slot
-from semel.stores.redis.scripts import Call
+from semel.stores.redis.routes import ROUNDS_MAX, Cluster, Node, NodeExchange, RedisRefused, RouteTerms, perform, slot
+from semel.stores.redis.scripts import RedisCall
 from tests.engine.shells import MADE, Mode, Shell, command
 from tests.redis.conftest import backend
 from tests.servers import redis as servers
@@ -189,9 +189,9 @@ A, B = Node("a", 1), Node("b", 2)
 MAP = [[0, 16383, [b"a", 1, b"id"]]]
 
 
-def told(routes: Cluster, replies: list[Any]) -> list[Exchange]:
+def told(routes: Cluster, replies: list[Any]) -> list[NodeExchange]:
     """What is sent for one call, given the replies one by one."""
-    performing = perform(routes, Terms(), [Call(None, (b"k",), (), "GET")])
+    performing = perform(routes, RouteTerms(), [RedisCall(None, (b"k",), (), "GET")])
     sent = next(performing)
     said = list(sent)
     for reply in replies:
@@ -201,13 +201,13 @@ def told(routes: Cluster, replies: list[Any]) -> list[Exchange]:
 
 
 def test_a_call_that_is_sent_round_and_round_is_given_up() -> None:
-    moved = [[Refused("MOVED", f"12345 {'b:2' if n % 2 == 0 else 'a:1'}")] for n in range(ROUNDS_MAX)]
+    moved = [[RedisRefused("MOVED", f"12345 {'b:2' if n % 2 == 0 else 'a:1'}")] for n in range(ROUNDS_MAX)]
     with pytest.raises(StoreUnavailable, match="from node to node"):
         told(Cluster((A,)), [[MAP], *moved])
 
 
 def test_asking_goes_before_the_call_once() -> None:
-    sent = told(Cluster((A,)), [[MAP], [Refused("ASK", "12345 b:2")]])
+    sent = told(Cluster((A,)), [[MAP], [RedisRefused("ASK", "12345 b:2")]])
     assert [(each.node, [words[0] for words in each.commands]) for each in sent[1:]] == [
         (A, ["GET"]),
         (B, ["ASKING", "GET"]),

@@ -8,9 +8,19 @@ import pytest
 
 from semel.errors import StatementRefused, StoreTimeout, StoreUnavailable
 from semel.stores.redis.keys import Keys
-from semel.stores.redis.routes import ROUNDS_MAX, Cluster, Exchange, Node, Refused, Replies, Terms, perform, slot
+from semel.stores.redis.routes import (
+    ROUNDS_MAX,
+    Cluster,
+    Node,
+    NodeExchange,
+    RedisRefused,
+    Replies,
+    RouteTerms,
+    perform,
+    slot,
+)
 from semel.stores.redis.rows import LUA
-from semel.stores.redis.scripts import Call
+from semel.stores.redis.scripts import RedisCall
 
 HERE, THERE = Node("here", 1), Node("there", 2)
 MAP = [[0, 16383, [b"here", 1]]]
@@ -18,14 +28,16 @@ KEYS = Keys("semel")
 AWAY = StoreUnavailable("nobody listens there")
 
 
-def claims(count: int) -> list[Call]:
-    return [Call(LUA["claim"], (KEYS.record(bytes([tag]) * 16),), ()) for tag in range(count)]
+def claims(count: int) -> list[RedisCall]:
+    return [RedisCall(LUA["claim"], (KEYS.record(bytes([tag]) * 16),), ()) for tag in range(count)]
 
 
-def performed(calls: list[Call], *answers: Replies, terms: Terms | None = None) -> tuple[list[Exchange], Any]:
+def performed(
+    calls: list[RedisCall], *answers: Replies, terms: RouteTerms | None = None
+) -> tuple[list[NodeExchange], Any]:
     """The exchanges, answered one after the other, and what came of it."""
-    said: list[Exchange] = []
-    performing = perform(Cluster((HERE,)), terms or Terms(), calls)
+    said: list[NodeExchange] = []
+    performing = perform(Cluster((HERE,)), terms or RouteTerms(), calls)
     left = list(answers)
     try:
         wanted = next(performing)
@@ -46,10 +58,10 @@ def test_a_batch_of_which_a_part_has_run_is_not_said_to_be_unavailable(then: str
     """Nobody would release the claims that were made: each is to be asked for by itself, and meets its own nonce."""
     both = claims(2)
     for calls in (both, both[1:]):
-        moved = Refused("MOVED", f"{slot(both[1].place)} there:2")
+        moved = RedisRefused("MOVED", f"{slot(both[1].place)} there:2")
         stories: dict[str, list[Replies]] = {
             "away": [AWAY],
-            "no script": [[Refused("NOSCRIPT", "")], AWAY],
+            "no script": [[RedisRefused("NOSCRIPT", "")], AWAY],
             "on and on": [[moved]] * ROUNDS_MAX,
         }
         said, told = performed(calls, [[1, None, 1], moved][-len(calls) :], *stories[then])
@@ -58,8 +70,8 @@ def test_a_batch_of_which_a_part_has_run_is_not_said_to_be_unavailable(then: str
         assert isinstance(told, StatementRefused) is (calls is both)
 
 
-MOVED = Refused("MOVED", "1 there:2")
-FULL = Refused("OOM", "command not allowed when used memory > 'maxmemory'.")
+MOVED = RedisRefused("MOVED", "1 there:2")
+FULL = RedisRefused("OOM", "command not allowed when used memory > 'maxmemory'.")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +80,7 @@ FULL = Refused("OOM", "command not allowed when used memory > 'maxmemory'.")
 def test_replicas_are_believed_only_behind_a_write_of_this_connection(own: tuple[object, object], stands: bool) -> None:
     """WAIT speaks of the connection's last write: where its own were refused, it may speak of none."""
     replies: Replies = [[1, b"record"], *own, 1]
-    said, told = performed(claims(1), replies, terms=Terms(wait_replicas=1))
+    said, told = performed(claims(1), replies, terms=RouteTerms(wait_replicas=1))
     assert [command[0] for command in said[0].commands] == ["EVALSHA", "SET", "PEXPIRE", "WAIT"]
     assert isinstance(told, StoreTimeout) is not stands
 
@@ -76,16 +88,16 @@ def test_replicas_are_believed_only_behind_a_write_of_this_connection(own: tuple
 @pytest.mark.parametrize("key", [KEYS.meta, KEYS.record(b"\1" * 16)])
 def test_what_replicas_are_asked_about_lies_where_the_call_wrote(key: bytes) -> None:
     """Semel's own key has no braces: a write for WAIT that lay elsewhere was refused, and nothing could be migrated."""
-    (own, *_) = Terms(wait_replicas=1).waits([Call(LUA["claim"], (key,), ())])
+    (own, *_) = RouteTerms(wait_replicas=1).waits([RedisCall(LUA["claim"], (key,), ())])
     assert slot(own[1]) == slot(key)
     assert own[1].lstrip(b"{").startswith(b"semel")
 
 
 def test_a_slot_on_its_way_is_asked_for_its_replicas_too() -> None:
-    ask = Refused("ASK", "1 there:2")
+    ask = RedisRefused("ASK", "1 there:2")
     first: Replies = [ask, ask, ask, 1]
     then: Replies = [b"OK", [1, None, 1], b"OK", b"OK", b"OK", 1, 1]
-    said, told = performed(claims(1), first, then, terms=Terms(wait_replicas=1))
+    said, told = performed(claims(1), first, then, terms=RouteTerms(wait_replicas=1))
     assert [command[0] for command in said[1].commands] == [
         "ASKING",
         "EVALSHA",

@@ -12,8 +12,8 @@ from redis import Redis
 
 from semel.engine.urls import connect_backend
 from semel.errors import StoreError, StoreTimeout, StoreUnavailable
-from semel.stores.redis.routes import Exchange, Node, Refused, Replies, Terms, perform
-from semel.stores.redis.scripts import Call
+from semel.stores.redis.routes import Node, NodeExchange, RedisRefused, Replies, RouteTerms, perform
+from semel.stores.redis.scripts import RedisCall
 from semel.stores.redis.sentinel import Sentinel
 from tests.engine.shells import MADE, Mode, Shell, command
 from tests.servers import redis as servers
@@ -30,8 +30,8 @@ NIL: Replies = [None]
 
 def asked(routes: Sentinel, *answers: Replies) -> tuple[list[Node], Any]:
     """Whom a call speaks to, answered one after the other, and what comes of it."""
-    said: list[Exchange] = []
-    performing = perform(routes, Terms(), [Call(None, (b"k",), (), "GET")])
+    said: list[NodeExchange] = []
+    performing = perform(routes, RouteTerms(), [RedisCall(None, (b"k",), (), "GET")])
     left = list(answers)
     try:
         wanted = next(performing)
@@ -60,8 +60,8 @@ def test_a_primary_that_has_become_a_replica_is_not_asked_again() -> None:
     routes = Sentinel("shop", (FIRST,))
     asked(routes, NAMES_HERE, PRIMARY, [b"1"])
     routes._asked = -1e9
-    told = asked(routes, [Refused("READONLY", "You can't write against a read only replica.")])
-    assert told[1] == [Refused("READONLY", "You can't write against a read only replica.")]
+    told = asked(routes, [RedisRefused("READONLY", "You can't write against a read only replica.")])
+    assert told[1] == [RedisRefused("READONLY", "You can't write against a read only replica.")]
     assert asked(routes, NAMES_THERE, PRIMARY, [b"2"]) == ([FIRST, THERE, THERE], [b"2"])
 
 
@@ -89,10 +89,10 @@ def test_one_that_still_names_the_old_primary_is_not_believed() -> None:
     [
         ([NIL], "knows no service 'shop': check the path of the URL"),
         ([AWAY], "nobody listens there"),
-        ([[Refused("ERR", "unknown command 'SENTINEL'")]], "sentinel-1:1 is no Sentinel; name the Sentinels"),
-        ([[Refused("NOPERM", "no")]], "Sentinel sentinel-1:1: NOPERM no"),
+        ([[RedisRefused("ERR", "unknown command 'SENTINEL'")]], "sentinel-1:1 is no Sentinel; name the Sentinels"),
+        ([[RedisRefused("NOPERM", "no")]], "Sentinel sentinel-1:1: NOPERM no"),
         ([NAMES_HERE, REPLICA], "here:1 is a replica, and the Sentinels still name it"),
-        ([NAMES_HERE, [Refused("NOPERM", "no")]], "NOPERM no (its user needs ROLE)"),
+        ([NAMES_HERE, [RedisRefused("NOPERM", "no")]], "NOPERM no (its user needs ROLE)"),
     ],
 )
 def test_what_is_told_where_nobody_is_named(answers: list[Replies], said: str) -> None:
@@ -103,7 +103,7 @@ def test_a_primary_that_belongs_to_a_cluster_is_told_as_one() -> None:
     routes = Sentinel("shop", (FIRST,))
     assert (
         "is part of a cluster; use redis+cluster://"
-        in asked(routes, NAMES_HERE, PRIMARY, [Refused("MOVED", "12345 there:2")])[1]
+        in asked(routes, NAMES_HERE, PRIMARY, [RedisRefused("MOVED", "12345 there:2")])[1]
     )
 
 

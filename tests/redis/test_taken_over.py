@@ -8,8 +8,8 @@ import pytest
 from redis import Redis
 
 from semel.errors import StatementRefused
-from semel.stores.redis.routes import Cluster, Exchange, Node, Refused, Terms, perform
-from semel.stores.redis.scripts import Call
+from semel.stores.redis.routes import Cluster, Node, NodeExchange, RedisRefused, RouteTerms, perform
+from semel.stores.redis.scripts import RedisCall
 from tests.engine.shells import MADE, command
 from tests.redis.conftest import Opens
 from tests.servers import redis as servers
@@ -48,11 +48,11 @@ def test_a_name_that_leads_to_another_server_now_is_looked_up_again(tmp_path: Pa
 def test_another_node_of_a_cluster_is_asked_who_has_its_slots(code: str) -> None:
     """An isolated primary says CLUSTERDOWN as long as it is: its replica has its slots on the other side."""
     routes = Cluster((HERE, THERE))
-    call = Call(None, (b"k",), (), "GET")
-    told: list[Exchange] = []
-    for slots, reply in ((HERE, Refused(code, "")), (THERE, b"1")):
+    call = RedisCall(None, (b"k",), (), "GET")
+    told: list[NodeExchange] = []
+    for slots, reply in ((HERE, RedisRefused(code, "")), (THERE, b"1")):
         routes._asked = -1e9
-        performing = perform(routes, Terms(), [call])
+        performing = perform(routes, RouteTerms(), [call])
         said = next(performing)
         told += said
         said = performing.send([[[[0, 16383, [slots.host.encode(), slots.port]]]]])

@@ -11,7 +11,7 @@ from redis import Redis
 
 from semel.engine.urls import connect_backend
 from semel.errors import StoreUnavailable, UrlError
-from semel.stores.redis.connections import Server
+from semel.stores.redis.connections import RedisServer
 from semel.stores.redis.driver import RedisDriver
 from semel.stores.redis.errors import cannot_connect
 from semel.stores.redis.routes import Node
@@ -22,7 +22,7 @@ from tests.servers import redis as servers
 from tests.servers.running import free_port, stop
 
 
-def server(url: str) -> Server:
+def server(url: str) -> RedisServer:
     driver = connect_backend(url).driver
     assert isinstance(driver, RedisDriver)
     return driver.server

@@ -14,7 +14,7 @@ import pytest
 
 from semel import Answer, AsyncEngine, Permit, Policy
 from semel.stores.sqlite.driver import SqliteDriver
-from semel.stores.sqlite.guard import UnitConnection
+from semel.stores.sqlite.guard import SqliteUnitConnection
 from semel.stores.sqlite.transaction import SqliteUnit, begin_unit
 from tests.engine.drivers import sqlite
 from tests.engine.shells import MADE, command
@@ -55,7 +55,7 @@ def test_a_write_between_the_end_and_the_close_is_refused(
     path = tmp_path / "app.db"
     refused: list[str] = []
 
-    def close_late(connection: UnitConnection) -> None:
+    def close_late(connection: SqliteUnitConnection) -> None:
         try:
             connection.execute("INSERT INTO note VALUES ('too late')")
         except sqlite3.Error as error:
@@ -64,7 +64,7 @@ def test_a_write_between_the_end_and_the_close_is_refused(
 
     with unit_on(path) as unit:
         unit.connection.execute("INSERT INTO note VALUES ('in time')")
-        monkeypatch.setattr(UnitConnection, "close", close_late)
+        monkeypatch.setattr(SqliteUnitConnection, "close", close_late)
         getattr(unit, end)()
     assert notes(path) == kept
     assert len(refused) == 1
@@ -94,11 +94,11 @@ def test_an_end_in_the_middle_of_a_statement(tmp_path: Path, monkeypatch: pytest
         assert interrupted.wait(10)
         return 1
 
-    def interrupt(connection: UnitConnection) -> None:
+    def interrupt(connection: SqliteUnitConnection) -> None:
         sqlite3.Connection.interrupt(connection)
         interrupted.set()
 
-    monkeypatch.setattr(UnitConnection, "interrupt", interrupt)
+    monkeypatch.setattr(SqliteUnitConnection, "interrupt", interrupt)
     with unit_on(path) as unit:
         connection = unit.connection
         connection.create_function("wait_inside", 0, wait_inside)
@@ -129,7 +129,9 @@ def test_ends_in_the_traffic_of_a_thread(tmp_path: Path) -> None:
         connection = unit.hand_out()
         busy = threading.Event()
 
-        def work(round_: int = round_, connection: UnitConnection = connection, busy: threading.Event = busy) -> None:
+        def work(
+            round_: int = round_, connection: SqliteUnitConnection = connection, busy: threading.Event = busy
+        ) -> None:
             number = 0
             try:
                 while True:

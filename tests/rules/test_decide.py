@@ -14,7 +14,7 @@ from semel.core.decide import (
     DOUBTS,
     LAPSED,
     TABLE,
-    Declared,
+    DeclaredTerms,
     Situation,
     Was,
     decide,
@@ -323,19 +323,19 @@ def test_a_reservation_is_refused_to_an_attempt_without_steps_until_its_list_was
 
 def test_the_table_of_declarations_is_whole() -> None:
     assert set(LAPSED) == set(Was)
-    assert all(set(line) == set(Declared) for line in LAPSED.values())
-    may = {(was, now) for was, line in LAPSED.items() for now in Declared if TABLE[line[now]].verdict is Proceed}
+    assert all(set(line) == set(DeclaredTerms) for line in LAPSED.values())
+    may = {(was, now) for was, line in LAPSED.items() for now in DeclaredTerms if TABLE[line[now]].verdict is Proceed}
     assert may == {
-        (Was.IDEMPOTENT, Declared.IDEMPOTENT),
-        (Was.STEPS_BEGUN, Declared.STEPS),
-        *((Was.STEPS_NOT_BEGUN, each) for each in Declared),
+        (Was.IDEMPOTENT, DeclaredTerms.IDEMPOTENT),
+        (Was.STEPS_BEGUN, DeclaredTerms.STEPS),
+        *((Was.STEPS_NOT_BEGUN, each) for each in DeclaredTerms),
     }
 
 
 def test_the_page_on_upgrading_has_the_table() -> None:
     page = (Path(__file__).parents[2] / "docs" / "upgrading.md").read_text("utf-8")
     for was, line in LAPSED.items():
-        verdicts = " | ".join(f"`{TABLE[line[now]].verdict.__name__}`" for now in Declared)
+        verdicts = " | ".join(f"`{TABLE[line[now]].verdict.__name__}`" for now in DeclaredTerms)
         assert f"\n| {was.value} | {verdicts} |\n" in page
 
 

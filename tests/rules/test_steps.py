@@ -16,7 +16,7 @@ from semel.steps.findings import found, steps_after
 from semel.steps.rules import (
     STEPS_BYTES_MAX,
     STEPS_MAX,
-    Begin,
+    BeginStep,
     Finished,
     InDoubt,
     Met,
@@ -95,14 +95,14 @@ def test_only_an_unfinished_step_that_may_not_be_repeated_makes_a_lapse_unknown(
 
 NOW = 5_000
 MEETINGS: list[tuple[str, Steps, Step, Met | type]] = [
-    ("never recorded", (), CHARGE, Begin(CHARGE)),
+    ("never recorded", (), CHARGE, BeginStep(CHARGE)),
     ("finished", (DONE,), CHARGE, Finished(b'"ch_1"')),
     ("finished, now declared otherwise", (DONE,), CHARGE._replace(repeatable=True), Finished(b'"ch_1"')),
     ("unfinished", (CHARGE,), CHARGE, InDoubt),
     ("unfinished, and only now declared repeatable", (CHARGE,), CHARGE._replace(repeatable=True), InDoubt),
-    ("unfinished, repeatable", (MAIL,), MAIL._replace(started_at=NOW), Begin(MAIL)),
+    ("unfinished, repeatable", (MAIL,), MAIL._replace(started_at=NOW), BeginStep(MAIL)),
     ("unfinished, repeatable no more", (MAIL,), MAIL._replace(repeatable=False), InDoubt),
-    ("unfinished, just in time", (MAIL,), MAIL._replace(started_at=2_000 + HOUR - 1), Begin(MAIL)),
+    ("unfinished, just in time", (MAIL,), MAIL._replace(started_at=2_000 + HOUR - 1), BeginStep(MAIL)),
     ("unfinished, too late", (MAIL,), MAIL._replace(started_at=2_000 + HOUR), InDoubt),
     ("another one was not asked for", (DONE,), MAIL, StepError),
     ("another one under way was not asked for", (MAIL,), CHARGE, StepError),
@@ -148,19 +148,19 @@ def test_why_a_step_is_not_made_again(known: Step, want: Step, why: str) -> None
 def test_a_repeated_step_keeps_its_first_start() -> None:
     """Or its downstream would have forgotten the key while it is still believed to know it."""
     met = meet((MAIL,), (), MAIL._replace(started_at=NOW), HOUR)
-    assert isinstance(met, Begin)
+    assert isinstance(met, BeginStep)
     assert met.step.started_at == MAIL.started_at
 
 
 def test_a_name_is_used_once_in_a_run() -> None:
     with pytest.raises(StepError, match="ordinal=1"):
         meet((DONE,), {DONE.identity}, CHARGE, HOUR)
-    assert meet((DONE,), {DONE.identity}, CHARGE._replace(ordinal=1), HOUR) == Begin(CHARGE._replace(ordinal=1))
+    assert meet((DONE,), {DONE.identity}, CHARGE._replace(ordinal=1), HOUR) == BeginStep(CHARGE._replace(ordinal=1))
 
 
 def test_there_is_a_limit_to_steps_and_to_their_results() -> None:
     full = tuple(Step(f"s{n}", 0, 0, repeatable=False, finished=True) for n in range(STEPS_MAX))
-    assert meet(full[:-1], {step.identity for step in full}, CHARGE, HOUR) == Begin(CHARGE)
+    assert meet(full[:-1], {step.identity for step in full}, CHARGE, HOUR) == BeginStep(CHARGE)
     with pytest.raises(
         StepError, match=r"would be one more\. Put several into one step, or make a command of each part$"
     ):
@@ -249,11 +249,11 @@ def test_what_did_not_happen_keeps_its_place_and_is_no_doubt() -> None:
 
 def test_it_begins_anew_as_it_is_declared_now() -> None:
     later = CHARGE._replace(started_at=HOUR, repeatable=True)
-    assert meet((GONE, MAIL), (), later, HOUR) == Begin(later)
+    assert meet((GONE, MAIL), (), later, HOUR) == BeginStep(later)
 
 
 def test_it_need_not_be_asked_for_again() -> None:
-    assert meet((DONE, GONE._replace(name="ship")), {DONE.identity}, MAIL, HOUR) == Begin(MAIL)
+    assert meet((DONE, GONE._replace(name="ship")), {DONE.identity}, MAIL, HOUR) == BeginStep(MAIL)
     answered = Succeeded(Answer(201, (), b""))
     assert outcome_after(answered, (DONE, GONE._replace(name="ship")), {DONE.identity}, None, first=False) == answered
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pymysql
 
-from semel.stores.mariadb.protocol import Server
+from semel.stores.mariadb.protocol import MariadbServer
 from tests.servers.needed import needs, program
 from tests.servers.running import Running, dropped, free_port, launch, own, shared
 
@@ -18,17 +18,17 @@ MARK: Final = needs("mariadb")
 USER: Final = "mysql"  # the server refuses to run as root
 
 
-def mariadb() -> Server:
+def mariadb() -> MariadbServer:
     """This run's server, and the name of a database that this process alone uses."""
     return at(shared("mariadb", lambda folder: start(folder)))
 
 
-def at(server: Running, **changed: Any) -> Server:
+def at(server: Running, **changed: Any) -> MariadbServer:
     """How to connect to a server."""
-    return replace(Server("127.0.0.1", server.port, "root", f"semel_{os.getpid()}"), **changed)
+    return replace(MariadbServer("127.0.0.1", server.port, "root", f"semel_{os.getpid()}"), **changed)
 
 
-def url(server: Server, options: str = "") -> str:
+def url(server: MariadbServer, options: str = "") -> str:
     """The same as a URL."""
     return f"mysql://{server.user}:{server.password}@{server.host}:{server.port}/{server.database}{options}"
 

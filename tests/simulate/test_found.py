@@ -89,7 +89,7 @@ def test_a_claim_given_up_on_is_released_after_an_outage_longer_than_its_lease(
     """
     clock = SettableClock()
     monkeypatch.setattr(upkeep, "time", SimpleNamespace(monotonic=lambda: clock.now_us / 1_000_000))
-    given_up = upkeep.Abandoned()
+    given_up = upkeep.AbandonedClaims()
     claim = attempt("k")
     given_up.add(claim)
     clock.advance(claim.terms.lease_us + 1)

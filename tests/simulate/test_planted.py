@@ -200,7 +200,7 @@ def the_claim_looks_and_writes_in_two_steps(patch: pytest.MonkeyPatch) -> None:
                 verdicts.append(met if met is not None else Proceed(grant))  # type: ignore[arg-type]
             return verdicts
 
-        return (yield from ask(memory.Call("claim", write)))
+        return (yield from ask(memory.TableCall("claim", write)))
 
     patch.setattr(memory.MemoryStore, "claim", claim)
 

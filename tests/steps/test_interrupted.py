@@ -15,9 +15,9 @@ from semel import Answer, AsyncEngine, Engine, Permit
 from semel.core.flow import Flow
 from semel.core.model import Grant, Record, State
 from semel.core.outcomes import Succeeded, Unprovable
-from semel.core.requests import Begin as BeginUnit
+from semel.core.requests import Begin as Begin
 from semel.errors import NothingHappened, SchemaError, StepError, StoreTimeout
-from semel.steps.flow import Ledger
+from semel.steps.flow import StepLedger
 from semel.steps.rules import Step
 from semel.steps.store import StepRows
 from tests.engine.drivers import sqlite
@@ -214,13 +214,13 @@ def test_no_step_begins_behind_a_write_that_may_land_late(kind: str, tmp_path: P
         permit = engine.claim(stepped())
         assert isinstance(permit, Permit)
         grant: Grant = permit.grant
-        ledger = Ledger(StepRows(backend.store), grant, 1)
+        ledger = StepLedger(StepRows(backend.store), grant, 1)
         flow = ledger.begin(Step("mail", 0, 1, repeatable=True))
         next(flow)
         with pytest.raises(StoreTimeout):
             flow.throw(StoreTimeout("no answer"))
         want = Step("charge", 0, 1, repeatable=False)
-        later: Flow[Any] = ledger.begin(want) if kind == "step" else ledger.open(want, BeginUnit())
+        later: Flow[Any] = ledger.begin(want) if kind == "step" else ledger.open(want, Begin())
         with pytest.raises(StoreTimeout, match="'charge' was not begun"):
             next(later)
 

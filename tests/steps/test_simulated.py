@@ -111,7 +111,7 @@ def result_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def start_written_after_the_call(patch: pytest.MonkeyPatch) -> None:
-    original = protocol.Ledger._write
+    original = protocol.StepLedger._write
 
     def write(self: Any, recorded: Any) -> Any:
         yield from ()
@@ -119,7 +119,7 @@ def start_written_after_the_call(patch: pytest.MonkeyPatch) -> None:
             return True
         return (yield from original(self, recorded))
 
-    patch.setattr(protocol.Ledger, "_write", write)
+    patch.setattr(protocol.StepLedger, "_write", write)
 
 
 def doubtful_step_repeated(patch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def everything_disproved(patch: pytest.MonkeyPatch) -> None:
 
 
 def unseen_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(protocol.Ledger, "_check_seen", lambda self, step: None)
+    patch.setattr(protocol.StepLedger, "_check_seen", lambda self, step: None)
 
 
 def local_step_recorded_elsewhere(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from semel.core.model import Proceed
 from semel.core.outcomes import Released
 from semel.core.requests import Begin, Commit, Perform, Rollback, Within
 from semel.errors import StepError, StepInDoubt, StoreError, StoreTimeout, StoreUnavailable
-from semel.steps.flow import Ledger
+from semel.steps.flow import StepLedger
 from semel.steps.rules import STEPS_MAX, Step
 from semel.steps.store import Recorded, StepRows
 from semel.stores.sqlite.store import SqliteStore
@@ -37,7 +37,7 @@ class Stage:
     def __init__(self) -> None:
         verdict = decide(None, attempt("k"), 1)
         assert isinstance(verdict, Proceed)
-        self.ledger = Ledger(StepRows(SqliteStore()), verdict.grant, 1_000_000)
+        self.ledger = StepLedger(StepRows(SqliteStore()), verdict.grant, 1_000_000)
         self.fails: set[str] = set()
         self.asked: list[str] = []
 

@@ -14,7 +14,7 @@ from semel.core.settle import resolved_row
 from semel.steps.findings import steps_after
 from semel.steps.rules import any_begun, pack_steps
 from semel.steps.store import Recorded
-from semel.stores.memory.store import Call, Table
+from semel.stores.memory.store import Table, TableCall
 from verification.explore.store import ID
 
 
@@ -38,7 +38,7 @@ def may_write(row: Record | None, holder: Renewal) -> bool:
     )
 
 
-class Write(Call[bool]):
+class Write(TableCall[bool]):
     """A write of a list; ``said`` is all that it says, for one that comes late."""
 
     __slots__ = ("said",)
@@ -67,7 +67,7 @@ class ModelRows:
             stands = may_write(table.records.get(holder.id), holder)
             return Recorded(table.steps.get(holder.id), None) if stands else None
 
-        return ask(Call("read_steps", act))
+        return ask(TableCall("read_steps", act))
 
     def write(self, holder: Renewal, steps: bytes, standing: tuple[State, str | None]) -> Flow[bool]:
         return ask(Write(holder, steps, standing))

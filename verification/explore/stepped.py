@@ -16,7 +16,7 @@ from semel.core.identity import derived_key
 from semel.core.model import OPEN_STATES, Proceed, State
 from semel.core.outcomes import Outcome, classify_answer, classify_exception
 from semel.errors import NothingHappened, SemelError, StoreTimeout
-from semel.steps.flow import Ledger
+from semel.steps.flow import StepLedger
 from semel.steps.rules import Finished, Step, unpack_steps
 from verification.explore import step_rows, store
 from verification.explore.notebook import granted, stands, told, written
@@ -177,16 +177,16 @@ def _failing(world: World) -> World:
     return world._replace(left=world.left._replace(failures=world.left.failures - 1))
 
 
-def _ledger(worker: Worker, book: Book) -> Ledger:
+def _ledger(worker: Worker, book: Book) -> StepLedger:
     """The holder's real ledger, as it stood."""
     assert worker.grant is not None
-    ledger = Ledger(step_rows.ROWS, worker.grant, DEDUP)
+    ledger = StepLedger(step_rows.ROWS, worker.grant, DEDUP)
     for name, value in book.ledger or ():
         setattr(ledger, name, set(value) if isinstance(value, frozenset) else value)
     return ledger
 
 
-def _value(ledger: Ledger) -> tuple[tuple[str, Any], ...]:
+def _value(ledger: StepLedger) -> tuple[tuple[str, Any], ...]:
     """A ledger as a value; of its two counters only their difference means anything."""
     held = {name: value for name, value in vars(ledger).items() if name not in _FIXED}
     held["_changes"], held["_written"] = int(held["_changes"] != held["_written"]), 0

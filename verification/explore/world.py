@@ -54,7 +54,7 @@ class Phase(IntEnum):
 
 
 class Book(NamedTuple):
-    """What the holder of a run with steps knows: its place in the script, and the state of its real ``Ledger``."""
+    """What the holder of a run with steps knows: its place in the script, and the state of its real ``StepLedger``."""
 
     place: int = 0
     phase: Phase = Phase.READY

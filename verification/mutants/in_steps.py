@@ -52,7 +52,7 @@ MUTANTS: Final = (
         does="a step's call is made before its start is written",
         breaks="I4",
         part="steps",
-        patch=_at("semel.steps.flow:Ledger._write", _start_unwritten),
+        patch=_at("semel.steps.flow:StepLedger._write", _start_unwritten),
     ),
     Mutant(
         name="step-result-dropped",

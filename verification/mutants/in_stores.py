@@ -8,7 +8,7 @@ from typing import Any, Final
 from semel.core.decide import decide, is_grant_new
 from semel.core.flow import Flow, ask
 from semel.core.model import Claim, KeyReused, Proceed, Verdict
-from semel.stores.memory.store import Call, granted_row
+from semel.stores.memory.store import TableCall, granted_row
 from semel.stores.sqlite.store import SQL
 from verification.explore.replacing import Patch, replaced, text_replaced
 from verification.mutants.mutant import Mutant
@@ -22,7 +22,7 @@ def _reads_then_writes(_: Any) -> Any:
     """The claim as two steps: what lies between them is somebody else's chance."""
 
     def claim(self: Any, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
-        seen = yield from ask(Call("read", lambda table, now: [table.records.get(one.id) for one in claims]))
+        seen = yield from ask(TableCall("read", lambda table, now: [table.records.get(one.id) for one in claims]))
 
         def write(table: Any, now: int) -> list[Verdict]:
             verdicts: list[Verdict] = []
@@ -33,7 +33,7 @@ def _reads_then_writes(_: Any) -> Any:
                 verdicts.append(verdict)
             return verdicts
 
-        return (yield from ask(Call("claim", write)))
+        return (yield from ask(TableCall("claim", write)))
 
     return claim
 
@@ -50,7 +50,7 @@ def _deletes_on_conflict(original: Any) -> Any:
                 if type(verdict) is KeyReused and row is not None:
                     table.drop(row)
 
-        yield from ask(Call("drop", drop))
+        yield from ask(TableCall("drop", drop))
         return verdicts
 
     return claim

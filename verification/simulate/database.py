@@ -92,7 +92,7 @@ class MemoryDatabase:
 
     def step(self, session: Session, needed: Ask[Any]) -> Ask[Any]:
         while True:
-            assert isinstance(needed, memory.Call)
+            assert isinstance(needed, memory.TableCall)
             needed = session.flow.send(needed.act(self._table, session.tell_time()))
             if not session.whole:
                 return needed

@@ -21,8 +21,8 @@ from semel.core.model import AnswerKind, Find, Record
 from semel.core.timing import may_drop_answer, may_forget
 from semel.engine.sync_engine import Engine
 from semel.operations.flow import is_kept_by
-from semel.stores.mariadb.requests import Several
-from semel.stores.memory.store import Call
+from semel.stores.mariadb.requests import SeveralStatements
+from semel.stores.memory.store import TableCall
 from semel.stores.redis.store import RedisStore
 from semel.stores.sql.statements import Execute, Now, Query, Statement, composed
 
@@ -134,11 +134,11 @@ def judged_at(now: int, make: MakeFlow[T]) -> MakeFlow[T]:
 
 def _at(now: int, needed: Ask[Any]) -> Ask[Any]:
     match needed:
-        case Call():
+        case TableCall():
             act = needed.act
-            return Call(needed.verb, lambda table, _: act(table, now))
-        case Several():
-            return Several([_statement_at(now, part) for part in needed.parts])
+            return TableCall(needed.verb, lambda table, _: act(table, now))
+        case SeveralStatements():
+            return SeveralStatements([_statement_at(now, part) for part in needed.parts])
         case Query() | Execute():
             return _statement_at(now, needed)
         case _:

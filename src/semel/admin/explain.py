@@ -49,7 +49,7 @@ _DOUBTS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class NextAttempt:
     """What an attempt would get now: the verdict, the rule's reason, and what it means."""
 
     verdict: str
@@ -63,8 +63,8 @@ class Story:
     """All that can be said of one record."""
 
     happened: list[str]
-    same: Attempt
-    other: Attempt
+    same: NextAttempt
+    other: NextAttempt
     operator: list[str]
     kept: str
     client: str
@@ -81,7 +81,7 @@ class Story:
         }
 
 
-def _attempt_document(attempt: Attempt) -> dict[str, Json]:
+def _attempt_document(attempt: NextAttempt) -> dict[str, Json]:
     return {"verdict": attempt.verdict, "why": attempt.why, "meaning": attempt.meaning, "answer": attempt.answer}
 
 
@@ -101,7 +101,7 @@ def tell(record: Record, audit: Sequence[Audit], now: int) -> Story:
     )
 
 
-def attempt_at(record: Record, fingerprint: bytes, now: int) -> Attempt:
+def attempt_at(record: Record, fingerprint: bytes, now: int) -> NextAttempt:
     """What an attempt under the record's own scope, key and recipe would get. The record may be damaged."""
     row = mended(record)  # the claim needs terms of some kind; the rules meet the record as it is
     try:
@@ -118,7 +118,7 @@ def attempt_at(record: Record, fingerprint: bytes, now: int) -> Attempt:
     claim = Claim(row.id, _NONCE, scope, row.key_hash, *own, terms)
     verdict = decide(record, claim, now)
     rule = TABLE[situation(record, claim, now)]
-    return Attempt(type(verdict).__name__, rule.why, _meaning(record, verdict), _answer(verdict))
+    return NextAttempt(type(verdict).__name__, rule.why, _meaning(record, verdict), _answer(verdict))
 
 
 def _meaning(record: Record, verdict: Verdict) -> str:
@@ -232,7 +232,7 @@ def _settlers(audit: Sequence[Audit], now: int) -> list[str]:
             f"({line.action.removeprefix('resolve:')}): {line.reason}" for line in audit]  # fmt: skip
 
 
-def _operator(record: Record, same: Attempt, now: int) -> list[str]:
+def _operator(record: Record, same: NextAttempt, now: int) -> list[str]:
     id = uuid_text(record.operation_id)
     if same.verdict == "Unreadable" or is_damaged(record):
         return ["Restore the record from a backup, or run a version that can read it: retries run nothing until then."]
@@ -267,7 +267,7 @@ def _kept(record: Record, now: int) -> str:
     return f"{what} until {time_text(record.answer_until)}; {forgotten}."
 
 
-def _client(record: Record, same: Attempt) -> str:
+def _client(record: Record, same: NextAttempt) -> str:
     id = uuid_text(record.operation_id)
     match same.verdict:
         case "Replay":

@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from semel.bulk.declaration import BulkResult
 from semel.bulk.http import (
-    Asked,
+    BulkRequest,
     ListForm,
     Telling,
     accepted,
@@ -106,7 +106,7 @@ class BulkEndpoint:
                 raise
             return response_of(answer)
 
-    async def _items(self, request: Request, how: Asked) -> AsyncIterator[bytes]:
+    async def _items(self, request: Request, how: BulkRequest) -> AsyncIterator[bytes]:
         size = 0
         async for piece in request.stream():
             size += len(piece)
@@ -118,12 +118,12 @@ class BulkEndpoint:
         for raw in how.reader.end():
             yield raw
 
-    def _told(self, result: BulkResult, how: Asked) -> Response:
+    def _told(self, result: BulkResult, how: BulkRequest) -> Response:
         response = StreamingResponse(self._body(result, how), status_code=status_of(result))
         response.raw_headers = headers_of(self._surface, result, how)
         return response
 
-    async def _body(self, result: BulkResult, how: Asked) -> AsyncIterator[bytes]:
+    async def _body(self, result: BulkResult, how: BulkRequest) -> AsyncIterator[bytes]:
         telling, after = Telling(result, how), -1
         yield telling.begin()
         while page := await self.bulk.page(result.operation_id, after=after):

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from semel.bulk.rules import ItemOutcome, ListedItem, Tally
-from semel.bulk.store import Items, Standing
+from semel.bulk.store import BulkStanding, Items
 from semel.core.atomic_flow import NOT_ROLLED_BACK, has_left_writes
 from semel.core.backoff import retry_seconds
 from semel.core.contract import Store
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import Grant, Purged
-from semel.core.requests import Begin, Commit, Jitter, Pause, Perform, Rollback, SettleWithin, Unit, Within
+from semel.core.requests import AnyUnit, Begin, Commit, Jitter, Pause, Perform, Rollback, SettleWithin, Within
 from semel.errors import EarlyCommit, HandlerRefused, SemelError, StoreError, StoreUnavailable, SupersededError
 
 TRIES_MAX: Final = 8  # of one chunk, while the store fails or other transactions are first
@@ -69,7 +69,7 @@ class HandleInside(Ask[Handled]):
 
     __slots__ = ("called", "exact", "items", "unit")
 
-    def __init__(self, items: Sequence[ListedItem], unit: Unit, *, exact: bool) -> None:
+    def __init__(self, items: Sequence[ListedItem], unit: AnyUnit, *, exact: bool) -> None:
         self.items = items
         self.unit = unit
         self.exact = exact
@@ -143,17 +143,17 @@ class BulkRun:
                 "COMMIT or DDL in the handler"
             )
 
-    def read(self, *, begin: bool = False) -> Flow[Standing]:
+    def read(self, *, begin: bool = False) -> Flow[BulkStanding]:
         """Where the bulk is. Raises SupersededError."""
-        standing: Standing | None = yield from ask(Perform("bulk", self._begin if begin else self._standing))
+        standing: BulkStanding | None = yield from ask(Perform("bulk", self._begin if begin else self._standing))
         if standing is None:
             raise SupersededError(TAKEN_OVER)
         return standing
 
-    def _begin(self) -> Flow[Standing | None]:
+    def _begin(self) -> Flow[BulkStanding | None]:
         return self.items.begin(self.grant, self.total)
 
-    def _standing(self) -> Flow[Standing | None]:
+    def _standing(self) -> Flow[BulkStanding | None]:
         return self.items.standing(self.grant)
 
     def put(self, puts: Sequence[ItemOutcome], now: Tally) -> Flow[None]:
@@ -175,7 +175,7 @@ class BulkRun:
             self.tally = now
             return
 
-    def undo(self, unit: Unit) -> Flow[None]:
+    def undo(self, unit: AnyUnit) -> Flow[None]:
         """Roll a chunk back, and make the items UNKNOWN whose writes the server could not undo.
 
         Raises EarlyCommit where there are such items: they are never run again, and the bulk stops; SupersededError.
@@ -276,7 +276,7 @@ def _chunk(run: BulkRun, cut: _Cut) -> Flow[bool]:
     return False
 
 
-def _handle(run: BulkRun, cut: _Cut, unit: Unit, page: list[ListedItem], entered: Tally) -> Flow[Handled]:
+def _handle(run: BulkRun, cut: _Cut, unit: AnyUnit, page: list[ListedItem], entered: Tally) -> Flow[Handled]:
     was = run.tally
     if not (yield from ask(Within(unit, "bulk", lambda: run.items.enter(run.grant, was, entered)))):
         raise StoreUnavailable(MOVED)  # looked at again: somebody else's by now, or a commit whose reply was lost
@@ -288,7 +288,7 @@ def _handle(run: BulkRun, cut: _Cut, unit: Unit, page: list[ListedItem], entered
     return handled
 
 
-def _commit(run: BulkRun, cut: _Cut, unit: Unit, outcomes: list[ItemOutcome], entered: Tally) -> Flow[None]:
+def _commit(run: BulkRun, cut: _Cut, unit: AnyUnit, outcomes: list[ItemOutcome], entered: Tally) -> Flow[None]:
     puts = [*cut.carried, *outcomes]
     if cut.ending is not None and run.tally.done + len(puts) == entered.done:
         puts.append(cut.ending)
@@ -299,7 +299,7 @@ def _commit(run: BulkRun, cut: _Cut, unit: Unit, outcomes: list[ItemOutcome], en
             raise HandlerRefused(ROLLED_BACK)
         raise StoreUnavailable(MOVED)
     if run.store.capabilities.settles_by_proof:
-        stands = yield from ask(SettleWithin(unit, run.items.hold_here(run.grant), commit=True))
+        stands = yield from ask(SettleWithin(unit, run.items.hold_here(run.grant)))
     else:
         stands = yield from ask(Within(unit, "bulk", lambda: run.items.hold(run.grant)))
         if stands:

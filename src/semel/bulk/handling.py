@@ -19,7 +19,7 @@ from semel.core.model import Grant, Scope
 from semel.engine.backend import Backend
 
 
-class Call(Ask[object]):
+class CallHandler(Ask[object]):
     """Call the handler for one item; what it returned. What it raises is thrown into the flow."""
 
     __slots__ = ("item",)
@@ -71,7 +71,9 @@ class Handling:
                 outcomes.append(listed.as_refused())
                 continue
             try:
-                outcomes.append(succeeded(listed, (yield Call(given(listed, self.scope, self.grant, connection)))))
+                outcomes.append(
+                    succeeded(listed, (yield CallHandler(given(listed, self.scope, self.grant, connection))))
+                )
             except Exception as error:  # noqa: BLE001 - an item's failure is its outcome; what is wrong for all is raised
                 ended = left_by(self.backend, outcomes, listed, error)
                 if ended is not None:
@@ -86,7 +88,7 @@ class Handling:
         while True:
             tried += 1
             try:
-                return succeeded(listed, (yield Call(item)))
+                return succeeded(listed, (yield CallHandler(item)))
             except Exception as error:  # an item's failure is its outcome
                 if is_wrong_for_all(error):
                     raise

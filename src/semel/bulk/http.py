@@ -73,7 +73,7 @@ _READ: Final = frozenset(
 _GOES_ON: Final = "Send the same list with the same key again: what was done is not done again."
 
 
-class Asked(NamedTuple):
+class BulkRequest(NamedTuple):
     """A request that may become a bulk: whose it is, and how it is read and answered.
 
     ``in_lines`` says that the answer's items are one a line; ``wait_seconds`` what the client would wait for a run that
@@ -126,7 +126,7 @@ def asked(
     *,
     params: Params = (),
     query: bytes = b"",
-) -> Asked | Answer:
+) -> BulkRequest | Answer:
     """What becomes of a request by its head alone, or the answer that refuses it.
 
     Parameters: ``headers`` with lower-case names; ``request`` what the surface's ``caller`` function reads; ``params``
@@ -153,7 +153,7 @@ def asked(
         return problems.answer(NO_LIST, text)
     prefer = (read[b"prefer"],) if b"prefer" in read else ()
     wait = preferred_wait(prefer)
-    return Asked(
+    return BulkRequest(
         key,
         caller,
         ItemReader(form, taken.item_bytes_max, taken.items_at),
@@ -206,7 +206,7 @@ def _form(content_type: bytes) -> Form | None:
     return "array" if kind == ARRAY_TYPE else "lines" if kind in LINES_TYPES else None
 
 
-def refused(surface: HttpSettings, error: Exception, how: Asked) -> Answer | None:
+def refused(surface: HttpSettings, error: Exception, how: BulkRequest) -> Answer | None:
     """The answer to a list that was refused, or to a bulk that could not come to its end; None: not for the client.
 
     A list that is wrong is refused as a whole: nothing of it was done, and the key is free.
@@ -328,7 +328,7 @@ def _with(answer: Answer, members: Mapping[str, str | int | None]) -> Answer:
     return Answer(answer.status, (*kept, (b"content-length", b"%d" % len(body))), body)
 
 
-def accepted(surface: HttpSettings, operation_id: str, how: Asked) -> Answer:
+def accepted(surface: HttpSettings, operation_id: str, how: BulkRequest) -> Answer:
     """202: the list is being done; where to look how far it is."""
     problems = surface.problems
     document = {"operationId": operation_id, "state": "PROCESSING"}
@@ -347,7 +347,7 @@ def status_of(result: BulkResult) -> int:
     return 200 if result.tally.succeeded == result.tally.total else 207
 
 
-def headers_of(surface: HttpSettings, result: BulkResult, how: Asked) -> list[tuple[bytes, bytes]]:
+def headers_of(surface: HttpSettings, result: BulkResult, how: BulkRequest) -> list[tuple[bytes, bytes]]:
     """The headers of a whole answer. It has no length: its items are read while it is sent."""
     headers = [(b"content-type", (LINES_TYPES[0] if how.in_lines else ARRAY_TYPE).encode()), _NO_STORE]
     if result.replayed:
@@ -367,7 +367,7 @@ class Telling:
     As JSON one document with the sums and the ``items``; as JSON lines the sums on the first line, then the items.
     """
 
-    def __init__(self, result: BulkResult, how: Asked) -> None:
+    def __init__(self, result: BulkResult, how: BulkRequest) -> None:
         self._in_lines = how.in_lines
         self._head: dict[str, Any] = {"operationId": result.operation_id, **result.tally._asdict()}
         self._told = 0

@@ -29,13 +29,13 @@ from semel.bulk.declaration import (
     replayed,
 )
 from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, Read
-from semel.bulk.handling import Call, Handling, Pipelined
+from semel.bulk.handling import CallHandler, Handling, Pipelined
 from semel.bulk.rules import ItemOutcome, ItemState, ListedItem, Tally, given_again
 from semel.bulk.spool import ItemSpool
 from semel.bulk.store import Items
 from semel.core.flow import Flow, ask
 from semel.core.model import Superseded
-from semel.core.requests import Begin, Perform, Unit
+from semel.core.requests import AsyncUnit, Begin, Perform
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.engine.uncancelled import whole
@@ -161,7 +161,7 @@ class _AsyncWork:
         self._handler = handler
         self._permit = permit
         self._handling = Handling(policy, engine.backend, permit.command.scope, permit.grant)
-        self._unit: Unit | None = None
+        self._unit: AsyncUnit | None = None
 
     async def whole(self, begun: Callable[[str], object] | None) -> Tally:
         run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total)
@@ -202,7 +202,7 @@ class _AsyncWork:
         match needed:
             case Read():
                 return self._spool.page(needed.first, needed.limit)
-            case Call():
+            case CallHandler():
                 return await self._handler(needed.item)
             case HandleInside():
                 with no_rollback(needed.unit.connection):
@@ -217,9 +217,9 @@ class _AsyncWork:
             case _:
                 return await _uncut(self._perform(needed))
 
-    async def _begin(self, needed: Begin) -> Unit:
+    async def _begin(self, needed: Begin) -> AsyncUnit:
         self._unit = unit = await self._perform(needed)
-        result: Unit = unit
+        result: AsyncUnit = unit
         return result
 
     async def _window(self, items: Sequence[ListedItem]) -> list[ItemOutcome]:

@@ -25,7 +25,7 @@ from semel.bulk.declaration import (
     replayed,
 )
 from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, Read
-from semel.bulk.handling import Call, Handling, Pipelined
+from semel.bulk.handling import CallHandler, Handling, Pipelined
 from semel.bulk.rules import ItemOutcome, ItemState, Tally, given_again
 from semel.bulk.spool import ItemSpool
 from semel.bulk.store import Items
@@ -241,7 +241,7 @@ class _Work:
         match needed:
             case Read():
                 return self._spool.page(needed.first, needed.limit)
-            case Call():
+            case CallHandler():
                 return self._handler(needed.item)
             case HandleInside():
                 with no_rollback(needed.unit.connection):

@@ -24,7 +24,7 @@ ORPHANS_MAX: Final = 1000  # looked at for those that an archive has; what is be
 PUT_BYTES_MAX: Final = 1024 * 1024  # about; it is written down as four times as much at most
 
 
-class Standing(NamedTuple):
+class BulkStanding(NamedTuple):
     """How far a bulk is: its counters, and how many of its items are written down.
 
     Fewer are written than counted where a chunk's transaction was committed before its end.
@@ -61,7 +61,7 @@ class Items:
         self._dialect: Dialect = dialect_of(store, "bulk commands")
         self._sql = self._dialect.statements(NOUN)
 
-    def begin(self, grant: Grant, total: int) -> Flow[Standing | None]:
+    def begin(self, grant: Grant, total: int) -> Flow[BulkStanding | None]:
         """Where the bulk stands at the start of a run; None: superseded."""
         yield from self._dialect.together()
         if not (yield from self.hold(grant)):
@@ -88,10 +88,10 @@ class Items:
         params = _holder(grant)
         return Query(self._sql["hold_here"], params) if "hold_here" in self._sql else Execute(self._sql["hold"], params)
 
-    def standing(self, grant: Grant) -> Flow[Standing | None]:
+    def standing(self, grant: Grant) -> Flow[BulkStanding | None]:
         """How far the bulk is, for its holder alone; None: superseded."""
         rows = yield from self._dialect.rows(self._sql["standing"], _holder(grant))
-        return Standing(_tally(rows[0][:-1]), cast(int, rows[0][-1])) if rows else None
+        return BulkStanding(_tally(rows[0][:-1]), cast(int, rows[0][-1])) if rows else None
 
     def advance(self, grant: Grant, was: Tally, now: Tally, puts: Sequence[ItemOutcome]) -> Flow[bool]:
         """Write outcomes (and which items have begun) beside the counters; False where another chunk was first.

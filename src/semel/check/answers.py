@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from semel.check.bulk import BULK
-from semel.check.discovery import Operation
+from semel.check.discovery import CheckedOperation
 from semel.check.outcomes import (
     Level,
     Said,
@@ -32,7 +32,7 @@ _WITH_TABLES: Final = frozenset({"sqlite", "postgres", "postgresql", "mysql", "m
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CheckAnswer:
     """One question's answer. ``level``: "ok"; "open", to be found out or decided; "unsafe". ``remedy``: what to do."""
 
     question: str
@@ -41,16 +41,16 @@ class Answer:
     remedy: str = ""
 
 
-def answers(operation: Operation) -> list[Answer]:
+def answers(operation: CheckedOperation) -> list[CheckAnswer]:
     """All questions, in their order, with the operation's answers."""
     instead = {} if operation.bulk is None else BULK
-    return [Answer(question, *instead.get(question, answer)(operation)) for question, answer in QUESTIONS.items()]
+    return [CheckAnswer(question, *instead.get(question, answer)(operation)) for question, answer in QUESTIONS.items()]
 
 
 # --- the key and the request --------------------------------------------------------------------
 
 
-def _key_required(operation: Operation) -> Said:
+def _key_required(operation: CheckedOperation) -> Said:
     if operation.policy.key_from is not None:
         return "ok", f"yes: it is taken from the request ({operation.policy.key_from}); the header is not looked at", ""
     if operation.policy.key == "required":
@@ -68,7 +68,7 @@ def _key_required(operation: Operation) -> Said:
     )
 
 
-def _scope(operation: Operation) -> Said:
+def _scope(operation: CheckedOperation) -> Said:
     surface = operation.surface
     if operation.policy.on_unprotected == "mark":
         return (
@@ -96,7 +96,7 @@ def _scope(operation: Operation) -> Said:
     )
 
 
-def _format(operation: Operation) -> Said:
+def _format(operation: CheckedOperation) -> Said:
     given = operation.policy.key_format
     plain = "1 to 255 visible ASCII characters"
     if given is None:
@@ -112,7 +112,7 @@ def _format(operation: Operation) -> Said:
     return "ok", f"{plain}, {', '.join(parts)}", ""
 
 
-def _retention(operation: Operation) -> Said:
+def _retention(operation: CheckedOperation) -> Said:
     policy = operation.policy
     said = (
         f"lease {seconds(policy.lease_seconds)} (handlers: {seconds(policy.deadline_seconds)}), "
@@ -130,7 +130,7 @@ def _retention(operation: Operation) -> Said:
     return "ok", said, ""
 
 
-def _fingerprint(operation: Operation) -> Said:
+def _fingerprint(operation: CheckedOperation) -> Said:
     recipe = operation.policy.recipe
     match recipe.body:
         case Members(names):
@@ -154,12 +154,12 @@ def _fingerprint(operation: Operation) -> Said:
             return "ok", "arguments in canonical form" if operation.way == "function" else said, ""
 
 
-def _mismatch(operation: Operation) -> Said:
+def _mismatch(operation: CheckedOperation) -> Said:
     said = "KeyReusedError" if operation.way == "function" else "422, in every state"
     return "ok", f"refused: {said}; the first command is untouched", ""
 
 
-def _running(operation: Operation) -> Said:
+def _running(operation: CheckedOperation) -> Said:
     core = operation.engine.core
     refusal = "InProgressError" if operation.way == "function" else "409 with Retry-After"
     return (
@@ -173,7 +173,7 @@ def _running(operation: Operation) -> Said:
 # --- the answer -----------------------------------------------------------------------------------
 
 
-def _replay(operation: Operation) -> Said:
+def _replay(operation: CheckedOperation) -> Said:
     policy = operation.policy
     if operation.way == "function":
         return "ok", f"exactly: the stored result, up to {policy.answer_bytes_max} bytes", ""
@@ -187,7 +187,7 @@ def _replay(operation: Operation) -> Said:
     )
 
 
-def _sensitive(operation: Operation) -> Said:
+def _sensitive(operation: CheckedOperation) -> Said:
     policy = operation.policy
     said = f"answers are stored as they are for {seconds(policy.answer_seconds)}: nothing seals or shortens them"
     remedy = "keep card numbers and tokens out of the answer, restrict who reads the store, or shorten answer_seconds"
@@ -204,7 +204,7 @@ def _sensitive(operation: Operation) -> Said:
 # --- the store --------------------------------------------------------------------------------------
 
 
-def _unique(operation: Operation) -> Said:
+def _unique(operation: CheckedOperation) -> Said:
     backend = operation.engine.backend
     secret = "HMAC under the id secret" if operation.engine.core.id_secret is not None else "SHA-256"
     if backend.name == "memory":
@@ -216,7 +216,7 @@ def _unique(operation: Operation) -> Said:
     return "ok", f"the record id ({secret} of scope and key) {how}{reference}", ""
 
 
-def _claim(operation: Operation) -> Said:
+def _claim(operation: CheckedOperation) -> Said:
     backend = operation.engine.backend
     able = backend.store.capabilities
     if not able.shared_between_processes or not able.survives_process_crash:
@@ -250,7 +250,7 @@ def _claim(operation: Operation) -> Said:
 # --- operating --------------------------------------------------------------------------------------
 
 
-def _gateway(operation: Operation) -> Said:
+def _gateway(operation: CheckedOperation) -> Said:
     if operation.way == "function":
         return "open", "cannot be seen from here", "see that queues and schedulers retry with the same key"
     return (
@@ -261,7 +261,7 @@ def _gateway(operation: Operation) -> Said:
     )
 
 
-def _metrics(operation: Operation) -> Said:
+def _metrics(operation: CheckedOperation) -> Said:
     core = operation.engine.core
     observer = getattr(core.observer, "observer", core.observer)  # what the guard holds
     if isinstance(observer, Silence):
@@ -284,7 +284,7 @@ def _metrics(operation: Operation) -> Said:
     )
 
 
-def _cleanup(operation: Operation) -> Said:
+def _cleanup(operation: CheckedOperation) -> Said:
     if operation.managed or operation.way == "endpoint":
         by = "manage_engine=True" if operation.managed else "semel.install(app), unless reap=False"
         return "ok", f"hourly, by the application's own reaper ({by})", ""
@@ -296,7 +296,7 @@ def _cleanup(operation: Operation) -> Said:
     )
 
 
-QUESTIONS: Final[dict[str, Callable[[Operation], Said]]] = {
+QUESTIONS: Final[dict[str, Callable[[CheckedOperation], Said]]] = {
     "key required": _key_required,
     "key scope": _scope,
     "key format and length": _format,
@@ -319,7 +319,7 @@ QUESTIONS: Final[dict[str, Callable[[Operation], Said]]] = {
 }
 
 
-def as_document(operation: Operation, given: list[Answer]) -> dict[str, Any]:
+def as_document(operation: CheckedOperation, given: list[CheckAnswer]) -> dict[str, Any]:
     """One operation's answers for machines."""
     return {
         "operation": operation.name,

@@ -6,24 +6,24 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from semel.bulk.declaration import BulkPolicy
-from semel.check.discovery import Operation
+from semel.check.discovery import CheckedOperation
 from semel.check.outcomes import Said, seconds
 
 
-def _declared(operation: Operation) -> BulkPolicy:
+def _declared(operation: CheckedOperation) -> BulkPolicy:
     assert operation.bulk is not None
     return operation.bulk
 
 
-def _fingerprint(operation: Operation) -> Said:
+def _fingerprint(operation: CheckedOperation) -> Said:
     return "ok", "yes: of the whole list, each item as canonical JSON", ""
 
 
-def _replay(operation: Operation) -> Said:
+def _replay(operation: CheckedOperation) -> Said:
     return "ok", "made again of the items' stored outcomes: the same ones, in the order of the list", ""
 
 
-def _sensitive(operation: Operation) -> Said:
+def _sensitive(operation: CheckedOperation) -> Said:
     return (
         "open",
         f"outcomes of items are stored as they are for {seconds(operation.policy.tombstone_seconds)}, their content is "
@@ -32,7 +32,7 @@ def _sensitive(operation: Operation) -> Said:
     )
 
 
-def _transaction(operation: Operation) -> Said:
+def _transaction(operation: CheckedOperation) -> Said:
     bulk = _declared(operation)
     if bulk.effects == "atomic":
         return (
@@ -48,7 +48,7 @@ def _transaction(operation: Operation) -> Said:
     )
 
 
-def _downstream(operation: Operation) -> Said:
+def _downstream(operation: CheckedOperation) -> Said:
     bulk = _declared(operation)
     match bulk.effects:
         case "atomic":
@@ -67,7 +67,7 @@ def _downstream(operation: Operation) -> Said:
             )
 
 
-def _reconciliation(operation: Operation) -> Said:
+def _reconciliation(operation: CheckedOperation) -> Said:
     bulk = _declared(operation)
     if bulk.effects == "atomic":
         return "ok", "not needed: a crash leaves nothing of an item that has no outcome", ""
@@ -80,15 +80,15 @@ def _reconciliation(operation: Operation) -> Said:
     )
 
 
-def _retry(operation: Operation) -> Said:
+def _retry(operation: CheckedOperation) -> Said:
     return "ok", "it goes on behind the last finished item; at its end the same answer, also to a later retry", ""
 
 
-def _ending(operation: Operation) -> Said:
+def _ending(operation: CheckedOperation) -> Said:
     return "ok", "nobody: the list is not stored, and its client sends it again", ""
 
 
-BULK: Final[Mapping[str, Callable[[Operation], Said]]] = {
+BULK: Final[Mapping[str, Callable[[CheckedOperation], Said]]] = {
     "fingerprint canonical": _fingerprint,
     "replayed or rebuilt": _replay,
     "sensitive answers": _sensitive,

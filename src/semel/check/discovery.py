@@ -32,7 +32,7 @@ Way = Literal["endpoint", "middleware", "function"]
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class CheckedOperation:
     """One protected operation. ``path`` is its template; ``managed`` whether the application runs a reaper (None: no
     way to see that), ``completed`` whether it runs a completer; ``reconciled_by`` who finds out what became of it;
     ``bulk`` where it is a list of items."""
@@ -74,12 +74,12 @@ class Discovered:
     """What was found. ``unprotected``: routes that take commands and that no operation is declared for."""
 
     kind: Kind
-    operations: tuple[Operation, ...]
+    operations: tuple[CheckedOperation, ...]
     unprotected: tuple[str, ...]
     routes: tuple[str, ...]
     mistakes: tuple[Mistake, ...] = ()
 
-    def find(self, method: str, path: str) -> Operation | None:
+    def find(self, method: str, path: str) -> CheckedOperation | None:
         """The operation of a request: a declared one before the default of a middleware."""
         found = [each for each in self.operations if each.serves(method, path)]
         return min(found, key=lambda each: each.path.endswith("*"), default=None)
@@ -94,7 +94,7 @@ class Discovered:
 class DeclaredFunction:
     """A function that is declared as a command; ``keyed_by_call`` where each call is given its key (``with_key``)."""
 
-    operation: Operation
+    operation: CheckedOperation
     keyed_by_call: bool
 
 
@@ -164,7 +164,7 @@ def function_operation(thing: Any) -> DeclaredFunction | None:
     declared = getattr(thing, "_declared", None)
     if declared is None:
         return None
-    operation = Operation(
+    operation = CheckedOperation(
         thing.operation, (), "", thing.policy, "function", None, declared.engine(), None, declared.make_caller
     )
     return DeclaredFunction(operation, declared.make_key is None)
@@ -247,7 +247,7 @@ def _rules(url_map: Any) -> Iterator[_Route]:
 # --- what was found -----------------------------------------------------------------------------
 
 
-def _of_layers(layers: list[_Layer]) -> Iterator[Operation]:
+def _of_layers(layers: list[_Layer]) -> Iterator[CheckedOperation]:
     for layer in layers:
         surface = layer.surface
         if surface is None:
@@ -257,7 +257,7 @@ def _of_layers(layers: list[_Layer]) -> Iterator[Operation]:
             name = each.name or f"{'|'.join(methods)} {each.template}"
             completed = layer.managed is True
             for template in each.templates:
-                yield Operation(
+                yield CheckedOperation(
                     name,
                     methods,
                     layer.prefix + template,
@@ -269,7 +269,7 @@ def _of_layers(layers: list[_Layer]) -> Iterator[Operation]:
                     completed=completed,
                 )
         if surface.default is not None:
-            yield Operation(
+            yield CheckedOperation(
                 "any other",
                 DEFAULT_METHODS,
                 f"{layer.prefix}*",
@@ -281,7 +281,7 @@ def _of_layers(layers: list[_Layer]) -> Iterator[Operation]:
             )
 
 
-def _of_endpoints(routes: list[_Route], layers: list[_Layer]) -> Iterator[Operation]:
+def _of_endpoints(routes: list[_Route], layers: list[_Layer]) -> Iterator[CheckedOperation]:
     seen: set[tuple[str, str]] = set()
     for route in routes:
         declared = getattr(route.endpoint, DECLARED, None)
@@ -294,19 +294,19 @@ def _of_endpoints(routes: list[_Route], layers: list[_Layer]) -> Iterator[Operat
         engine = getattr(owner, "engine", None) or next(layer.engine for layer in layers if layer.surface is None)
         methods = tuple(method for method in route.methods if method in UNSAFE_METHODS) or route.methods
         completed = getattr(owner, "completes", False)
-        yield Operation(
+        yield CheckedOperation(
             declared.name, methods, route.path, declared.policy, "endpoint", surface, engine, None, completed=completed
         )
 
 
-def _of_bulks(routes: list[_Route]) -> Iterator[Operation]:
+def _of_bulks(routes: list[_Route]) -> Iterator[CheckedOperation]:
     """Endpoints that answer with a bulk (``semel.bulk(...)``): its own method, or functions that use one."""
     for route in routes:
         methods = tuple(method for method in route.methods if method in UNSAFE_METHODS)
         found = None if hasattr(route.endpoint, DECLARED) else bulk_used_by(route.endpoint)
         if found is not None and methods:
             policy = found.bulk.policy
-            yield Operation(
+            yield CheckedOperation(
                 policy.operation,
                 methods,
                 route.path,

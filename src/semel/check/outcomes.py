@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from semel.check.discovery import Operation
+from semel.check.discovery import CheckedOperation
 from semel.cli.terminal import span_text
 from semel.core.model import Effects
 
@@ -20,12 +20,12 @@ def seconds(span: float) -> str:
     return span_text(int(span * SECOND_US))
 
 
-def keeps_tables(operation: Operation) -> bool:
+def keeps_tables(operation: CheckedOperation) -> bool:
     """Whether its store is a SQL database, which events, steps, bulks and reconcilers need."""
     return hasattr(operation.engine.backend.store, "dialect")
 
 
-def transaction(operation: Operation) -> Said:
+def transaction(operation: CheckedOperation) -> Said:
     """Whether the business state is committed with the record."""
     events = "; events of permit.emit are written in that commit" if keeps_tables(operation) else ""
     if operation.policy.effects is Effects.ATOMIC:
@@ -50,7 +50,7 @@ def transaction(operation: Operation) -> Said:
     )
 
 
-def downstream(operation: Operation) -> Said:
+def downstream(operation: CheckedOperation) -> Said:
     """Whether those that the handler calls do it once."""
     policy = operation.policy
     span = seconds(policy.dedup_for_seconds)
@@ -79,7 +79,7 @@ def downstream(operation: Operation) -> Said:
             )
 
 
-def reconciliation(operation: Operation) -> Said:
+def reconciliation(operation: CheckedOperation) -> Said:
     """Who finds out what nobody could prove."""
     policy, known = operation.policy, operation.reconciled_by
     if policy.effects is Effects.ATOMIC:
@@ -112,7 +112,7 @@ def reconciliation(operation: Operation) -> Said:
     )
 
 
-def retry(operation: Operation) -> Said:
+def retry(operation: CheckedOperation) -> Said:
     """What a retry with the same key meets."""
     policy = operation.policy
     if policy.on_error == "replay":
@@ -139,7 +139,7 @@ def retry(operation: Operation) -> Said:
     return "ok", said, ""
 
 
-def ending(operation: Operation) -> Said:
+def ending(operation: CheckedOperation) -> Said:
     """Who brings it to its end without its client."""
     if not operation.policy.resumable:
         return "ok", "nobody: it never runs without its client, whose retry goes on", ""

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from semel.admin.doctor_server import look_at_tables
 from semel.admin.finding import Finding
-from semel.check.answers import Answer
-from semel.check.discovery import Operation
+from semel.check.answers import CheckAnswer
+from semel.check.discovery import CheckedOperation
 from semel.check.outcomes import Level
 from semel.core.contract import Observable, Observed
 from semel.core.model import Effects
@@ -23,11 +23,11 @@ QUESTION = "server's settings"
 TABLES = "tables of the database"
 
 
-def server_answers(operations: Sequence[Operation]) -> list[Answer]:
+def server_answers(operations: Sequence[CheckedOperation]) -> list[CheckAnswer]:
     """What is to be known of each server that the promise of these operations hangs on: its settings, and its tables
     that no transaction vouches for.
     """
-    by_url: dict[str, list[Operation]] = {}
+    by_url: dict[str, list[CheckedOperation]] = {}
     for operation in operations:
         backend = operation.engine.backend
         if isinstance(backend.store, Observable) and backend.url:
@@ -35,44 +35,46 @@ def server_answers(operations: Sequence[Operation]) -> list[Answer]:
     return [answer for url, used in by_url.items() for answer in _answers(url, used)]
 
 
-def _answers(url: str, operations: Sequence[Operation]) -> Iterator[Answer]:
+def _answers(url: str, operations: Sequence[CheckedOperation]) -> Iterator[CheckAnswer]:
     name = shown_url(url)
     try:
         seen, accepts_loss, tables = _observed(url)
     except StoreError as error:
-        yield Answer(
+        yield CheckAnswer(
             QUESTION, "open", f"{name} cannot be asked: {error}", "run semel check where the server is reached"
         )
         return
     yield _of_settings(name, seen, operations, accepts_loss=accepts_loss)
     if tables is not None and tables.level != "ok" and (tables.is_bad or any(map(_writes_there, operations))):
         level: Level = "unsafe" if tables.is_bad else "open"
-        yield Answer(TABLES, level, f"{name}: {tables.detail}", tables.remedy or "")
+        yield CheckAnswer(TABLES, level, f"{name}: {tables.detail}", tables.remedy or "")
 
 
-def _writes_there(operation: Operation) -> bool:
+def _writes_there(operation: CheckedOperation) -> bool:
     """Whether handlers of the operation write in a transaction of the store."""
     if operation.bulk is not None:
         return operation.bulk.effects == "atomic"
     return operation.policy.effects is Effects.ATOMIC or operation.policy.steps
 
 
-def _of_settings(name: str, seen: Sequence[Observed], operations: Sequence[Operation], *, accepts_loss: bool) -> Answer:
+def _of_settings(
+    name: str, seen: Sequence[Observed], operations: Sequence[CheckedOperation], *, accepts_loss: bool
+) -> CheckAnswer:
     needs = Needs()
     try:
         needs.learn(seen, accepts_loss=accepts_loss)
         for operation in operations:
             needs.declare(operation.name, operation.policy)
     except ConfigurationError as error:
-        return Answer(QUESTION, "unsafe", f"{name}: the engine will not start. {error}", "run: semel doctor")
+        return CheckAnswer(QUESTION, "unsafe", f"{name}: the engine will not start. {error}", "run: semel doctor")
     if accepts_loss and any(each.level == "forgets" for each in seen):
-        return Answer(
+        return CheckAnswer(
             QUESTION, "open", f"{name} forgets, and its URL accepts that (persistence=none)", "run: semel doctor"
         )
     warned = [f"{each.check}: {each.detail}" for each in seen if each.level == "warning"]
     if warned:
-        return Answer(QUESTION, "open", f"{name}: {'; '.join(warned)}", "run: semel doctor")
-    return Answer(QUESTION, "ok", f"{name} keeps what is declared")
+        return CheckAnswer(QUESTION, "open", f"{name}: {'; '.join(warned)}", "run: semel doctor")
+    return CheckAnswer(QUESTION, "ok", f"{name} keeps what is declared")
 
 
 def _observed(url: str) -> tuple[list[Observed], bool, Finding | None]:

@@ -26,7 +26,7 @@ from semel.codec.shapes import (
     Shape,
     Text,
 )
-from semel.codec.structures import Members, Record, make_dataclass, make_tuple, model_of
+from semel.codec.structures import MembersShape, RecordShape, make_dataclass, make_tuple, model_of
 from semel.errors import ConfigurationError
 
 _ITSELF: Final = (type(None), bool, int, str)
@@ -109,22 +109,22 @@ class Shapes:
         return model_of(kind)
 
     def _structure(self, kind: Any, annotation: Any, args: tuple[Any, ...], where: str) -> Shape:
-        shape: Record | Members
+        shape: RecordShape | MembersShape
         if hasattr(kind, "__dataclass_fields__"):
             names = [each.name for each in dataclasses.fields(kind)]
-            shape = Record(kind, make_dataclass)
+            shape = RecordShape(kind, make_dataclass)
         elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
             names = list(kind._fields)
-            shape = Record(kind, make_tuple)
+            shape = RecordShape(kind, make_tuple)
         elif typing.is_typeddict(kind):
             names = list(kind.__annotations__)
-            shape = Members(kind_name(kind))
+            shape = MembersShape(kind_name(kind))
         else:
             raise _no_form(where, annotation)
         self._known[annotation] = shape  # before its fields: they may name it again
         try:
             hints = _field_types(kind, args, where)
-            if isinstance(shape, Members):
+            if isinstance(shape, MembersShape):
                 shape.required = _required(kind)
             shape.fields = {name: self.of(hints.get(name, Any), f"{where}: {shape.name}.{name}") for name in names}
         except ConfigurationError:

@@ -23,20 +23,20 @@ _JSON: Final = (b"content-type", b"application/json")
 _NEVER_REPLAYED: Final = "a refusal is a type of its own: declare the exceptions that say so, such as CardDeclined"
 
 
-class Kept(NamedTuple):
+class KeptResult(NamedTuple):
     """An answer, and the value that whoever gets it gets."""
 
     answer: Answer
     value: Any
 
 
-def keep_result(value: Any, shape: Shape) -> Kept:
+def keep_result(value: Any, shape: Shape) -> KeptResult:
     """The answer that keeps a result. Raises Unserialisable, naming the part that cannot be kept and the remedy."""
     body, again = _round_trip(value, lambda each: shape.encode(each, "the result"), shape.decode)
-    return Kept(Answer(None, (_JSON, (HEADER, RETURNED)), body), again)
+    return KeptResult(Answer(None, (_JSON, (HEADER, RETURNED)), body), again)
 
 
-def keep_error(error: Exception, declared: tuple[type[Exception], ...]) -> Kept:
+def keep_error(error: Exception, declared: tuple[type[Exception], ...]) -> KeptResult:
     """The answer that keeps a declared exception: its type, its args and its attributes. Raises Unserialisable."""
     name = type(error).__qualname__
     if _type_of(name, declared) is not type(error):
@@ -47,7 +47,7 @@ def keep_error(error: Exception, declared: tuple[type[Exception], ...]) -> Kept:
             raise Unserialisable(
                 f"{name}.{lost}", "is neither in its args nor in its attributes", "keep it in self.args"
             )
-    return Kept(Answer(None, (_JSON, (HEADER, RAISED)), body), again)
+    return KeptResult(Answer(None, (_JSON, (HEADER, RAISED)), body), again)
 
 
 def given(answer: Answer, shape: Shape, declared: tuple[type[Exception], ...]) -> Any:

@@ -21,7 +21,7 @@ Fields: TypeAlias = Mapping[str, Shape]
 
 
 @dataclass(slots=True)
-class Record:
+class RecordShape:
     """A dataclass or a named tuple: an object with its fields. They are set later, so that a class may name itself."""
 
     kind: type
@@ -73,7 +73,7 @@ def make_tuple(kind: Any, values: Mapping[str, Any]) -> Any:
 
 
 @dataclass(slots=True)
-class Members:
+class MembersShape:
     """A TypedDict: some members may be missing, none may be added."""
 
     name: str

@@ -28,7 +28,7 @@ from semel.core.model import (
 )
 from semel.core.outcomes import Outcome, Refused, Succeeded, Unprovable
 from semel.core.record import state_of
-from semel.core.requests import Begin, Commit, Perform, Rollback, SettleWithin, Unit, Within
+from semel.core.requests import AnyUnit, Begin, Commit, Perform, Rollback, SettleWithin, Within
 from semel.core.settle import holds
 from semel.errors import (
     EarlyCommit,
@@ -44,7 +44,7 @@ COMMITTED_EARLY = "committed-early"
 NOT_ROLLED_BACK = "not-rolled-back"
 
 
-def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) -> Flow[tuple[Verdict, Unit | None]]:
+def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) -> Flow[tuple[Verdict, AnyUnit | None]]:
     """Claim in a transaction of its own, which stays open for the handler if the verdict is Proceed."""
     if not store.capabilities.settles_by_proof:
         seen, claim = yield from look_once(store, claim, under)
@@ -71,7 +71,7 @@ def settled_or(store: Store, claim: Claim, under: Under | None, running: Verdict
     return running if seen is None else seen
 
 
-def _claim_within(store: Store, unit: Unit, claim: Claim, under: Under | None) -> Flow[Verdict]:
+def _claim_within(store: Store, unit: AnyUnit, claim: Claim, under: Under | None) -> Flow[Verdict]:
     verdict = yield from ask(Within(unit, "claim", partial(store.claim_here, claim)))
     while (again := recast(claim, verdict, under)) is not None:
         verdict = yield from ask(Within(unit, "claim", partial(store.claim_here, again)))
@@ -81,7 +81,7 @@ def _claim_within(store: Store, unit: Unit, claim: Claim, under: Under | None) -
 
 def settle_unit(
     store: Store,
-    unit: Unit,
+    unit: AnyUnit,
     claim: Claim,
     grant: Grant,
     outcome: Outcome,
@@ -108,7 +108,7 @@ def settle_unit(
 
 def _end_unit(
     store: Store,
-    unit: Unit,
+    unit: AnyUnit,
     claim: Claim,
     grant: Grant,
     outcome: Outcome,
@@ -126,7 +126,7 @@ def _end_unit(
     return reply if isinstance(reply, Settled) else Superseded(None)
 
 
-def _settle_and_commit(store: Store, unit: Unit, grant: Grant, word: Settlement) -> Flow[Settling]:
+def _settle_and_commit(store: Store, unit: AnyUnit, grant: Grant, word: Settlement) -> Flow[Settling]:
     if store.capabilities.settles_by_proof:
         return (yield from _settle_with_commit(store, unit, grant, word))
     try:
@@ -147,10 +147,10 @@ def _settle_and_commit(store: Store, unit: Unit, grant: Grant, word: Settlement)
     return reply
 
 
-def _settle_with_commit(store: Store, unit: Unit, grant: Grant, word: Settlement) -> Flow[Settling]:
+def _settle_with_commit(store: Store, unit: AnyUnit, grant: Grant, word: Settlement) -> Flow[Settling]:
     """Settle and COMMIT in one round trip; what the settle does not prove to be its own, the server rolls back."""
     try:
-        stands = yield from ask(SettleWithin(unit, store.settle_within(word), commit=True))
+        stands = yield from ask(SettleWithin(unit, store.settle_within(word)))
     except NotReplicated:  # it can be seen here, which proves nothing of the standby
         raise
     except StoreTimeout:
@@ -179,10 +179,10 @@ def _confirm_commit(store: Store, grant: Grant) -> Flow[None]:
         raise StoreUnavailable("the transaction did not commit; nothing of it remains") from None
 
 
-def settle_inside(store: Store, unit: Unit, grant: Grant, word: Settlement) -> Flow[Settling | None]:
+def settle_inside(store: Store, unit: AnyUnit, grant: Grant, word: Settlement) -> Flow[Settling | None]:
     """Settle in the unit's transaction; None where the claim was committed early, by whomever."""
     if store.capabilities.settles_by_proof:
-        if (yield from ask(SettleWithin(unit, store.settle_within(word), commit=False))):
+        if (yield from ask(SettleWithin(unit, store.settle_within(word)))):
             return Settled()
         [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
         return None if holds(row, grant.fence, grant.nonce) else Superseded(None if row is None else state_of(row))
@@ -209,7 +209,7 @@ def note_early_commit(store: Store, grant: Grant) -> Flow[EarlyCommit]:
     )
 
 
-def has_left_writes(unit: Unit) -> bool:
+def has_left_writes(unit: AnyUnit) -> bool:
     """Whether the server said of the unit's ROLLBACK that some of the writes remain. Only MariaDB's has such tables."""
     return bool(getattr(unit, "left_writes", False))
 

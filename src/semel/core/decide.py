@@ -113,7 +113,7 @@ class Was(Enum):
     STEPS_NOT_BEGUN = "with steps, and none had begun"
 
 
-class Declared(Enum):
+class DeclaredTerms(Enum):
     """What the operation of an attempt declares now. A bulk writes before each item's effect, as steps do."""
 
     ATOMIC = "ATOMIC"
@@ -122,22 +122,22 @@ class Declared(Enum):
     STEPS = "EXTERNAL with steps"
 
 
-LAPSED: Final[Mapping[Was, Mapping[Declared, Situation]]] = {
-    Was.ATOMIC: dict.fromkeys(Declared, Situation.ATOMIC_LAPSED),
+LAPSED: Final[Mapping[Was, Mapping[DeclaredTerms, Situation]]] = {
+    Was.ATOMIC: dict.fromkeys(DeclaredTerms, Situation.ATOMIC_LAPSED),
     Was.IDEMPOTENT: {
-        Declared.ATOMIC: Situation.EFFECTS_CHANGED,
-        Declared.IDEMPOTENT: Situation.IDEMPOTENT_LAPSED,
-        Declared.EXTERNAL: Situation.EFFECTS_CHANGED,
-        Declared.STEPS: Situation.EFFECTS_CHANGED,
+        DeclaredTerms.ATOMIC: Situation.EFFECTS_CHANGED,
+        DeclaredTerms.IDEMPOTENT: Situation.IDEMPOTENT_LAPSED,
+        DeclaredTerms.EXTERNAL: Situation.EFFECTS_CHANGED,
+        DeclaredTerms.STEPS: Situation.EFFECTS_CHANGED,
     },
-    Was.EXTERNAL: dict.fromkeys(Declared, Situation.EXTERNAL_LAPSED),
+    Was.EXTERNAL: dict.fromkeys(DeclaredTerms, Situation.EXTERNAL_LAPSED),
     Was.STEPS_BEGUN: {
-        Declared.ATOMIC: Situation.STEPS_UNDECLARED,
-        Declared.IDEMPOTENT: Situation.STEPS_UNDECLARED,
-        Declared.EXTERNAL: Situation.STEPS_UNDECLARED,
-        Declared.STEPS: Situation.CLAIMED_LAPSED,
+        DeclaredTerms.ATOMIC: Situation.STEPS_UNDECLARED,
+        DeclaredTerms.IDEMPOTENT: Situation.STEPS_UNDECLARED,
+        DeclaredTerms.EXTERNAL: Situation.STEPS_UNDECLARED,
+        DeclaredTerms.STEPS: Situation.CLAIMED_LAPSED,
     },
-    Was.STEPS_NOT_BEGUN: dict.fromkeys(Declared, Situation.CLAIMED_LAPSED),
+    Was.STEPS_NOT_BEGUN: dict.fromkeys(DeclaredTerms, Situation.CLAIMED_LAPSED),
 }
 """What an attempt meets whose operation is declared otherwise than when the record was claimed.
 
@@ -145,9 +145,9 @@ Everything else that a declaration says (lease, deadline, retention, attempts, e
 """
 
 _DECLARED: Final = {
-    Effects.ATOMIC: Declared.ATOMIC,
-    Effects.IDEMPOTENT: Declared.IDEMPOTENT,
-    Effects.EXTERNAL: Declared.EXTERNAL,
+    Effects.ATOMIC: DeclaredTerms.ATOMIC,
+    Effects.IDEMPOTENT: DeclaredTerms.IDEMPOTENT,
+    Effects.EXTERNAL: DeclaredTerms.EXTERNAL,
 }
 _WAS: Final = {
     Situation.ATOMIC_LAPSED: Was.ATOMIC,
@@ -157,9 +157,9 @@ _WAS: Final = {
 _UNANSWERED: Final = (AnswerKind.NONE, AnswerKind.NOT_KEPT)
 
 
-def declared(claim: Claim) -> Declared:
+def declared(claim: Claim) -> DeclaredTerms:
     """What the operation of this attempt declares."""
-    return Declared.STEPS if claim.terms.starts == State.CLAIMED else _DECLARED[claim.terms.effects]
+    return DeclaredTerms.STEPS if claim.terms.starts == State.CLAIMED else _DECLARED[claim.terms.effects]
 
 
 def situation(row: Record | None, claim: Claim, now: int, *, begun: bool = True) -> Situation:
@@ -373,7 +373,7 @@ __all__ = [
     "TABLE",
     "UNDECLARED_STEPS",
     "Answer",
-    "Declared",
+    "DeclaredTerms",
     "Rule",
     "Situation",
     "Was",

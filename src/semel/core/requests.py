@@ -13,7 +13,11 @@ T = TypeVar("T")
 
 
 class Unit(Protocol):
-    """A transaction that holds a record and the handler's own writes: Semel's own, or the user's, joined."""
+    """A transaction of a thread's that holds a record and the handler's own writes: Semel's own, or the user's, joined.
+
+    Semel's own ends well in one of two ways: :class:`SettlingUnit` where the store declares ``settles_by_proof``,
+    else :class:`CommittingUnit`. The owner of a joined one commits it.
+    """
 
     @property
     def connection(self) -> Any:
@@ -22,29 +26,63 @@ class Unit(Protocol):
     def run(self, make: MakeFlow[T]) -> T:
         """Run a store flow inside the transaction."""
 
-    def run_async(self, make: MakeFlow[T]) -> Awaitable[T]:
-        """As ``run``, without blocking the loop."""
-
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """See :class:`SettleWithin`."""
-
-    def settle_async(self, needed: Ask[Any], *, commit: bool) -> Awaitable[bool]:
-        """As ``settle``, without blocking the loop."""
-
     def hand_out(self) -> Any:
         """Give the connection to the handler: from here on only Semel ends the transaction."""
-
-    def commit(self) -> None:
-        """End it well."""
-
-    def commit_async(self) -> Awaitable[None]:
-        """As ``commit``, without blocking the loop."""
 
     def rollback(self) -> None:
         """Undo it."""
 
+
+class SettlingUnit(Unit, Protocol):
+    """A unit whose settle proves by itself that the claim is the transaction's own."""
+
+    def settle(self, needed: Ask[Any]) -> bool:
+        """See :class:`SettleWithin`."""
+
+
+class CommittingUnit(Unit, Protocol):
+    """A unit that commits after a settle of its own."""
+
+    def commit(self) -> None:
+        """End it well."""
+
+
+class AsyncUnit(Protocol):
+    """As :class:`Unit`, on an event loop."""
+
+    @property
+    def connection(self) -> Any:
+        """What the handler writes on."""
+
+    def run_async(self, make: MakeFlow[T]) -> Awaitable[T]:
+        """Run a store flow inside the transaction."""
+
+    def hand_out(self) -> Any:
+        """Give the connection to the handler: from here on only Semel ends the transaction."""
+
     def rollback_async(self) -> Awaitable[None]:
-        """As ``rollback``, without blocking the loop."""
+        """Undo it."""
+
+
+class AsyncSettlingUnit(AsyncUnit, Protocol):
+    """As :class:`SettlingUnit`, on an event loop."""
+
+    def settle_async(self, needed: Ask[Any]) -> Awaitable[bool]:
+        """See :class:`SettleWithin`."""
+
+
+class AsyncCommittingUnit(AsyncUnit, Protocol):
+    """As :class:`CommittingUnit`, on an event loop."""
+
+    def commit_async(self) -> Awaitable[None]:
+        """End it well."""
+
+
+# Flows pass units on without looking at them. A performer meets only units of its own kind, which it has begun itself:
+# so an ask's ``unit`` is Any to it.
+AnyUnit = Unit | AsyncUnit
+OwnUnit = SettlingUnit | CommittingUnit
+AsyncOwnUnit = AsyncSettlingUnit | AsyncCommittingUnit
 
 
 class Perform(Ask[T]):
@@ -68,7 +106,7 @@ class PerformOne(Perform[list[T]]):
         self.request = request
 
 
-class Begin(Ask[Unit]):
+class Begin(Ask[AnyUnit]):
     """Open a unit: BEGIN IMMEDIATE by Semel, on a connection of its own, or as ``join`` does it on the user's."""
 
     __slots__ = ("join",)
@@ -82,8 +120,8 @@ class Within(Ask[T]):
 
     __slots__ = ("make", "unit", "verb")
 
-    def __init__(self, unit: Unit, verb: str, make: MakeFlow[T]) -> None:
-        self.unit = unit
+    def __init__(self, unit: AnyUnit, verb: str, make: MakeFlow[T]) -> None:
+        self.unit: Any = unit
         self.verb = verb
         self.make = make
 
@@ -91,24 +129,25 @@ class Within(Ask[T]):
 class SettleWithin(Ask[bool]):
     """Settle inside a unit by a store's one ask, and commit with it where Semel owns the transaction.
 
+    Asked of stores that declare ``settles_by_proof``. A joined transaction is committed by its owner.
+
     False: nothing was settled, and nothing of the transaction will be committed.
     """
 
-    __slots__ = ("commit", "needed", "unit")
+    __slots__ = ("needed", "unit")
 
-    def __init__(self, unit: Unit, needed: Ask[Any], *, commit: bool) -> None:
-        self.unit = unit
+    def __init__(self, unit: AnyUnit, needed: Ask[Any]) -> None:
+        self.unit: Any = unit
         self.needed = needed
-        self.commit = commit
 
 
 class Commit(Ask[None]):
-    """Commit a unit."""
+    """Commit a unit of a store that declares no ``settles_by_proof``."""
 
     __slots__ = ("unit",)
 
-    def __init__(self, unit: Unit) -> None:
-        self.unit = unit
+    def __init__(self, unit: AnyUnit) -> None:
+        self.unit: Any = unit
 
 
 class Rollback(Ask[None]):
@@ -116,8 +155,8 @@ class Rollback(Ask[None]):
 
     __slots__ = ("unit",)
 
-    def __init__(self, unit: Unit) -> None:
-        self.unit = unit
+    def __init__(self, unit: AnyUnit) -> None:
+        self.unit: Any = unit
 
 
 class Attempt(Ask[Verdict]):

@@ -18,7 +18,7 @@ from semel.core.command_flow import (
 from semel.core.flow import MakeFlow, ask
 from semel.core.model import Answer, Claim, Effects, InProgress, Settling, State, Superseded, Verdict
 from semel.core.outcomes import Outcome, Refused, classify_exception
-from semel.core.requests import Begin, Rollback, Unit
+from semel.core.requests import AsyncUnit, Begin, Rollback
 from semel.engine.atomic_block import AsyncAtomic
 from semel.engine.backend import Backend, UnitRuns
 from semel.engine.opening import introduction, opened_async
@@ -193,9 +193,9 @@ class AsyncEngine:
                 return (
                     met if is_sure else await self._performer.drive(settled_or(self.store, claim, command.under, met))
                 )
-            opened: list[Unit] = []
+            opened: list[AsyncUnit] = []
 
-            async def begin() -> Unit:
+            async def begin() -> AsyncUnit:
                 opened.append(await self.backend.begin_async())
                 return opened[0]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from semel.core.contract import Store
-from semel.core.requests import Unit
+from semel.core.requests import AnyUnit, AsyncOwnUnit, AsyncUnit, OwnUnit, Unit
 from semel.errors import ConfigurationError, SchemaError
 
 _PASSWORD: Final = re.compile(r"(://[^/@:]*:).*@")  # up to the last @: one that was not written %40 may be its own
@@ -31,10 +31,10 @@ class Backend:
     name: str
     store: Store
     driver: Any
-    unit: Callable[[], Unit] | None = None
-    unit_async: Callable[[], Awaitable[Unit]] | None = None
+    unit: Callable[[], OwnUnit] | None = None
+    unit_async: Callable[[], Awaitable[AsyncOwnUnit]] | None = None
     joins: Callable[[Any], Unit] | None = None
-    joins_async: Callable[[Any], Awaitable[Unit]] | None = None
+    joins_async: Callable[[Any], Awaitable[AsyncUnit]] | None = None
     conflicts: Callable[[BaseException], bool] = lambda error: False  # rolled back because of another transaction
     url: str = field(default="", repr=False)  # with its password
     accepts_loss: bool = False  # said by whoever chose the store: it may forget, and EXTERNAL commands run on it
@@ -51,13 +51,13 @@ class Backend:
         if self.url and text.endswith(MIGRATE):
             error.args = (f"{text} --url {pasted_url(self.url)}",)
 
-    def begin(self) -> Unit:
+    def begin(self) -> OwnUnit:
         """Open an ATOMIC unit."""
         self.check_atomic()
         assert self.unit is not None
         return self.unit()
 
-    async def begin_async(self) -> Unit:
+    async def begin_async(self) -> AsyncOwnUnit:
         """Open an ATOMIC unit without blocking the loop."""
         self.check_atomic()
         assert self.unit_async is not None
@@ -68,7 +68,7 @@ class Backend:
         assert self.joins is not None
         return self.joins(connection)
 
-    async def join_async(self, connection: Any) -> Unit:
+    async def join_async(self, connection: Any) -> AsyncUnit:
         """Join the user's next transaction without blocking the loop for longer than a short look."""
         assert self.joins_async is not None
         return await self.joins_async(connection)
@@ -81,7 +81,7 @@ class UnitRuns:
         self._backend = backend
         self._runs = 0
 
-    def again(self, unit: Unit | None, error: Exception) -> bool:
+    def again(self, unit: AnyUnit | None, error: Exception) -> bool:
         """Whether to run it once more, now that its unit ended with this error."""
         self._runs += 1
         return unit is not None and self._runs < UNIT_RUNS_MAX and self._backend.conflicts(error)

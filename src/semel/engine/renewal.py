@@ -32,7 +32,7 @@ ABANDON_MAX: Final = 200
 OUTAGE_SECONDS_MAX: Final = 600.0  # for how long after its lease a claim is tried of which the store has said nothing
 
 
-class Abandoned:
+class AbandonedClaims:
     """Claims to be released, by record id and nonce, each until its lease would be over."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class AsyncUpkeep:
 
     def begin_process(self) -> None:
         """Start with nothing to do: at construction, and in a forked child."""
-        self._abandoned = Abandoned()
+        self._abandoned = AbandonedClaims()
         self._begin_loop(None)
 
     def _begin_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -196,7 +196,7 @@ class AsyncUpkeep:
                 self._abandoned.released(nonces, gone)
                 self._release_trouble.over()
             if self._abandoned and self._closing:
-                self._abandoned = Abandoned()
+                self._abandoned = AbandonedClaims()
             elif self._abandoned:
                 await asyncio.sleep(ABANDON_EVERY_SECONDS)
 
@@ -216,7 +216,7 @@ class SyncUpkeep:
 
     def begin_process(self) -> None:
         """Start without a thread: at construction, and in a forked child."""
-        self._abandoned = Abandoned()
+        self._abandoned = AbandonedClaims()
         self._unconfirmed: dict[Settlement, float] = {}  # until when each is repeated, in monotonic seconds
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None

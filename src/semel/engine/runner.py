@@ -140,7 +140,7 @@ class AsyncPerformer:
             case Within():
                 return await needed.unit.run_async(needed.make)
             case SettleWithin():
-                return await needed.unit.settle_async(needed.needed, commit=needed.commit)
+                return await needed.unit.settle_async(needed.needed)
             case Commit():
                 return await needed.unit.commit_async()
             case Rollback():
@@ -252,7 +252,7 @@ class SyncPerformer:
             case Within():
                 return needed.unit.run(needed.make)
             case SettleWithin():
-                return needed.unit.settle(needed.needed, commit=needed.commit)
+                return needed.unit.settle(needed.needed)
             case Commit():
                 return needed.unit.commit()
             case Rollback():

@@ -38,7 +38,7 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.outcomes import Outcome
-from semel.core.requests import Elapsed, Pause, Unit
+from semel.core.requests import AnyUnit, Elapsed, Pause
 from semel.core.sealing import Seals as Seals
 from semel.core.sealing import checked, sealed
 from semel.core.spans import check_seconds
@@ -107,7 +107,7 @@ class Core:
         self.holder = f"{socket.gethostname()[:40]}:{self.pid}"
         self.live: dict[bytes, Permit] = {}  # by nonce
         self.running: dict[bytes, Claim] = {}  # ATOMIC commands of this process, by record id
-        self.units: dict[bytes, Unit] = {}  # their open transactions, by nonce
+        self.units: dict[bytes, AnyUnit] = {}  # their open transactions, by nonce
         self.entering: set[bytes] = set()  # nonces of claims on their way, which a drain waits for
         self._lock = threading.Lock()
         self.waiting = 0
@@ -220,7 +220,7 @@ class Core:
             if claim.nonce not in self.units:  # not granted: nothing runs here
                 del self.running[claim.id]
 
-    def unit_claimed(self, claim: Claim, verdict: Verdict, unit: Unit | None) -> Verdict:
+    def unit_claimed(self, claim: Claim, verdict: Verdict, unit: AnyUnit | None) -> Verdict:
         """Keep the open transaction of a granted ATOMIC command for its permit."""
         if unit is not None:
             self.units[claim.nonce] = unit

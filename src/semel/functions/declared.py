@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
 from semel.codec.annotations import Shapes
-from semel.codec.results import Kept, given, keep_error, keep_result
+from semel.codec.results import KeptResult, given, keep_error, keep_result
 from semel.codec.scalars import Mismatch, Unserialisable
 from semel.codec.shapes import Shape
 from semel.core.identity import record_id
@@ -149,7 +149,7 @@ class Declared:
 
     # --- one call ---------------------------------------------------------------------------------
 
-    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None) -> Call:
+    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None) -> CommandCall:
         """One call, as a command.
 
         Raises TypeError as the function itself would, and ConfigurationError or RequestError where the arguments make
@@ -165,7 +165,7 @@ class Declared:
             if self.policy.key == "required":
                 raise
             engine.core.tell("unprotected", self.name, reason="no-key")
-            return Call(self, engine, shape, arguments, None)
+            return CommandCall(self, engine, shape, arguments, None)
         caller = self.make_caller(arguments, args, kwargs)
         secret = engine.core.id_secret
         parts = self.fingerprints.parts(arguments)
@@ -182,7 +182,7 @@ class Declared:
             request=request,
             refusal=refusal,
         )
-        return Call(self, engine, shape, arguments, command)
+        return CommandCall(self, engine, shape, arguments, command)
 
     def _misfit(self, key: str, parts: Mapping[str, bytes]) -> RequestError | None:
         """The limit of today that a call breaks, if any: it is refused unless its key is on record."""
@@ -194,10 +194,10 @@ class Declared:
             return error
         return None
 
-    def resume(self, request: bytes, receivers: tuple[Any, ...]) -> Call:
+    def resume(self, request: bytes, receivers: tuple[Any, ...]) -> CommandCall:
         """A run without the caller, with the arguments that were kept. Raises RecordUnreadableError."""
         assert self.kept is not None
-        return Call(self, self.engine(), self.shape(), self.kept.unpack(request, receivers), None)
+        return CommandCall(self, self.engine(), self.shape(), self.kept.unpack(request, receivers), None)
 
     def bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
         """What the function is called with where nobody protects it. It is counted."""
@@ -233,7 +233,7 @@ class Declared:
         return inspect.BoundArguments(self.full_signature, ordered)
 
 
-class Call:
+class CommandCall:
     """One call of a command, and what became of it here. ``command`` is None where a call without a key may run."""
 
     __slots__ = (
@@ -311,7 +311,7 @@ class Call:
             "be protected; declare an `async def`, or await and collect inside"
         )
 
-    def _fitting(self, kept: Kept) -> Answer:
+    def _fitting(self, kept: KeptResult) -> Answer:
         most = self._declared.policy.answer_bytes_max
         if len(kept.answer.body) <= most:
             return kept.answer

@@ -14,7 +14,7 @@ from semel.core.model import Answer, Record
 from semel.core.outcomes import Refused
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, StoreError
-from semel.functions.declared import Call, Declared
+from semel.functions.declared import CommandCall, Declared
 from semel.policy import Policy
 from semel.resuming.worker import Completer
 
@@ -121,7 +121,7 @@ class Once(_Command, Generic[P, R]):
         ended: R = call.end(result)
         return ended
 
-    def _handle(self, call: Call, permit: Permit) -> Answer | Refused:
+    def _handle(self, call: CommandCall, permit: Permit) -> Answer | Refused:
         try:
             value = self._run(call.arguments(permit))
         except BaseException as error:  # noqa: BLE001 - raised again, unless it was declared
@@ -181,7 +181,7 @@ class AsyncOnce(_Command, Generic[P, R]):
         ended: R = call.end(result)
         return ended
 
-    async def _handle(self, call: Call, permit: Permit) -> Answer | Refused:
+    async def _handle(self, call: CommandCall, permit: Permit) -> Answer | Refused:
         try:
             value = await self._run(call.arguments(permit))
         except BaseException as error:  # noqa: BLE001 - raised again, unless it was declared

@@ -6,7 +6,7 @@ from semel.core.atomic_flow import NOT_ROLLED_BACK, has_left_writes
 from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.model import Purged
-from semel.core.requests import Begin, Commit, Perform, Rollback, SettleWithin, Unit, Within
+from semel.core.requests import AnyUnit, Begin, Commit, Perform, Rollback, SettleWithin, Within
 from semel.errors import EarlyCommit, HandlerRefused, SemelError
 from semel.inbox.store import InboxRows, Receipt, Seen
 
@@ -22,7 +22,7 @@ _LEFT_WRITES = (
 
 def enter(
     rows: InboxRows, message_id: str, deliveries: int, tries_max: int, begin: Begin
-) -> Flow[tuple[Receipt | None, Unit | None]]:
+) -> Flow[tuple[Receipt | None, AnyUnit | None]]:
     """Begin a message: what its delivery gets at once, or the open transaction to handle it in."""
     seen = yield from ask(Perform("inbox", lambda: rows.look(message_id)))
     if seen is not None and seen.receipt is not None:
@@ -50,14 +50,14 @@ def enter(
     return (yield from enter(rows, message_id, 1, tries_max, begin))
 
 
-def leave(store: Store, rows: InboxRows, unit: Unit, message_id: str) -> Flow[None]:
+def leave(store: Store, rows: InboxRows, unit: AnyUnit, message_id: str) -> Flow[None]:
     """Commit a message's transaction, if its row is still in it.
 
     Raises EarlyCommit; HandlerRefused: the handler's fault, and nothing of it remains; StoreError: a redelivery finds
     out.
     """
     if store.capabilities.settles_by_proof:
-        stands = yield from ask(SettleWithin(unit, rows.prove(message_id), commit=True))
+        stands = yield from ask(SettleWithin(unit, rows.prove(message_id)))
     else:
         stands = yield from ask(Within(unit, "inbox", lambda: rows.prove_within(message_id)))
         if stands:
@@ -70,7 +70,7 @@ def leave(store: Store, rows: InboxRows, unit: Unit, message_id: str) -> Flow[No
         raise EarlyCommit(_EARLY)
 
 
-def undo(rows: InboxRows, unit: Unit, message_id: str) -> Flow[Receipt | None]:
+def undo(rows: InboxRows, unit: AnyUnit, message_id: str) -> Flow[Receipt | None]:
     """Roll a message's transaction back; PARKED where the server could not undo all that the handler wrote.
 
     Raises EarlyCommit where its handler had committed it.
@@ -86,7 +86,7 @@ def undo(rows: InboxRows, unit: Unit, message_id: str) -> Flow[Receipt | None]:
     return parked
 
 
-def let_go(rows: InboxRows, unit: Unit, message_id: str) -> Flow[Receipt | None]:
+def let_go(rows: InboxRows, unit: AnyUnit, message_id: str) -> Flow[Receipt | None]:
     """Roll back, and park the message where writes remain: handled once more, it would write them once more."""
     yield from ask(Rollback(unit))
     if not has_left_writes(unit):

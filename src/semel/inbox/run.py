@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from semel.core.blame import is_wrong_for_all
 from semel.core.flow import Flow, ask
 from semel.core.identity import derived_key, frame
-from semel.core.requests import Begin, Rollback, Unit
+from semel.core.requests import AnyUnit, Begin, Rollback
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.backend import UNIT_RUNS_MAX, Backend
 from semel.engine.shield import Hold
@@ -22,7 +22,7 @@ from semel.inbox.flow import enter, leave, let_go, note_failure, purge_messages,
 from semel.inbox.store import CONSUMER_MAX, MESSAGE_ID_MAX, InboxRows, Parked, Receipt
 
 T = TypeVar("T")
-Entered = tuple[Receipt | None, Unit | None]
+Entered = tuple[Receipt | None, AnyUnit | None]
 SECOND_US: Final = 1_000_000
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400
 _NOBODY: Final = bytes(16)
@@ -72,11 +72,11 @@ class _Inbox:
         self._backend = backend
         self._rows = InboxRows(backend.store, consumer, tries_max, int(keep_seconds * SECOND_US))
 
-    def _enter(self, message_id: str, deliveries: int, begin: Begin) -> Flow[tuple[Receipt | None, Unit | None]]:
+    def _enter(self, message_id: str, deliveries: int, begin: Begin) -> Flow[tuple[Receipt | None, AnyUnit | None]]:
         _check_text("a message's id", message_id, MESSAGE_ID_MAX)
         return enter(self._rows, message_id, deliveries, self.tries_max, begin)
 
-    def _leave(self, message_id: str, unit: Unit, deliveries: int) -> Flow[Receipt]:
+    def _leave(self, message_id: str, unit: AnyUnit, deliveries: int) -> Flow[Receipt]:
         """Commit. Raises HandlerRefused, counted as the handler's failure, unless the message is parked with it."""
         try:
             yield from leave(self._backend.store, self._rows, unit, message_id)
@@ -87,7 +87,7 @@ class _Inbox:
             return parked
         return Receipt.HANDLED
 
-    def _failed(self, message_id: str, unit: Unit, error: Exception, deliveries: int) -> Flow[Receipt | None]:
+    def _failed(self, message_id: str, unit: AnyUnit, error: Exception, deliveries: int) -> Flow[Receipt | None]:
         """Undo, and count the failure where it is the message's."""
         parked = yield from undo(self._rows, unit, message_id)
         if parked is not None:
@@ -101,7 +101,7 @@ class _Inbox:
         return (yield from note_failure(self._rows, message_id, reason, tries, step=step))
 
     def _failed_or_again(
-        self, message_id: str, unit: Unit, error: Exception, deliveries: int, run: int
+        self, message_id: str, unit: AnyUnit, error: Exception, deliveries: int, run: int
     ) -> Flow[Receipt | None]:
         """What a delivery gets whose handler raised; None: its exception. BUSY: it is run again at once."""
         if run < UNIT_RUNS_MAX and self._backend.conflicts(error):
@@ -147,7 +147,7 @@ class Inbox(_Inbox):
         run = 0
         while True:
             run += 1
-            hold: Hold[Unit] = Hold(lambda unit, _: self._drive(let_go(self._rows, unit, message_id)))
+            hold: Hold[AnyUnit] = Hold(lambda unit, _: self._drive(let_go(self._rows, unit, message_id)))
             try:
                 receipt = self._handle_once(hold, message_id, handler, deliveries, run)
                 hold.end()
@@ -158,7 +158,7 @@ class Inbox(_Inbox):
                 return receipt
 
     def _handle_once(
-        self, hold: Hold[Unit], message_id: str, handler: Callable[[Message], object], deliveries: int, run: int
+        self, hold: Hold[AnyUnit], message_id: str, handler: Callable[[Message], object], deliveries: int, run: int
     ) -> Receipt | None:
         """One delivery, from its claim to its end; None: it met a conflict, and is run again at once."""
         met, unit = self._drive(_into(hold, self._enter(message_id, deliveries if run == 1 else 1, Begin())))
@@ -301,8 +301,8 @@ class AsyncInbox(_Inbox):
 
 
 def _into(
-    hold: Hold[Unit], entered: Flow[tuple[Receipt | None, Unit | None]]
-) -> Flow[tuple[Receipt | None, Unit | None]]:
+    hold: Hold[AnyUnit], entered: Flow[tuple[Receipt | None, AnyUnit | None]]
+) -> Flow[tuple[Receipt | None, AnyUnit | None]]:
     """The same, with the unit given to the hold as well."""
     met, unit = yield from entered
     if unit is not None:

@@ -27,7 +27,7 @@ from semel.errors import ConfigurationError
 from semel.http.openapi import add_schemas, describe_operation, operation_responses
 from semel.http.routing import UNSAFE_METHODS
 from semel.integrations.endpoint import Filled, annotations_of, bulk_used_by
-from semel.integrations.starlette import DECLARED, Declared, response_of
+from semel.integrations.starlette import DECLARED, DeclaredEndpoint, response_of
 from semel.integrations.starlette import Semel as StarletteSemel
 from semel.operations.http import BAD_QUERY, NOT_FOUND
 from semel.policy import Policy
@@ -41,7 +41,7 @@ class Semel(StarletteSemel):
     Parameters: as :class:`semel.integrations.starlette.Semel`.
     """
 
-    def _wrap(self, endpoint: Callable[..., Any], declared: Declared) -> Callable[..., Any]:
+    def _wrap(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Callable[..., Any]:
         filled = self.filled(endpoint, declared)
         hints = annotations_of(endpoint)
         # FastAPI fills one parameter with the request: the endpoint's own, where it has one.
@@ -152,7 +152,7 @@ def _complete_openapi(app: FastAPI) -> None:
 
 def _describe(operation: dict[str, Any], endpoint: Any) -> None:
     declared = getattr(endpoint, DECLARED, None)
-    if isinstance(declared, Declared):
+    if isinstance(declared, DeclaredEndpoint):
         counts = declared.route.fingerprinter.recipe.headers
         describe_operation(operation, declared.name, declared.policy, counts=counts)
         return

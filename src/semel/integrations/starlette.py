@@ -62,7 +62,7 @@ _METHODS: Final = ("GET", "HEAD", "OPTIONS", *UNSAFE_METHODS)  # those of an HTT
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredEndpoint:
     """What ``@semel.command`` left on an endpoint."""
 
     name: str
@@ -99,7 +99,7 @@ class Semel:
             )
         self.engine = engine
         self.surface = HttpSettings.of(engine, {"caller": caller, **settings})
-        self.declared: dict[str, Declared] = {}
+        self.declared: dict[str, DeclaredEndpoint] = {}
         self._bulks: list[str] = []
         self.operations = Operations(self.surface, engine, lambda: (*self.declared, *self._bulks), Request)
         self.completes = False  # whether the application that this is installed in runs a completer
@@ -135,7 +135,7 @@ class Semel:
             self.engine.backend.check_atomic()
         check_kept(self.engine.backend.store, chosen)
         self.engine.core.needs.declare(name, chosen)
-        declared = self.declared[name] = Declared(name, chosen, self.surface.route(name, chosen), paths)
+        declared = self.declared[name] = DeclaredEndpoint(name, chosen, self.surface.route(name, chosen), paths)
         if paths == "apart":
             declared.route.count_path()
         endpoints: list[object] = []
@@ -185,14 +185,14 @@ class Semel:
         self._bulks.append(name)
         return made
 
-    def filled(self, endpoint: Callable[..., Any], declared: Declared) -> Filled:
+    def filled(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Filled:
         """The parameters of an endpoint that Semel fills. Raises ConfigurationError where it cannot."""
         filled = filled_parameters(endpoint)
         atomic = declared.policy.terms.effects is Effects.ATOMIC
         check_sessions(endpoint, filled.sessions, atomic=atomic, on_sqlite=self.engine.backend.name == "sqlite")
         return filled
 
-    def _wrap(self, endpoint: Callable[..., Any], declared: Declared) -> Callable[..., Any]:
+    def _wrap(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Callable[..., Any]:
         filled = self.filled(endpoint, declared)
 
         @functools.wraps(endpoint)
@@ -208,7 +208,7 @@ class Semel:
     async def serve(
         self,
         endpoint: Callable[..., Any],
-        declared: Declared,
+        declared: DeclaredEndpoint,
         request: Request,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -307,13 +307,13 @@ class Semel:
         templates: dict[str, set[str]] = {}
         for endpoint, methods, path in endpoints_of(app.routes):
             declared = getattr(endpoint, DECLARED, None)
-            if isinstance(declared, Declared) and declared.paths is None:
+            if isinstance(declared, DeclaredEndpoint) and declared.paths is None:
                 spellings = templates.setdefault(declared.name, set())
                 spellings.add(_without_slashes(path))
                 if len(spellings) > 1:
                     declared.route.count_path()
             reads = sorted(methods.difference(UNSAFE_METHODS))
-            if reads and isinstance(declared, Declared):
+            if reads and isinstance(declared, DeclaredEndpoint):
                 raise ConfigurationError(
                     f"the operation {declared.name!r} is routed to by {', '.join(reads)}, which is no command; "
                     f"route to it by one of {', '.join(UNSAFE_METHODS)}, such as methods=['POST'], and serve what "
@@ -331,7 +331,7 @@ class Semel:
         if inspect.isclass(endpoint):
             endpoint = getattr(endpoint, method.lower(), None)
         declared = getattr(endpoint, DECLARED, None)
-        if isinstance(declared, Declared):
+        if isinstance(declared, DeclaredEndpoint):
             return declared.policy.body_bytes_max, True
         return max((each.policy.body_bytes_max for each in self.declared.values()), default=0), False
 

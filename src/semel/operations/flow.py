@@ -28,10 +28,10 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.outcomes import Outcome, Succeeded
-from semel.core.requests import Begin, Perform, Rollback, Unit, Within
+from semel.core.requests import AnyUnit, Begin, Perform, Rollback, Within
 from semel.errors import StoreError, StoreReadOnly
-from semel.operations.store import Operations
-from semel.operations.tracking import Held, Keeping, store_for
+from semel.operations.store import OperationRows
+from semel.operations.tracking import Held, TrackingStore, store_for
 from semel.policy import Policy
 
 PURGE_CHUNK: Final = 500
@@ -47,7 +47,7 @@ def claim_kept(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]
 
     Another command that has its business reference is what it meets.
     """
-    keeping = Keeping(store)
+    keeping = TrackingStore(store)
     try:
         [verdict] = yield from ask(Perform("claim", partial(keeping.claim, (claim,))))
         while (again := recast(claim, verdict, under)) is not None:
@@ -61,10 +61,10 @@ def claim_kept(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]
 def check_kept(store: Store, policy: Policy) -> None:
     """Raise ConfigurationError where an operation outlives its keys, and the store cannot keep it."""
     if policy.operation_seconds is not None or policy.reference_from is not None:
-        Operations(store)
+        OperationRows(store)
 
 
-def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) -> Flow[tuple[Verdict, Unit | None]]:
+def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) -> Flow[tuple[Verdict, AnyUnit | None]]:
     """As ``atomic.claim_unit``; the operation is written in the unit, where one is kept."""
     try:
         return (yield from atomic.claim_unit(store_for(store, claim), claim, under, begin))
@@ -76,7 +76,7 @@ def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) ->
 
 def settle_unit(
     store: Store,
-    unit: Unit,
+    unit: AnyUnit,
     claim: Claim,
     grant: Grant,
     outcome: Outcome,
@@ -98,11 +98,11 @@ def settle_unit(
         return Superseded(None)
 
 
-def conclude_inside(store: Store, unit: Unit, claim: Claim, grant: Grant, word: Settlement) -> Flow[None]:
+def conclude_inside(store: Store, unit: AnyUnit, claim: Claim, grant: Grant, word: Settlement) -> Flow[None]:
     """Write a unit's success to its operation, where the settle that follows is the last statement before COMMIT."""
     if claim.kept is None:
         return
-    operations = Operations(store)
+    operations = OperationRows(store)
     if not operations.concludes_before:
         return
     yield from ask(Within(unit, "operation", lambda: operations.conclude(grant.operation_id, word)))
@@ -118,7 +118,7 @@ def lapse(store: Store, limit: int) -> Flow[list[Record]]:
     marked = yield from store.lapse(limit)
     if marked:
         # A commit of its own: the record is asked before the operation's row, and any settlement tells it again.
-        yield from Operations(store).mirror([record.id for record in marked])
+        yield from OperationRows(store).mirror([record.id for record in marked])
     return marked
 
 
@@ -126,7 +126,7 @@ def resolve(store: Store, word: Resolution) -> Flow[Resolving]:
     """As the store's; the operation says the same, in the same commit."""
     if not is_kept_by(store):
         return (yield from store.resolve(word))
-    operations = Operations(store)
+    operations = OperationRows(store)
     yield from operations.together()
     reply = yield from store.resolve(word)
     if isinstance(reply, Resolved):
@@ -144,7 +144,7 @@ def purge_operations(
     """Forget every operation whose time is over, in short commits; how many were seen and forgotten."""
     seen = forgotten = 0
     after: bytes | None = b""
-    operations = Operations(store)
+    operations = OperationRows(store)
     while after is not None:
         done = yield from ask(Perform("purge_operations", partial(operations.purge, after, chunk)))
         seen, forgotten, after = seen + done.scanned, forgotten + done.forgotten, done.next_after
@@ -163,7 +163,7 @@ def find_operation(
     ref_id: bytes | None = None,
 ) -> Flow[tuple[Record | None, Operation | None]]:
     """Where an operation stands, by one of its names: its record, while there is one, and what outlives it."""
-    kept = Operations(store) if is_kept_by(store) else None
+    kept = OperationRows(store) if is_kept_by(store) else None
     record: Record | None = None
     operation: Operation | None = None
     if ref_id is not None:
@@ -190,7 +190,7 @@ def find_operation(
 
 def find_operations(store: Store, record_ids: tuple[bytes, ...]) -> Flow[list[tuple[Record | None, Operation | None]]]:
     """As :func:`find_operation` for each of several records, which are read at once."""
-    kept = Operations(store) if is_kept_by(store) else None
+    kept = OperationRows(store) if is_kept_by(store) else None
     found: list[tuple[Record | None, Operation | None]] = []
     records = yield from store.read(record_ids)
     for id, record in zip(record_ids, records, strict=True):

@@ -37,7 +37,7 @@ _JSON: Final = (b"content-type", b"application/json")
 _NO_STORE: Final = (b"cache-control", b"no-store")
 
 
-class Asked(NamedTuple):
+class StatusQuery(NamedTuple):
     """A status query that can be answered: by one operation id, or by a key or a reference of several operations."""
 
     caller: Caller
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
     ids: tuple[bytes, ...]
 
 
-class Found(NamedTuple):
+class FoundOperation(NamedTuple):
     """What there is of one operation of the caller: its record, what outlives it, how far its bulk has come."""
 
     row: Record | None
@@ -69,16 +69,16 @@ class _Queries:
         self._store = engine.backend.store
         self._names = names
 
-    def _asked_by_id(self, operation_id: str, request: Mapping[str, Any]) -> Asked | Answer:
+    def _asked_by_id(self, operation_id: str, request: Mapping[str, Any]) -> StatusQuery | Answer:
         caller = self._caller(request)
         if isinstance(caller, Answer):
             return caller
         raw = uuid_bytes(operation_id)
         if raw is None:
             return self._problem(BAD_QUERY, "An operation id is a UUID, such as the last part of an operation's link.")
-        return Asked(caller, "id", (raw,))
+        return StatusQuery(caller, "id", (raw,))
 
-    def _asked_by_key(self, query: bytes, request: Mapping[str, Any]) -> Asked | Answer:
+    def _asked_by_key(self, query: bytes, request: Mapping[str, Any]) -> StatusQuery | Answer:
         caller = self._caller(request)
         if isinstance(caller, Answer):
             return caller
@@ -90,7 +90,7 @@ class _Queries:
             refs = tuple(
                 reference_id(caller.tenant, name, ref, secret, caller=each) for name in names for each in whose
             )
-            return Asked(caller, "reference", refs)
+            return StatusQuery(caller, "reference", refs)
         keys = [key.encode("utf-8", "replace") for key in asked.get("key", [])]
         try:
             key = parse_key(keys) if keys else None
@@ -101,11 +101,11 @@ class _Queries:
                 BAD_QUERY,
                 "Give the command's key or reference: ?key=… or ?reference=… (and &operation=… to name the operation).",
             )
-        return Asked(
+        return StatusQuery(
             caller, "key", tuple(record_id(Scope(caller.tenant, caller.id, name), key, secret) for name in names)
         )
 
-    def _look(self, asked: Asked) -> Flow[list[Found]]:
+    def _look(self, asked: StatusQuery) -> Flow[list[FoundOperation]]:
         """What there is under these names, of this caller alone: one run of the driver, whatever is asked for."""
         store = self._store
         seen: list[tuple[Record | None, Operation | None]] = []
@@ -117,7 +117,7 @@ class _Queries:
                 seen.append(of_caller if of_caller[1] else (yield from find_operation(store, ref_id=shared)))
         else:
             seen.append((yield from find_operation(store, operation_id=asked.ids[0])))
-        found: list[Found] = []
+        found: list[FoundOperation] = []
         for row, kept in seen:
             told = row or kept
             if told is None or not _is_of(told, asked.caller):
@@ -125,10 +125,10 @@ class _Queries:
             progress = None
             if row is not None and is_bulk(row.recipe) and is_sound(row):
                 progress = yield from Items(store).tally(row.operation_id)
-            found.append(Found(row, kept, progress))
+            found.append(FoundOperation(row, kept, progress))
         return found
 
-    def _told(self, asked: Asked, found: list[Found]) -> Answer:
+    def _told(self, asked: StatusQuery, found: list[FoundOperation]) -> Answer:
         """The status of the only operation of this caller that has one of these names."""
         if len(found) > 1:
             several = ", ".join(sorted({told.operation for row, kept, _ in found if (told := row or kept) is not None}))
@@ -195,7 +195,7 @@ class Operations(_Queries):
         """The status of the command with ``?key=…`` or ``?reference=…``; ``&operation=…`` where there are several."""
         return await self._answer(self._asked_by_key(query, request), request)
 
-    async def _answer(self, asked: Asked | Answer, request: Mapping[str, Any]) -> Answer:
+    async def _answer(self, asked: StatusQuery | Answer, request: Mapping[str, Any]) -> Answer:
         if isinstance(asked, Answer):
             return asked
         try:
@@ -221,7 +221,7 @@ class SyncOperations(_Queries):
         """As :meth:`Operations.by_key`."""
         return self._answer(self._asked_by_key(query, request), request)
 
-    def _answer(self, asked: Asked | Answer, request: Mapping[str, Any]) -> Answer:
+    def _answer(self, asked: StatusQuery | Answer, request: Mapping[str, Any]) -> Answer:
         if isinstance(asked, Answer):
             return asked
         try:
@@ -232,7 +232,7 @@ class SyncOperations(_Queries):
         return self._told(asked, allowed)
 
 
-def _wanted(found: Found, caller: Caller) -> Wanted:
+def _wanted(found: FoundOperation, caller: Caller) -> Wanted:
     told = found.row or found.kept
     assert told is not None
     return Wanted(told.operation, caller)

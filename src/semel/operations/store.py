@@ -19,7 +19,7 @@ from semel.stores.sql.statements import Execute, Query
 BUSY_WAIT_SECONDS: Final = 1  # for somebody's commit that is on its way; an ATOMIC unit is never waited for
 
 
-class Seen(NamedTuple):
+class SeenOperation(NamedTuple):
     """An operation, and the store's time."""
 
     now: int
@@ -35,7 +35,7 @@ class PurgedOperations(NamedTuple):
     next_after: bytes | None
 
 
-class Operations:
+class OperationRows:
     """The operations of one store.
 
     Raises ConfigurationError where the store is no SQL database.
@@ -100,7 +100,7 @@ class Operations:
         replies = yield from ask(Reserve([Query(statement, {**values, "wait": wait})]))
         return replies is not None and replies[0][0][0] == values["operation_id"]
 
-    def holder(self, ref_id: bytes) -> Flow[Seen | None]:
+    def holder(self, ref_id: bytes) -> Flow[SeenOperation | None]:
         """The open, unknown or successful operation that has this business reference."""
         return (yield from self._one("holder", {"ref_id": ref_id}))
 
@@ -134,24 +134,24 @@ class Operations:
 
     # --- looking, and forgetting ------------------------------------------------------------
 
-    def by_id(self, operation_id: bytes) -> Flow[Seen | None]:
+    def by_id(self, operation_id: bytes) -> Flow[SeenOperation | None]:
         """One operation."""
         return (yield from self._one("by_id", {"operation_id": operation_id}))
 
-    def by_ref(self, ref_id: bytes) -> Flow[Seen | None]:
+    def by_ref(self, ref_id: bytes) -> Flow[SeenOperation | None]:
         """The operation that has this business reference, else the newest that had it."""
         return (yield from self._one("by_ref", {"ref_id": ref_id}))
 
-    def by_record(self, record_id: bytes) -> Flow[Seen | None]:
+    def by_record(self, record_id: bytes) -> Flow[SeenOperation | None]:
         """The newest operation of a record, which may be gone."""
         return (yield from self._one("by_record", {"record_id": record_id}))
 
-    def _one(self, name: str, values: Values) -> Flow[Seen | None]:
+    def _one(self, name: str, values: Values) -> Flow[SeenOperation | None]:
         rows = yield from self._dialect.rows(self._sql[name], values)
         if not rows:
             return None
         now, *columns = rows[0]
-        return Seen(cast(int, now), Operation._make(cast("list[int]", columns)))
+        return SeenOperation(cast(int, now), Operation._make(cast("list[int]", columns)))
 
     def purge(self, after: bytes, chunk: int) -> Flow[PurgedOperations]:
         """Forget what is over in one chunk."""

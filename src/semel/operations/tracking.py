@@ -28,7 +28,7 @@ from semel.core.model import (
 )
 from semel.core.requests import Perform, PerformOne
 from semel.errors import SemelError
-from semel.operations.store import Operations, Seen
+from semel.operations.store import OperationRows, SeenOperation
 
 HOLDS_MAX: Final = 3
 
@@ -41,7 +41,7 @@ class Held(SemelError):
         self.verdict = verdict
 
 
-class Keeping:
+class TrackingStore:
     """A store as the flows of commands use it. Every verb that is not named here is the store's own.
 
     Raises ConfigurationError where the store is no SQL database.
@@ -49,7 +49,7 @@ class Keeping:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.operations = Operations(store)
+        self.operations = OperationRows(store)
 
     def __getattr__(self, verb: str) -> Any:
         return getattr(self._store, verb)
@@ -108,7 +108,7 @@ class Keeping:
         return gone
 
 
-def verdict_of(holder: Seen, record: Record | None, claim: Claim) -> Verdict | None:
+def verdict_of(holder: SeenOperation, record: Record | None, claim: Claim) -> Verdict | None:
     """What the operation that has a reference means to another command with the same one; None: nothing any more.
 
     Its record tells, while there is one. Another caller learns that it is taken, and nothing else.
@@ -150,16 +150,16 @@ def _resource(operation: Operation, record: Record | None) -> tuple[str | None, 
 
 def store_for(store: Store, claim: Claim) -> Store:
     """The store as the flows of this command use it."""
-    return store if claim.kept is None else cast(Store, Keeping(store))
+    return store if claim.kept is None else cast(Store, TrackingStore(store))
 
 
 def settling(store: Store, word: Settlement) -> Perform[list[Settling]]:
     """The ask that settles a command's record, and its operation where it keeps one."""
     if word.keeps:
-        return Perform("settle", lambda: Keeping(store).settle((word,)))
+        return Perform("settle", lambda: TrackingStore(store).settle((word,)))
     return PerformOne("settle", store.settle, word)
 
 
 def abandoning(store: Store, nonces: Sequence[tuple[bytes, bytes]], keeps: bool) -> Flow[list[bool]]:
     """Release claims; ``keeps``: operations may hang on one of them."""
-    return Keeping(store).abandon(nonces) if keeps else store.abandon(nonces)
+    return TrackingStore(store).abandon(nonces) if keeps else store.abandon(nonces)

@@ -83,7 +83,10 @@ _READ: Final = {**_NOBODY, 404: {"model": Refused, "description": "This caller h
 _STORED: Final[dict[int | str, dict[str, Any]]] = {
     503: {"description": "The store did not answer; ask again", "content": problem_content([STORE_UNAVAILABLE])}
 }
-_COMMAND: Final = {**_NOBODY, 400: {"model": Refused, "description": "The body cannot be read, or its key cannot"}}
+_COMMAND: Final = {
+    **_NOBODY,
+    400: {"model": Refused, "description": "The body cannot be read, or its key cannot"},
+}
 
 
 def create_app(settings: Settings) -> FastAPI:

@@ -28,7 +28,7 @@ WORKERS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenAnswer:
     """What a client saw: an answer, or (status 0) a connection that was cut."""
 
     status: int
@@ -61,24 +61,24 @@ class Client:
         assert parts.hostname is not None
         self._address = (parts.hostname, parts.port)
 
-    def post(self, path: str, key: str, body: Json) -> Seen:
+    def post(self, path: str, key: str, body: Json) -> SeenAnswer:
         """A command with its key."""
         return self._request("POST", path, {"Idempotency-Key": key}, json.dumps(body))
 
-    def get(self, path: str, **query: str) -> Seen:
+    def get(self, path: str, **query: str) -> SeenAnswer:
         """A question."""
         return self._request("GET", f"{path}?{urlencode(query, quote_via=quote)}" if query else path, {}, None)
 
-    def _request(self, method: str, path: str, headers: dict[str, str], body: str | None) -> Seen:
+    def _request(self, method: str, path: str, headers: dict[str, str], body: str | None) -> SeenAnswer:
         connection = http.client.HTTPConnection(*self._address, timeout=CLIENT_SECONDS)
         sent = {"Authorization": "Bearer alice", "Content-Type": "application/json", **headers}
         try:
             connection.request(method, path, body, sent)
             answer = connection.getresponse()
             text = answer.read().decode("utf-8", "replace")
-            return Seen(answer.status, answer.getheader("Idempotency-Replayed") == "true", text)
+            return SeenAnswer(answer.status, answer.getheader("Idempotency-Replayed") == "true", text)
         except (OSError, http.client.HTTPException):
-            return Seen(0, False, "")
+            return SeenAnswer(0, False, "")
         finally:
             connection.close()
 

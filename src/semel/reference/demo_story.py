@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from semel.admin.describe import shown_state
 from semel.cli.terminal import Json, Output
-from semel.reference.demo_stage import LOOK_SECONDS, Seen, Stage
+from semel.reference.demo_stage import LOOK_SECONDS, SeenAnswer, Stage
 
 DUPLICATES: Final = 10
 UNKNOWN_SECONDS_MAX: Final = 20.0
@@ -31,7 +31,7 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class Step:
+class Scene:
     """One scene."""
 
     title: str
@@ -43,12 +43,12 @@ class Teller:
     """Prints the story while it happens, and keeps it."""
 
     def __init__(self, out: Output) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[Scene] = []
         self._out = out
 
     def scene(self, title: str) -> None:
         """The next scene begins."""
-        self.steps.append(Step(title))
+        self.steps.append(Scene(title))
         self._out.say("")
         self._out.say_styled("bold", f"{len(self.steps)}. {title}")
 
@@ -101,7 +101,7 @@ def _double_submit(stage: Stage, teller: Teller) -> None:
     teller.saw(f"first click:  {first.text()}")
     teller.saw(f"second click: {second.text()}")
     teller.expect("the first click paid", first.status == 201 and not first.replayed)
-    teller.expect("the second got the same answer, marked as replayed", second == Seen(201, True, first.body))
+    teller.expect("the second got the same answer, marked as replayed", second == SeenAnswer(201, True, first.body))
     teller.expect("the provider charged once", len(stage.charges()) == before + 1)
 
     teller.scene("The same key again, but for another amount")
@@ -115,7 +115,7 @@ def _parallel(stage: Stage, teller: Teller) -> None:
     teller.scene(f"{DUPLICATES} impatient clients send one payment at the same moment, to several processes")
     key, before, gate = str(uuid4()), len(stage.charges()), Barrier(DUPLICATES)
 
-    def click(_: int) -> Seen:
+    def click(_: int) -> SeenAnswer:
         gate.wait()
         return stage.client.post("/payments", key, _payment("20.00", delayMs=400))
 
@@ -205,7 +205,7 @@ def _asked_again(stage: Stage, teller: Teller, lost: dict[str, _Lost], answer: s
     teller.scene("The clients ask once more, with the same keys")
     happened = stage.client.post("/payments", lost["after"].key, lost["after"].body)
     teller.saw(f"charged before the kill: {happened.text()}")
-    teller.expect("it gets the settled answer, and nothing runs", happened == Seen(201, True, answer))
+    teller.expect("it gets the settled answer, and nothing runs", happened == SeenAnswer(201, True, answer))
     anew = stage.client.post("/payments", lost["before"].key, lost["before"].body)
     teller.saw(f"not charged before the kill: {anew.text()}")
     teller.expect("it runs now, once", anew.status == 201 and not anew.replayed)

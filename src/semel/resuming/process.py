@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from semel.check.application import load
-from semel.check.discovery import Operation, discover, function_operation, is_wsgi, parts_of
+from semel.check.discovery import CheckedOperation, discover, function_operation, is_wsgi, parts_of
 from semel.cli.arguments import Parser
 from semel.cli.exits import UsageFailed
 from semel.engine.async_engine import AsyncEngine
@@ -138,7 +138,7 @@ def _of_asgi(app: Any, state: Callable[[], dict[str, Any]]) -> Iterator[Complete
             made = asgi_completer(part.surface, part.engine, part.app, state)
             if made is not None:
                 yield made
-    declared: dict[int, list[Operation]] = {}
+    declared: dict[int, list[CheckedOperation]] = {}
     for each in discover(app).operations:
         if each.way == "endpoint":
             declared.setdefault(id(each.engine), []).append(each)
@@ -151,7 +151,7 @@ def _of_asgi(app: Any, state: Callable[[], dict[str, Any]]) -> Iterator[Complete
             yield made
 
 
-def _surface(operation: Operation) -> HttpSettings:
+def _surface(operation: CheckedOperation) -> HttpSettings:
     if operation.surface is None:
         raise UsageFailed(
             f"--complete: whoever declared {operation.name!r} cannot be seen from its endpoint; register it with a "

@@ -13,8 +13,7 @@ from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.model import Claim, Grant, Proceed, Renewal, Verdict
 from semel.core.outcomes import Outcome, Refused, Succeeded
-from semel.core.requests import Begin as BeginUnit
-from semel.core.requests import Commit, Perform, Rollback, SettleWithin, Unit, Within
+from semel.core.requests import AnyUnit, Begin, Commit, Perform, Rollback, SettleWithin, Within
 from semel.errors import (
     EarlyCommit,
     StepError,
@@ -26,7 +25,7 @@ from semel.errors import (
 )
 from semel.steps.doubts import UNREADABLE
 from semel.steps.rules import (
-    Begin,
+    BeginStep,
     Finished,
     Identity,
     InDoubt,
@@ -54,7 +53,7 @@ _UNSEEN: Final = (
 )
 
 
-class Ledger:
+class StepLedger:
     """What the holder of one grant knows of its steps.
 
     Whoever performs its flows lets only one of them at a time write; calls of steps may overlap.
@@ -131,7 +130,7 @@ class Ledger:
 
     # --- a step that is local writes --------------------------------------------------------
 
-    def open(self, want: Step, begin: BeginUnit) -> Flow[Finished | tuple[Step, Unit, Recorded]]:
+    def open(self, want: Step, begin: Begin) -> Flow[Finished | tuple[Step, AnyUnit, Recorded]]:
         """The recorded result, or the step with an open unit, in which its call writes. Raises as ``begin``."""
         met = yield from self._meet(want)
         if isinstance(met, Finished):
@@ -151,7 +150,7 @@ class Ledger:
         yield from ask(Rollback(unit))
         raise SupersededError(_SUPERSEDED.format(step=repr(want.shown)))
 
-    def commit(self, opened: tuple[Step, Unit, Recorded], result: bytes) -> Flow[None]:
+    def commit(self, opened: tuple[Step, AnyUnit, Recorded], result: bytes) -> Flow[None]:
         """Record the step as finished in its unit, and commit both.
 
         Raises:
@@ -165,7 +164,7 @@ class Ledger:
         try:
             if self._rows.settles_by_proof:
                 needed = self._rows.write_within(self._holder, packed, standing(steps), seen.transaction)
-                held = yield from ask(SettleWithin(unit, needed, commit=True))
+                held = yield from ask(SettleWithin(unit, needed))
             else:
                 write = self._rows.write
                 held = yield from ask(Within(unit, "write_steps", lambda: write(self._holder, packed, standing(steps))))
@@ -185,14 +184,14 @@ class Ledger:
         if self._changes == changes:
             self._written = changes
 
-    def undo(self, opened: tuple[Step, Unit, Recorded]) -> Flow[None]:
+    def undo(self, opened: tuple[Step, AnyUnit, Recorded]) -> Flow[None]:
         """The call has raised: nothing of it remains, and it may be asked for again."""
         step, unit, _ = opened
         self._running.discard(step.identity)
         self._asked.discard(step.identity)
         yield from self._roll_back(unit)
 
-    def _roll_back(self, unit: Unit) -> Flow[None]:
+    def _roll_back(self, unit: AnyUnit) -> Flow[None]:
         """What the call wrote is undone; where the server could not undo all of it, the operation is UNKNOWN."""
         yield from ask(Rollback(unit))
         if has_left_writes(unit):
@@ -208,7 +207,7 @@ class Ledger:
             self.doubt, self._committing = step.doubt, True
             raise StepInDoubt(f"the commit of step {step.shown!r} was not answered, and cannot be seen: not known yet")
 
-    def _refused(self, step: Step, unit: Unit) -> Flow[None]:
+    def _refused(self, step: Step, unit: AnyUnit) -> Flow[None]:
         yield from self._roll_back(unit)
         seen = yield from ask(Perform("read_steps", lambda: self._rows.read(self._holder)))
         if seen is None:
@@ -250,7 +249,7 @@ class Ledger:
 
     # --- what is recorded ---------------------------------------------------------------------
 
-    def _meet(self, want: Step) -> Flow[Finished | Begin]:
+    def _meet(self, want: Step) -> Flow[Finished | BeginStep]:
         if want.identity in self._running:
             raise StepError(f"step {want.shown!r} is under way in this run; give the second one an ordinal of its own")
         if self.doubt is not None:

@@ -180,7 +180,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class BeginStep:
     """Record this start, and then make the call: for the first time, or again with the same derived key."""
 
     step: Step
@@ -194,7 +194,7 @@ class InDoubt:
     why: str
 
 
-Met = Finished | Begin | InDoubt
+Met = Finished | BeginStep | InDoubt
 
 
 def check_name(name: object, ordinal: object) -> None:
@@ -224,9 +224,9 @@ def meet(recorded: Steps, asked: Collection[Identity], want: Step, dedup_us: int
     known = find(recorded, want.identity)
     if known is None:
         _check_new(recorded, asked, want)
-        return Begin(want)
+        return BeginStep(want)
     if not has_begun(known):
-        return Begin(want)
+        return BeginStep(want)
     if known.finished:
         if want.identity in asked:
             raise StepError(
@@ -235,7 +235,7 @@ def meet(recorded: Steps, asked: Collection[Identity], want: Step, dedup_us: int
             )
         return Finished(known.result)
     why = _why_not_again(known, want, dedup_us)
-    return Begin(known) if why is None else InDoubt(known.doubt, f"step {known.shown!r} had begun, and {why}")
+    return BeginStep(known) if why is None else InDoubt(known.doubt, f"step {known.shown!r} had begun, and {why}")
 
 
 def _check_new(recorded: Steps, asked: Collection[Identity], want: Step) -> None:

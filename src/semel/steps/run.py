@@ -22,13 +22,12 @@ from semel.codec.scalars import Mismatch, Unserialisable
 from semel.codec.shapes import Shape
 from semel.core.flow import Flow
 from semel.core.outcomes import Outcome
-from semel.core.requests import Begin as BeginUnit
-from semel.core.requests import Unit
+from semel.core.requests import AnyUnit, Begin
 from semel.engine.backend import UNIT_RUNS_MAX, Backend
 from semel.engine.shield import Hold
 from semel.engine.uncancelled import whole
 from semel.errors import NothingHappened, StepError, SupersededError
-from semel.steps.flow import Ledger
+from semel.steps.flow import StepLedger
 from semel.steps.rules import Finished, Step, check_name
 from semel.steps.store import Recorded, StepRows
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from semel.engine.runner import AsyncPerformer, SyncPerformer
 
 T = TypeVar("T")
-Opened = tuple[Step, Unit, Recorded]
+Opened = tuple[Step, AnyUnit, Recorded]
 _SHAPES: Final = Shapes()
 _AWAITED: Final = (Awaitable, Coroutine)
 
@@ -51,7 +50,7 @@ class StepBook:
         terms = permit.claim.terms
         self._dedup_us = terms.dedup_us
         self._claimed_at = permit.grant.deadline_at - terms.deadline_us
-        self.ledger = Ledger(StepRows(backend.store), permit.grant, terms.dedup_us)
+        self.ledger = StepLedger(StepRows(backend.store), permit.grant, terms.dedup_us)
 
     def want(self, name: str, ordinal: int, *, repeat: bool) -> Step:
         """The step as it is asked for, started now. Raises StepError, SupersededError."""
@@ -119,7 +118,7 @@ class SyncSteps(StepBook):
             hold: Hold[Opened] = Hold(lambda opened, _: drive(ledger.undo(opened)))
             try:
                 with self._writing:
-                    met = drive(_into(hold, ledger.open(self.want(name, ordinal, repeat=False), BeginUnit())))
+                    met = drive(_into(hold, ledger.open(self.want(name, ordinal, repeat=False), Begin())))
                 if isinstance(met, Finished):
                     return recorded(name, met, shape)
                 body, value = written(name, call(met[1].connection), shape)
@@ -189,7 +188,7 @@ class AsyncSteps(StepBook):
     async def _local(self, name: str, call: Callable[[Any], Any], ordinal: int, shape: Shape) -> Any:
         ledger = self.ledger
         async with self._writing:
-            met, cancelled = await self._whole(ledger.open(self.want(name, ordinal, repeat=False), BeginUnit()))
+            met, cancelled = await self._whole(ledger.open(self.want(name, ordinal, repeat=False), Begin()))
         if isinstance(met, Finished):
             if cancelled is not None:
                 raise cancelled
@@ -281,7 +280,7 @@ def found_result(name: str, value: Any) -> bytes:
     return written(name, value, _SHAPES.of(Any, f"the result of step {name!r}"))[0]
 
 
-def keep(ledger: Ledger, step: Step, value: Any, shape: Shape) -> Any:
+def keep(ledger: StepLedger, step: Step, value: Any, shape: Shape) -> Any:
     """The result of a step that has just run. Raises StepError: the step stays unfinished, and is in doubt."""
     try:
         body, again = written(step.shown, value, shape)

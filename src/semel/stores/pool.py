@@ -10,13 +10,25 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from semel.errors import StoreUnavailable
 
 C = TypeVar("C")
 
 _FULL = "all {count} connections to the store are busy; retry with the same key, or raise the URL's connections_max"
+
+
+class Closes(Protocol):
+    """The units' connections, closed with the driver's."""
+
+    def close(self) -> None: ...
+
+
+class ClosesAsync(Protocol):
+    """As :class:`Closes`, on an event loop."""
+
+    async def close(self) -> None: ...
 
 
 class AsyncLifo(Generic[C]):

@@ -30,9 +30,9 @@ from semel.engine.urls import sqlite_backend
 from semel.errors import StoreError, StoreTimeout, StoreUnavailable
 from semel.stores.clock import Clock
 from semel.stores.memory.driver import LocalDriver
-from semel.stores.memory.store import Call, MemoryStore
+from semel.stores.memory.store import MemoryStore, TableCall
 from semel.stores.sql.statements import Execute, Now, Query
-from semel.stores.sqlite.connection import BEGIN, COMMIT, Answer, Transaction, answering
+from semel.stores.sqlite.connection import BEGIN, COMMIT, Answer, TransactionAsk, answering
 from semel.stores.sqlite.driver import SqliteDriver
 
 T = TypeVar("T")
@@ -136,7 +136,7 @@ class Faults:
 
 def _error_for(needed: Ask[Any], *, timed_out: bool) -> Exception:
     """What the client library raises; the driver makes of it what it makes of the real one."""
-    if isinstance(needed, Call):
+    if isinstance(needed, TableCall):
         text = f"injected at {needed.verb}"
         return StoreTimeout(text) if timed_out else StoreUnavailable(text)
     error = sqlite3.OperationalError("injected")
@@ -148,9 +148,9 @@ def name_of(needed: Ask[Any]) -> str:
     """The name under which an ask is counted: its statement, its verb, or its kind."""
     if isinstance(needed, (Query, Execute)):
         return needed.statement.name
-    if isinstance(needed, Call):
+    if isinstance(needed, TableCall):
         return needed.verb
-    if isinstance(needed, Transaction):
+    if isinstance(needed, TransactionAsk):
         return "BEGIN" if needed is BEGIN else "COMMIT" if needed is COMMIT else needed.text
     return "now" if isinstance(needed, Now) else type(needed).__name__
 

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol, TypeVar
 from semel.core.contract import Store
 from semel.core.flow import Ask, Flow, MakeFlow, perform
 from semel.core.requests import Perform
-from semel.stores.memory.store import Call, MemoryStore, Table
+from semel.stores.memory.store import MemoryStore, Table, TableCall
 from semel.stores.sql.statements import Now
 from semel.stores.sqlite.connection import Answer, answering, writes
 from semel.stores.sqlite.store import SqliteStore
@@ -70,7 +70,7 @@ class MemoryWorld:
         self._table = Table()
 
     def _answer(self, needed: Ask[Any]) -> Any:
-        assert isinstance(needed, Call)
+        assert isinstance(needed, TableCall)
         return needed.act(self._table, self.clock())
 
     def do(self, make: MakeFlow[T]) -> T:

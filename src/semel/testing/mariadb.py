@@ -9,13 +9,13 @@ import pymysql
 
 from semel.core.model import Record
 from semel.engine.backend import Backend
-from semel.stores.mariadb.protocol import Server
+from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.url import mariadb_backend
 from semel.testing.bench import Subject
 from semel.testing.clock import SettableClock
 
 
-def mariadb_subject(server: Server, clock: SettableClock | None) -> Subject:
+def mariadb_subject(server: MariadbServer, clock: SettableClock | None) -> Subject:
     """An empty database on the server, of the name that ``server`` carries; whatever Semel had in it is deleted.
 
     Tables that are there stay, empty: making them costs more than most cases.
@@ -41,6 +41,6 @@ def mariadb_subject(server: Server, clock: SettableClock | None) -> Subject:
     return Subject(opened(), corrupt, opened)
 
 
-def _connected(server: Server, *, database: str | None) -> Any:
+def _connected(server: MariadbServer, *, database: str | None) -> Any:
     options = {**server.options(), "database": database}
     return pymysql.connect(autocommit=True, binary_prefix=True, **options)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any, Final
 
-from semel.check.answers import Answer, answers, as_document
+from semel.check.answers import CheckAnswer, answers, as_document
 from semel.check.application import load
 from semel.check.discovery import Discovered, discover, discover_functions, function_operation, is_asgi, is_wsgi
 from semel.check.reconcilers import known_reconcilers
@@ -109,7 +109,7 @@ def _questions(options: argparse.Namespace, document: dict[str, Any], out: Outpu
     for answer in servers:
         _say(answer, out)
     for mistake in found.mistakes:
-        _say(Answer("installation", "unsafe", mistake.said, mistake.remedy), out)
+        _say(CheckAnswer("installation", "unsafe", mistake.said, mistake.remedy), out)
     for route in bare:
         _say(_unprotected(route), out)
     levels = [answer.level for _, each in given for answer in each] + [_unprotected(route).level for route in bare]
@@ -120,16 +120,16 @@ def _questions(options: argparse.Namespace, document: dict[str, Any], out: Outpu
     return unsafe
 
 
-def _unprotected(route: str) -> Answer:
+def _unprotected(route: str) -> CheckAnswer:
     method = route.partition(" ")[0]
     if method in _REPEATABLE:
-        return Answer(
+        return CheckAnswer(
             "not declared",
             "open",
             f"{route} is not protected; {method} may be repeated by its definition",
             "see that a repetition does no harm, also after somebody else's change; or declare it",
         )
-    return Answer(
+    return CheckAnswer(
         "not declared",
         "unsafe",
         f"{route} is not protected: a retry runs it again",
@@ -137,7 +137,7 @@ def _unprotected(route: str) -> Answer:
     )
 
 
-def _say(answer: Answer, out: Output) -> None:
+def _say(answer: CheckAnswer, out: Output) -> None:
     head = f"  {_MARKS[answer.level]:<7} {answer.question:<{_WIDTH}} "
     out.say_hanging(head, answer.said, _STYLES.get(answer.level))
     if answer.remedy:

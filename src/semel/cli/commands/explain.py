@@ -7,7 +7,7 @@ import textwrap
 
 from semel.admin.damaged import mended
 from semel.admin.describe import record_document
-from semel.admin.explain import Attempt, Story, tell
+from semel.admin.explain import NextAttempt, Story, tell
 from semel.admin.find import (
     begins_with,
     by_whole_id,
@@ -136,7 +136,7 @@ def _print(record: Record, story: Story, out: Output) -> None:
     _paragraph(out, "What to tell the client", [story.client])
 
 
-def _said(attempt: Attempt) -> str:
+def _said(attempt: NextAttempt) -> str:
     answer = attempt.answer
     http = "" if answer is None else f" Over HTTP: {answer['status']} {answer['code']}."
     return f"{attempt.verdict}: {attempt.meaning}. Why: {attempt.why}.{http}"

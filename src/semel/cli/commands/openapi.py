@@ -13,7 +13,7 @@ import re
 from typing import Any, Final
 
 from semel.check.application import load
-from semel.check.discovery import Operation, discover, is_asgi, is_wsgi, parts_of
+from semel.check.discovery import CheckedOperation, discover, is_asgi, is_wsgi, parts_of
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.terminal import Output
@@ -96,7 +96,7 @@ def _own_document(app: Any) -> dict[str, Any]:
     return {"openapi": "3.1.0", "info": {"title": title, "version": "0"}, "paths": {}}
 
 
-def _bare(operation: Operation) -> dict[str, Any]:
+def _bare(operation: CheckedOperation) -> dict[str, Any]:
     """What is known of an operation without its framework's description: its path's parameters."""
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": _SCHEMAS.get(kind, {"type": "string"})}
@@ -105,7 +105,7 @@ def _bare(operation: Operation) -> dict[str, Any]:
     return {"parameters": parameters, "responses": {"2XX": {"description": "What the application answers"}}}
 
 
-def _describe(described: dict[str, Any], operation: Operation, method: str, used: set[str]) -> None:
+def _describe(described: dict[str, Any], operation: CheckedOperation, method: str, used: set[str]) -> None:
     surface = operation.surface
     header = "Idempotency-Key" if surface is None else surface.key_header
     kinds = (*KINDS, *MIDDLEWARE_KINDS) if operation.way == "middleware" else KINDS
@@ -118,7 +118,7 @@ def _describe(described: dict[str, Any], operation: Operation, method: str, used
     describe_operation(described, name, operation.policy, header, kinds=kinds)
 
 
-def _add_status(paths: dict[str, Any], operation: Operation) -> None:
+def _add_status(paths: dict[str, Any], operation: CheckedOperation) -> None:
     """The status resource, where the links of this operation's answers lead."""
     path = None if operation.surface is None else operation.surface.problems.operations_path
     if path is None or not path.startswith("/"):

@@ -41,7 +41,7 @@ class _Mode(Enum):
 _HOLD, ATOMIC, _IDEMPOTENT = _Mode.HOLD, Effects.ATOMIC, Effects.IDEMPOTENT
 
 
-class Call:
+class AsgiCall:
     """The receive and send that the application gets, and what they add up to once a permit was granted.
 
     :meth:`_begin` starts a protected call; :meth:`_conclude` settles it when the application has returned.

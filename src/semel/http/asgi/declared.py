@@ -13,7 +13,7 @@ from semel.core.model import Answer
 from semel.engine.permit import Permit
 from semel.errors import SemelError
 from semel.http.asgi.bodies import command_of, finished
-from semel.http.asgi.call import ATOMIC, Call, Message, marked, send_answer
+from semel.http.asgi.call import ATOMIC, AsgiCall, Message, marked, send_answer
 from semel.http.asgi.listener import Listener
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.body_time import BodyClock
@@ -23,7 +23,7 @@ from semel.http.spool import Spool
 from semel.policy import Command
 
 
-class DeclaredCall(Call):
+class DeclaredCall(AsgiCall):
     """One request of a declared operation: read its body, claim, and only then call the application."""
 
     __slots__ = ()

@@ -20,7 +20,7 @@ from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, NothingHappened, RequestTooLarge
 from semel.http.asgi.bodies import command_of, finished
-from semel.http.asgi.call import App, Call, Message, Receive, Scope, Send, send_answer
+from semel.http.asgi.call import App, AsgiCall, Message, Receive, Scope, Send, send_answer
 from semel.http.asgi.listener import Listener, is_disconnect
 from semel.http.asgi.scope import captured
 from semel.http.asgi.tasks import KeptAlive
@@ -48,7 +48,7 @@ ANSWER_SECONDS: Final = 1.0  # after an ATOMIC handler's deadline, for the frame
 _OF_THIS_REQUEST: Final = (b"set-cookie", b"access-control-")
 
 
-class RouteCall(Call):
+class RouteCall(AsgiCall):
     """One request of an application whose endpoints claim for themselves."""
 
     __slots__ = (
@@ -205,7 +205,7 @@ class RouteCall(Call):
     # --- what the application gets --------------------------------------------------------------
 
     async def receive(self) -> Message:
-        """The body, kept for the fingerprint unless no claim can follow; then as ``Call`` does."""
+        """The body, kept for the fingerprint unless no claim can follow; then as ``AsgiCall`` does."""
         spool = self._spool
         if spool is None:
             if self._too_long or self._refusal is not None:

@@ -158,7 +158,7 @@ class SemelMiddleware:
             spool.close()
             return send_answer(start_response, exchange.present(permit))
         environ["semel.permit"] = permit
-        call = Call(self.app, self.engine, exchange, permit, start_response)
+        call = WsgiCall(self.app, self.engine, exchange, permit, start_response)
         if exchange.wants_async and self._accepted.begin(lambda: call.run_unheard(environ, spool)):
             return send_answer(start_response, exchange.accepted(permit.grant.operation_id))
         return call.run(environ, spool)
@@ -179,7 +179,7 @@ class SemelMiddleware:
         return self.surface.problems.body_too_slow(self.surface.body_seconds_max)
 
 
-class Call:
+class WsgiCall:
     """One protected call of the application: the ``start_response`` that it gets, and what it adds up to."""
 
     def __init__(
@@ -344,7 +344,7 @@ class Call:
 class _Through:
     """The iterable of an answer that flows through. Its end, or its close, settles the command."""
 
-    def __init__(self, call: Call, pieces: Iterator[bytes], held: list[bytes], spool: Spool) -> None:
+    def __init__(self, call: WsgiCall, pieces: Iterator[bytes], held: list[bytes], spool: Spool) -> None:
         self._call = call
         self._pieces = pieces
         self._held = held

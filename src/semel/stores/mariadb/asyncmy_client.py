@@ -14,8 +14,16 @@ from semel.core.flow import MakeFlow
 from semel.errors import SemelError, StoreUnavailable
 from semel.stores.failures import or_still_unknown, still_unknown
 from semel.stores.loops import cut
-from semel.stores.mariadb.errors import Lost, Refused, cannot_connect, ends_connection, lost, refused, store_error
-from semel.stores.mariadb.protocol import Conversation, Greeting, Result, Server, converse, greet
+from semel.stores.mariadb.errors import (
+    Lost,
+    MariadbRefused,
+    cannot_connect,
+    ends_connection,
+    lost,
+    refused,
+    store_error,
+)
+from semel.stores.mariadb.protocol import Conversation, Greeting, MariadbServer, Result, converse, greet
 from semel.stores.pool import AsyncLifo
 
 T = TypeVar("T")
@@ -24,10 +32,10 @@ OWN: Final = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
 Taken = tuple[Any, Greeting]
 
 
-class Loop:
+class AsyncmyLoop:
     """The connections of one event loop."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: MariadbServer) -> None:
         self._server = server
         self.tasks: set[asyncio.Task[Any]] = set()
         self._lifo: AsyncLifo[Taken] = AsyncLifo(self._open, server.connections_max)
@@ -67,7 +75,7 @@ class Loop:
                         said = True
                         continue  # as in ``Threads.run``
                     raise lost(error) from error
-                if isinstance(error, Refused):
+                if isinstance(error, MariadbRefused):
                     raise or_still_unknown(store_error(error), said) from error
                 raise
             self._lifo.give(taken)
@@ -92,7 +100,7 @@ class Loop:
         await self.close_idle()
 
 
-async def open_connection(connection_class: Any, server: Server, *, own: bool = True, **options: Any) -> Taken:
+async def open_connection(connection_class: Any, server: MariadbServer, *, own: bool = True, **options: Any) -> Taken:
     """A connection that has been greeted; ``own``: set up as one of Semel's."""
     connection = connection_class(**server.options(), autocommit=own, **options)
     try:
@@ -103,7 +111,7 @@ async def open_connection(connection_class: Any, server: Server, *, own: bool = 
         await close(connection)
         if isinstance(error, TimeoutError):
             raise StoreUnavailable("MariaDB cannot be reached: no answer in time (check the URL's host)") from error
-        if isinstance(error, (MySQLError, Refused)):
+        if isinstance(error, (MySQLError, MariadbRefused)):
             raise cannot_connect(error) from error
         if isinstance(error, Lost):
             raise StoreUnavailable("MariaDB ended the connection while it was being opened") from error
@@ -126,7 +134,7 @@ def drop(lifo: AsyncLifo[Taken]) -> None:
 
 def is_sound(error: BaseException) -> bool:
     """Whether the connection may be used again after this error."""
-    return isinstance(error, SemelError) or (isinstance(error, Refused) and not ends_connection(error))
+    return isinstance(error, SemelError) or (isinstance(error, MariadbRefused) and not ends_connection(error))
 
 
 async def perform(connection: Any, conversation: Conversation[T]) -> T:

@@ -10,19 +10,18 @@ import asyncmy
 from asyncmy.errors import InterfaceError, MySQLError
 
 from semel.core.flow import Ask, MakeFlow
-from semel.errors import EarlyCommit
 from semel.stores.loops import Loops
 from semel.stores.mariadb.asyncmy_client import Taken, close, drop, is_sound, open_connection, perform
-from semel.stores.mariadb.errors import Lost, Refused, lost, store_error
-from semel.stores.mariadb.protocol import Conversation, Server
-from semel.stores.mariadb.transaction import BUSY, LATE, OVER, Transaction, is_incomplete, undone
+from semel.stores.mariadb.errors import Lost, MariadbRefused, lost, store_error
+from semel.stores.mariadb.protocol import Conversation, MariadbServer
+from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undone
 from semel.stores.pool import AsyncLifo
 from semel.stores.process import begin_in_children
 
 T = TypeVar("T")
 
 
-class AsyncUnitConnection(asyncmy.Connection):
+class AsyncmyUnitConnection(asyncmy.Connection):
     """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
 
     transaction: Transaction | None = None  # while it is handed out
@@ -72,7 +71,7 @@ _STATE: Final = (
 
 def successor(connection: Any) -> Any:
     """The same session under another object; the one that a handler may have kept, also in cursors, is closed."""
-    fresh: Any = AsyncUnitConnection.__new__(AsyncUnitConnection)
+    fresh: Any = AsyncmyUnitConnection.__new__(AsyncmyUnitConnection)
     fresh.__dict__.update(connection.__dict__)
     for name in _STATE:
         setattr(fresh, name, getattr(connection, name))
@@ -83,9 +82,9 @@ def successor(connection: Any) -> Any:
 
 
 class AsyncmyUnit:
-    """One transaction of an event loop's. Made by :class:`AsyncUnitPool`; nothing is sent before the claim."""
+    """One transaction of an event loop's. Made by :class:`AsyncmyUnitPool`; nothing is sent before the claim."""
 
-    def __init__(self, pool: AsyncUnitPool, taken: Taken, *, was_idle: bool) -> None:
+    def __init__(self, pool: AsyncmyUnitPool, taken: Taken, *, was_idle: bool) -> None:
         self._pool = pool
         self._taken = taken
         self._was_idle = was_idle
@@ -116,7 +115,7 @@ class AsyncmyUnit:
         except Lost as error:
             if not first or not self._was_idle:
                 raise lost(error) from error
-        except Refused as error:
+        except MariadbRefused as error:
             await self._drop_unsound(error)
             raise store_error(error) from error
         # It had died while nobody looked. The claim names its nonce, so it may be made again.
@@ -126,11 +125,11 @@ class AsyncmyUnit:
             return await self._perform(self._transaction.run(make))
         except Lost as error:
             raise lost(error) from error
-        except Refused as error:
+        except MariadbRefused as error:
             await self._drop_unsound(error)
             raise store_error(error) from error
 
-    async def _drop_unsound(self, error: Refused) -> None:
+    async def _drop_unsound(self, error: MariadbRefused) -> None:
         if not is_sound(error):
             await close(self.connection)
 
@@ -152,30 +151,19 @@ class AsyncmyUnit:
         self.connection.transaction = self._transaction
         return self.connection
 
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+    async def settle_async(self, needed: Ask[Any]) -> bool:
         """Settle and COMMIT in one round trip. As ``PymysqlUnit.settle``."""
-        return await self._finish(self._transaction.settle(needed, commit=True))
-
-    async def commit_async(self) -> None:
-        """End it without a settle.
-
-        Raises EarlyCommit where it was over already.
-        """
-        if not await self._finish(self._transaction.commit()):
-            raise EarlyCommit(OVER)
-
-    async def _finish(self, conversation: Conversation[bool]) -> bool:
         if self._is_over():
             return False
         if self.connection.reading:
             await self._end(sound=False)
             raise undone()
         try:
-            stands = await self._perform(conversation)
+            stands = await self._perform(self._transaction.settle(needed))
         except Lost as error:
             await self._end(sound=False)
             raise lost(error) from error
-        except Refused as error:
+        except MariadbRefused as error:
             if is_sound(error):
                 await self.rollback_async()
             else:
@@ -215,27 +203,11 @@ class AsyncmyUnit:
         else:
             await self._pool.give(self._taken, sound=False)
 
-    def run(self, make: MakeFlow[T]) -> T:
-        """Never asked: threads have units of their own (``pymysql_unit``)."""
-        raise NotImplementedError
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-    def commit(self) -> None:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-    def rollback(self) -> None:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-
-class AsyncUnitPool:
+class AsyncmyUnitPool:
     """The connections of units, on each event loop that they are used on."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: MariadbServer) -> None:
         self.server = server
         self._inherited: list[object] = []  # a parent's connections: never used here, never closed
         self.begin_process()
@@ -247,7 +219,9 @@ class AsyncUnitPool:
         self._loops: Loops[AsyncLifo[Taken]]
         self._loops = Loops(lambda: AsyncLifo(self._open, self.server.connections_max), drop)
 
-    def _lifo(self) -> AsyncLifo[Taken]:
+    @property
+    def lifo(self) -> AsyncLifo[Taken]:
+        """Those of this process and the running loop."""
         return self._loops.here()
 
     async def begin(self) -> AsyncmyUnit:
@@ -255,7 +229,7 @@ class AsyncUnitPool:
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
-        taken, was_idle = await self._lifo().take(self.server.patience_seconds)
+        taken, was_idle = await self.lifo.take(self.server.patience_seconds)
         return AsyncmyUnit(self, taken, was_idle=was_idle)
 
     async def instead_of(self, taken: Taken) -> Taken:
@@ -267,15 +241,15 @@ class AsyncUnitPool:
     async def give(self, taken: Taken, *, sound: bool) -> None:
         """It is free again, or to be dropped."""
         if sound:
-            self._lifo().give(taken)
+            self.lifo.give(taken)
         else:
             await close(taken[0])
-            self._lifo().gone()
+            self.lifo.gone()
 
     async def _open(self) -> Taken:
-        return await open_connection(AsyncUnitConnection, self.server, own=False)
+        return await open_connection(AsyncmyUnitConnection, self.server, own=False)
 
     async def close(self) -> None:
         """Close what is idle on this loop."""
-        for connection, _ in self._lifo().forget_idle():
+        for connection, _ in self.lifo.forget_idle():
             await close(connection)

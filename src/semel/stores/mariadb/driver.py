@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from semel.core.flow import MakeFlow
 from semel.stores.loops import Loops
-from semel.stores.mariadb.asyncmy_client import Loop
-from semel.stores.mariadb.protocol import Server
-from semel.stores.mariadb.pymysql_client import Threads
+from semel.stores.mariadb.asyncmy_client import AsyncmyLoop
+from semel.stores.mariadb.protocol import MariadbServer
+from semel.stores.mariadb.pymysql_client import PymysqlThreads
+from semel.stores.pool import Closes, ClosesAsync
 from semel.stores.process import begin_in_children
 
 T = TypeVar("T")
-
-
-class Closes(Protocol):
-    """The units' connections, closed with the driver's."""
-
-    def close(self) -> None: ...
-
-
-class ClosesAsync(Protocol):
-    """As :class:`Closes`, on an event loop."""
-
-    async def close(self) -> None: ...
 
 
 class MariadbDriver:
@@ -32,7 +21,9 @@ class MariadbDriver:
 
     coalesces = True
 
-    def __init__(self, server: Server, units: Closes | None = None, async_units: ClosesAsync | None = None) -> None:
+    def __init__(
+        self, server: MariadbServer, units: Closes | None = None, async_units: ClosesAsync | None = None
+    ) -> None:
         self.server = server
         self._units = units
         self._async_units = async_units
@@ -41,8 +32,8 @@ class MariadbDriver:
         begin_in_children(self)
 
     def _begin(self) -> None:
-        self._threads = Threads(self.server)
-        self._loops = Loops(lambda: Loop(self.server), Loop.drop_idle)
+        self._threads = PymysqlThreads(self.server)
+        self._loops = Loops(lambda: AsyncmyLoop(self.server), AsyncmyLoop.drop_idle)
 
     def begin_process(self) -> None:
         """In a forked child: begin without connections."""
@@ -73,7 +64,7 @@ class MariadbDriver:
         """As ``run_async``, for a task of the engine's that nobody cancels."""
         return await self._loop().run(make)
 
-    def _loop(self) -> Loop:
+    def _loop(self) -> AsyncmyLoop:
         return self._loops.here()
 
     async def close_async(self) -> None:

@@ -63,7 +63,7 @@ class Lost(Exception):
     """The connection ended under a statement, without a word from the server."""
 
 
-class Refused(Exception):
+class MariadbRefused(Exception):
     """The server answered a statement with an error; the connection stands."""
 
     def __init__(self, code: int, text: str) -> None:
@@ -72,7 +72,7 @@ class Refused(Exception):
         self.text = text
 
 
-def refused(error: Exception) -> Refused | None:
+def refused(error: Exception) -> MariadbRefused | None:
     """The server's own word in what a client library raised; None where the connection was lost under it.
 
     Both libraries put the number first. Those from 2000 to 2999 are the client's, and so is 0.
@@ -80,20 +80,20 @@ def refused(error: Exception) -> Refused | None:
     code = error.args[0] if error.args else None
     if not isinstance(code, int) or code == 0 or 2000 <= code < 3000:
         return None
-    return Refused(code, str(error.args[1]) if len(error.args) > 1 else "")
+    return MariadbRefused(code, str(error.args[1]) if len(error.args) > 1 else "")
 
 
-def ends_connection(error: Refused) -> bool:
+def ends_connection(error: MariadbRefused) -> bool:
     """Whether the connection is not to be used again."""
     return error.code in _UNDECIDED or error.code in _TAKEN_OVER or is_elsewhere(error)
 
 
-def is_elsewhere(error: Refused) -> bool:
+def is_elsewhere(error: MariadbRefused) -> bool:
     """Whether a unit's connection is in another database than it was opened in."""
     return error.code == SIGNALLED and ELSEWHERE in error.text
 
 
-def store_error(error: Refused) -> StoreError | SchemaError:
+def store_error(error: MariadbRefused) -> StoreError | SchemaError:
     """The error to raise for what the server answered to a statement."""
     if error.code in _UNDECIDED:
         return StoreTimeout(f"MariaDB: the statement was interrupted ({_line(error.text)}): not known yet")

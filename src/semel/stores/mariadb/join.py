@@ -18,8 +18,8 @@ from semel.errors import JoinRefused, SchemaError, SemelError
 from semel.stores.failures import SAVEPOINT_OPEN
 from semel.stores.mariadb import asyncmy_client as on_loops
 from semel.stores.mariadb import pymysql_client as in_threads
-from semel.stores.mariadb.errors import Lost, Refused, lost, store_error
-from semel.stores.mariadb.protocol import Conversation, Greeting, Server, converse, greet
+from semel.stores.mariadb.errors import Lost, MariadbRefused, lost, store_error
+from semel.stores.mariadb.protocol import Conversation, Greeting, MariadbServer, converse, greet
 from semel.stores.mariadb.transaction import Transaction
 
 T = TypeVar("T")
@@ -42,10 +42,10 @@ ELSEWHERE: Final = (
 _IN_TRANSACTION: Final = 1  # of the server's status flags
 
 
-class Home:
+class MariadbHome:
     """The store that transactions are joined to, and which connections were found to be to its database."""
 
-    def __init__(self, store: Store, driver: Any, server: Server) -> None:
+    def __init__(self, store: Store, driver: Any, server: MariadbServer) -> None:
         self.store = store
         self.driver = driver
         self.server = server
@@ -97,7 +97,7 @@ class _Joined:
         self,
         target: Any,
         raw: Any,
-        home: Home,
+        home: MariadbHome,
         greeting: Greeting,
         *,
         began: bool,
@@ -117,14 +117,6 @@ class _Joined:
         """The user has the connection already."""
         return self.connection
 
-    def commit(self) -> None:
-        """Never asked: the owner commits."""
-        raise NotImplementedError
-
-    async def commit_async(self) -> None:
-        """Never asked, as ``commit``."""
-        raise NotImplementedError
-
 
 class JoinedMariadb(_Joined):
     """On a PyMySQL connection."""
@@ -133,10 +125,10 @@ class JoinedMariadb(_Joined):
         """Run a store flow inside the transaction. Raises StoreError."""
         return _told(self._raw, self._transaction.run(make))
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
+    def settle(self, needed: Ask[Any]) -> bool:
         """Settle; False where the claim is not this transaction's own. Raises JoinRefused in a savepoint."""
         self._check_outermost()
-        return bool(self._raw.open) and _told(self._raw, self._transaction.settle(needed, commit=False))
+        return bool(self._raw.open) and _told(self._raw, self._transaction.settle(needed))
 
     def rollback(self) -> None:
         """End what the join itself began and in which nothing was written: the claim met a verdict."""
@@ -147,9 +139,9 @@ class JoinedMariadb(_Joined):
         """As ``run``: AsyncEngine may be given a connection that blocks its loop, but seldom should."""
         return self.run(make)
 
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+    async def settle_async(self, needed: Ask[Any]) -> bool:
         """As ``settle``."""
-        return self.settle(needed, commit=commit)
+        return self.settle(needed)
 
     async def rollback_async(self) -> None:
         """As ``rollback``."""
@@ -163,32 +155,18 @@ class AsyncJoinedMariadb(_Joined):
         """Run a store flow inside the transaction. Raises StoreError."""
         return await _told_async(self._raw, self._transaction.run(make))
 
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+    async def settle_async(self, needed: Ask[Any]) -> bool:
         """As :meth:`JoinedMariadb.settle`."""
         self._check_outermost()
-        return bool(self._raw.connected) and await _told_async(
-            self._raw, self._transaction.settle(needed, commit=False)
-        )
+        return bool(self._raw.connected) and await _told_async(self._raw, self._transaction.settle(needed))
 
     async def rollback_async(self) -> None:
         """As :meth:`JoinedMariadb.rollback`."""
         if self._began and self._raw.connected:
             await _told_async(self._raw, _roll_back())
 
-    def run(self, make: MakeFlow[T]) -> T:
-        """Never asked: threads join by :class:`JoinedMariadb`."""
-        raise NotImplementedError
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-    def rollback(self) -> None:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-
-def join(target: Any, home: Home) -> JoinedMariadb:
+def join(target: Any, home: MariadbHome) -> JoinedMariadb:
     """Join the transaction of a PyMySQL connection, or of a SQLAlchemy Session or Connection on one.
 
     Raises JoinRefused and StoreError.
@@ -216,7 +194,7 @@ def join(target: Any, home: Home) -> JoinedMariadb:
     return JoinedMariadb(target, raw, home, greeting, began=began, is_nested=is_nested)
 
 
-async def join_async(target: Any, home: Home) -> JoinedMariadb | AsyncJoinedMariadb:
+async def join_async(target: Any, home: MariadbHome) -> JoinedMariadb | AsyncJoinedMariadb:
     """Join the transaction of an asyncmy connection, or of an AsyncSession or AsyncConnection on one.
 
     Raises JoinRefused and StoreError.
@@ -289,16 +267,16 @@ def _roll_back() -> Conversation[None]:
 def _told(raw: Any, conversation: Conversation[T]) -> T:
     try:
         return in_threads.perform(raw, conversation)
-    except (Lost, Refused) as error:
+    except (Lost, MariadbRefused) as error:
         raise _meant(error) from error
 
 
 async def _told_async(raw: Any, conversation: Conversation[T]) -> T:
     try:
         return await on_loops.perform(raw, conversation)
-    except (Lost, Refused) as error:
+    except (Lost, MariadbRefused) as error:
         raise _meant(error) from error
 
 
-def _meant(error: Lost | Refused) -> SemelError:
-    return store_error(error) if isinstance(error, Refused) else lost(error)
+def _meant(error: Lost | MariadbRefused) -> SemelError:
+    return store_error(error) if isinstance(error, MariadbRefused) else lost(error)

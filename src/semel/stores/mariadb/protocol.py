@@ -1,8 +1,8 @@
 """How the MariaDB store's asks become statements of the server, for every client library alike.
 
 A *conversation* takes a flow and yields texts; it is sent what the server replied, and thrown
-:class:`~semel.stores.mariadb.errors.Refused` where that was an error. What transactions need (ROLLBACK after a lock
-wait that timed out, another try after a deadlock) is decided here; the libraries' modules send and receive.
+:class:`~semel.stores.mariadb.errors.MariadbRefused` where that was an error. What transactions need (ROLLBACK after a
+lock wait that timed out, another try after a deadlock) is decided here; the libraries' modules send and receive.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 from semel.core.flow import Ask, Flow, MakeFlow
 from semel.errors import SemelError, StatementRefused
 from semel.stores.clock import Clock
-from semel.stores.mariadb.errors import CONFLICTS, LOCK_WAIT_TIMEOUT, Lost, Refused, another_server
-from semel.stores.mariadb.requests import Reserve, Several
+from semel.stores.mariadb.errors import CONFLICTS, LOCK_WAIT_TIMEOUT, Lost, MariadbRefused, another_server
+from semel.stores.mariadb.requests import Reserve, SeveralStatements
 from semel.stores.sql.statements import Argument, Execute, Params, Query, Row, Script, Statement, Together
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class MariadbServer:
     """Where a MariaDB store is, and how it is talked to.
 
     Parameters: ``host``, ``port`` or ``socket`` (a path); ``user``, ``password`` (never shown), ``database``; ``tls`` a
@@ -89,14 +89,14 @@ class Greeting(NamedTuple):
     database: str | None  # in which its transactions are
 
 
-def greet(server: Server | None) -> Conversation[Greeting]:
+def greet(server: MariadbServer | None) -> Conversation[Greeting]:
     """The first words on a connection. ``server`` sets it up as one of Semel's own; None leaves it the user's.
 
     Raises ConfigurationError where the server is no MariaDB of the least version.
     """
     try:
         [rows] = yield GREETING
-    except Refused as error:
+    except MariadbRefused as error:
         if error.code == 1193:  # an unknown variable
             raise another_server("no MariaDB") from error
         raise
@@ -157,7 +157,7 @@ def converse(make: MakeFlow[T], clock: Clock | None, packet_max: int, *, inside:
 class _Undone(Exception):
     """The server has rolled the flow's own transaction back."""
 
-    def __init__(self, error: Refused) -> None:
+    def __init__(self, error: MariadbRefused) -> None:
         super().__init__(error)
         self.error = error
 
@@ -180,16 +180,16 @@ def _once(flow: Flow[T], clock: Clock | None, packet_max: int, *, inside: bool) 
             needed = flow.send(reply)
     except StopIteration as stop:
         result: T = stop.value
-    except (Refused, SemelError) as error:
+    except (MariadbRefused, SemelError) as error:
         if begun:
             yield from _roll_back()
-            if isinstance(error, Refused) and error.code in CONFLICTS:
+            if isinstance(error, MariadbRefused) and error.code in CONFLICTS:
                 raise _Undone(error) from error
         raise
     if begun:
         try:
             yield "COMMIT"
-        except Refused as error:
+        except MariadbRefused as error:
             if error.code in CONFLICTS:
                 raise _Undone(error) from error
             raise
@@ -199,7 +199,9 @@ def _once(flow: Flow[T], clock: Clock | None, packet_max: int, *, inside: bool) 
 def _roll_back() -> Conversation[None]:
     try:
         yield "ROLLBACK"
-    except Refused as error:  # what is said next on this connection would be said in the transaction that is still open
+    except (
+        MariadbRefused
+    ) as error:  # what is said next on this connection would be said in the transaction that is still open
         raise Lost(error.code, error.text) from error
 
 
@@ -208,12 +210,12 @@ def _say(needed: Ask[Any], clock: Clock | None, packet_max: int, *, open: bool) 
     if type(needed) is Query or type(needed) is Execute:
         [result] = yield from _say_group([written(needed.statement, needed.params, clock)], packet_max, open=open)
         return result
-    assert isinstance(needed, (Several, Reserve))
+    assert isinstance(needed, (SeveralStatements, Reserve))
     results: list[Result] = []
     for group in _groups([written(part.statement, part.params, clock) for part in needed.parts], packet_max):
         try:
             results += yield from _say_group(group, packet_max, open=open)
-        except Refused as error:
+        except MariadbRefused as error:
             # The lock is held; only this statement was rolled back, or the whole group has been.
             if error.code == LOCK_WAIT_TIMEOUT and isinstance(needed, Reserve):
                 return None
@@ -234,7 +236,7 @@ def _say_group(texts: list[str], packet_max: int, *, open: bool) -> Conversation
         try:
             results = yield text
             return results[1:-1] if many else results
-        except Refused as error:
+        except MariadbRefused as error:
             if many:  # a lock wait that timed out has rolled back one statement, and the others' locks are held
                 yield from _roll_back()
             if open or error.code not in CONFLICTS or again == TRIES_MAX - 1:

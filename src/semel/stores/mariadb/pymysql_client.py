@@ -14,8 +14,16 @@ from pymysql.constants import CLIENT
 from semel.core.flow import MakeFlow
 from semel.errors import SemelError, StoreUnavailable
 from semel.stores.failures import or_still_unknown, still_unknown
-from semel.stores.mariadb.errors import Lost, Refused, cannot_connect, ends_connection, lost, refused, store_error
-from semel.stores.mariadb.protocol import Conversation, Greeting, Result, Server, converse, greet
+from semel.stores.mariadb.errors import (
+    Lost,
+    MariadbRefused,
+    cannot_connect,
+    ends_connection,
+    lost,
+    refused,
+    store_error,
+)
+from semel.stores.mariadb.protocol import Conversation, Greeting, MariadbServer, Result, converse, greet
 from semel.stores.pool import Lifo
 
 T = TypeVar("T")
@@ -24,10 +32,10 @@ OWN: Final = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
 Taken = tuple[Any, Greeting]
 
 
-class Threads:
+class PymysqlThreads:
     """The connections of one process's threads."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: MariadbServer) -> None:
         self._server = server
         self._lifo: Lifo[Taken] = Lifo(self._open, server.connections_max)
 
@@ -61,7 +69,7 @@ class Threads:
                         said = True
                         continue  # it had died while nobody looked: every verb names its nonce, and may be said again
                     raise lost(error) from error
-                if isinstance(error, Refused):
+                if isinstance(error, MariadbRefused):
                     raise or_still_unknown(store_error(error), said) from error
                 raise
             self._lifo.give(taken)
@@ -79,7 +87,7 @@ class Threads:
             close(connection)
 
 
-def open_connection(connect: Any, server: Server, *, own: bool = True, **options: Any) -> Taken:
+def open_connection(connect: Any, server: MariadbServer, *, own: bool = True, **options: Any) -> Taken:
     """A connection that has been greeted; ``own``: set up as one of Semel's."""
     plain = server.tls is None  # else PyMySQL reads all of the system's certificates for each connection, and tries TLS
     try:
@@ -90,7 +98,7 @@ def open_connection(connect: Any, server: Server, *, own: bool = True, **options
         return connection, perform(connection, greet(server if own else None))
     except BaseException as error:
         close(connection)
-        if isinstance(error, Refused):
+        if isinstance(error, MariadbRefused):
             raise cannot_connect(error) from error
         if isinstance(error, Lost):
             raise StoreUnavailable("MariaDB ended the connection while it was being opened") from error
@@ -105,7 +113,7 @@ def close(connection: Any) -> None:
 
 def is_sound(error: BaseException) -> bool:
     """Whether the connection may be used again after this error."""
-    return isinstance(error, SemelError) or (isinstance(error, Refused) and not ends_connection(error))
+    return isinstance(error, SemelError) or (isinstance(error, MariadbRefused) and not ends_connection(error))
 
 
 def perform(connection: Any, conversation: Conversation[T]) -> T:

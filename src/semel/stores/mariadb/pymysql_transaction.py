@@ -17,18 +17,17 @@ from typing import Any, TypeVar
 import pymysql
 
 from semel.core.flow import Ask, MakeFlow
-from semel.errors import EarlyCommit
-from semel.stores.mariadb.errors import Lost, Refused, lost, store_error
-from semel.stores.mariadb.protocol import Conversation, Server
+from semel.stores.mariadb.errors import Lost, MariadbRefused, lost, store_error
+from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.pymysql_client import Taken, close, is_sound, open_connection, perform
-from semel.stores.mariadb.transaction import BUSY, LATE, OVER, Transaction, is_incomplete, undone
+from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undone
 from semel.stores.pool import Lifo
 from semel.stores.process import begin_in_children
 
 T = TypeVar("T")
 
 
-class UnitConnection(pymysql.connections.Connection):  # type: ignore[misc]  # the library ships no types
+class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[misc]  # the library ships no types
     """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
 
     transaction: Transaction | None = None  # while it is handed out
@@ -105,9 +104,9 @@ class UnitConnection(pymysql.connections.Connection):  # type: ignore[misc]  # t
             self.query(self.transaction.undo())
 
 
-def successor(connection: UnitConnection) -> UnitConnection:
+def successor(connection: PymysqlUnitConnection) -> PymysqlUnitConnection:
     """The same session under another object; the one that a handler may have kept, also in cursors, is closed."""
-    fresh = UnitConnection.__new__(UnitConnection)
+    fresh = PymysqlUnitConnection.__new__(PymysqlUnitConnection)
     fresh.__dict__.update(connection.__dict__)
     fresh._result = None
     fresh.cursorclass = pymysql.cursors.Cursor
@@ -117,9 +116,9 @@ def successor(connection: UnitConnection) -> UnitConnection:
 
 
 class PymysqlUnit:
-    """One transaction of a thread's. Made by :class:`UnitPool`; nothing is sent before the claim."""
+    """One transaction of a thread's. Made by :class:`PymysqlUnitPool`; nothing is sent before the claim."""
 
-    def __init__(self, pool: UnitPool, taken: Taken, *, was_idle: bool) -> None:
+    def __init__(self, pool: PymysqlUnitPool, taken: Taken, *, was_idle: bool) -> None:
         self._pool = pool
         self._taken = taken
         self._was_idle = was_idle
@@ -155,7 +154,7 @@ class PymysqlUnit:
         except Lost as error:
             if not first or not self._was_idle:
                 raise lost(error) from error
-        except Refused as error:
+        except MariadbRefused as error:
             self._drop_unsound(error)
             raise store_error(error) from error
         # It had died while nobody looked. The claim names its nonce, so it may be made again.
@@ -165,11 +164,11 @@ class PymysqlUnit:
             return perform(self.connection, self._transaction.run(make))
         except Lost as error:
             raise lost(error) from error
-        except Refused as error:
+        except MariadbRefused as error:
             self._drop_unsound(error)
             raise store_error(error) from error
 
-    def _drop_unsound(self, error: Refused) -> None:
+    def _drop_unsound(self, error: MariadbRefused) -> None:
         if not is_sound(error):
             close(self.connection)
 
@@ -184,24 +183,13 @@ class PymysqlUnit:
         self.connection.patience(None)
         return self.connection
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
+    def settle(self, needed: Ask[Any]) -> bool:
         """Settle and COMMIT in one round trip. False: the claim is not this transaction's own; rolled back.
 
         Raises:
             StatementRefused: the server refused; rolled back.
             StoreTimeout: not answered: not known yet.
         """
-        return self._finish(self._transaction.settle(needed, commit=True))
-
-    def commit(self) -> None:
-        """End it without a settle.
-
-        Raises EarlyCommit where it was over already.
-        """
-        if not self._finish(self._transaction.commit()):
-            raise EarlyCommit(OVER)
-
-    def _finish(self, conversation: Conversation[bool]) -> bool:
         if self._is_over():
             return False
         if self.connection.speaking.locked():
@@ -209,11 +197,11 @@ class PymysqlUnit:
             raise undone()
         self.connection.patience(self._pool.patience)
         try:
-            stands = perform(self.connection, conversation)
+            stands = perform(self.connection, self._transaction.settle(needed))
         except Lost as error:
             self._end(sound=False)
             raise lost(error) from error
-        except Refused as error:
+        except MariadbRefused as error:
             if is_sound(error):
                 self.rollback()
             else:
@@ -252,27 +240,11 @@ class PymysqlUnit:
                 connection.cut()
             self._pool.give(self._taken, sound=False)
 
-    async def run_async(self, make: MakeFlow[T]) -> T:
-        """Never asked: event loops have units of their own (``asyncmy_unit``)."""
-        raise NotImplementedError
 
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``run_async``."""
-        raise NotImplementedError
-
-    async def commit_async(self) -> None:
-        """Never asked, as ``run_async``."""
-        raise NotImplementedError
-
-    async def rollback_async(self) -> None:
-        """Never asked, as ``run_async``."""
-        raise NotImplementedError
-
-
-class UnitPool:
+class PymysqlUnitPool:
     """The connections of a process's units, with the user's own settings and none of Semel's."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: MariadbServer) -> None:
         self.server = server
         self.patience = server.patience_seconds + 1
         self._inherited: list[object] = []
@@ -280,11 +252,11 @@ class UnitPool:
         begin_in_children(self)
 
     def _begin(self) -> None:
-        self._lifo: Lifo[Taken] = Lifo(self._open, self.server.connections_max)
+        self.lifo: Lifo[Taken] = Lifo(self._open, self.server.connections_max)
 
     def begin_process(self) -> None:
         """In a forked child: begin without connections."""
-        self._inherited.append(self._lifo)
+        self._inherited.append(self.lifo)
         self._begin()
 
     def begin(self) -> PymysqlUnit:
@@ -292,7 +264,7 @@ class UnitPool:
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
-        taken, was_idle = self._lifo.take(self.server.patience_seconds)
+        taken, was_idle = self.lifo.take(self.server.patience_seconds)
         taken[0].patience(self.patience)
         return PymysqlUnit(self, taken, was_idle=was_idle)
 
@@ -305,15 +277,15 @@ class UnitPool:
     def give(self, taken: Taken, *, sound: bool) -> None:
         """It is free again, or to be dropped."""
         if sound:
-            self._lifo.give(taken)
+            self.lifo.give(taken)
         else:
             close(taken[0])
-            self._lifo.gone()
+            self.lifo.gone()
 
     def _open(self) -> Taken:
-        return open_connection(UnitConnection, self.server, own=False, read_timeout=self.patience)
+        return open_connection(PymysqlUnitConnection, self.server, own=False, read_timeout=self.patience)
 
     def close(self) -> None:
         """Close what is idle."""
-        for connection, _ in self._lifo.forget_idle():
+        for connection, _ in self.lifo.forget_idle():
             close(connection)

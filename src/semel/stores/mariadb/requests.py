@@ -9,7 +9,7 @@ from semel.core.flow import Ask
 from semel.stores.sql.statements import Execute, Query, Row
 
 
-class Several(Ask[list[Any]]):
+class SeveralStatements(Ask[list[Any]]):
     """Independent statements in one round trip and one commit; the replies in their order.
 
     Where they are more than one packet of the server's may hold, they are sent in parts, each committed by itself.
@@ -32,7 +32,7 @@ class SettleAnd(Execute):
 
 
 class Reserve(Ask[list[list[Row]] | None]):
-    """As :class:`Several`; None, and nothing of it written, where somebody holds one of the locks for too long."""
+    """As :class:`SeveralStatements`; None, and nothing of it written, where a lock is held for too long."""
 
     __slots__ = ("parts",)
 

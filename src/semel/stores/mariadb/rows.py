@@ -23,7 +23,7 @@ from semel.core.model import (
     State,
 )
 from semel.core.record import answer_digest, pack_headers
-from semel.stores.mariadb.requests import Reserve, Several
+from semel.stores.mariadb.requests import Reserve, SeveralStatements
 from semel.stores.sql.dialect import MARIADB
 from semel.stores.sql.statements import Argument, Execute, Query, Row, statements
 from semel.stores.versions import Seen, Verdicts, Versions
@@ -118,7 +118,7 @@ def replace(seen: Record, written: Record, steps: bytes | None = None) -> Flow[b
     write = Execute(SQL["write_record"], replacing(seen, written, steps))
     if written.state != State.UNKNOWN:
         return (yield from ask(write)) == 1
-    count, _ = yield from ask(Several([write, Execute(SQL["raise_attention"], {"id": written.id})]))
+    count, _ = yield from ask(SeveralStatements([write, Execute(SQL["raise_attention"], {"id": written.id})]))
     return bool(count == 1)
 
 
@@ -145,7 +145,7 @@ def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
     firsts = sorted({word.id: word for word in reversed(ends)}.values(), key=_by_id)
     settled: set[int] = set()
     if firsts:
-        counts = yield from ask(Several([settle_one(word) for word in firsts]))
+        counts = yield from ask(SeveralStatements([settle_one(word) for word in firsts]))
         settled = {id(word) for word, count in zip(firsts, counts, strict=True) if count == 1}
     replies: list[Settling] = []
     for word in settlements:

@@ -34,7 +34,7 @@ from semel.core.timing import PURGE_GRACE_US
 from semel.outbox.store import settled_with_events, settling
 from semel.steps.findings import steps_after
 from semel.steps.store import rewrite_steps, stored_steps
-from semel.stores.mariadb.requests import Several
+from semel.stores.mariadb.requests import SeveralStatements
 from semel.stores.mariadb.rows import SQL as COMMANDS
 from semel.stores.mariadb.rows import VERSIONS, claim_all, look, record, replace, settle_all, settle_one
 from semel.stores.mariadb.settings import observe
@@ -53,7 +53,7 @@ def _keep(ids: Sequence[bytes], horizon: int) -> Flow[None]:
     raised = [Execute(COMMANDS["raise_attention"], {"id": id}) for id in ids]
     written = Execute(SQL["write_horizon"], {"horizon": horizon})
     yield from ask(TOGETHER)
-    yield from ask(Several([*raised, Execute(SQL["clear_attention"], {}), written]))
+    yield from ask(SeveralStatements([*raised, Execute(SQL["clear_attention"], {}), written]))
 
 
 _WALK: Final = Walk(SQL["read_horizon"], SQL["scan_open"], SQL["find_lapsed"], _keep, VERSIONS)
@@ -193,7 +193,9 @@ class MariadbStore:
         yield from ask(TOGETHER)
         free = [cast(bytes, id) for (id,) in (yield from ask(Query(SQL["lock_due"], {"ids": due})))]
         params: dict[str, Argument] = {"ids": free, "grace": PURGE_GRACE_US}
-        counts = yield from ask(Several([Execute(SQL["forget"], params), Execute(SQL["drop_answer"], params)]))
+        counts = yield from ask(
+            SeveralStatements([Execute(SQL["forget"], params), Execute(SQL["drop_answer"], params)])
+        )
         forgotten, dropped = cast("list[int]", counts)
         return Purged(len(window), dropped, forgotten, last)
 

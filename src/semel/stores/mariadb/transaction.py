@@ -13,7 +13,15 @@ from typing import Any, Final, TypeVar
 from semel.core.flow import Ask, MakeFlow
 from semel.errors import HandlerRefused
 from semel.stores.clock import Clock
-from semel.stores.mariadb.errors import CONFLICTS, ELSEWHERE, SAVEPOINT_MISSING, SIGNALLED, Lost, Refused, is_elsewhere
+from semel.stores.mariadb.errors import (
+    CONFLICTS,
+    ELSEWHERE,
+    SAVEPOINT_MISSING,
+    SIGNALLED,
+    Lost,
+    MariadbRefused,
+    is_elsewhere,
+)
 from semel.stores.mariadb.protocol import Conversation, Greeting, Result, converse, literal, written
 from semel.stores.mariadb.requests import SettleAnd
 from semel.stores.sql.statements import Execute
@@ -22,7 +30,6 @@ T = TypeVar("T")
 
 LATE: Final = "this command's transaction is over; nothing more can be written in it"
 BUSY: Final = "a statement is under way on this command's connection; await each one, also where another call fails"
-OVER: Final = "the transaction was over before Semel could commit it"
 NOT_ROLLED_BACK: Final = 1196  # the server's warning: a table without transactions keeps what was written
 _UNSETTLED: Final = "semel: nothing was settled"
 _HERE: Final = (
@@ -40,7 +47,6 @@ _KEEP: Final = (
     f"BEGIN NOT ATOMIC\nDECLARE EXIT HANDLER FOR {SAVEPOINT_MISSING} BEGIN END;\n"
     "RELEASE SAVEPOINT {name};\nSAVEPOINT {name};\nEND"
 )
-_COMMIT: Final = f"BEGIN NOT ATOMIC\nRELEASE SAVEPOINT {{name}};\n{_END}END"
 
 
 class Transaction:
@@ -64,7 +70,7 @@ class Transaction:
             while True:
                 try:
                     results = yield from self._say(text)
-                except Refused as error:
+                except MariadbRefused as error:
                     text = inner.throw(error)
                 else:
                     text = inner.send(results)
@@ -79,7 +85,7 @@ class Transaction:
             return results
         try:
             results = yield _OPEN.format(here=self._here, begin=self._begin, claim=text, name=self.name)
-        except Refused as error:
+        except MariadbRefused as error:
             if is_elsewhere(error) and not self._joined:  # left there by an earlier handler: as good as lost
                 raise Lost(error.code, error.text) from error
             raise
@@ -96,27 +102,17 @@ class Transaction:
         """
         return _KEEP.format(name=self.name)
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> Conversation[bool]:
-        """Settle, and end the transaction; False where the claim is not its own any more."""
+    def settle(self, needed: Ask[Any]) -> Conversation[bool]:
+        """Settle, and end the transaction unless it is joined; False where the claim is not its own any more."""
         assert isinstance(needed, Execute)
         text = written(needed.statement, needed.params, self._clock)
         more = needed.also if isinstance(needed, SettleAnd) else ()
         also = "".join([f"{written(each.statement, each.params, self._clock)};\n" for each in more])
         try:
             _ = yield _SETTLE.format(
-                here=self._here, name=self.name, settle=text, also=also, end=_END if commit else ""
+                here=self._here, name=self.name, settle=text, also=also, end="" if self._joined else _END
             )
-        except Refused as error:
-            if is_not_ours(error):
-                return False
-            raise
-        return True
-
-    def commit(self) -> Conversation[bool]:
-        """End it without a settle; False where it was over already."""
-        try:
-            _ = yield _COMMIT.format(name=self.name)
-        except Refused as error:
+        except MariadbRefused as error:
             if is_not_ours(error):
                 return False
             raise
@@ -128,7 +124,7 @@ def is_incomplete(warnings: Any) -> bool:
     return any(int(code) == NOT_ROLLED_BACK for _, code, *_ in warnings or ())
 
 
-def is_not_ours(error: Refused) -> bool:
+def is_not_ours(error: MariadbRefused) -> bool:
     """Whether a settle met another transaction than that of its claim."""
     return error.code == SAVEPOINT_MISSING or (error.code == SIGNALLED and _UNSETTLED in error.text)
 

@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, unquote
 
 from semel.engine.backend import Backend
 from semel.errors import ConfigurationError, UrlError
-from semel.stores.mariadb.protocol import Server
+from semel.stores.mariadb.protocol import MariadbServer
 
 SCHEMES: Final = tuple(f"{name}{library}" for name in ("mariadb", "mysql") for library in ("", "+pymysql", "+asyncmy"))
 CONNECTIONS_MOST: Final = 1000
@@ -48,7 +48,7 @@ def mariadb_url(url: SplitResult, options: dict[str, str]) -> Backend:
     if not url.hostname and socket is None:
         raise UrlError(f"{url.scheme}:// needs a server, {_EXAMPLE}")
     return mariadb_backend(
-        Server(
+        MariadbServer(
             host=url.hostname or "localhost",
             port=port,
             user=unquote(url.username or "root"),
@@ -74,7 +74,7 @@ def _tls(wanted: str, ca: str | None) -> ssl.SSLContext | None:
         raise UrlError(f"tls_ca must be a file of certificates; {ca!r} is none ({type(error).__name__})") from None
 
 
-def mariadb_backend(server: Server, scheme: str = "mysql") -> Backend:
+def mariadb_backend(server: MariadbServer, scheme: str = "mysql") -> Backend:
     """The backend of a MariaDB server; ``scheme`` names it as its URL did.
 
     Raises ConfigurationError where the client libraries are not installed.
@@ -82,16 +82,16 @@ def mariadb_backend(server: Server, scheme: str = "mysql") -> Backend:
     from semel.stores.mariadb.store import MariadbStore
 
     try:
-        from semel.stores.mariadb.asyncmy_transaction import AsyncUnitPool
+        from semel.stores.mariadb.asyncmy_transaction import AsyncmyUnitPool
         from semel.stores.mariadb.driver import MariadbDriver
-        from semel.stores.mariadb.join import Home, join, join_async
-        from semel.stores.mariadb.pymysql_transaction import UnitPool
+        from semel.stores.mariadb.join import MariadbHome, join, join_async
+        from semel.stores.mariadb.pymysql_transaction import PymysqlUnitPool
         from semel.stores.mariadb.transaction import is_conflict
     except ImportError as error:
         raise ConfigurationError(f"{scheme}:// needs PyMySQL and asyncmy; run: pip install 'semel[mariadb]'") from error
-    units, async_units = UnitPool(server), AsyncUnitPool(server)
+    units, async_units = PymysqlUnitPool(server), AsyncmyUnitPool(server)
     store, driver = MariadbStore(), MariadbDriver(server, units, async_units)
-    home = Home(store, driver, server)
+    home = MariadbHome(store, driver, server)
     return Backend(
         "mariadb",
         store,

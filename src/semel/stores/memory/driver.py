@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from semel.core.flow import Ask, MakeFlow, perform
 from semel.errors import StoreUnavailable
 from semel.stores.clock import Clock, system_clock
-from semel.stores.memory.store import Call, Table
+from semel.stores.memory.store import Table, TableCall
 from semel.stores.process import begin_in_children
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class LocalDriver:
         return self.run(make)
 
     def _answer(self, needed: Ask[Any]) -> Any:
-        assert isinstance(needed, Call)
+        assert isinstance(needed, TableCall)
         with self._lock:
             return needed.act(self._table, self._clock())
 

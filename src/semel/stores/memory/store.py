@@ -110,7 +110,7 @@ class Table:
                 yield place, id
 
 
-class Call(Ask[R]):
+class TableCall(Ask[R]):
     """Run a function on the table at the store's time, as one atomic act."""
 
     __slots__ = ("act", "verb")
@@ -184,7 +184,7 @@ class MemoryStore:
                 verdicts.append(verdict)
             return verdicts
 
-        return ask(Call("claim", act))
+        return ask(TableCall("claim", act))
 
     def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
         def act(table: Table, now: int) -> list[Verdict | None]:
@@ -196,7 +196,7 @@ class MemoryStore:
                 verdicts.append(None if writes else verdict)
             return verdicts
 
-        return ask(Call("look", act))
+        return ask(TableCall("look", act))
 
     def claim_here(self, claim: Claim) -> Flow[Verdict]:
         return (yield from self.claim((claim,)))[0]
@@ -211,7 +211,7 @@ class MemoryStore:
                 replies.append(reply)
             return replies
 
-        return ask(Call("settle", act))
+        return ask(TableCall("settle", act))
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
         raise NotImplementedError("this store's units are looked at from outside: it declares no settles_by_proof")
@@ -227,7 +227,7 @@ class MemoryStore:
                     table.put(row)
             return [row is not None for row in rows]
 
-        return ask(Call("mark_not_kept", act))
+        return ask(TableCall("mark_not_kept", act))
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
@@ -237,7 +237,7 @@ class MemoryStore:
                     table.put(row)
             return [row is not None for row in rows]
 
-        return ask(Call("renew", act))
+        return ask(TableCall("renew", act))
 
     def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
@@ -247,17 +247,17 @@ class MemoryStore:
                     table.put(row)
             return [row is not None for row in rows]
 
-        return ask(Call("abandon", act))
+        return ask(TableCall("abandon", act))
 
     def read(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
-        return ask(Call("read", lambda table, now: [table.records.get(id) for id in ids]))
+        return ask(TableCall("read", lambda table, now: [table.records.get(id) for id in ids]))
 
     def read_operations(self, operation_ids: Sequence[bytes]) -> Flow[list[Record | None]]:
         def act(table: Table, now: int) -> list[Record | None]:
             ids = [table.by_operation.get(operation_id) for operation_id in operation_ids]
             return [None if id is None else table.records.get(id) for id in ids]
 
-        return ask(Call("read_operations", act))
+        return ask(TableCall("read_operations", act))
 
     def find(self, query: Find) -> Flow[Found]:
         def act(table: Table, now: int) -> Found:
@@ -272,7 +272,7 @@ class MemoryStore:
                     last = seq
             return Found(tuple(page), None, now)
 
-        return ask(Call("find", act))
+        return ask(TableCall("find", act))
 
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         def act(table: Table, now: int) -> Resolving:
@@ -283,7 +283,7 @@ class MemoryStore:
                 table.audits.append(Audit(now, resolution.id, resolution.actor, action, resolution.reason, row.fence))
             return reply
 
-        return ask(Call("resolve", act))
+        return ask(TableCall("resolve", act))
 
     def lapse(self, limit: int) -> Flow[list[Record]]:
         def act(table: Table, now: int) -> list[Record]:
@@ -293,7 +293,7 @@ class MemoryStore:
                 table.put(row)
             return lapsed[:limit]
 
-        return ask(Call("lapse", act))
+        return ask(TableCall("lapse", act))
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         def act(table: Table, now: int) -> Purged:
@@ -309,7 +309,7 @@ class MemoryStore:
                     dropped += 1
             return Purged(len(window), dropped, forgotten, window[-1][0] if len(window) == chunk else None)
 
-        return ask(Call("purge", act))
+        return ask(TableCall("purge", act))
 
     def counts(self) -> Flow[dict[int, int]]:
         def act(table: Table, now: int) -> dict[int, int]:
@@ -318,17 +318,17 @@ class MemoryStore:
                 found[row.state] = found.get(row.state, 0) + 1
             return dict(sorted(found.items()))
 
-        return ask(Call("counts", act))
+        return ask(TableCall("counts", act))
 
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
         def act(table: Table, now: int) -> list[Audit]:
             lines = [line for line in reversed(table.audits) if record is None or line.record_id == record]
             return lines[:limit]
 
-        return ask(Call("audit", act))
+        return ask(TableCall("audit", act))
 
     def identity(self) -> Flow[Identity | None]:
-        return ask(Call("identity", lambda table, now: table.identity))
+        return ask(TableCall("identity", lambda table, now: table.identity))
 
     def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
         def act(table: Table, now: int) -> list[str]:
@@ -337,4 +337,4 @@ class MemoryStore:
             table.identity = Identity(store_id, 1, 1, 1, secret_check)
             return ["0001_first"]
 
-        return ask(Call("migrate", act))
+        return ask(TableCall("migrate", act))

@@ -16,10 +16,10 @@ from semel.core.flow import Flow, MakeFlow
 from semel.errors import SemelError, StatementRefused, StoreTimeout, StoreUnavailable
 from semel.stores.failures import or_still_unknown, still_unknown
 from semel.stores.loops import Loops, cut
-from semel.stores.pool import AsyncLifo
+from semel.stores.pool import AsyncLifo, ClosesAsync
 from semel.stores.postgres.errors import cannot_connect, is_conflict, store_error
 from semel.stores.postgres.notices import Notices
-from semel.stores.postgres.psycopg_driver import CONFLICTS_MAX, ClosesAsync, PsycopgDriver, Server
+from semel.stores.postgres.psycopg_driver import CONFLICTS_MAX, PostgresServer, PsycopgDriver
 from semel.stores.process import begin_in_children
 from semel.stores.sql.statements import Query, Script, Together
 
@@ -43,7 +43,7 @@ class AsyncpgDriver:
 
     coalesces = True
 
-    def __init__(self, server: Server, threads: PsycopgDriver, units: ClosesAsync) -> None:
+    def __init__(self, server: PostgresServer, threads: PsycopgDriver, units: ClosesAsync) -> None:
         self.server = server
         self._sync = threads
         self._units = units
@@ -110,7 +110,7 @@ class _Taken:
 class _Loop:
     """The connections of one event loop."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self.tasks: set[asyncio.Task[Any]] = set()
         self._connections: AsyncLifo[_Taken] = AsyncLifo(self._open, server.connections_max)
@@ -213,7 +213,7 @@ def told(error: BaseException) -> BaseException:
             return error
 
 
-async def _perform(connection: Any, flow: Flow[T], server: Server) -> T:
+async def _perform(connection: Any, flow: Flow[T], server: PostgresServer) -> T:
     together = False
     try:
         needed = next(flow)

@@ -25,7 +25,7 @@ from semel.stores.pool import AsyncLifo
 from semel.stores.postgres.asyncpg_driver import BROKEN, drop, told
 from semel.stores.postgres.errors import cannot_connect, is_conflict
 from semel.stores.postgres.notices import Notices
-from semel.stores.postgres.psycopg_driver import CONFLICTS_MAX, Server
+from semel.stores.postgres.psycopg_driver import CONFLICTS_MAX, PostgresServer
 from semel.stores.postgres.psycopg_pipeline import is_outdated
 from semel.stores.process import begin_in_children
 from semel.stores.sql.statements import Query
@@ -38,7 +38,7 @@ _BROKEN: Final = (asyncpg.InFailedSQLTransactionError, asyncpg.InvalidSavepointS
 _OVER: Final = "the transaction of this command is over: nothing more can be written in it"
 
 
-class UnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg carries no types
+class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg carries no types
     """What a handler writes on: refuses to write once the unit's transaction is over."""
 
     __slots__ = ("before", "handed_out", "worn")
@@ -63,7 +63,7 @@ class UnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg carri
 class AsyncpgUnit:
     """One transaction. Made by :class:`AsyncpgUnitPool`."""
 
-    def __init__(self, pool: AsyncpgUnitPool, connection: UnitConnection) -> None:
+    def __init__(self, pool: AsyncpgUnitPool, connection: AsyncpgUnitConnection) -> None:
         self._raw = connection
         self._lent: Any = None
         self._pool = pool
@@ -129,7 +129,7 @@ class AsyncpgUnit:
         self._lent = PoolConnectionProxy(None, self._raw)
         return self._lent
 
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+    async def settle_async(self, needed: Ask[Any]) -> bool:
         """Settle, then COMMIT. False: the claim is not this transaction's own; rolled back.
 
         Raises:
@@ -172,10 +172,6 @@ class AsyncpgUnit:
         await self._end(sound=not notices.unreplicated)
         notices.check()
 
-    async def commit_async(self) -> None:
-        """Never asked: the settle commits (``settles_by_proof``)."""
-        raise NotImplementedError
-
     async def rollback_async(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
         if self._ended:
@@ -202,34 +198,18 @@ class AsyncpgUnit:
         self._raw._top_xact = None  # it was ended by words, not by its object
         await self._pool.give(self._raw, sound=sound and not self._raw.is_closed())
 
-    def run(self, make: MakeFlow[T]) -> T:
-        """Never asked: threads have units of psycopg's."""
-        raise NotImplementedError
-
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-    def commit(self) -> None:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-    def rollback(self) -> None:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
 
 class AsyncpgUnitPool:
     """The connections of units, on each event loop that they are used on."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: PostgresServer) -> None:
         self.server = server
         self._inherited: list[object] = []  # a parent's connections: never used here, never closed
         self._begin()
         begin_in_children(self)
 
     def _begin(self) -> None:
-        self._loops: Loops[AsyncLifo[UnitConnection]]
+        self._loops: Loops[AsyncLifo[AsyncpgUnitConnection]]
         self._loops = Loops(lambda: AsyncLifo(self._open, self.server.connections_max), _drop_idle)
 
     def begin_process(self) -> None:
@@ -238,7 +218,7 @@ class AsyncpgUnitPool:
         self._begin()
 
     @property
-    def lifo(self) -> AsyncLifo[UnitConnection]:
+    def lifo(self) -> AsyncLifo[AsyncpgUnitConnection]:
         """Those of this process and the running loop."""
         return self._loops.here()
 
@@ -266,7 +246,7 @@ class AsyncpgUnitPool:
                 lifo.gone()
                 raise
 
-    async def give(self, connection: UnitConnection, *, sound: bool) -> None:
+    async def give(self, connection: AsyncpgUnitConnection, *, sound: bool) -> None:
         """It is free again, or to be dropped."""
         if sound:
             self.lifo.give(connection)
@@ -274,13 +254,13 @@ class AsyncpgUnitPool:
             connection.terminate()
             self.lifo.gone()
 
-    async def _open(self) -> UnitConnection:
+    async def _open(self) -> AsyncpgUnitConnection:
         server = self.server
         settings = {"search_path": f"{server.schema},public"} if server.schema is not None else None
         try:
-            connection: UnitConnection = await asyncpg.connect(
+            connection: AsyncpgUnitConnection = await asyncpg.connect(
                 server.conninfo,
-                connection_class=UnitConnection,
+                connection_class=AsyncpgUnitConnection,
                 timeout=server.patience_seconds,
                 statement_cache_size=100 if server.prepared else 0,
                 server_settings=settings,
@@ -298,7 +278,7 @@ class AsyncpgUnitPool:
                 await connection.close(timeout=1)
 
 
-def _drop_idle(lifo: AsyncLifo[UnitConnection]) -> None:
+def _drop_idle(lifo: AsyncLifo[AsyncpgUnitConnection]) -> None:
     for connection in lifo.forget_idle():
         drop(connection)
 

@@ -8,7 +8,7 @@ import psycopg
 
 from semel.core.flow import Ask
 from semel.errors import JoinRefused
-from semel.stores.postgres.join import Home, JoinedPostgres, LineFailed, joined
+from semel.stores.postgres.join import JoinedPostgres, LineFailed, PostgresHome, joined
 from semel.stores.postgres.psycopg_join import PsycopgLine
 from semel.stores.postgres.rows import SQL
 from semel.stores.sql.django import check_block
@@ -17,7 +17,7 @@ from semel.stores.sql.statements import Params, Query, Value
 _PSYCOPG_2: Final = "Django's connection {alias!r} is psycopg2's; install psycopg 3 (pip install 'psycopg[binary]')"
 
 
-def join_django(connection: Any, home: Home) -> JoinedPostgres:
+def join_django(connection: Any, home: PostgresHome) -> JoinedPostgres:
     """Join Django's open block. Raises JoinRefused and StoreError."""
     in_test = check_block(connection, "postgresql", "PostgreSQL")
     driver = connection.connection
@@ -44,7 +44,7 @@ class JoinedInTest(JoinedPostgres):
             needed = Query(SQL["claim"], _batch_of_one(needed))
         return super()._values(needed)
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
+    def settle(self, needed: Ask[Any]) -> bool:
         """Settle by the ordinary statement. False: nothing was there to settle."""
         assert isinstance(needed, Query)
         if not self._line.is_open():

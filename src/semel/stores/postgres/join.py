@@ -16,7 +16,7 @@ from semel.core.flow import Ask, MakeFlow
 from semel.engine.shield import shielded
 from semel.errors import HandlerRefused, JoinRefused, SchemaError, SemelError
 from semel.stores.failures import SAVEPOINT_OPEN
-from semel.stores.postgres.psycopg_driver import Server
+from semel.stores.postgres.psycopg_driver import PostgresServer
 from semel.stores.sql.statements import Query
 
 T = TypeVar("T")
@@ -73,10 +73,10 @@ class Line(Protocol):
         """The settlement was refused: see to it that nobody commits, where the library has a word for it."""
 
 
-class Home:
+class PostgresHome:
     """The store that transactions are joined to: its server, and how a connection to it is told from others."""
 
-    def __init__(self, store: Store, driver: Any, server: Server) -> None:
+    def __init__(self, store: Store, driver: Any, server: PostgresServer) -> None:
         self.server = server
         self.store = store
         self.driver = driver
@@ -108,7 +108,7 @@ class Home:
 class _Joined:
     """What both forms share."""
 
-    def __init__(self, line: Line, home: Home) -> None:
+    def __init__(self, line: Line, home: PostgresHome) -> None:
         self._line = line
         self._home = home
         self.connection = line.target
@@ -138,14 +138,6 @@ class _Joined:
         """The user has the connection already."""
         return self.connection
 
-    def commit(self) -> None:
-        """Never asked: the owner commits."""
-        raise NotImplementedError
-
-    async def commit_async(self) -> None:
-        """Never asked, as ``commit``."""
-        raise NotImplementedError
-
 
 class JoinedPostgres(_Joined):
     """The user's transaction with the record in it. Its owner commits or rolls back, never Semel."""
@@ -163,7 +155,7 @@ class JoinedPostgres(_Joined):
         except LineFailed as failed:
             raise self._told(failed) from failed.__cause__
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
+    def settle(self, needed: Ask[Any]) -> bool:
         """Settle; False where the claim is not this transaction's own: then the server lets nobody commit the rest."""
         if not self._line.is_open():
             return False
@@ -177,18 +169,6 @@ class JoinedPostgres(_Joined):
     def rollback(self) -> None:
         """End what the join itself began and in which nothing was written: the claim met a verdict."""
         self._line.end()
-
-    async def run_async(self, make: MakeFlow[T]) -> T:
-        """Never asked: event loops join by ``AsyncJoinedPostgres``."""
-        raise NotImplementedError
-
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``run_async``."""
-        raise NotImplementedError
-
-    async def rollback_async(self) -> None:
-        """Never asked, as ``run_async``."""
-        raise NotImplementedError
 
 
 class AsyncJoinedPostgres(_Joined):
@@ -207,7 +187,7 @@ class AsyncJoinedPostgres(_Joined):
         except LineFailed as failed:
             raise self._told(failed) from failed.__cause__
 
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+    async def settle_async(self, needed: Ask[Any]) -> bool:
         """As :meth:`JoinedPostgres.settle`."""
         if not self._line.is_open():
             return False
@@ -222,20 +202,8 @@ class AsyncJoinedPostgres(_Joined):
         """As :meth:`JoinedPostgres.rollback`."""
         await self._line.end()
 
-    def run(self, make: MakeFlow[T]) -> T:
-        """Never asked: threads join by ``JoinedPostgres``."""
-        raise NotImplementedError
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-    def rollback(self) -> None:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-
-def joined(line: Line, home: Home, made: type[JoinedPostgres] = JoinedPostgres) -> JoinedPostgres:
+def joined(line: Line, home: PostgresHome, made: type[JoinedPostgres] = JoinedPostgres) -> JoinedPostgres:
     """Join a line's transaction, once it is known to be in the store's own database. Raises as its ``run``."""
     unit = made(line, home)
     try:
@@ -250,7 +218,7 @@ def joined(line: Line, home: Home, made: type[JoinedPostgres] = JoinedPostgres) 
     return unit
 
 
-async def joined_async(line: Line, home: Home) -> AsyncJoinedPostgres:
+async def joined_async(line: Line, home: PostgresHome) -> AsyncJoinedPostgres:
     """As :func:`joined`, on an event loop."""
     unit = AsyncJoinedPostgres(line, home)
     try:

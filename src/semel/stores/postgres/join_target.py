@@ -8,10 +8,10 @@ from typing import Any
 import psycopg
 
 from semel.errors import JoinRefused
-from semel.stores.postgres.join import AsyncJoinedPostgres, Home, JoinedPostgres, Line, joined, joined_async
+from semel.stores.postgres.join import AsyncJoinedPostgres, JoinedPostgres, Line, PostgresHome, joined, joined_async
 
 
-def join(connection: Any, home: Home) -> JoinedPostgres:
+def join(connection: Any, home: PostgresHome) -> JoinedPostgres:
     """Join the transaction of a psycopg Connection, a SQLAlchemy Session or Connection, or Django's connection.
 
     Raises JoinRefused and StoreError.
@@ -39,7 +39,7 @@ def join(connection: Any, home: Home) -> JoinedPostgres:
     raise JoinRefused(_unknown(connection))
 
 
-async def join_async(connection: Any, home: Home) -> AsyncJoinedPostgres:
+async def join_async(connection: Any, home: PostgresHome) -> AsyncJoinedPostgres:
     """As ``join``, of a psycopg AsyncConnection, an asyncpg connection, or SQLAlchemy's."""
     line: Line
     if isinstance(connection, psycopg.AsyncConnection):

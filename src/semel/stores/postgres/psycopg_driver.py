@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, AsyncRawCursor, Connection, Cursor, RawCursor
@@ -23,7 +23,7 @@ from semel.errors import SemelError, StatementRefused, StoreUnavailable
 from semel.stores.clock import Clock
 from semel.stores.failures import or_still_unknown, still_unknown
 from semel.stores.loops import Loops
-from semel.stores.pool import AsyncLifo, Lifo
+from semel.stores.pool import AsyncLifo, Closes, ClosesAsync, Lifo
 from semel.stores.postgres.errors import cannot_connect, is_conflict, store_error
 from semel.stores.postgres.psycopg_arrays import with_arrays
 from semel.stores.postgres.psycopg_pipeline import is_outdated, said, said_async
@@ -47,7 +47,7 @@ CONFLICTS_MAX: Final = 3  # how often the same is asked again where another tran
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class PostgresServer:
     """Where a PostgreSQL store is, and how it is talked to.
 
     Parameters: ``conninfo`` a libpq connection string or ``postgresql://`` URL, never shown; ``prepared`` False behind
@@ -94,24 +94,14 @@ class Server:
         return list(map(given.__getitem__, statement.distinct))
 
 
-class Closes(Protocol):
-    """The units' connections, closed with the driver's."""
-
-    def close(self) -> None: ...
-
-
-class ClosesAsync(Protocol):
-    """As :class:`Closes`, on an event loop."""
-
-    async def close(self) -> None: ...
-
-
 class PsycopgDriver:
     """Runs the PostgreSQL store's flows. Connects when first used; safe after a fork, and on any event loop."""
 
     coalesces = True
 
-    def __init__(self, server: Server, units: Closes | None = None, async_units: ClosesAsync | None = None) -> None:
+    def __init__(
+        self, server: PostgresServer, units: Closes | None = None, async_units: ClosesAsync | None = None
+    ) -> None:
         self.server = server
         self._units = units
         self._async_units = async_units
@@ -219,7 +209,7 @@ class PsycopgDriver:
 class _Loop:
     """The connections of one event loop."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self.tasks: set[asyncio.Task[Any]] = set()
         self._connections: AsyncLifo[PatientAsyncConnection] = AsyncLifo(self._open, server.connections_max)
@@ -302,7 +292,7 @@ def told(error: psycopg.Error) -> SemelError:
     return store_error(error.sqlstate, str(error))
 
 
-def _perform(connection: Connection[Any], flow: Flow[T], server: Server) -> T:
+def _perform(connection: Connection[Any], flow: Flow[T], server: PostgresServer) -> T:
     together = False
     try:
         needed = next(flow)
@@ -332,7 +322,7 @@ def _perform(connection: Connection[Any], flow: Flow[T], server: Server) -> T:
         raise
 
 
-async def _perform_async(connection: AsyncConnection[Any], flow: Flow[T], server: Server) -> T:
+async def _perform_async(connection: AsyncConnection[Any], flow: Flow[T], server: PostgresServer) -> T:
     together = False
     try:
         needed = next(flow)

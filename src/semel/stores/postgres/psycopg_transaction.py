@@ -24,17 +24,17 @@ from semel.stores.failures import WENT_ON
 from semel.stores.pool import Lifo
 from semel.stores.postgres.errors import cannot_connect, is_conflict
 from semel.stores.postgres.psycopg_arrays import with_arrays
-from semel.stores.postgres.psycopg_driver import CONFLICTS_MAX, Server, is_lost, is_stale, told
+from semel.stores.postgres.psycopg_driver import CONFLICTS_MAX, PostgresServer, is_lost, is_stale, told
 from semel.stores.postgres.psycopg_pipeline import Said, is_outdated, names_of, said
 from semel.stores.postgres.psycopg_timeout import PatientConnection
 from semel.stores.process import begin_in_children
 from semel.stores.sql.statements import Query
 
 if TYPE_CHECKING:
-    from semel.stores.postgres.psycopg_transaction_async import AsyncUnitConnection
+    from semel.stores.postgres.psycopg_transaction_async import AsyncPsycopgUnitConnection
 
 T = TypeVar("T")
-C = TypeVar("C", bound="UnitConnection | AsyncUnitConnection")
+C = TypeVar("C", bound="PsycopgUnitConnection | AsyncPsycopgUnitConnection")
 
 SAVEPOINT: Final = b"SAVEPOINT semel_unit"
 RELEASE: Final = b"RELEASE SAVEPOINT semel_unit"
@@ -50,7 +50,7 @@ LATE: Final = "this command's transaction is over; nothing more can be written i
 BROKEN: Final = (psycopg.errors.InFailedSqlTransaction, psycopg.errors.InvalidSavepointSpecification)
 
 
-class UnitConnection(PatientConnection):
+class PsycopgUnitConnection(PatientConnection):
     """What a handler writes on. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
 
     handed_out = False
@@ -94,15 +94,15 @@ def successor(connection: C) -> C:
     return fresh
 
 
-def before(connection: UnitConnection | AsyncUnitConnection, server: Server) -> tuple[Said, ...]:
+def before(connection: PsycopgUnitConnection | AsyncPsycopgUnitConnection, server: PostgresServer) -> tuple[Said, ...]:
     """What is said before BEGIN. Behind a pooler the session is everybody's, and not reset."""
     return RESET if connection.worn and server.prepared else ()
 
 
 class PsycopgUnit:
-    """One transaction of a thread's. Made by :class:`UnitPool`; nothing is sent before the claim."""
+    """One transaction of a thread's. Made by :class:`PsycopgUnitPool`; nothing is sent before the claim."""
 
-    def __init__(self, pool: UnitPool, connection: UnitConnection, *, was_idle: bool) -> None:
+    def __init__(self, pool: PsycopgUnitPool, connection: PsycopgUnitConnection, *, was_idle: bool) -> None:
         self._connection = connection
         self._pool = pool
         self._pid = os.getpid()
@@ -111,7 +111,7 @@ class PsycopgUnit:
         self._ended = False
 
     @property
-    def connection(self) -> UnitConnection:
+    def connection(self) -> PsycopgUnitConnection:
         """What the handler writes on.
 
         Raises psycopg.ProgrammingError after the end: the connection is another command's by then.
@@ -175,13 +175,13 @@ class PsycopgUnit:
         """All of them in one round trip. The rows of the one that has values."""
         return said(self._connection, *statements, prepared=self._pool.server.prepared)
 
-    def hand_out(self) -> UnitConnection:
+    def hand_out(self) -> PsycopgUnitConnection:
         """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
         self._connection.handed_out = self._connection.worn = True
         self._connection.patience_seconds = None
         return self._connection
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
+    def settle(self, needed: Ask[Any]) -> bool:
         """Settle, and COMMIT in the same round trip. False: the claim is not this transaction's own; rolled back.
 
         Raises:
@@ -214,14 +214,6 @@ class PsycopgUnit:
         self._end(sound=not connection.notices.unreplicated)
         connection.notices.check()
         return True
-
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked: event loops have units of their own (``psycopg_unit_async``)."""
-        raise NotImplementedError
-
-    def commit(self) -> None:
-        """Never asked: the settle commits (``settles_by_proof``)."""
-        raise NotImplementedError
 
     def rollback(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
@@ -256,30 +248,18 @@ class PsycopgUnit:
         if not self._ended and self._pid == os.getpid():
             later(self.rollback)
 
-    async def run_async(self, make: MakeFlow[T]) -> T:
-        """Never asked, as ``settle_async``."""
-        raise NotImplementedError
 
-    async def commit_async(self) -> None:
-        """Never asked, as ``settle_async``."""
-        raise NotImplementedError
-
-    async def rollback_async(self) -> None:
-        """Never asked, as ``settle_async``."""
-        raise NotImplementedError
-
-
-class UnitPool:
+class PsycopgUnitPool:
     """The connections of a process's units, with the user's own settings and none of Semel's."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: PostgresServer) -> None:
         self.server = server
         self._inherited: list[object] = []  # a parent's connections: never used here, never closed
         self._begin()
         begin_in_children(self)
 
     def _begin(self) -> None:
-        self.lifo: Lifo[UnitConnection] = Lifo(self._open, self.server.connections_max)
+        self.lifo: Lifo[PsycopgUnitConnection] = Lifo(self._open, self.server.connections_max)
 
     def begin_process(self) -> None:
         """In a forked child: begin without connections."""
@@ -298,7 +278,7 @@ class UnitPool:
                 return PsycopgUnit(self, connection, was_idle=was_idle)
             self.lifo.gone()
 
-    def instead_of(self, connection: UnitConnection) -> UnitConnection:
+    def instead_of(self, connection: PsycopgUnitConnection) -> PsycopgUnitConnection:
         """A new connection for one that was lost, and probably all idle ones with it."""
         connection.close()
         self.close()
@@ -306,7 +286,7 @@ class UnitPool:
         fresh.patience_seconds = self.server.patience_seconds
         return fresh
 
-    def give(self, connection: UnitConnection, *, sound: bool) -> None:
+    def give(self, connection: PsycopgUnitConnection, *, sound: bool) -> None:
         """It is free again, or to be dropped."""
         if sound:
             self.lifo.give(successor(connection))
@@ -314,9 +294,9 @@ class UnitPool:
             connection.close()
             self.lifo.gone()
 
-    def _open(self) -> UnitConnection:
+    def _open(self) -> PsycopgUnitConnection:
         try:
-            return UnitConnection.connect(self.server.conninfo, **self.server.plain_options())
+            return PsycopgUnitConnection.connect(self.server.conninfo, **self.server.plain_options())
         except psycopg.Error as error:
             raise cannot_connect(str(error), error.sqlstate) from error
 

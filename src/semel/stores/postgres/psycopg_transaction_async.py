@@ -15,7 +15,7 @@ from semel.stores.loops import Loops
 from semel.stores.pool import AsyncLifo
 from semel.stores.postgres.errors import cannot_connect, is_conflict
 from semel.stores.postgres.psycopg_arrays import with_arrays
-from semel.stores.postgres.psycopg_driver import CONFLICTS_MAX, Server, is_lost, is_stale, told
+from semel.stores.postgres.psycopg_driver import CONFLICTS_MAX, PostgresServer, is_lost, is_stale, told
 from semel.stores.postgres.psycopg_pipeline import Said, is_outdated, said_async
 from semel.stores.postgres.psycopg_timeout import PatientAsyncConnection
 from semel.stores.postgres.psycopg_transaction import (
@@ -35,7 +35,7 @@ from semel.stores.sql.statements import Query
 T = TypeVar("T")
 
 
-class AsyncUnitConnection(PatientAsyncConnection):
+class AsyncPsycopgUnitConnection(PatientAsyncConnection):
     """What an async handler writes on. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
 
     handed_out = False
@@ -66,9 +66,9 @@ class AsyncUnitConnection(PatientAsyncConnection):
 
 
 class AsyncPsycopgUnit:
-    """One transaction of an event loop's. Made by :class:`AsyncUnitPool`; nothing is sent before the claim."""
+    """One transaction of an event loop's. Made by :class:`AsyncPsycopgUnitPool`; nothing is sent before the claim."""
 
-    def __init__(self, pool: AsyncUnitPool, connection: AsyncUnitConnection, *, was_idle: bool) -> None:
+    def __init__(self, pool: AsyncPsycopgUnitPool, connection: AsyncPsycopgUnitConnection, *, was_idle: bool) -> None:
         self._connection = connection
         self._pool = pool
         self._pid = os.getpid()
@@ -77,7 +77,7 @@ class AsyncPsycopgUnit:
         self._ended = False
 
     @property
-    def connection(self) -> AsyncUnitConnection:
+    def connection(self) -> AsyncPsycopgUnitConnection:
         """What the handler writes on.
 
         Raises psycopg.ProgrammingError after the end: the connection is another command's by then.
@@ -141,13 +141,13 @@ class AsyncPsycopgUnit:
         """All of them in one round trip. The rows of the one that has values."""
         return await said_async(self._connection, *statements, prepared=self._pool.server.prepared)
 
-    def hand_out(self) -> AsyncUnitConnection:
+    def hand_out(self) -> AsyncPsycopgUnitConnection:
         """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
         self._connection.handed_out = self._connection.worn = True
         self._connection.patience_seconds = None
         return self._connection
 
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
+    async def settle_async(self, needed: Ask[Any]) -> bool:
         """Settle, and COMMIT in the same round trip. False: the claim is not this transaction's own; rolled back.
 
         Raises:
@@ -181,10 +181,6 @@ class AsyncPsycopgUnit:
         connection.notices.check()
         return True
 
-    async def commit_async(self) -> None:
-        """Never asked: the settle commits (``settles_by_proof``)."""
-        raise NotImplementedError
-
     async def rollback_async(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
         if self._ended:
@@ -213,34 +209,18 @@ class AsyncPsycopgUnit:
         self._connection.handed_out = False
         await self._pool.give(self._connection, sound=idle)
 
-    def run(self, make: MakeFlow[T]) -> T:
-        """Never asked: threads have units of their own (``psycopg_unit``)."""
-        raise NotImplementedError
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-    def commit(self) -> None:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-    def rollback(self) -> None:
-        """Never asked, as ``run``."""
-        raise NotImplementedError
-
-
-class AsyncUnitPool:
+class AsyncPsycopgUnitPool:
     """The connections of units, on each event loop that they are used on."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: PostgresServer) -> None:
         self.server = server
         self._inherited: list[object] = []  # a parent's connections: never used here, never closed
         self._begin()
         begin_in_children(self)
 
     def _begin(self) -> None:
-        self._loops: Loops[AsyncLifo[AsyncUnitConnection]]
+        self._loops: Loops[AsyncLifo[AsyncPsycopgUnitConnection]]
         self._loops = Loops(lambda: AsyncLifo(self._open, self.server.connections_max), drop)
 
     def begin_process(self) -> None:
@@ -249,7 +229,7 @@ class AsyncUnitPool:
         self._begin()
 
     @property
-    def lifo(self) -> AsyncLifo[AsyncUnitConnection]:
+    def lifo(self) -> AsyncLifo[AsyncPsycopgUnitConnection]:
         """Those of this process and the running loop."""
         return self._loops.here()
 
@@ -266,7 +246,7 @@ class AsyncUnitPool:
                 return AsyncPsycopgUnit(self, connection, was_idle=was_idle)
             lifo.gone()
 
-    async def instead_of(self, connection: AsyncUnitConnection) -> AsyncUnitConnection:
+    async def instead_of(self, connection: AsyncPsycopgUnitConnection) -> AsyncPsycopgUnitConnection:
         """A new connection for one that was lost, and probably all idle ones with it."""
         await connection.close()
         await self.close()
@@ -274,7 +254,7 @@ class AsyncUnitPool:
         fresh.patience_seconds = self.server.patience_seconds
         return fresh
 
-    async def give(self, connection: AsyncUnitConnection, *, sound: bool) -> None:
+    async def give(self, connection: AsyncPsycopgUnitConnection, *, sound: bool) -> None:
         """It is free again, or to be dropped."""
         if sound:
             self.lifo.give(successor(connection))
@@ -282,9 +262,9 @@ class AsyncUnitPool:
             await connection.close()
             self.lifo.gone()
 
-    async def _open(self) -> AsyncUnitConnection:
+    async def _open(self) -> AsyncPsycopgUnitConnection:
         try:
-            return await AsyncUnitConnection.connect(self.server.conninfo, **self.server.plain_options())
+            return await AsyncPsycopgUnitConnection.connect(self.server.conninfo, **self.server.plain_options())
         except psycopg.Error as error:
             raise cannot_connect(str(error), error.sqlstate) from error
 
@@ -294,7 +274,7 @@ class AsyncUnitPool:
             await connection.close()
 
 
-def drop(lifo: AsyncLifo[AsyncUnitConnection]) -> None:
+def drop(lifo: AsyncLifo[AsyncPsycopgUnitConnection]) -> None:
     """Close what is idle on a loop that is over."""
     for connection in lifo.forget_idle():
         connection.pgconn.finish()

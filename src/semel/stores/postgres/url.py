@@ -113,27 +113,27 @@ def postgres_backend(
 
     Parameters: ``conninfo`` a libpq connection string or ``postgresql://`` URL; ``asyncpg`` whether that library
     performs on event loops (threads always use psycopg); ``schema``, ``clock`` and ``options`` as in
-    :class:`semel.stores.postgres.psycopg_driver.Server`.
+    :class:`semel.stores.postgres.psycopg_driver.PostgresServer`.
 
     Raises ConfigurationError where the client library is not installed.
     """
     from semel.stores.postgres.store import PostgresStore
 
     try:
-        from semel.stores.postgres.psycopg_driver import PsycopgDriver, Server
+        from semel.stores.postgres.psycopg_driver import PostgresServer, PsycopgDriver
     except ImportError as error:
         named = (
             _WITH_ASYNCPG if asyncpg else _NEEDS.format(url="postgresql://", package="psycopg 3", extra="postgresql")
         )
         raise ConfigurationError(named) from error
     from semel.stores.postgres.errors import is_conflict
-    from semel.stores.postgres.join import Home
+    from semel.stores.postgres.join import PostgresHome
     from semel.stores.postgres.join_target import join, join_async
-    from semel.stores.postgres.psycopg_transaction import UnitPool
-    from semel.stores.postgres.psycopg_transaction_async import AsyncUnitPool
+    from semel.stores.postgres.psycopg_transaction import PsycopgUnitPool
+    from semel.stores.postgres.psycopg_transaction_async import AsyncPsycopgUnitPool
 
     def with_joins(backend: Backend) -> Backend:
-        home = Home(backend.store, backend.driver, server)
+        home = PostgresHome(backend.store, backend.driver, server)
         return replace(
             backend,
             joins=lambda connection: join(connection, home),
@@ -141,10 +141,10 @@ def postgres_backend(
             conflicts=is_conflict,
         )
 
-    server = Server(conninfo, schema=schema, clock=clock, **options)
-    store, units = PostgresStore(), UnitPool(server)
+    server = PostgresServer(conninfo, schema=schema, clock=clock, **options)
+    store, units = PostgresStore(), PsycopgUnitPool(server)
     if not asyncpg:
-        async_units = AsyncUnitPool(server)
+        async_units = AsyncPsycopgUnitPool(server)
         driver = PsycopgDriver(server, units, async_units)
         return with_joins(Backend("postgresql", store, driver, unit=units.begin, unit_async=async_units.begin))
     try:

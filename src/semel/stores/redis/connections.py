@@ -22,14 +22,14 @@ from semel.stores.loops import cut
 from semel.stores.pool import AsyncLifo, Lifo
 from semel.stores.redis.errors import cannot_connect, error_reply, lost
 from semel.stores.redis.packing import packed
-from semel.stores.redis.routes import TAKEN_OVER, Cluster, Exchange, Node, Replies, Routes, Single, Terms
+from semel.stores.redis.routes import TAKEN_OVER, Cluster, KeyRoutes, Node, NodeExchange, Replies, RouteTerms, Single
 from semel.stores.redis.sentinel import Sentinel
 
 NO_RETRIES: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class RedisServer:
     """Where a Redis store is, and how it is spoken to.
 
     Parameters: ``nodes`` the server, some nodes of a ``cluster``, or the Sentinels of ``service``, which are told user
@@ -45,11 +45,11 @@ class Server:
     options: dict[str, Any] = field(default_factory=dict, repr=False)
     connections_max: int = 8
     patience_seconds: float = 5.0
-    terms: Terms = field(default_factory=Terms)
+    terms: RouteTerms = field(default_factory=RouteTerms)
     service: str = ""
     sentinel_auth: bool = False
 
-    def routes(self) -> Routes:
+    def routes(self) -> KeyRoutes:
         """Who is asked for which key."""
         if self.service:
             return Sentinel(self.service, self.nodes)
@@ -74,14 +74,14 @@ class Server:
         }
 
 
-class Threads:
+class RedisThreads:
     """The connections of one process's threads."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: RedisServer) -> None:
         self._server = server
         self._pools: dict[Node, Lifo[Any]] = {}
 
-    def exchange(self, wanted: Exchange) -> Replies:
+    def exchange(self, wanted: NodeExchange) -> Replies:
         """Send, and wait for all replies: those, or what became of them."""
         pool = self._pools.get(wanted.node)
         if pool is None:
@@ -144,7 +144,7 @@ class Threads:
             _close_all(pool)
 
 
-def _said(connection: Any, wanted: Exchange) -> Replies:
+def _said(connection: Any, wanted: NodeExchange) -> Replies:
     replies: list[Any] = []
     taken_over = False
     try:
@@ -168,16 +168,16 @@ def _close_all(pool: Lifo[Any]) -> None:
         connection.disconnect()
 
 
-class Loop:
+class RedisLoop:
     """The connections of one event loop."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: RedisServer) -> None:
         self._server = server
         self._pools: dict[Node, AsyncLifo[Any]] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
 
-    async def exchange(self, wanted: Exchange) -> Replies:
-        """As :meth:`Threads.exchange`."""
+    async def exchange(self, wanted: NodeExchange) -> Replies:
+        """As :meth:`RedisThreads.exchange`."""
         pool = self._pools.get(wanted.node)
         if pool is None:
             pool = self._pools[wanted.node] = AsyncLifo(lambda: self._open(wanted.node), self._server.connections_max)
@@ -260,7 +260,7 @@ def drop(connection: Any) -> None:
         cut(writer.transport)
 
 
-async def _said_async(connection: Any, wanted: Exchange, seconds: float) -> Replies:
+async def _said_async(connection: Any, wanted: NodeExchange, seconds: float) -> Replies:
     replies: list[Any] = []
     taken_over = False
     try:

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from semel.core.flow import MakeFlow
 from semel.stores.loops import Loops
 from semel.stores.process import begin_in_children
-from semel.stores.redis.connections import Loop, Server, Threads
-from semel.stores.redis.routes import Refused, Replies, Routes, perform, raise_refused
-from semel.stores.redis.scripts import Call, Calls
+from semel.stores.redis.connections import RedisLoop, RedisServer, RedisThreads
+from semel.stores.redis.routes import KeyRoutes, RedisRefused, Replies, perform, raise_refused
+from semel.stores.redis.scripts import Calls, RedisCall
 
 T = TypeVar("T")
 
@@ -25,16 +25,16 @@ class RedisDriver:
 
     coalesces = True
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: RedisServer) -> None:
         self.server = server
         self._inherited: list[object] = []
         self._begin()
         begin_in_children(self)
 
     def _begin(self) -> None:
-        self._threads = Threads(self.server)
-        self._loops = Loops(lambda: Loop(self.server), Loop.drop_idle)
-        self.routes: Routes = self.server.routes()
+        self._threads = RedisThreads(self.server)
+        self._loops = Loops(lambda: RedisLoop(self.server), RedisLoop.drop_idle)
+        self.routes: KeyRoutes = self.server.routes()
 
     def begin_process(self) -> None:
         """In a forked child: begin without connections."""
@@ -64,7 +64,7 @@ class RedisDriver:
             result: T = stop.value
             return result
 
-    def _answer(self, calls: Sequence[Call]) -> list[Any]:
+    def _answer(self, calls: Sequence[RedisCall]) -> list[Any]:
         performing = perform(self.routes, self.server.terms, calls)
         try:
             wanted = next(performing)
@@ -102,7 +102,7 @@ class RedisDriver:
             result: T = stop.value
             return result
 
-    async def _answer_async(self, loop: Loop, calls: Sequence[Call]) -> list[Any]:
+    async def _answer_async(self, loop: RedisLoop, calls: Sequence[RedisCall]) -> list[Any]:
         performing = perform(self.routes, self.server.terms, calls)
         try:
             wanted = next(performing)
@@ -115,7 +115,7 @@ class RedisDriver:
         except StopIteration as stop:
             return _sound(stop.value)
 
-    def _loop(self) -> Loop:
+    def _loop(self) -> RedisLoop:
         return self._loops.here()
 
     async def close_async(self) -> None:
@@ -125,9 +125,9 @@ class RedisDriver:
 
 
 def _sound(replies: list[Any]) -> list[Any]:
-    if Refused in map(type, replies):
-        raise_refused(next(reply for reply in replies if type(reply) is Refused))
+    if RedisRefused in map(type, replies):
+        raise_refused(next(reply for reply in replies if type(reply) is RedisRefused))
     return replies
 
 
-__all__ = ["RedisDriver", "Server"]
+__all__ = ["RedisDriver", "RedisServer"]

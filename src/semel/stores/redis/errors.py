@@ -10,7 +10,7 @@ import redis
 
 from semel.errors import StoreTimeout, StoreUnavailable
 from semel.stores.redis.remedies import remedy_of
-from semel.stores.redis.routes import Exchange, Node, Refused, Replies
+from semel.stores.redis.routes import Node, NodeExchange, RedisRefused, Replies
 
 # redis-py takes the first word of these replies off and makes a class of it.
 _CODES = (
@@ -29,18 +29,18 @@ _CODES = (
 _CODE_MIN = 4  # BUSY; a shorter first word is one of the text
 
 
-def error_reply(error: redis.RedisError) -> Refused:
+def error_reply(error: redis.RedisError) -> RedisRefused:
     """An error reply as a value."""
     text = _line(error)
     if isinstance(error, (redis.exceptions.MovedError, redis.exceptions.AskError)):
         text = str(getattr(error, "message", text))
     code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
     if code is not None:
-        return Refused(code, text.removeprefix(f"{code} "))
+        return RedisRefused(code, text.removeprefix(f"{code} "))
     first, _, rest = text.partition(" ")
     if first.isupper() and len(first) >= _CODE_MIN:
-        return Refused(first, rest)
-    return Refused("ERR", text)
+        return RedisRefused(first, rest)
+    return RedisRefused("ERR", text)
 
 
 def cannot_connect(node: Node, error: redis.RedisError | OSError) -> StoreUnavailable:
@@ -63,12 +63,12 @@ def cannot_connect(node: Node, error: redis.RedisError | OSError) -> StoreUnavai
     return StoreUnavailable(f"Redis at {node} cannot be reached: {text} ({remedy})")
 
 
-def lost(wanted: Exchange, replies: list[object], error: redis.RedisError | OSError) -> Replies:
+def lost(wanted: NodeExchange, replies: list[object], error: redis.RedisError | OSError) -> Replies:
     """What became of an exchange whose connection failed."""
     if not replies and isinstance(error, redis.exceptions.BusyLoadingError):
-        return [Refused("LOADING", _line(error))] * len(wanted.commands)
+        return [RedisRefused("LOADING", _line(error))] * len(wanted.commands)
     if not replies and isinstance(error, redis.exceptions.AuthenticationError):  # a password was set meanwhile
-        return [Refused("NOAUTH", _line(error))] * len(wanted.commands)
+        return [RedisRefused("NOAUTH", _line(error))] * len(wanted.commands)
     return StoreTimeout(
         f"Redis at {wanted.node}: the answer was lost ({_line(error)}): not known yet whether it took effect"
     )

@@ -18,7 +18,7 @@ from semel.core.timing import may_drop_answer, may_forget
 from semel.stores.redis.keys import PLACE_BITS, TAGS, below, newer_first
 from semel.stores.redis.layout import PLACES, seen
 from semel.stores.redis.rows import LUA, UNENDED, Rows, due_at
-from semel.stores.redis.scripts import Call, Calls
+from semel.stores.redis.scripts import Calls, RedisCall
 
 ROWS_CHUNK: Final = 200
 COUNT_CHUNK: Final = 1000
@@ -64,7 +64,7 @@ class Pages:
         """Records before a cursor, the newest first, and the cursor of the following ones (None: there are none)."""
         calls = tuple(
             [
-                Call(
+                RedisCall(
                     None,
                     (tag + name,),
                     (below(before, at), b"-inf", b"WITHSCORES", b"LIMIT", 0, each),
@@ -92,7 +92,7 @@ class Pages:
         while tag < TAGS:
             wanted = chunk - len(ids)
             arguments = (b"(%d" % place, b"+inf", b"WITHSCORES", b"LIMIT", 0, wanted)
-            call = Call(None, (self._keys.tags[tag] + b"all",), arguments, "ZRANGEBYSCORE")
+            call = RedisCall(None, (self._keys.tags[tag] + b"all",), arguments, "ZRANGEBYSCORE")
             [reply] = yield from ask(Calls((call,)))
             ids += reply[::2]
             if len(ids) == chunk:
@@ -105,8 +105,8 @@ class Pages:
         now = yield from self._rows.now()
         ids, following = yield from self._window(after, chunk)
         rows = yield from self._rows.read_small(ids)
-        gone: list[Call] = []
-        bare: list[Call] = []
+        gone: list[RedisCall] = []
+        bare: list[RedisCall] = []
         for id, row in zip(ids, rows, strict=True):
             if row is None or may_forget(row.forget_after, now):
                 gone.append(self._rows.forget_call(id, row))
@@ -123,7 +123,7 @@ class Pages:
         after: int | None = 0
         while after is not None:
             ids, after = yield from self._window(after, COUNT_CHUNK)
-            calls = tuple([Call(None, (self._keys.record(id),), (begin, end - 1), "GETRANGE") for id in ids])
+            calls = tuple([RedisCall(None, (self._keys.record(id),), (begin, end - 1), "GETRANGE") for id in ids])
             for state in (yield from ask(Calls(calls))) if calls else ():
                 if state:
                     number = int(state) if state.isdigit() else 0
@@ -134,10 +134,10 @@ class Pages:
 
     def lapse(self, limit: int) -> Flow[list[Record]]:
         """Mark what is due, the oldest leases first; what is not due after all is put off, so that it hides nothing."""
-        asked = tuple([Call(LUA["due"], (tag + b"due",), (limit,)) for tag in self._keys.tags])
+        asked = tuple([RedisCall(LUA["due"], (tag + b"due",), (limit,)) for tag in self._keys.tags])
         ids = [id for _, due in (yield from ask(Calls(asked))) for id in due]
         lapsed: list[tuple[Record, Record, int]] = []
-        others: list[Call] = []
+        others: list[RedisCall] = []
         for id, (now, row) in zip(ids, (yield from self._rows.look_all(ids)), strict=True):
             written = None if row is None else lapsed_row(row, now)
             if row is not None and written is not None:
@@ -149,18 +149,18 @@ class Pages:
         replies = (yield from ask(Calls(calls))) if calls else []
         return [written for (_, written, _), done in zip(lapsed, replies, strict=False) if int(done) == 1]
 
-    def _postponed(self, row: Record, now: int) -> Call:
+    def _postponed(self, row: Record, now: int) -> RedisCall:
         due = due_at(row)
         later = b"" if due is None or due <= now else due  # due, and yet not to be marked: no rule ever will
         keys = (self._keys.record(row.id), self._keys.due(row.id))
-        return Call(LUA["postpone"], keys, (row.id, seen(row), later))
+        return RedisCall(LUA["postpone"], keys, (row.id, seen(row), later))
 
     # --- the audit trail --------------------------------------------------------------------
 
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
         """The newest lines, of one record or of all."""
         tags = self._keys.tags if record is None else (self._keys.tag(record),)
-        calls = tuple([Call(None, (tag + b"audit",), (-AUDIT_MOST, -1), "LRANGE") for tag in tags])
+        calls = tuple([RedisCall(None, (tag + b"audit",), (-AUDIT_MOST, -1), "LRANGE") for tag in tags])
         lines = [_line(text) for reply in (yield from ask(Calls(calls))) for text in reversed(reply)]
         chosen = [line for line in lines if record is None or line.record_id == record]
         return sorted(chosen, key=lambda line: -line.at)[:limit]
@@ -177,7 +177,7 @@ def _line(text: bytes) -> Audit:
     return Audit(at, bytes.fromhex(id), actor, action, reason, fence)
 
 
-def operation_calls(rows: Rows, operation_ids: Sequence[bytes]) -> tuple[Call, ...]:
+def operation_calls(rows: Rows, operation_ids: Sequence[bytes]) -> tuple[RedisCall, ...]:
     """Where each operation may be: its tag is not known from its id."""
     names = [operation_id.hex().encode() for operation_id in operation_ids]
-    return tuple([Call(None, (b"%so:%s" % (tag, name),), (), "GET") for name in names for tag in rows.keys.tags])
+    return tuple([RedisCall(None, (b"%so:%s" % (tag, name),), (), "GET") for name in names for tag in rows.keys.tags])

@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn, Protocol
 from semel.errors import StatementRefused, StoreError, StoreTimeout, StoreUnavailable
 from semel.stores.clock import Clock
 from semel.stores.redis.remedies import remedy_of
-from semel.stores.redis.scripts import Call
+from semel.stores.redis.scripts import RedisCall
 
 SLOTS: Final = 16384
 ROUNDS_MAX: Final = 6  # redirections of one call; a cluster that needs more is being rebuilt
@@ -40,7 +40,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RedisRefused:
     """A server's error reply. Nothing of that command has been done."""
 
     code: str
@@ -48,7 +48,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class NodeExchange:
     """Commands for one node in one round trip. Answered by a list of replies, or by a StoreError."""
 
     node: Node
@@ -56,26 +56,26 @@ class Exchange:
 
 
 Replies = list[Any] | StoreError
-Performing = Generator[list[Exchange], list[Replies], list[Any]]
-Refreshing = Generator[list[Exchange], list[Replies], None]
+Performing = Generator[list[NodeExchange], list[Replies], list[Any]]
+Refreshing = Generator[list[NodeExchange], list[Replies], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """How calls become commands. Parameters as in :class:`semel.stores.redis.driver.Server`."""
+class RouteTerms:
+    """How calls become commands. Parameters as in :class:`semel.stores.redis.driver.RedisServer`."""
 
     wait_replicas: int = 0
     wait_seconds: float = 1.0
     clock: Clock | None = None
 
-    def command(self, call: Call) -> Command:
+    def command(self, call: RedisCall) -> Command:
         """A call as a command."""
         if call.script is None:
             return (call.command, *call.keys, *call.arguments)
         keys, now = call.keys, b"" if self.clock is None else self.clock()
         return ("EVALSHA", call.script.sha, len(keys), *keys, now, *call.arguments)
 
-    def waits(self, calls: Sequence[Call]) -> tuple[Command, ...]:
+    def waits(self, calls: Sequence[RedisCall]) -> tuple[Command, ...]:
         """What has the node confirm that its replicas hold all that these calls wrote or saw.
 
         WAIT speaks of the connection's own last write, so that there has to be one: a call that is repeated
@@ -101,7 +101,7 @@ def slot(key: bytes) -> int:
     return crc_hqx(key[begin + 1 : end] if begin >= 0 and end > begin + 1 else key, 0) % SLOTS
 
 
-class Routes(Protocol):
+class KeyRoutes(Protocol):
     """Where keys are: one server, a cluster, or the primary that Sentinels name (``redis_sentinel``)."""
 
     def node_of(self, key: bytes) -> Node:
@@ -202,11 +202,11 @@ class Cluster:
         """Ask one node after the other for the map."""
         error: StoreError | None = None
         for node in self.asked_for_map():
-            [answer] = yield [Exchange(node, (("CLUSTER", "SLOTS"),))]
+            [answer] = yield [NodeExchange(node, (("CLUSTER", "SLOTS"),))]
             if isinstance(answer, StoreError):
                 self.failed(node)
                 error = error or answer
-            elif type(answer[0]) is Refused:
+            elif type(answer[0]) is RedisRefused:
                 error = error or _no_map(answer[0])
             elif self.learn(node, answer[0]):
                 return
@@ -223,7 +223,7 @@ class Cluster:
         self._stale = True
 
 
-def perform(routes: Routes, terms: Terms, calls: Sequence[Call]) -> Performing:
+def perform(routes: KeyRoutes, terms: RouteTerms, calls: Sequence[RedisCall]) -> Performing:
     """Send calls to where their keys are; their replies in their order.
 
     Raises:
@@ -250,8 +250,13 @@ def perform(routes: Routes, terms: Terms, calls: Sequence[Call]) -> Performing:
 
 
 def _round(
-    routes: Routes, terms: Terms, calls: Sequence[Call], pending: list[int], asking: dict[int, Node], replies: list[Any]
-) -> Generator[list[Exchange], list[Replies], tuple[list[int], dict[int, Node]]]:
+    routes: KeyRoutes,
+    terms: RouteTerms,
+    calls: Sequence[RedisCall],
+    pending: list[int],
+    asking: dict[int, Node],
+    replies: list[Any],
+) -> Generator[list[NodeExchange], list[Replies], tuple[list[int], dict[int, Node]]]:
     """Send what is pending; fills ``replies`` and answers what has to be sent again, and where to by way of ASK."""
     groups = _groups(routes, calls, pending, asking)
     exchanges = [_exchange(terms, node, calls, places, asking) for node, places in groups.items()]
@@ -263,7 +268,7 @@ def _round(
     for (node, places), answer in zip(groups.items(), answers, strict=True):
         assert not isinstance(answer, StoreError)
         own = _own(answer, places, asking)
-        refused = [place for place, reply in zip(places, own, strict=True) if type(reply) is Refused]
+        refused = [place for place, reply in zip(places, own, strict=True) if type(reply) is RedisRefused]
         if terms.wait_replicas:
             _check_replicas(terms, [calls[place] for place in places if place not in refused], answer)
         for place, reply in zip(places, own, strict=True):
@@ -291,7 +296,7 @@ def _round(
 
 
 def _groups(
-    routes: Routes, calls: Sequence[Call], pending: list[int], asking: dict[int, Node]
+    routes: KeyRoutes, calls: Sequence[RedisCall], pending: list[int], asking: dict[int, Node]
 ) -> dict[Node, list[int]]:
     """What each node is asked."""
     if isinstance(routes, Single):
@@ -302,9 +307,11 @@ def _groups(
     return groups
 
 
-def _exchange(terms: Terms, node: Node, calls: Sequence[Call], places: list[int], asking: dict[int, Node]) -> Exchange:
+def _exchange(
+    terms: RouteTerms, node: Node, calls: Sequence[RedisCall], places: list[int], asking: dict[int, Node]
+) -> NodeExchange:
     if not asking and not terms.wait_replicas:
-        return Exchange(node, tuple([terms.command(calls[place]) for place in places]))
+        return NodeExchange(node, tuple([terms.command(calls[place]) for place in places]))
     commands: list[Command] = []
     for place in places:
         if place in asking:
@@ -313,7 +320,7 @@ def _exchange(terms: Terms, node: Node, calls: Sequence[Call], places: list[int]
     *marks, wait = terms.waits([calls[place] for place in places]) or ((),)
     for mark in marks:
         commands += [("ASKING",), mark] if places[0] in asking else [mark]  # it lies in that slot
-    return Exchange(node, (*commands, wait) if wait else tuple(commands))
+    return NodeExchange(node, (*commands, wait) if wait else tuple(commands))
 
 
 def _own(answer: list[Any], places: list[int], asking: dict[int, Node]) -> list[Any]:
@@ -328,7 +335,7 @@ def _own(answer: list[Any], places: list[int], asking: dict[int, Node]) -> list[
     return found
 
 
-def _check(routes: Routes, groups: dict[Node, list[int]], answers: list[Replies]) -> None:
+def _check(routes: KeyRoutes, groups: dict[Node, list[int]], answers: list[Replies]) -> None:
     """Raise what became of a node that gave no replies."""
     errors = [answer for answer in answers if isinstance(answer, StoreError)]
     for node, answer in zip(groups, answers, strict=True):
@@ -342,29 +349,29 @@ def _check(routes: Routes, groups: dict[Node, list[int]], answers: list[Replies]
     raise lost or errors[0]
 
 
-def _check_replicas(terms: Terms, calls: Sequence[Call], answer: list[Any]) -> None:
+def _check_replicas(terms: RouteTerms, calls: Sequence[RedisCall], answer: list[Any]) -> None:
     if not terms.waits(calls):
         return
     *_, mark, reached = answer
     if mark != 1:  # behind no write, it speaks of none
-        reached = next((reply for reply in (mark, *answer[-4:-2]) if type(reply) is Refused), 0)
-    if type(reached) is Refused or int(reached) < terms.wait_replicas:
-        said = reached.text if type(reached) is Refused else f"{reached} of {terms.wait_replicas} replicas have it"
+        reached = next((reply for reply in (mark, *answer[-4:-2]) if type(reply) is RedisRefused), 0)
+    if type(reached) is RedisRefused or int(reached) < terms.wait_replicas:
+        said = reached.text if type(reached) is RedisRefused else f"{reached} of {terms.wait_replicas} replicas have it"
         raise StoreTimeout(
             f"Redis: the primary has written it, but {said} after {terms.wait_seconds:g} s (wait_replicas): "
             "not known yet whether it would survive a failover; check the replicas"
         )
 
 
-def _target(reply: Refused, node: Node) -> tuple[int, Node]:
+def _target(reply: RedisRefused, node: Node) -> tuple[int, Node]:
     number, _, place = reply.text.partition(" ")
     host, _, port = place.split(" ")[0].rpartition(":")
     return int(number), Node(host or node.host, int(port))
 
 
-def _load(routes: Routes, loads: dict[Node, dict[str, bytes]]) -> Generator[list[Exchange], list[Replies], None]:
+def _load(routes: KeyRoutes, loads: dict[Node, dict[str, bytes]]) -> Generator[list[NodeExchange], list[Replies], None]:
     exchanges = [
-        Exchange(node, tuple(("SCRIPT", "LOAD", text) for text in texts.values())) for node, texts in loads.items()
+        NodeExchange(node, tuple(("SCRIPT", "LOAD", text) for text in texts.values())) for node, texts in loads.items()
     ]
     answers = yield exchanges
     for exchange, answer in zip(exchanges, answers, strict=True):
@@ -373,16 +380,16 @@ def _load(routes: Routes, loads: dict[Node, dict[str, bytes]]) -> Generator[list
             # A script that only had to be loaded has done nothing, whatever became of the answer.
             raise answer if isinstance(answer, StoreUnavailable) else StoreUnavailable(str(answer)) from answer
         for reply in answer:
-            if type(reply) is Refused:
+            if type(reply) is RedisRefused:
                 raise_refused(reply)
 
 
-def _no_map(reply: Refused) -> StoreError:
+def _no_map(reply: RedisRefused) -> StoreError:
     if "cluster support disabled" in reply.text:
         return StoreUnavailable("the server is no cluster; use redis:// in the URL")
     return StoreUnavailable(f"Redis: {reply.code} {reply.text}")
 
 
-def raise_refused(reply: Refused) -> NoReturn:
+def raise_refused(reply: RedisRefused) -> NoReturn:
     """Raise a server's error reply as what it means here: nothing was done."""
     raise StatementRefused(f"Redis: {reply.code} {reply.text} ({remedy_of(reply.code, reply.text)})")

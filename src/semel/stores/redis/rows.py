@@ -11,7 +11,7 @@ from semel.core.model import Effects, Record, State
 from semel.core.timing import PURGE_GRACE_US
 from semel.stores.redis.keys import Keys
 from semel.stores.redis.layout import SMALL_READ, decode_any, encode, placed, seen, small_bytes
-from semel.stores.redis.scripts import Call, Calls, scripts
+from semel.stores.redis.scripts import Calls, RedisCall, scripts
 
 LUA: Final = scripts("semel.stores.redis", "scripts.lua", placed)
 UNENDED: Final = frozenset({State.CLAIMED, State.PROCESSING, State.UNKNOWN})
@@ -28,7 +28,7 @@ class Rows:
 
     def now(self) -> Flow[int]:
         """The store's time, in microseconds."""
-        [reply] = yield from ask(Calls((Call(LUA["look"], (self.keys.meta + b":none",), ()),)))
+        [reply] = yield from ask(Calls((RedisCall(LUA["look"], (self.keys.meta + b":none",), ()),)))
         return int(reply[0])
 
     def look(self, id: bytes) -> Flow[tuple[int, Record | None]]:
@@ -38,7 +38,7 @@ class Rows:
     def look_all(self, ids: Iterable[bytes]) -> Flow[list[tuple[int, Record | None]]]:
         """As :meth:`look`, for each id."""
         ids = tuple(ids)
-        calls = tuple([Call(LUA["look"], (self.keys.record(id),), ()) for id in ids])
+        calls = tuple([RedisCall(LUA["look"], (self.keys.record(id),), ()) for id in ids])
         if not calls:
             return []
         replies = yield from ask(Calls(calls))
@@ -49,12 +49,12 @@ class Rows:
 
     def read_small(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
         """The records without headers, request and body; None for those that are gone."""
-        calls = tuple([Call(None, (self.keys.record(id),), (0, SMALL_READ - 1), "GETRANGE") for id in ids])
+        calls = tuple([RedisCall(None, (self.keys.record(id),), (0, SMALL_READ - 1), "GETRANGE") for id in ids])
         rows: list[Record | None] = []
         for id, data in zip(ids, (yield from ask(Calls(calls))) if calls else (), strict=True):
             wanted = small_bytes(data) if data else 0
             if wanted > len(data):
-                call = Call(None, (self.keys.record(id),), (0, wanted - 1), "GETRANGE")
+                call = RedisCall(None, (self.keys.record(id),), (0, wanted - 1), "GETRANGE")
                 [data] = yield from ask(Calls((call,)))
             rows.append(decode_any(data, id, small=True) if data else None)
         return rows
@@ -66,7 +66,7 @@ class Rows:
         [done] = yield from ask(Calls((self.replace_call(old, written, now, audit),)))
         return int(done) == 1
 
-    def replace_call(self, old: Record, written: Record, now: int, audit: bytes = _EMPTY) -> Call:
+    def replace_call(self, old: Record, written: Record, now: int, audit: bytes = _EMPTY) -> RedisCall:
         """What :meth:`replace` asks."""
         keys, id = self.keys, old.id
         due = due_at(written)
@@ -75,7 +75,7 @@ class Rows:
             ttl = max(1, -(-(written.forget_after - now + PURGE_GRACE_US) // 1000))
         named = keys.operation(id, written.operation_id.hex().encode())
         former = keys.operation(id, old.operation_id.hex().encode())
-        return Call(
+        return RedisCall(
             LUA["replace"],
             (keys.record(id), named, keys.all(id), keys.open(id), keys.due(id), keys.audit(id)),
             (
@@ -84,11 +84,11 @@ class Rows:
             ),
         )
 
-    def forget_call(self, id: bytes, row: Record | None) -> Call:
+    def forget_call(self, id: bytes, row: Record | None) -> RedisCall:
         """Drop this version of a record, or the places that a record which is gone has left behind."""
         keys = self.keys
         named = keys.record(id) if row is None else keys.operation(id, row.operation_id.hex().encode())
-        return Call(
+        return RedisCall(
             LUA["forget"],
             (keys.record(id), named, keys.all(id), keys.open(id), keys.due(id)),
             (id, _EMPTY if row is None else seen(row)),

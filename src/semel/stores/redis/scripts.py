@@ -18,7 +18,7 @@ _WRITES: Final = re.compile(r"redis\.call\('(?:SET|DEL|Z(?:ADD|REM)|HSET|RPUSH|P
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class RedisScript:
     """One script, with the prelude that all of them share."""
 
     name: str
@@ -27,13 +27,13 @@ class Script:
     writes: bool
 
 
-class Call(NamedTuple):
+class RedisCall(NamedTuple):
     """One script or command, on keys that lie in one slot. The driver puts the time first where ``script`` is one.
 
     A command without a key is one for the server that holds the key ``at``.
     """
 
-    script: Script | None
+    script: RedisScript | None
     keys: tuple[bytes, ...]
     arguments: tuple[bytes | int, ...]
     command: str = ""
@@ -50,12 +50,12 @@ class Calls(Ask[list[Any]]):
 
     __slots__ = ("calls",)
 
-    def __init__(self, calls: tuple[Call, ...]) -> None:
+    def __init__(self, calls: tuple[RedisCall, ...]) -> None:
         self.calls = calls
 
 
 @cache
-def scripts(package: str, file: str, placed: Callable[[str], str]) -> Mapping[str, Script]:
+def scripts(package: str, file: str, placed: Callable[[str], str]) -> Mapping[str, RedisScript]:
     """The named scripts of a ``.lua`` file that lies in a package, each after the prelude; ``placed`` writes them."""
     parts = _HEAD.split(resources.files(package).joinpath(file).read_text("utf-8"))
     blocks = dict(zip(parts[1::2], parts[2::2], strict=True))
@@ -66,5 +66,5 @@ def scripts(package: str, file: str, placed: Callable[[str], str]) -> Mapping[st
         shebang = "" if flags is None else f"#!lua flags={flags[1]}\n"
         text = (shebang + placed(prelude + block)).encode()
         writes = _WRITES.search(block) is not None
-        found[name] = Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest(), writes)
+        found[name] = RedisScript(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest(), writes)
     return found

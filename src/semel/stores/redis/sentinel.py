@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.redis.routes import REFRESH_SECONDS_MIN, Exchange, Node, Refreshing, Refused
+from semel.stores.redis.routes import REFRESH_SECONDS_MIN, Node, NodeExchange, RedisRefused, Refreshing
 
 PRIMARY: Final = b"master"
 
@@ -53,7 +53,7 @@ class Sentinel:
         asked: set[Node] = set()
         said: list[str] = []
         for sentinel in sorted(self.seeds, key=lambda node: node in self._deaf):
-            [answer] = yield [Exchange(sentinel, (("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service),))]
+            [answer] = yield [NodeExchange(sentinel, (("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service),))]
             if isinstance(answer, StoreError):
                 self._deaf.add(sentinel)
                 said.append(str(answer))
@@ -64,7 +64,7 @@ class Sentinel:
                 said.append(named)
             elif named not in asked:
                 asked.add(named)
-                [role] = yield [Exchange(named, (("ROLE",),))]
+                [role] = yield [NodeExchange(named, (("ROLE",),))]
                 why = _no_primary(named, role)
                 if why is None:
                     self._node, self._stale = named, False
@@ -74,7 +74,7 @@ class Sentinel:
 
     def _named(self, sentinel: Node, reply: Any) -> Node | str:
         """Whom a Sentinel names, or why it names nobody."""
-        if type(reply) is Refused:
+        if type(reply) is RedisRefused:
             if "unknown command" in reply.text:
                 return f"{sentinel} is no Sentinel; name the Sentinels in redis+sentinel://, or the server in redis://"
             return f"Sentinel {sentinel}: {reply.code} {reply.text}"
@@ -97,7 +97,7 @@ def _no_primary(node: Node, answer: Any) -> str | None:
     if isinstance(answer, StoreError):
         return f"{answer}; the Sentinels still name it: nobody has taken over yet, retry with the same key"
     role = answer[0]
-    if type(role) is Refused:
+    if type(role) is RedisRefused:
         return f"Redis at {node}, which the Sentinels name: {role.code} {role.text} (its user needs ROLE)"
     if role[0] != PRIMARY:
         return f"Redis at {node} is a replica, and the Sentinels still name it: a failover is on its way, retry"

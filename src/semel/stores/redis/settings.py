@@ -7,7 +7,7 @@ from typing import Final
 
 from semel.core.contract import Observed
 from semel.core.flow import Flow, ask
-from semel.stores.redis.scripts import Call, Calls
+from semel.stores.redis.scripts import Calls, RedisCall
 
 VERSION_MIN: Final = (7, 0)
 _SECTIONS: Final = (b"server", b"memory", b"persistence", b"replication")
@@ -19,7 +19,7 @@ def observe(tags: tuple[bytes, ...], wait_replicas: int) -> Flow[list[Observed]]
 
     Parameters: ``tags`` what the keys begin with: they lie on all nodes of a cluster; ``wait_replicas`` of the URL.
     """
-    calls = tuple([Call(None, (), _SECTIONS, "INFO", at=tag) for tag in tags])
+    calls = tuple([RedisCall(None, (), _SECTIONS, "INFO", at=tag) for tag in tags])
     servers = {facts.get("run_id", ""): facts for facts in map(info, (yield from ask(Calls(calls))))}
     found: dict[Observed, None] = {}
     for facts in servers.values():
@@ -29,13 +29,13 @@ def observe(tags: tuple[bytes, ...], wait_replicas: int) -> Flow[list[Observed]]
 
 def setting(tags: tuple[bytes, ...], name: str) -> Flow[set[str]]:
     """The values of one setting on all servers. Many hosts of Redis refuse CONFIG to their users."""
-    calls = tuple([Call(None, (), (b"GET", name.encode()), "CONFIG", at=tag) for tag in tags])
+    calls = tuple([RedisCall(None, (), (b"GET", name.encode()), "CONFIG", at=tag) for tag in tags])
     return {bytes(value).decode() for reply in (yield from ask(Calls(calls))) for value in reply[1::2]}
 
 
 def memory(tags: tuple[bytes, ...]) -> Flow[set[tuple[int, int]]]:
     """Bytes in use and allowed (0: no bound), of each server."""
-    calls = tuple([Call(None, (), (b"server", b"memory"), "INFO", at=tag) for tag in tags])
+    calls = tuple([RedisCall(None, (), (b"server", b"memory"), "INFO", at=tag) for tag in tags])
     # A server is asked once for each tag, and has a little more in use each time.
     servers = {facts.get("run_id", ""): facts for facts in map(info, (yield from ask(Calls(calls))))}
     return {(int(each.get("used_memory", "0")), int(each.get("maxmemory", "0"))) for each in servers.values()}

@@ -47,7 +47,7 @@ from semel.stores.redis.keys import TAGS, Keys
 from semel.stores.redis.layout import Names, decode_any, frames, number
 from semel.stores.redis.pages import Pages, audit_line, operation_calls
 from semel.stores.redis.rows import LUA, Rows
-from semel.stores.redis.scripts import Call, Calls
+from semel.stores.redis.scripts import Calls, RedisCall
 from semel.stores.redis.settings import memory, observe, setting
 
 MIGRATIONS: Final = ("0001_first", "0002_markers")
@@ -116,7 +116,7 @@ class RedisStore:
                 verdicts.append((yield from self._decide(claim, now, row)))
         return verdicts
 
-    def _claim_call(self, claim: Claim, names: bytes, after: int) -> Call:
+    def _claim_call(self, claim: Claim, names: bytes, after: int) -> RedisCall:
         id, nonce = claim.id, claim.nonce
         operation = claim.operation_id.hex().encode()
         granted, starts, spans, due = _terms(claim.terms, claim.holder)
@@ -125,7 +125,7 @@ class RedisStore:
         keys = (_record(tag, id), b"%bo:%b" % (tag, operation), tag + b"all", tag + b"open", tag + b"due")
         if self._marked and claim.terms.effects == Effects.EXTERNAL and not self.accepts_loss:
             keys = (*keys, self.keys.marker(id))  # type: ignore[assignment]
-        return Call(
+        return RedisCall(
             _CLAIM,
             keys,
             (
@@ -175,7 +175,7 @@ class RedisStore:
                 settled.append((yield from self._settle_by_rule(word)))
         return settled
 
-    def _settle_call(self, word: Settlement) -> Call:
+    def _settle_call(self, word: Settlement) -> RedisCall:
         answer, large = word.answer, _NO_ANSWER
         said = (word.doubt, word.business_ref, word.resource_type, word.resource_id, word.error_code)
         small = _UNSAID if said == _SAYS_NOTHING else frames(said)
@@ -191,7 +191,7 @@ class RedisStore:
             if word.answer_kind == AnswerKind.KEPT:
                 large = b"%d:%b-1:%d:%b" % (len(block), block, len(answer.body), answer.body)
         id, tag = word.id, self.keys.tag(word.id)
-        return Call(
+        return RedisCall(
             _SETTLE,
             (_record(tag, id), tag + b"open", tag + b"due"),
             (
@@ -221,10 +221,10 @@ class RedisStore:
             done.append(int(reply) == 1 or (yield from self._rows.rewrite(renewal.id, by_rule)))
         return done
 
-    def _renew_call(self, renewal: Renewal) -> Call:
+    def _renew_call(self, renewal: Renewal) -> RedisCall:
         id = renewal.id
         names = (id, number(renewal.fence), renewal.nonce.hex().encode())
-        return Call(LUA["renew"], (self.keys.record(id), self.keys.due(id)), names)
+        return RedisCall(LUA["renew"], (self.keys.record(id), self.keys.due(id)), names)
 
     def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
         done: list[bool] = []
@@ -265,7 +265,7 @@ class RedisStore:
         """As :class:`~semel.core.contract.TakesTurns`. In a cluster no script sees all slots: a look is always due."""
         keys = (self.keys.turns,) if self._cluster else (self.keys.turns, *[tag + b"due" for tag in self.keys.tags])
         [(now, turn, earliest)] = yield from ask(
-            Calls((Call(LUA["turn"], keys, (b"" if mine is None else mine, every_us)),))
+            Calls((RedisCall(LUA["turn"], keys, (b"" if mine is None else mine, every_us)),))
         )
         return Turn(int(now), int(turn), None if earliest == b"" else int(earliest))
 
@@ -287,7 +287,7 @@ class RedisStore:
         return observed
 
     def _missing_markers(self) -> Flow[int]:
-        calls = tuple([Call(None, (marker,), (), "EXISTS") for marker in self.keys.markers])
+        calls = tuple([RedisCall(None, (marker,), (), "EXISTS") for marker in self.keys.markers])
         replies = yield from ask(Calls(calls))
         return TAGS - sum(int(reply) for reply in replies)
 
@@ -300,7 +300,7 @@ class RedisStore:
         return setting(self.keys.tags, name)
 
     def identity(self) -> Flow[Identity | None]:
-        [pairs] = yield from ask(Calls((Call(None, (self.keys.meta,), (), "HGETALL"),)))
+        [pairs] = yield from ask(Calls((RedisCall(None, (self.keys.meta,), (), "HGETALL"),)))
         fields = {bytes(name).decode(): bytes(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
         if not fields:
             # A flush takes the markers too: what is left of them tells that there was a store.
@@ -333,11 +333,11 @@ class RedisStore:
         """The markers go before the version that claims rely on: whoever dies in between has written version 1."""
         done = 0 if known is None else known.schema_version
         if known is None:
-            yield from ask(Calls((Call(LUA["migrate"], (self.keys.meta,), (store_id.encode(), secret_check)),)))
+            yield from ask(Calls((RedisCall(LUA["migrate"], (self.keys.meta,), (store_id.encode(), secret_check)),)))
         if done < SCHEMA_VERSION:
-            marked = [Call(LUA["mark"], (marker,), (MARKER_MS,)) for marker in self.keys.markers]
+            marked = [RedisCall(LUA["mark"], (marker,), (MARKER_MS,)) for marker in self.keys.markers]
             yield from ask(Calls(tuple(marked)))
-            yield from ask(Calls((Call(LUA["version"], (self.keys.meta,), (SCHEMA_VERSION,)),)))
+            yield from ask(Calls((RedisCall(LUA["version"], (self.keys.meta,), (SCHEMA_VERSION,)),)))
         self._marked = True
         return list(MIGRATIONS[done:])
 

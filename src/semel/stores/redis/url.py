@@ -83,26 +83,26 @@ def redis_backend(
     Parameters: ``nodes`` host and port of the server, of some nodes of a ``cluster``, or of the Sentinels of
     ``service`` (port 0: the path of a socket); ``prefix`` of every key; ``wait_replicas`` how many replicas must have
     each claim and settlement, within ``wait_seconds``; ``accepts_loss`` whether EXTERNAL commands may run on a server
-    that forgets; the others as in :class:`semel.stores.redis.driver.Server`.
+    that forgets; the others as in :class:`semel.stores.redis.driver.RedisServer`.
 
     Raises ConfigurationError where the client library is not installed.
     """
     from semel.stores.redis.store import RedisStore
 
     try:
-        from semel.stores.redis.driver import RedisDriver, Server
+        from semel.stores.redis.driver import RedisDriver, RedisServer
     except ImportError as error:
         raise ConfigurationError("redis:// needs redis-py; run: pip install 'semel[redis]'") from error
-    from semel.stores.redis.routes import Node, Terms
+    from semel.stores.redis.routes import Node, RouteTerms
 
-    server = Server(
+    server = RedisServer(
         tuple(Node(*node) for node in nodes),
         cluster,
         tls,
         options or {},
         connections_max,
         patience_seconds,
-        Terms(wait_replicas, wait_seconds, clock),
+        RouteTerms(wait_replicas, wait_seconds, clock),
         service,
         sentinel_auth,
     )

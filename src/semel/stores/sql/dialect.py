@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from semel.core.flow import Flow, ask
 from semel.errors import ConfigurationError
-from semel.stores.mariadb.requests import Several
+from semel.stores.mariadb.requests import SeveralStatements
 from semel.stores.postgres.text import escaped, unescaped
 from semel.stores.sql.statements import (
     NOW,
@@ -147,7 +147,7 @@ class Mariadb:
     def rows_all(self, statement: Statement, each: Sequence[Values]) -> Flow[list[Row]]:
         if not each:
             return []
-        replies = yield from ask(Several([Query(statement, params) for params in each]))
+        replies = yield from ask(SeveralStatements([Query(statement, params) for params in each]))
         return [row for rows in replies for row in rows]
 
     def write(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[int]:
@@ -156,7 +156,7 @@ class Mariadb:
     def write_all(self, statement: Statement, each: Sequence[Values]) -> Flow[int]:
         if not each:
             return 0
-        return sum((yield from ask(Several([Execute(statement, params) for params in each]))))
+        return sum((yield from ask(SeveralStatements([Execute(statement, params) for params in each]))))
 
     def together(self) -> Flow[None]:
         yield from ask(TOGETHER)

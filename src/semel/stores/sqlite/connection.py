@@ -113,7 +113,7 @@ def _exists(path: str) -> bool:
     return True
 
 
-class Transaction(Ask[None]):
+class TransactionAsk(Ask[None]):
     """The driver's own asks: a transaction begins or is committed. No flow yields them."""
 
     __slots__ = ("text",)
@@ -122,8 +122,8 @@ class Transaction(Ask[None]):
         self.text = text
 
 
-BEGIN: Final = Transaction("BEGIN IMMEDIATE")
-COMMIT: Final = Transaction("COMMIT")
+BEGIN: Final = TransactionAsk("BEGIN IMMEDIATE")
+COMMIT: Final = TransactionAsk("COMMIT")
 
 Answer = Callable[[Ask[Any]], Any]
 Answering = Callable[[sqlite3.Connection, Clock], Answer]
@@ -144,7 +144,7 @@ def answering(connection: sqlite3.Connection, clock: Clock) -> Answer:
                 raise undecodable() from error
         if kind is Now:
             return clock()
-        if kind is Transaction:
+        if kind is TransactionAsk:
             return execute(needed.text)  # type: ignore[attr-defined]
         assert isinstance(needed, Script)
         for statement in needed.statements:

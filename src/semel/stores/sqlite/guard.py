@@ -18,39 +18,39 @@ from typing import Any, Final, Literal, Self, cast
 _SAVEPOINT: Final = "semel_unit"
 
 
-class UnitCursor(sqlite3.Cursor):
+class SqliteUnitCursor(sqlite3.Cursor):
     """A cursor whose every step takes the connection's turn."""
 
     def execute(self, sql: str, parameters: Any = (), /) -> Self:
-        with cast(UnitConnection, self.connection).writing():
+        with cast(SqliteUnitConnection, self.connection).writing():
             return super().execute(sql, parameters)
 
     def executemany(self, sql: str, parameters: Any, /) -> Self:
-        with cast(UnitConnection, self.connection).writing():
+        with cast(SqliteUnitConnection, self.connection).writing():
             return super().executemany(sql, parameters)
 
     def executescript(self, sql_script: str, /) -> sqlite3.Cursor:
-        with cast(UnitConnection, self.connection).writing():
+        with cast(SqliteUnitConnection, self.connection).writing():
             return super().executescript(sql_script)
 
     def fetchone(self) -> Any:
-        with cast(UnitConnection, self.connection).turn:
+        with cast(SqliteUnitConnection, self.connection).turn:
             return super().fetchone()
 
     def fetchmany(self, size: int | None = None) -> list[Any]:
-        with cast(UnitConnection, self.connection).turn:
+        with cast(SqliteUnitConnection, self.connection).turn:
             return super().fetchmany(self.arraysize if size is None else size)
 
     def fetchall(self) -> list[Any]:
-        with cast(UnitConnection, self.connection).turn:
+        with cast(SqliteUnitConnection, self.connection).turn:
             return super().fetchall()
 
     def __next__(self) -> Any:
-        with cast(UnitConnection, self.connection).turn:
+        with cast(SqliteUnitConnection, self.connection).turn:
             return super().__next__()
 
 
-class UnitConnection(sqlite3.Connection):
+class SqliteUnitConnection(sqlite3.Connection):
     """The connection of one unit. ``commit`` and ``rollback`` stay inside it, and its end closes it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -125,7 +125,7 @@ class UnitConnection(sqlite3.Connection):
         """A cursor that takes turns. Raises NotSupportedError for a cursor of another kind."""
         if factory is not None and factory is not sqlite3.Cursor:
             raise sqlite3.NotSupportedError("the connection of an ATOMIC command makes its own cursors")
-        cursor = super().cursor(UnitCursor)
+        cursor = super().cursor(SqliteUnitCursor)
         self._cursors.add(cursor)
         return cursor
 

@@ -115,23 +115,9 @@ class JoinedUnit:
         rows, changed = self.execute(needed.statement.qmark, needed.statement.values(needed.params))
         return changed if isinstance(needed, ExecuteAsk) else rows
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked: SQLite declares no ``settles_by_proof``."""
-        raise NotImplementedError
-
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``settle``."""
-        raise NotImplementedError
-
     def hand_out(self) -> Any:
         """The user has the connection already."""
         return self.connection
-
-    def commit(self) -> None:
-        """The owner's to do."""
-
-    async def commit_async(self) -> None:
-        """The owner's to do."""
 
     def rollback(self) -> None:
         """End the transaction that Semel began and in which nothing was written: the claim met a verdict."""

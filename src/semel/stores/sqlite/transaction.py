@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from semel.core.flow import Ask, MakeFlow, perform
+from semel.core.flow import MakeFlow, perform
 from semel.engine.shield import later
 from semel.errors import EarlyCommit, HandlerRefused
 from semel.stores.failures import WENT_ON
 from semel.stores.sqlite.connection import BEGIN, is_busy, open_connection, outlives_its_cause, store_error
 from semel.stores.sqlite.driver import SqliteDriver
-from semel.stores.sqlite.guard import UnitConnection
+from semel.stores.sqlite.guard import SqliteUnitConnection
 from semel.stores.sqlite.job import Job
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ BUSY_PAUSE_SECONDS: Final = 0.002
 class SqliteUnit:
     """One transaction holding the gate. Made by :func:`begin_unit` and :func:`begin_unit_async`."""
 
-    def __init__(self, driver: SqliteDriver, connection: UnitConnection) -> None:
+    def __init__(self, driver: SqliteDriver, connection: SqliteUnitConnection) -> None:
         self._driver = driver
         self._answer: Callable[[Any], Any] = driver.answering(connection, driver.clock)
         self.connection = connection
@@ -64,15 +64,7 @@ class SqliteUnit:
         """As ``rollback``: it is as quick."""
         self.rollback()
 
-    def settle(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked: SQLite declares no ``settles_by_proof``."""
-        raise NotImplementedError
-
-    async def settle_async(self, needed: Ask[Any], *, commit: bool) -> bool:
-        """Never asked, as ``settle``."""
-        raise NotImplementedError
-
-    def hand_out(self) -> UnitConnection:
+    def hand_out(self) -> SqliteUnitConnection:
         """The connection, guarded: from here on the handler may write."""
         try:
             self.connection.guard()
@@ -135,8 +127,8 @@ def _open(driver: SqliteDriver, deadline: float) -> SqliteUnit:
     while True:
         connection: sqlite3.Connection | None = None
         try:
-            connection = open_connection(driver.path, driver.synchronous, factory=UnitConnection)
-            assert isinstance(connection, UnitConnection)
+            connection = open_connection(driver.path, driver.synchronous, factory=SqliteUnitConnection)
+            assert isinstance(connection, SqliteUnitConnection)
             driver.answering(connection, driver.clock)(BEGIN)
             return SqliteUnit(driver, connection)
         except sqlite3.Error as error:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import MutableMapping
 from typing import Any, Final
 
-from semel.check.discovery import Operation, discover
+from semel.check.discovery import CheckedOperation, discover
 from semel.errors import SchemaError, SemelError
 from semel.testing.idempotent.case import Request
 from semel.testing.idempotent.reply import Reply
@@ -35,7 +35,7 @@ class AsgiTarget:
         self._state: dict[str, Any] = {}
         self._lifespan: _Lifespan | None = None
 
-    def operation(self, request: Request) -> Operation | None:
+    def operation(self, request: Request) -> CheckedOperation | None:
         """The declared operation of a request."""
         return self.found.find(request.method, request.path.partition("?")[0])
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from semel.bulk.declaration import BulkResult
 from semel.bulk.run_async import AsyncBulk
 from semel.bulk.run_sync import Bulk
-from semel.check.discovery import Discovered, Operation, function_operation
+from semel.check.discovery import CheckedOperation, Discovered, function_operation
 from semel.engine.result import Result
 from semel.errors import ConfigurationError, MissingKey
 from semel.http.settings import AnyEngine
@@ -61,10 +61,10 @@ class FunctionTarget:
         if bulk is not None:
             engine, policy = bulk._engine, bulk.policy.policy
         if engine is not None:
-            operation = Operation(self.name, (), "", policy or Policy(), "function", None, engine, None)
+            operation = CheckedOperation(self.name, (), "", policy or Policy(), "function", None, engine, None)
         self.found: Discovered | None = None if operation is None else Discovered("functions", (operation,), (), ())
 
-    def operation(self, request: Request) -> Operation | None:
+    def operation(self, request: Request) -> CheckedOperation | None:
         """The operation that is declared, or was given at construction."""
         return None if self.found is None else self.found.operations[0]
 

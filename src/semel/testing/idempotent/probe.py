@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Final
 
-from semel.check.discovery import Operation
+from semel.check.discovery import CheckedOperation
 from semel.errors import ConfigurationError
 from semel.http.caller import single_caller
 from semel.http.fingerprint.recipe import Members
@@ -82,7 +82,7 @@ class Probe:
         self.target = target
         self.case = case
         self.clocks = clocks
-        self.operation: Operation | None = target.operation(case.first())
+        self.operation: CheckedOperation | None = target.operation(case.first())
         self.policy: Policy = case.policy or (self.operation.policy if self.operation else Policy())
         self.unit = 0
         self.first: Reply | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final, Protocol, runtime_checkable
 
-from semel.check.discovery import Discovered, Operation, function_operation, is_asgi, is_wsgi
+from semel.check.discovery import CheckedOperation, Discovered, function_operation, is_asgi, is_wsgi
 from semel.errors import ConfigurationError
 from semel.testing.idempotent.case import Case, Request
 from semel.testing.idempotent.reply import Reply
@@ -50,7 +50,7 @@ class Target(Protocol):
     async def attempt(self, request: Request, key: str | None, fate: Fate) -> Reply:
         """Send one request."""
 
-    def operation(self, request: Request) -> Operation | None:
+    def operation(self, request: Request) -> CheckedOperation | None:
         """The declared operation of a request, where that is known."""
 
 

@@ -6,7 +6,7 @@ import http.client
 from typing import Final
 from urllib.parse import urlsplit
 
-from semel.check.discovery import Operation
+from semel.check.discovery import CheckedOperation
 from semel.errors import ConfigurationError
 from semel.testing.idempotent.case import Request
 from semel.testing.idempotent.reply import Reply
@@ -37,7 +37,7 @@ class UrlTarget:
         self._parts = parts
         self._threads = Threads()
 
-    def operation(self, request: Request) -> Operation | None:
+    def operation(self, request: Request) -> CheckedOperation | None:
         """Nothing can be seen of a server's declarations."""
         return None
 

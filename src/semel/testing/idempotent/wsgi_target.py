@@ -6,7 +6,7 @@ import io
 import sys
 from typing import Any
 
-from semel.check.discovery import Operation, discover
+from semel.check.discovery import CheckedOperation, discover
 from semel.errors import SemelError
 from semel.testing.idempotent.case import Request
 from semel.testing.idempotent.reply import Reply
@@ -29,7 +29,7 @@ class WsgiTarget:
         self.replayed_header = replayed_header or (surface.replayed_header if surface else "Idempotency-Replayed")
         self._threads = Threads()
 
-    def operation(self, request: Request) -> Operation | None:
+    def operation(self, request: Request) -> CheckedOperation | None:
         """The declared operation of a request."""
         return self.found.find(request.method, request.path.partition("?")[0])
 

@@ -1,0 +1,228 @@
+"""The conformance suite of ATOMIC units: what a handler may do to its transaction, and what is left of it.
+
+``CASES`` are functions of a :class:`UnitBench`; the suite takes a :class:`UnitSubject` and nothing else. What a
+database can do its subject declares, and :func:`names` leaves the case out. For a store of your own, with pytest:
+
+    @pytest.mark.parametrize("name", units.names(MySubject))
+    def test_units(name, tmp_path):
+        units.run(name, MySubject(tmp_path))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, ClassVar, Final, TypeVar
+
+from semel.core.model import Answer, State
+from semel.engine.async_engine import AsyncEngine
+from semel.engine.backend import Backend
+from semel.engine.result import Result
+from semel.engine.sync_engine import Engine
+from semel.policy import Command, Policy
+from semel.testing.attempts import ATOMIC, RECIPE, bits, scope
+
+T = TypeVar("T")
+
+
+class UnitSubject(ABC):
+    """One client library of a database under test, new and empty.
+
+    The store is migrated, and the application has a table ``effect (n INTEGER PRIMARY KEY)`` in the same database.
+    """
+
+    asynchronous: ClassVar[bool] = False
+    """Whether handlers are coroutines, run by :class:`~semel.engine.async_engine.AsyncEngine`."""
+
+    has_commit: ClassVar[bool] = True
+    """Whether the library's connections have ``commit()`` and ``rollback()``."""
+
+    tells_running: ClassVar[bool] = True
+    """Whether another process is told at once that a command is running; else it waits, and finds the store busy."""
+
+    deferred: ClassVar[tuple[str, str] | None] = None
+    """A table's definition, and a statement that only the commit refuses for it."""
+
+    outlasting: ClassVar[tuple[str, str] | None] = None
+    """The definition of a table without transactions, and a statement whose write no rollback undoes."""
+
+    refused: ClassVar[tuple[str, ...]] = ()
+    """Statements that the handler's connection refuses, since they would reach beyond the transaction."""
+
+    @abstractmethod
+    def open(self) -> Backend:
+        """The store, opened as by a process of its own."""
+
+    @abstractmethod
+    async def execute(self, connection: Any, statement: str) -> None:
+        """Run one statement on a handler's connection; nothing is awaited where the library waits."""
+
+    @abstractmethod
+    def look(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run one statement from outside of all units, committed at once; the rows of a query."""
+
+    @abstractmethod
+    def is_free(self) -> bool:
+        """Whether no transaction of a unit is open any more, seen from outside."""
+
+    async def taken(self, backend: Backend) -> int:
+        """How many connections of ``backend`` its units have not given back; 0 where each unit opens its own."""
+        return 0
+
+    async def end_early(self, connection: Any, word: str) -> None:
+        """End the transaction behind its unit: ``word`` is COMMIT or ROLLBACK."""
+        await self.execute(connection, word)
+
+    def close(self) -> None:
+        """Nothing; a subject closes here what it has opened for ``look``."""
+        return None
+
+
+class Writes:
+    """What a case's handler writes on, awaited alike for every library."""
+
+    def __init__(self, subject: UnitSubject, connection: Any) -> None:
+        self.subject = subject
+        self.connection = connection
+
+    async def execute(self, statement: str) -> None:
+        """Run one statement."""
+        await self.subject.execute(self.connection, statement)
+
+    async def insert(self, n: int = 1) -> None:
+        """Write one row."""
+        await self.execute(f"INSERT INTO effect VALUES ({n})")  # noqa: S608 - a number of the suite's own
+
+    async def commit(self) -> None:
+        """The connection's own ``commit()``."""
+        await _awaited(self.connection.commit())
+
+    async def rollback(self) -> None:
+        """The connection's own ``rollback()``."""
+        await _awaited(self.connection.rollback())
+
+    async def end_early(self, word: str) -> None:
+        """End the transaction behind its unit."""
+        await self.subject.end_early(self.connection, word)
+
+
+Handler = Callable[[Writes], Coroutine[Any, Any, Answer]]
+
+
+class Process:
+    """One process's engine of the subject's kind, with the loop that it may have."""
+
+    def __init__(self, subject: UnitSubject, change: Callable[[Backend], Backend]) -> None:
+        self._subject = subject
+        self._backend = subject.open()
+        self._runner = asyncio.Runner() if subject.asynchronous else None
+        self.engine: Any = (AsyncEngine if subject.asynchronous else Engine)(change(self._backend))
+
+    def run(self, key: str, handler: Handler, policy: Policy = ATOMIC, *, request: int = 0) -> Result:
+        """Run one command, or get its replay; ``request`` tells payloads apart."""
+        command = Command(scope(), key, bits("request", request, size=32), RECIPE, policy)
+        result: Result
+        if self._runner is None:
+            result = self.engine.run(
+                command, lambda permit: _at_once(handler(Writes(self._subject, permit.connection))), wait_seconds=0
+            )
+            return result
+
+        async def handle(permit: Any) -> Answer:
+            return await handler(Writes(self._subject, permit.connection))
+
+        result = self._runner.run(self.engine.run(command, handle, wait_seconds=0))
+        return result
+
+    @property
+    def taken(self) -> int:
+        """How many connections its units have not given back."""
+        counted = self._subject.taken(self._backend)
+        return _at_once(counted) if self._runner is None else self._runner.run(counted)
+
+    def close(self) -> None:
+        """End it, as a process ends."""
+        closed = self.engine.close()
+        if self._runner is not None:
+            self._runner.run(closed)
+            self._runner.close()
+
+
+class UnitBench:
+    """One subject with a process on it, and the view from outside."""
+
+    def __init__(self, subject: UnitSubject) -> None:
+        self.subject = subject
+        self._processes: list[Process] = []
+        self.process = self.start()
+
+    def start(self, change: Callable[[Backend], Backend] = lambda backend: backend) -> Process:
+        """Another process on the same database; ``change`` its backend, to let a commit be lost."""
+        process = Process(self.subject, change)
+        self._processes.append(process)
+        return process
+
+    def run(self, key: str, handler: Handler, policy: Policy = ATOMIC) -> Result:
+        """Run one command in the first process."""
+        return self.process.run(key, handler, policy)
+
+    @property
+    def rows(self) -> list[int]:
+        """What the application's table holds, seen from outside."""
+        return [n for (n,) in self.subject.look("SELECT n FROM effect ORDER BY n")]
+
+    @property
+    def states(self) -> list[State]:
+        """The states of all records in their order, seen from outside."""
+        return [State(state) for (state,) in self.subject.look("SELECT state FROM semel_record ORDER BY seq")]
+
+    def check_nothing_is_open(self) -> None:
+        """No unit keeps a connection or a transaction, however its handler ended."""
+        assert [process.taken for process in self._processes] == [0] * len(self._processes)
+        assert self.subject.is_free()
+
+    def close(self) -> None:
+        """End all processes, and the subject."""
+        for process in self._processes:
+            process.close()
+        self.subject.close()
+
+
+async def _awaited(reply: Any) -> None:
+    if inspect.isawaitable(reply):
+        await reply
+
+
+def _at_once(story: Coroutine[Any, Any, T]) -> T:
+    """The end of a coroutine that waits for nothing: the library does."""
+    try:
+        story.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("a library that is not asynchronous let its handler wait")
+
+
+from semel.testing.cases import units as _units  # noqa: E402 - the cases are functions of the bench above
+
+CASES: Final[Mapping[str, Callable[[UnitBench], None]]] = {case.__name__: case for case in _units.ALL}
+"""Every case by its name, which says what must hold."""
+
+
+def names(subject: type[UnitSubject]) -> list[str]:
+    """The cases that concern this subject: those whose need it declares."""
+    return [name for name in CASES if name not in _units.NEEDS or getattr(subject, _units.NEEDS[name])]
+
+
+def run(name: str, subject: UnitSubject) -> None:
+    """Run one case on a new subject; an AssertionError says what does not hold."""
+    if not __debug__:
+        raise RuntimeError("the suite is made of assertions: run it without -O")
+    bench = UnitBench(subject)
+    try:
+        CASES[name](bench)
+        bench.check_nothing_is_open()
+    finally:
+        bench.close()
