@@ -137,7 +137,7 @@ class AsyncpgUnit:
             StoreTimeout: not answered: not known yet. NotReplicated: its wait for the standby was cut short.
         """
         assert isinstance(needed, Query)
-        if self._ended:
+        if self._ended or self._pid != os.getpid():  # a forked handler's: as in ``rollback_async``
             return False
         self._raw.handed_out = False
         try:

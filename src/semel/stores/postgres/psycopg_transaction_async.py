@@ -155,7 +155,7 @@ class AsyncPsycopgUnit:
             StoreTimeout: not answered: not known yet. NotReplicated: its wait for the standby was cut short.
         """
         assert isinstance(needed, Query)
-        if self._ended:
+        if self._ended or self._pid != os.getpid():  # a forked handler's: as in ``rollback_async``
             return False
         connection = self._connection
         connection.patience_seconds = self._pool.server.patience_seconds
