@@ -4,7 +4,7 @@
     python docs/make_guarantees.py --check    # exit code 1 where a committed page is not what would be written
 
 The prose is in ``guarantees.md.in`` beside this file; every table is a module of ``guarantee_pages`` and comes from
-``semel.rules`` and from what the stores declare. A test that a page names must exist, or nothing is written.
+the rules and from what the stores declare. A test that a page names must exist, or nothing is written.
 """
 
 from __future__ import annotations

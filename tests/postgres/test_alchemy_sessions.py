@@ -97,7 +97,7 @@ def test_a_server_is_asked_about_itself_once_in_a_process(
 def test_a_session_of_the_other_colour_is_refused(fellow: Fellow) -> None:
     async def handler(permit: Permit, db: Writes) -> Answer:
         wrong: Any = async_session_on if _is_sync(permit) else alchemy.session_on
-        with pytest.raises(ConfigurationError, match=r"session_on of semel\.drivers\.sqlalchemy"):
+        with pytest.raises(ConfigurationError, match=r"session_on of semel\.stores\.sql\.sqlalchemy"):
             wrong(permit.connection)
         return MADE
 
