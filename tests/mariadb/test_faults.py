@@ -232,7 +232,7 @@ def test_a_name_that_leads_to_another_server_now_is_looked_up_again(
         app.run(command("first", policy=ATOMIC), made)
         outside.fetch("SET GLOBAL read_only = 1")
         try:
-            for what in (command("another"), WHAT):
+            for what in (command("another"), command("another, atomic", policy=ATOMIC)):
                 relay.connections = 0
                 for _ in range(2):
                     with pytest.raises(StoreUnavailable, match="point the URL at the primary"):
