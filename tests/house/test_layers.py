@@ -23,7 +23,9 @@ RINGS = {
     **dict.fromkeys(["rules"], 1),
     **dict.fromkeys(["flow", "stores", "protocol"], 2),
     **dict.fromkeys(["drivers", "engine"], 3),
-    **dict.fromkeys(["web", "integrations", "functions", "client", "worker", "imports", "service", "cli"], 4),
+    **dict.fromkeys(
+        ["web", "integrations", "functions", "client", "worker", "imports", "service", "conform", "cli"], 4
+    ),
 }
 
 # Imports to a higher ring that were discussed and kept, each with its reason. An entry that is no longer used fails.
@@ -82,6 +84,8 @@ OUTSIDE_WORLD = {
     *("asyncio", "concurrent", "logging", "multiprocessing", "random", "secrets", "signal", "socket", "subprocess"),
     *("threading", "time"),
 }
+# `semel conform` counts rows in a database of the API that it tests: no store, so no driver of a store.
+COUNTS_FOREIGN_ROWS = "semel.conform.effects"
 IMPURE = {"semel.rules": OUTSIDE_WORLD | {"os", "tempfile"}} | dict.fromkeys(
     ["semel.flow", "semel.stores", "semel.protocol"], OUTSIDE_WORLD
 )
@@ -147,6 +151,8 @@ def no_cycles(modules: Modules) -> Iterator[str]:
 
 def databases_are_reached_through_drivers(modules: Modules) -> Iterator[str]:
     for module in modules.values():
+        if module.name == COUNTS_FOREIGN_ROWS:
+            continue
         if not within(module.name, "semel.drivers") and not within(module.name, "semel.testing"):
             for found in imports(module, modules):
                 if any(within(found.target, client) for client in DATABASE_CLIENTS):
