@@ -15,7 +15,8 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check. ``needs`` names what the case must have for it; ``sent``, ``means``, ``change`` are for its reader."""
+    """One check. ``needs`` names what the case must have for it; ``after``
+    the checks without which its result means nothing; ``sent``, ``means``, ``change`` are for its reader."""
 
     id: str
     title: str
@@ -26,6 +27,7 @@ class Check:
     change: str
     profiles: tuple[str, ...] = PROFILES
     needs: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
 
 @functools.cache
