@@ -1,4 +1,4 @@
-"""An API that does everything right, and can be told to do exactly one thing wrong: the id of the check that sees it."""
+"""An API that does everything right, or exactly one thing wrong: what the check of that id looks for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -333,9 +333,9 @@ class Api:
         self, place: tuple[str, ...], print_: str, asked: Asked, caller: str, reader: asyncio.StreamReader
     ) -> Said:
         wrong = self.wrong
-        if wrong == "race-keys" and any(each.answer is None and not each.slow for each in self.records.values()):
-            if not any(each.crashed_at for each in self.records.values()):
-                return self._problem(500, "deadlock")
+        running = (each for each in self.records.values() if each.answer is None and each.crashed_at is None)
+        if wrong == "race-keys" and any(not each.slow for each in running):
+            return self._problem(500, "deadlock")
         slow = b'"slow"' in asked.body
         record = self.records[place] = Record(print_, self.clock, slow)
         if slow:
@@ -388,9 +388,9 @@ class Api:
 
     async def _running(self, record: Record, asked: Asked, caller: str) -> Said:
         wrong = self.wrong
-        if record.crashed_at is not None and wrong != "crash-not-forever":
-            if asyncio.get_running_loop().time() - record.crashed_at > LEASE:
-                return self._problem(409, "Nobody knows what became of it")
+        now, crashed = asyncio.get_running_loop().time(), record.crashed_at
+        if crashed is not None and now - crashed > LEASE and wrong != "crash-not-forever":
+            return self._problem(409, "Nobody knows what became of it")
         if not record.slow:
             record.waiting += 1
             if wrong == "race-one-answer":
@@ -563,7 +563,7 @@ class Api:
                 raise BadKey("Something follows the key")
         if wrong == "key-parameters":
             inner += rest.replace(";", "-")
-        return f"Q{inner}" if wrong == "key-quoted-is-bare" else inner
+        return f"Q{inner}" if wrong == "key-quoted-is-bare" and 0 < len(inner) < 200 else inner
 
     def fingerprint(self, asked: Asked) -> str:
         wrong, body = self.wrong, asked.body
@@ -634,6 +634,3 @@ async def serving(wrong: str = "", *, required: bool = True) -> AsyncIterator[tu
         await api.kill()
         control.close()
         await control.wait_closed()
-
-
-Serving = Callable[..., Awaitable[None]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -962,6 +963,7 @@ async def _(t: Try) -> None:
     key = t.key()
     async with asyncio.timeout(t.case.limits.timeout_seconds), Connection(t.target) as connection:
         await connection.write(t.encode(key))
+    await asyncio.sleep(RETRY_SECONDS)
     again = await t.settled(key)
     if not again.ok:
         raise Failed(f"the client left before the answer; its retry got {again.text()}")
@@ -975,6 +977,7 @@ async def _(t: Try) -> None:
         await connection.write(t.encode(key))
         await connection.some()
         connection.reset()
+    await asyncio.sleep(RETRY_SECONDS)
     again = await t.settled(key)
     if not again.ok:
         raise Failed(f"the connection broke inside the answer; the retry got {again.text()}")
@@ -1010,10 +1013,12 @@ async def _(t: Try) -> None:
 async def _(t: Try) -> None:
     key = t.key()
     data = t.encode(key)
-    size = max(len(data) // PIECES, 1)
+    head, body = data[: len(data) - len(t.case.request.body)], t.case.request.body
+    cuts = [len(body) * number // (PIECES - 1) for number in range(PIECES)]
+    pieces = [head, *(body[start:end] for start, end in itertools.pairwise(cuts))]
     async with asyncio.timeout(t.case.limits.timeout_seconds), Connection(t.target) as connection:
-        for start in range(0, len(data), size):
-            await connection.write(data[start : start + size])
+        for piece in pieces:
+            await connection.write(piece)
             await asyncio.sleep(PIECE_SECONDS)
         first = await connection.read(t.case.request.method)
     again = await t.send(key)
@@ -1081,7 +1086,7 @@ async def _crash_while_running(t: Try) -> tuple[str, Request]:
 @check("crash-one-effect")
 async def _(t: Try) -> None:
     key, slow = await _crash_while_running(t)
-    again = await t.settled(key, slow, seconds=t.case.lease_seconds * 2 + 1)
+    again = await t.settled(key, slow, seconds=t.case.lease_seconds * 2 + 0.2)
     found = await t.grown()
     if found > 1 or (again.ok and found != 1):
         raise Failed(f"killed while it ran; the retry got {again.text()}; {found} effect(s) happened")
@@ -1091,7 +1096,7 @@ async def _(t: Try) -> None:
 async def _(t: Try) -> None:
     key, slow = await _crash_while_running(t)
     begun = time.monotonic()
-    while time.monotonic() - begun < t.case.lease_seconds * 2 + 1:
+    while time.monotonic() - begun < t.case.lease_seconds * 2 + 0.2:
         reply = await t.send(key, slow)
         if reply.status and reply.header("retry-after") is None and reply.status < 500:
             return
