@@ -101,7 +101,8 @@ def _by_sql(database: str, query: str) -> int:
     except CountError:
         raise
     except Exception as error:  # noqa: BLE001 -- any client's error is the user's query or database
-        raise CountError(f"effects.sql failed: {str(error).splitlines()[0] if str(error) else error!r}") from None
+        told = str(error).splitlines() or [type(error).__name__]
+        raise CountError(f"effects.sql failed: {told[0]}") from None
     return _number(row[0] if row else None, "effects.sql")
 
 

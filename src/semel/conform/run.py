@@ -13,7 +13,7 @@ from semel.conform.case import Case, Request
 from semel.conform.catalogue import LEVELS, PROFILES, Check, load_catalogue
 from semel.conform.effects import Counter, CountError, run_hook
 from semel.conform.report import Report, Result
-from semel.conform.wire import Header, Reply, Target, encode, exchange, explain, is_private, parse_target
+from semel.conform.wire import Connection, Header, Reply, Target, encode, exchange, explain, is_private, parse_target
 
 RETRY_SECONDS: Final = 0.05
 IN_PROGRESS: Final = frozenset({409, 425, 429, 503})
@@ -216,6 +216,7 @@ async def conform(
         data = encode(target, "GET", path, [(name, value.encode()) for name, value in headers.items()], b"")
         return await exchange(target, data, "GET", case.limits.timeout_seconds)
 
+    await _connect(target, case.limits.timeout_seconds)
     begun = time.monotonic()
     results: list[Result] = []
     try:
@@ -268,6 +269,21 @@ async def _refuse_strangers(target: Target, own_api: bool) -> None:
         )
 
 
+async def _connect(target: Target, timeout_seconds: float) -> None:
+    host = f"{target.host}:{target.port}"
+    try:
+        async with asyncio.timeout(timeout_seconds), Connection(target):
+            pass
+    except TimeoutError:
+        raise CannotRun(f"{host} does not answer", "start the API first, or correct the URL") from None
+    except OSError as error:
+        trouble = explain(error)
+        if trouble.startswith("TLS"):
+            remedy = "correct the certificate, give tls.ca_file, or write http://"
+            raise CannotRun(f"{host}: {trouble}", remedy) from None
+        raise CannotRun(f"{host} cannot be reached: {trouble}", "start the API first, or correct the URL") from None
+
+
 async def _baseline(attempt: Try) -> int:
     """One valid request must be accepted and must be counted; returns how many effects one request has."""
     await attempt.begin()
@@ -288,8 +304,6 @@ async def _baseline(attempt: Try) -> int:
 
 def _trouble(reply: Reply, where: str, attempt: Try) -> CannotRun | None:
     host = f"{attempt.target.host}:{attempt.target.port}"
-    if reply.trouble.startswith("TLS"):
-        return CannotRun(f"{host}: {reply.trouble}", "correct the certificate, give tls.ca_file, or write http://")
     if not reply.status:
         return CannotRun(f"{host} gives no answer: {reply.trouble}", "start the API first, or correct the URL")
     if 300 <= reply.status < 400:
