@@ -32,3 +32,10 @@ def test_the_page_names_every_member_of_the_report() -> None:
     document = report.document()
     assert document["format"] == FORMAT
     assert {name for name in [*document, *document["checks"][0]] if f"`{name}`" not in TEXT} == set()
+
+
+def test_the_page_of_standards_names_checks_that_exist() -> None:
+    rows = re.findall(r"^\|.*\| ([^|]*) \|$", (PAGE.parent / "standards.md").read_text("utf-8"), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([a-z0-9-]+)`", row)}
+    assert len(named) > 50
+    assert named - {check.id for check in load_catalogue()} == set()
