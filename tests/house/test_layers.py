@@ -227,6 +227,7 @@ BREACHES: dict[Rule, list[dict[str, str]]] = {
     ],
     databases_are_reached_through_drivers: [
         {"semel/service/app.py": "import sqlite3"},
+        {"semel/conform/run.py": "import sqlite3"},
         {"semel/engine/connect.py": "def f():\n    from sqlalchemy.orm import Session"},
         {"semel/integrations/django.py": "from django import db"},
     ],
@@ -263,6 +264,7 @@ ALLOWED = [
     {"semel/rules/canonical.py": "import importlib\ndef f():\n    importlib.import_module('orjson')"},
     {"semel/flow.py": "class Driver(Protocol):\n    async def run(self) -> int: ..."},
     {"semel/drivers/sqlalchemy.py": "import sqlalchemy", "semel/drivers/sqlite.py": "import sqlite3"},
+    {"semel/conform/effects.py": "import sqlite3"},
     {"semel/service/app.py": "import semel\nfrom fastapi import FastAPI", "semel/__init__.py": ""},
     {"semel/__init__.py": "def __getattr__(name):\n    from semel.engine import sync", "semel/engine/sync.py": ""},
     {"semel/model.py": "def f():\n    import semel.policy", "semel/policy.py": "import semel.model"},
