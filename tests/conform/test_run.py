@@ -15,7 +15,7 @@ import pytest
 
 from semel.conform import CannotRun, Case, Selection, conform, parse_case
 from semel.conform.case import Effects
-from tests.conform.api import Api, serving
+from tests.conform.api import Api, Asked, Said, serving
 from tests.servers.ports import free_port
 
 pytestmark = pytest.mark.anyio
@@ -175,6 +175,20 @@ async def test_a_way_of_counting_that_fails_names_its_field(effects: Effects, me
     async with serving() as (url, case):
         with pytest.raises(CannotRun, match=message):
             await run_one(url, replace(case, effects=effects))
+
+
+async def test_a_count_that_stops_growing_is_not_green(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a list of which a GET shows one page."""
+    answer = Api._answer
+
+    async def paged(self: Api, asked: Asked, reader: asyncio.StreamReader) -> Said:
+        said = await answer(self, asked, reader)
+        return Said(200, {"count": min(said.document["count"], 4)}) if asked.method == "GET" else said
+
+    monkeypatch.setattr(Api, "_answer", paged)
+    async with serving() as (url, case):
+        with pytest.raises(CannotRun, match=r"has stopped growing during the checks; count in .effects. with something"):
+            await conform(url, case, Selection("semel", only=["json"]))
 
 
 async def test_a_check_whose_cause_failed_is_not_tried() -> None:

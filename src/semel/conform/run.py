@@ -230,6 +230,7 @@ async def conform(
                     results.append(Result(check, "not-tried", f"{cause} failed, so this would say nothing new"))
                     continue
                 results.append(await _perform(check, Try(target, case, counter, chosen.profile, unit)))
+            await _check_count(Try(target, case, counter, chosen.profile, unit))
     except CountError as error:
         raise CannotRun(str(error), "correct the case file or the API, and run it again") from None
     tell(len(checks), len(checks), "")
@@ -300,6 +301,17 @@ async def _baseline(attempt: Try) -> int:
             "correct [effects], or test an operation that does something: a server that does nothing proves nothing",
         )
     return grown
+
+
+async def _check_count(attempt: Try) -> None:
+    """After the checks: a count that has stopped growing (a page of a list, a limit) has proven nothing."""
+    await attempt.begin()
+    reply = await attempt.send(attempt.key())
+    if reply.ok and await attempt.grown() < 1:
+        raise CannotRun(
+            "the count of effects has stopped growing during the checks",
+            "count in [effects] with something that has neither pages nor a limit",
+        )
 
 
 def _trouble(reply: Reply, where: str, attempt: Try) -> CannotRun | None:
