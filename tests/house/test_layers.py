@@ -26,6 +26,7 @@ RINGS_OF_ROOMS: dict[str, int] = {
     "engine": 3,
     **dict.fromkeys(["steps", "operations", "outbox", "inbox", "bulk", "reconciliation", "resuming"], 4),
     **dict.fromkeys(["http", "functions", "integrations", "workers", "admin", "check", "cli", "reference"], 4),
+    **dict.fromkeys(["client", "conform"], 4),
 }
 RINGS_OF_NAMES = {"rules": 1, "flow": 2, "store": 2, "run": 3, "http": 4, "worker": 4, "doctor": 4}
 RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
@@ -45,6 +46,8 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "operations": {"references": 1, "tracking": 2},
     "outbox": {"event": 0, "partitions": 2, "postgres_listen": 3},
     "outbox.sinks": {"redis_streams": 3},
+    "client": {"plan": 2},
+    "conform": {"run": 4},
     "bulk": dict.fromkeys(["declaration", "handling", "run_async", "run_sync", "spool"], 3),
 }
 
@@ -77,7 +80,13 @@ DRIVER_LIBRARIES = {
     "semel.stores.sql.sqlalchemy": "sqlalchemy",
     "semel.stores.sql.sqlalchemy_async": "sqlalchemy",
 }
-CLIENTS_ELSEWHERE = {"semel.bulk.spool", "semel.outbox.postgres_listen", "semel.outbox.sinks.redis_streams"}
+CLIENTS_ELSEWHERE = {
+    "semel.client.journal",
+    "semel.conform.effects",
+    "semel.bulk.spool",
+    "semel.outbox.postgres_listen",
+    "semel.outbox.sinks.redis_streams",
+}
 ACCELERATORS = {"hiredis", "orjson"}
 
 DATABASE_CLIENTS = {
@@ -151,7 +160,7 @@ def no_cycles(modules: Modules) -> Iterator[str]:
 
 def databases_are_reached_through_drivers(modules: Modules) -> Iterator[str]:
     for module in modules.values():
-        drives = ring(module.name) == 3 and (within(module.name, "semel.stores") or module.name in CLIENTS_ELSEWHERE)
+        drives = module.name in CLIENTS_ELSEWHERE or (ring(module.name) == 3 and within(module.name, "semel.stores"))
         if not drives and not within(module.name, "semel.testing"):
             for found in imports(module, modules):
                 if any(within(found.target, client) for client in DATABASE_CLIENTS):

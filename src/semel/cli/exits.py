@@ -23,7 +23,8 @@ EXIT_CODES: Final[Mapping[Exit, str]] = {
     Exit.OK: "done; also where whoever read the output has gone",
     Exit.REFUSED: "refused, or something was found (doctor, check), or an expectation failed (demo)",
     Exit.USAGE: "an argument or an environment variable is wrong",
-    Exit.STORE: "the store cannot be used: not reachable, not migrated, or another identity",
+    Exit.STORE: "the store cannot be used: not reachable, not migrated, or another identity; "
+    "conform: the API cannot be tested",
     Exit.NOT_FOUND: "no such record",
     Exit.INTERRUPTED: "interrupted by Ctrl-C (watch, which only ends so, ends with 0)",
 }

@@ -12,6 +12,7 @@ from semel.cli.arguments import Commands, Parser, add_globals, parse
 from semel.cli.commands import bulk, completion, doctor, openapi, purge, records
 from semel.cli.commands import check as checking
 from semel.cli.commands import config as configuring
+from semel.cli.commands import conform as conforming
 from semel.cli.commands import events as eventing
 from semel.cli.commands import explain as explaining
 from semel.cli.commands import export as exporting
@@ -55,6 +56,7 @@ _GROUPS: Final = (
     doctor,
     checking,
     openapi,
+    conforming,
     exporting,
     moving,
     completion,

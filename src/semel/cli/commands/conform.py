@@ -1,0 +1,101 @@
+"""`semel conform`: where does any HTTP API stand with its ``Idempotency-Key``? The checks are in ``semel.conform``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from semel.cli.arguments import Commands, Parser, add_command
+from semel.cli.exits import CommandFailed, Exit, UsageFailed
+from semel.cli.progress import Progress, add_progress
+from semel.cli.terminal import Output
+
+PROFILES: Final = ("draft-07", "stripe", "semel")
+
+
+class ConformCannotRun(CommandFailed):
+    """The API cannot be tested as it is."""
+
+    code = Exit.STORE
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "conform",
+        "check any HTTP API, in any language, for what its Idempotency-Key promises",
+        "semel conform http://127.0.0.1:8000 --case payments.toml\n"
+        "semel conform http://127.0.0.1:8000 --case payments.toml --profile stripe --level must\n"
+        "semel conform http://127.0.0.1:8000 --case payments.toml --only race --junit out.xml --html out.html",
+        "The case file says how to send a valid request and how to count its effects (docs/conformance.md). Wrong and "
+        "many requests are sent, so only loopback and private addresses are tested without --i-own-this-api. Exit code "
+        "1 where a must or should failed, 3 where the API cannot be tested.",
+    )
+    parser.add_argument("target", metavar="URL", help="the API's base, such as http://127.0.0.1:8000")
+    parser.add_argument("--case", required=True, metavar="FILE", help="the case file (TOML)")
+    parser.add_argument("--profile", choices=PROFILES, default="draft-07", help="what is expected (default: draft-07)")
+    parser.add_argument(
+        "--level", default="must,should,best", metavar="LEVELS", help="which levels are run (default: must,should,best)"
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="CHECK", help="a check, or a group such as race; may be repeated"
+    )
+    parser.add_argument("--junit", metavar="FILE", help="write a JUnit file")
+    parser.add_argument("--markdown", metavar="FILE", help="write a page in Markdown")
+    parser.add_argument("--html", metavar="FILE", help="write a page in HTML")
+    parser.add_argument("--all", action="store_true", help="print a line also for what passed")
+    parser.add_argument(
+        "--i-own-this-api", dest="own_api", action="store_true", help="test an address that is not private, too"
+    )
+    add_progress(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Run the checks, and write what was asked for."""
+    from semel.conform import CannotRun, CaseError, Report, Selection, conform, load_case
+
+    selection = Selection(options.profile, _words(options.level), options.only)
+    try:
+        total = len(selection.checks())
+        case = load_case(options.case)
+    except (CaseError, ValueError) as error:
+        raise UsageFailed(str(error)) from None
+    progress = Progress("conform", asked=options.progress, total=total)
+    try:
+        report = asyncio.run(
+            conform(
+                options.target,
+                case,
+                selection,
+                own_api=options.own_api,
+                tell=lambda done, _, name: progress.tell(done, name),
+            )
+        )
+    except CannotRun as error:
+        raise ConformCannotRun(str(error)) from None
+    except ValueError as error:
+        raise UsageFailed(str(error)) from None
+    finally:
+        progress.end()
+    forms: dict[str, Callable[[Report], str]] = {
+        "junit": Report.junit,
+        "markdown": Report.markdown,
+        "html": Report.html,
+    }
+    for name, form in forms.items():
+        path = getattr(options, name)
+        if path is not None:
+            Path(path).write_text(form(report), "utf-8")
+    for style, line in report.lines(every=options.all):
+        out.say_styled(style, line) if style else out.say(line)
+    out.document(report.document())
+    return Exit.OK if report.ok else Exit.REFUSED
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]

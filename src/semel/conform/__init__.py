@@ -1,0 +1,26 @@
+"""Conformance of any HTTP API: does an ``Idempotency-Key`` endpoint, in any language, do what it should?
+
+The catalogue of checks is data (``catalogue.toml``); ``checks.py`` performs them over the wire.
+"""
+
+from __future__ import annotations
+
+from semel.conform.case import Case, CaseError, load_case, parse_case
+from semel.conform.catalogue import Check, load_catalogue
+from semel.conform.report import FORMAT, Report, Result
+from semel.conform.run import CannotRun, Selection, conform
+
+__all__ = [
+    "FORMAT",
+    "CannotRun",
+    "Case",
+    "CaseError",
+    "Check",
+    "Report",
+    "Result",
+    "Selection",
+    "conform",
+    "load_case",
+    "load_catalogue",
+    "parse_case",
+]

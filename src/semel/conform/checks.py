@@ -1,0 +1,1165 @@
+"""What each check of the catalogue does on the wire. A check returns where all is well, and raises Failed otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from semel.conform.case import Case, Request
+from semel.conform.catalogue import Check
+from semel.conform.run import IN_PROGRESS, RETRY_SECONDS, Failed, NotTried, Try, with_headers
+from semel.conform.wire import Connection, Reply, exchange
+
+Perform = Callable[[Try], Awaitable[None]]
+CHECKS: Final[dict[str, Perform]] = {}
+PIECES: Final = 4
+PIECE_SECONDS: Final = 0.05
+IN_FLIGHT_PART: Final = 0.35  # of the slow request's time, until its duplicate is sent
+LONG_KEY: Final = 300
+HUGE_KEY: Final = 8_000
+PADDING: Final = 200_000
+
+
+def check(name: str) -> Callable[[Perform], Perform]:
+    """Register what performs a check of the catalogue."""
+
+    def register(perform: Perform) -> Perform:
+        CHECKS[name] = perform
+        return perform
+
+    return register
+
+
+def missing(wanted: Check, case: Case) -> str:
+    """What the case lacks for a check; empty where it has all."""
+    has = {
+        **{name: name in case.requests for name in ("other", "second", "slow", "refused", "broken", "large_answer")},
+        "numbers": "number_a" in case.requests,
+        "caller": bool(case.caller),
+        "other_caller": case.other_caller is not None,
+        "json": case.request.members is not None,
+        "required": case.key_required,
+        "optional": not case.key_required,
+        "multipart": bool(case.multipart),
+        "openapi": bool(case.openapi),
+        "kill": "kill" in case.hooks,
+        "store_off": "store_off" in case.hooks,
+        "clock": "clock" in case.hooks and case.expiry_seconds > 0,
+        "lease": case.lease_seconds > 0,
+    }
+    texts = {
+        "numbers": "the case has no [number_a] and [number_b]",
+        "caller": "the case has no [callers.first]",
+        "other_caller": "the case has no [callers.second]",
+        "json": "the case's body is no JSON object",
+        "required": "key.required is false",
+        "optional": "key.required is true",
+        "kill": "the case has no hooks.kill and hooks.restart",
+        "store_off": "the case has no hooks.store_off and hooks.store_on",
+        "clock": "the case has no hooks.clock and hooks.expiry_seconds",
+        "lease": "the case has no hooks.lease_seconds",
+    }
+    return next((texts.get(name, f"the case has no [{name}]") for name in wanted.needs if not has[name]), "")
+
+
+# --- helpers ---
+
+
+def marked(t: Try, reply: Reply) -> bool:
+    """Whether an answer says that it is a replay."""
+    return (reply.header(t.case.replayed_header) or "").strip().lower() in ("true", "?1", "1")
+
+
+async def refused(t: Try, lines: Sequence[bytes]) -> None:
+    """A request with such key lines must get a 4xx and do nothing."""
+    reply = await t.send(None, lines=lines)
+    if not 400 <= reply.status < 500:
+        raise Failed(f"{reply.text()}, not a 4xx; {await t.grown()} effect(s) happened")
+    await t.expect_effects(0, reply.text())
+
+
+async def same_key(t: Try, one: Sequence[bytes], two: Sequence[bytes], *, key_name: str = "") -> None:
+    """Two spellings of one key: one effect, and both are accepted."""
+    await t.first(None, lines=one)
+    again = await t.send(None, lines=two, key_name=key_name)
+    if not again.ok:
+        raise Failed(f"the second spelling got {again.text()}")
+    await t.expect_effects(1, f"the second spelling got {again.text()}")
+
+
+async def two_keys(t: Try, one: Sequence[bytes], two: Sequence[bytes]) -> None:
+    """Two keys that are not the same: two effects, unless the API refuses such keys."""
+    replies = [await t.send(None, lines=lines) for lines in (one, two)]
+    told = f"{replies[0].text()} and {replies[1].text()}"
+    if any(reply.status >= 500 or not reply.status for reply in replies):
+        raise Failed(told)
+    await t.expect_effects(sum(reply.ok for reply in replies), told)
+
+
+async def twice(t: Try, request: Request | None = None) -> tuple[Reply, Reply]:
+    """A request and its retry."""
+    key = t.key()
+    return await t.first(key, request), await t.send(key, request)
+
+
+async def not_replayed(t: Try, first: Reply, other: Reply, what: str) -> None:
+    """An answer to another request must not be the first one's."""
+    if other.ok and (marked(t, other) or (other.body == first.body and first.body)):
+        raise Failed(f"{what} got {other.text()} with the first request's answer")
+    if other.status >= 500 or not other.status:
+        raise Failed(f"{what} got {other.text()}")
+
+
+async def crowd(t: Try, requests: Sequence[tuple[str, Request | None]]) -> list[Reply]:
+    """Many requests at once."""
+    return list(await asyncio.gather(*(t.send(key, request) for key, request in requests)))
+
+
+def tally(replies: Sequence[Reply]) -> str:
+    """How often which answer came."""
+    texts = [reply.text() for reply in replies]
+    return ", ".join(f"{texts.count(text)} × {text}" for text in sorted(set(texts)))
+
+
+def problem(reply: Reply) -> dict[str, Any]:
+    """The members of a problem document, or of any JSON object."""
+    try:
+        value = json.loads(reply.body)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def has_link(reply: Reply) -> bool:
+    """Whether an error leads to documentation: a Link header, or a URI in its body."""
+    link = (reply.header("link") or "").lower()
+    if "describedby" in link or 'rel="help"' in link or "rel=help" in link:
+        return True
+    return any(isinstance(value, str) and "://" in value for value in problem(reply).values())
+
+
+def padded(request: Request, size: int) -> Request:
+    """A JSON body with so much white space in front."""
+    return request.with_body(b" " * size + request.body)
+
+
+async def while_slow(t: Try, act: Callable[[str, Request], Awaitable[Reply]]) -> tuple[Reply, Reply, bool]:
+    """Run ``act`` while a slow request is being processed: the slow answer, act's, and whether act ended first."""
+    slow, key = t.needs("slow"), t.key()
+    first = asyncio.create_task(t.send(key, slow))
+    await asyncio.sleep(t.case.slow_seconds * IN_FLIGHT_PART)
+    try:
+        if first.done():
+            raise NotTried("the slow request was answered at once: give [slow] a request that takes slow.seconds")
+        other = await act(key, slow)
+        ended_first = not first.done()
+        answer = await first
+    finally:
+        first.cancel()
+    if not answer.ok:
+        raise Failed(f"the slow request itself got {answer.text()}")
+    return answer, other, ended_first
+
+
+async def conflict(t: Try) -> Reply:
+    """The 409 of a duplicate in flight. Raises NotTried where the API lets it wait."""
+    _, other, _ = await while_slow(t, lambda key, slow: t.send(key, with_headers(slow, t.case.no_wait_headers)))
+    if other.status != 409:
+        raise NotTried(f"the API answers a duplicate in flight with {other.text()}, not with 409")
+    return other
+
+
+# --- the key ---
+
+
+@check("key-quoted")
+async def _(t: Try) -> None:
+    key = t.key().encode()
+    await same_key(t, [b'"' + key + b';a,b"'], [b'"' + key + b';a,b"'])
+
+
+@check("key-bare")
+async def _(t: Try) -> None:
+    key = t.key().encode()
+    await same_key(t, [key], [key])
+
+
+@check("key-quoted-is-bare")
+async def _(t: Try) -> None:
+    key = t.key().encode()
+    await t.first(None, lines=[b'"' + key + b'"'])
+    again = await t.send(None, lines=[key])
+    if again.status == 400:
+        raise NotTried("the API takes no bare keys")
+    await t.expect_effects(1, f"the bare spelling got {again.text()}")
+
+
+@check("key-parameters")
+async def _(t: Try) -> None:
+    key = t.spell(t.key())
+    await same_key(t, [key], [key + b";v=1"])
+
+
+@check("key-escape")
+async def _(t: Try) -> None:
+    key = t.key().encode()
+    await same_key(t, [b'"' + key + b'\\""'], [b'"' + key + b'\\""'])
+
+
+@check("key-escape-unescaped")
+async def _(t: Try) -> None:
+    key = t.key().encode()
+    await two_keys(t, [b'"' + key + b'\\\\"'], [b'"' + key + b'\\""'])
+
+
+@check("key-bad-escape")
+async def _(t: Try) -> None:
+    await refused(t, [b'"' + t.key().encode() + b'\\n"'])
+
+
+@check("key-unterminated")
+async def _(t: Try) -> None:
+    await refused(t, [b'"' + t.key().encode()])
+
+
+@check("key-trailing")
+async def _(t: Try) -> None:
+    await refused(t, [b'"' + t.key().encode() + b'" x'])
+
+
+@check("key-doubled")
+async def _(t: Try) -> None:
+    await refused(t, [t.spell(t.key()), t.spell(t.key())])
+
+
+@check("key-doubled-same")
+async def _(t: Try) -> None:
+    key = t.spell(t.key())
+    await refused(t, [key, key])
+
+
+@check("key-list")
+async def _(t: Try) -> None:
+    await refused(t, [t.spell(t.key()) + b", " + t.spell(t.key())])
+
+
+@check("key-empty")
+async def _(t: Try) -> None:
+    await refused(t, [b""])
+
+
+@check("key-empty-string")
+async def _(t: Try) -> None:
+    await refused(t, [b'""'])
+
+
+@check("key-255")
+async def _(t: Try) -> None:
+    key = t.spell(t.key().ljust(255, "x"))
+    await same_key(t, [key], [key])
+
+
+@check("key-not-truncated")
+async def _(t: Try) -> None:
+    key = t.key().ljust(LONG_KEY, "x")
+    await two_keys(t, [t.spell(key + "a")], [t.spell(key + "b")])
+
+
+@check("key-too-long")
+async def _(t: Try) -> None:
+    await refused(t, [t.spell(t.key().ljust(HUGE_KEY, "x"))])
+
+
+@check("key-non-ascii")
+async def _(t: Try) -> None:
+    await refused(t, [t.spell(t.key()).replace(b"conform", "clé".encode())])
+
+
+@check("key-control")
+async def _(t: Try) -> None:
+    await refused(t, [t.spell(t.key()).replace(b"conform", b"a\x01b")])
+
+
+@check("key-case")
+async def _(t: Try) -> None:
+    key = t.key()
+    await two_keys(t, [t.spell(key.lower())], [t.spell(key.upper())])
+
+
+@check("key-pattern")
+async def _(t: Try) -> None:
+    key = t.key()
+    await two_keys(t, [t.spell(f"{key}x")], [t.spell(f"{key}%")])
+
+
+@check("key-injection")
+async def _(t: Try) -> None:
+    key = t.key()
+    await two_keys(t, [t.spell(f"{key}'or'1'='1")], [t.spell(f"{key}'or'1'='2")])
+
+
+@check("key-header-name")
+async def _(t: Try) -> None:
+    key = t.spell(t.key())
+    await same_key(t, [key], [key], key_name=t.case.key_header.swapcase())
+
+
+@check("key-whitespace")
+async def _(t: Try) -> None:
+    key = t.spell(t.key())
+    await same_key(t, [key], [b"  " + key + b" \t"])
+
+
+@check("key-fresh")
+async def _(t: Try) -> None:
+    key = t.key()
+    replies = [await t.send(f"{key}-{number}") for number in (1, 2)]
+    await t.expect_effects(2, tally(replies))
+
+
+@check("key-missing")
+async def _(t: Try) -> None:
+    reply = await t.send(None)
+    if reply.status >= 500 or not reply.status:
+        raise Failed(reply.text())
+    await t.expect_effects(0, reply.text())
+
+
+@check("key-missing-status")
+async def _(t: Try) -> None:
+    reply = await t.send(None)
+    if reply.status != 400 and not reply.ok:
+        raise Failed(f"{reply.text()}, not 400")
+
+
+@check("key-optional")
+async def _(t: Try) -> None:
+    replies = [await t.first(None) for _ in range(2)]
+    await t.expect_effects(2, tally(replies))
+
+
+# --- a retry ---
+
+
+@check("replay-once")
+async def _(t: Try) -> None:
+    _, again = await twice(t)
+    await t.expect_effects(1, f"the retry got {again.text()}")
+
+
+@check("replay-again")
+async def _(t: Try) -> None:
+    key = t.key()
+    replies = [await t.first(key)] + [await t.send(key) for _ in range(4)]
+    await t.expect_effects(1, tally(replies))
+
+
+@check("replay-status")
+async def _(t: Try) -> None:
+    first, again = await twice(t)
+    if again.status != first.status:
+        raise Failed(f"first {first.text()}, then {again.text()}")
+
+
+@check("replay-body")
+async def _(t: Try) -> None:
+    first, again = await twice(t)
+    if again.ok and again.body != first.body:
+        raise Failed(f"the retry's body differs: {len(first.body)} bytes first, then {len(again.body)}")
+
+
+@check("replay-content-type")
+async def _(t: Try) -> None:
+    first, again = await twice(t)
+    if again.ok and again.header("content-type") != first.header("content-type"):
+        raise Failed(f"Content-Type {first.header('content-type')} first, then {again.header('content-type')}")
+
+
+@check("replay-location")
+async def _(t: Try) -> None:
+    first, again = await twice(t)
+    if first.header("location") is None:
+        raise NotTried("the first answer has no Location")
+    if again.ok and again.header("location") != first.header("location"):
+        raise Failed(f"Location {first.header('location')} first, then {again.header('location')}")
+
+
+@check("replay-no-cookie")
+async def _(t: Try) -> None:
+    first, again = await twice(t)
+    cookie = first.header("set-cookie")
+    if cookie is not None and again.header("set-cookie") == cookie:
+        raise Failed("the retry got the first answer's Set-Cookie")
+
+
+@check("replay-marked")
+async def _(t: Try) -> None:
+    _, again = await twice(t)
+    if again.ok and not marked(t, again):
+        raise Failed(f"the retry's answer has no {t.case.replayed_header}: true")
+
+
+@check("replay-first-unmarked")
+async def _(t: Try) -> None:
+    if marked(t, await t.first(t.key())):
+        raise Failed(f"the first answer has {t.case.replayed_header}: true")
+
+
+@check("replay-framing")
+async def _(t: Try) -> None:
+    key = t.key()
+    await t.first(key)
+    async with asyncio.timeout(t.case.limits.timeout_seconds), Connection(t.target) as connection:
+        await connection.write(t.encode(key))
+        again = await connection.read(t.case.request.method)
+        more = await connection.leftover()
+    if again.framing or more:
+        raise Failed(again.framing or f"after the retry's answer came {len(more)} byte(s) more")
+
+
+@check("replay-same-connection")
+async def _(t: Try) -> None:
+    key = t.key()
+    try:
+        async with asyncio.timeout(t.case.limits.timeout_seconds), Connection(t.target) as connection:
+            await connection.write(t.encode(key, close=False))
+            first = await connection.read(t.case.request.method)
+            await connection.write(t.encode(key))
+            again = await connection.read(t.case.request.method)
+    except TimeoutError:
+        raise Failed("the retry on the same connection got no answer") from None
+    except Exception as error:
+        if "closed" in str(error) or isinstance(error, asyncio.IncompleteReadError):
+            raise NotTried("the API closes a connection after each answer") from None
+        raise
+    if not first.ok:
+        raise Failed(f"the first request got {first.text()}")
+    await t.expect_effects(1, f"the retry got {again.text()}")
+
+
+@check("replay-chunked")
+async def _(t: Try) -> None:
+    key = t.key()
+    await t.first(key)
+    again = await t.send(key, chunked=True)
+    if again.status in (411, 501):
+        raise NotTried(f"the API takes no chunked bodies ({again.text()})")
+    if not again.ok:
+        raise Failed(f"the same body in chunks got {again.text()}")
+    await t.expect_effects(1, f"the same body in chunks got {again.text()}")
+
+
+@check("replay-other-headers")
+async def _(t: Try) -> None:
+    key = t.key()
+    await t.first(key)
+    again = await t.send(key, with_headers(t.case.request, {"X-Conform": "another"}))
+    if not again.ok:
+        raise Failed(f"a retry with another X-Conform header got {again.text()}")
+    await t.expect_effects(1, f"a retry with another X-Conform header got {again.text()}")
+
+
+@check("replay-large-body")
+async def _(t: Try) -> None:
+    large = padded(t.case.request, PADDING)
+    key = t.key()
+    first, again = await t.send(key, large), await t.send(key, large)
+    if not first.ok and 400 <= first.status < 500:
+        return await t.expect_effects(0, first.text())
+    if not first.ok or not again.ok:
+        raise Failed(f"first {first.text()}, then {again.text()}")
+    return await t.expect_effects(1, again.text())
+
+
+@check("replay-huge-body")
+async def _(t: Try) -> None:
+    huge = padded(t.case.request, t.case.limits.body_bytes)
+    key = t.key()
+    first = await t.send(key, huge)
+    again = await t.send(key, huge)
+    if any(reply.status >= 500 for reply in (first, again)):
+        raise Failed(f"first {first.text()}, then {again.text()}")
+    if not (await t.send(t.key())).ok:
+        raise Failed("after a huge body the API did not accept an ordinary request")
+    if (found := await t.grown()) > 2:
+        raise Failed(f"first {first.text()}, then {again.text()}; the huge body had {found - 1} effects")
+
+
+@check("replay-large-answer")
+async def _(t: Try) -> None:
+    request = t.needs("large_answer")
+    first, again = await twice(t, request)
+    if again.ok and again.body != first.body:
+        raise Failed(f"{len(first.body)} bytes first, then {len(again.body)} bytes as {again.text()}")
+    await t.expect_effects(1, again.text())
+
+
+# --- another request under the same key ---
+
+
+async def _mismatch(t: Try) -> tuple[Reply, Reply, str]:
+    key = t.key()
+    first = await t.first(key)
+    return first, await t.send(key, t.needs("other")), key
+
+
+@check("other-body")
+async def _(t: Try) -> None:
+    first, other, _ = await _mismatch(t)
+    if other.ok and (marked(t, other) or other.body == first.body):
+        raise Failed(f"another payload got the first answer ({other.text()})")
+    await t.expect_effects(1, f"another payload got {other.text()}")
+
+
+@check("other-body-status")
+async def _(t: Try) -> None:
+    _, other, _ = await _mismatch(t)
+    wanted = (400, 409, 422) if t.profile == "stripe" else (422,)
+    if not other.ok and other.status not in wanted:
+        raise Failed(f"{other.text()}, not {' or '.join(map(str, wanted))}")
+
+
+@check("other-body-keeps-first")
+async def _(t: Try) -> None:
+    first, _, key = await _mismatch(t)
+    again = await t.send(key)
+    if not again.ok or again.body != first.body:
+        raise Failed(f"after another payload was tried, the first request's retry got {again.text()}")
+
+
+@check("other-large-body")
+async def _(t: Try) -> None:
+    key = t.key()
+    first = await t.send(key, padded(t.case.request, PADDING))
+    if not first.ok:
+        raise NotTried(f"the API takes no body of {PADDING} bytes ({first.text()})")
+    other = await t.send(key, padded(t.needs("other"), PADDING))
+    if other.ok and (marked(t, other) or other.body == first.body):
+        raise Failed(f"a body that differs after {PADDING} bytes got the first answer ({other.text()})")
+    await t.expect_effects(1, f"a body that differs after {PADDING} bytes got {other.text()}")
+
+
+@check("other-query")
+async def _(t: Try) -> None:
+    key, request = t.key(), t.case.request
+    first = await t.first(key)
+    path = f"{request.path}{'&' if '?' in request.path else '?'}conform=1"
+    other = await t.send(key, Request(request.method, path, request.body, request.content_type, request.headers))
+    await not_replayed(t, first, other, "the same body with another query")
+
+
+@check("other-media-type")
+async def _(t: Try) -> None:
+    key = t.key()
+    first = await t.first(key)
+    other = await t.send(key, t.case.request.with_body(t.case.request.body, "text/plain"))
+    await not_replayed(t, first, other, "the same bytes as text/plain")
+
+
+@check("other-operation")
+async def _(t: Try) -> None:
+    key = t.key()
+    first = await t.first(key)
+    other = await t.send(key, t.needs("second"))
+    await not_replayed(t, first, other, "another operation with the same key")
+
+
+@check("other-method")
+async def _(t: Try) -> None:
+    key, request = t.key(), t.case.request
+    first = await t.first(key)
+    method = "PATCH" if request.method != "PATCH" else "POST"
+    other = await t.send(key, Request(method, request.path, request.body, request.content_type, request.headers))
+    await not_replayed(t, first, other, f"{method} with the same key")
+
+
+@check("other-get")
+async def _(t: Try) -> None:
+    key, request = t.key(), t.case.request
+    first = await t.first(key)
+    other = await t.send(key, Request("GET", request.path, b"", "", request.headers))
+    if other.ok and (marked(t, other) or (other.body == first.body and first.body)):
+        raise Failed(f"GET with the same key got {other.text()} with the first request's answer")
+    await t.expect_effects(1, f"GET got {other.text()}")
+
+
+@check("other-duplicate-names")
+async def _(t: Try) -> None:
+    members, other = t.case.request.members, t.needs("other").members
+    name = next((name for name in members or {} if other and other.get(name) != (members or {})[name]), None)
+    if members is None or other is None or name is None:
+        raise NotTried("no member of the request's JSON object has another value in [other]")
+    usual = t.case.request.body.strip()
+    body = b"{" + json.dumps(name).encode() + b": " + json.dumps(other.get(name)).encode() + b", " + usual[1:]
+    key = t.key()
+    first = await t.send(key, t.case.request.with_body(body))
+    if not first.ok:
+        return
+    again = await t.send(key)
+    if again.ok and (marked(t, again) or again.body == first.body):
+        raise Failed(f"a body with {name!r} twice and one with it once are taken for the same ({again.text()})")
+
+
+@check("other-number")
+async def _(t: Try) -> None:
+    key = t.key()
+    first = await t.first(key, t.needs("number_a"))
+    other = await t.send(key, t.needs("number_b"))
+    await not_replayed(t, first, other, "a number that differs beyond a double's precision")
+
+
+# --- the same JSON, written otherwise ---
+
+
+async def _rewritten(t: Try, body: bytes, what: str) -> None:
+    key = t.key()
+    await t.first(key)
+    again = await t.send(key, t.case.request.with_body(body))
+    if not again.ok:
+        raise Failed(f"{what} got {again.text()}")
+    await t.expect_effects(1, f"{what} got {again.text()}")
+
+
+@check("json-order")
+async def _(t: Try) -> None:
+    members = t.case.request.members or {}
+    if len(members) < 2:
+        raise NotTried("the request's JSON object has one member only")
+    await _rewritten(t, json.dumps(dict(reversed(members.items()))).encode(), "the members in another order")
+
+
+@check("json-space")
+async def _(t: Try) -> None:
+    await _rewritten(t, json.dumps(t.case.request.members, indent=3).encode() + b"\n", "more white space")
+
+
+@check("json-escapes")
+async def _(t: Try) -> None:
+    text = t.case.request.body.decode()
+    name = next(iter(t.case.request.members or {}))
+    first = json.dumps(name)
+    if not name[:1].isalpha() or not name.isascii() or first not in text:
+        raise NotTried("the first member's name has no letter to escape")
+    escaped = f'"\\u{ord(name[0]):04x}{name[1:]}"'
+    await _rewritten(t, text.replace(first, escaped, 1).encode(), "a letter as \\u escape")
+
+
+@check("json-invalid")
+async def _(t: Try) -> None:
+    reply = await t.send(t.key(), t.case.request.with_body(t.case.request.body.rstrip()[:-1]))
+    if not 400 <= reply.status < 500:
+        raise Failed(f"half a JSON document got {reply.text()}, not a 4xx")
+    await t.expect_effects(0, reply.text())
+
+
+@check("json-surrogate")
+async def _(t: Try) -> None:
+    body = b'{"\\ud800": "\\udfff", ' + t.case.request.body.strip()[1:]
+    reply = await t.send(t.key(), t.case.request.with_body(body))
+    if reply.status >= 500 or not reply.status:
+        raise Failed(f"a lone surrogate got {reply.text()}")
+
+
+@check("json-nested")
+async def _(t: Try) -> None:
+    reply = await t.send(t.key(), t.case.request.with_body(b"[" * 50_000 + b"]" * 50_000))
+    if reply.status >= 500 or not reply.status:
+        raise Failed(f"50,000 nested arrays got {reply.text()}")
+
+
+@check("multipart-boundary")
+async def _(t: Try) -> None:
+    def form(boundary: str) -> Request:
+        parts = "".join(
+            f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+            for name, value in t.case.multipart.items()
+        )
+        return t.case.request.with_body(
+            f"{parts}--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
+        )
+
+    key = t.key()
+    await t.first(key, form("conform-one"))
+    again = await t.send(key, form("conform-two"))
+    if not again.ok:
+        raise Failed(f"the same parts with another boundary got {again.text()}")
+    await t.expect_effects(1, again.text())
+
+
+# --- errors ---
+
+
+async def _missing_answer(t: Try) -> Reply:
+    reply = await t.send(None)
+    if not 400 <= reply.status < 500:
+        raise NotTried(f"a request without a key is not refused ({reply.text()})")
+    return reply
+
+
+async def _mismatch_answer(t: Try) -> Reply:
+    _, other, _ = await _mismatch(t)
+    if not 400 <= other.status < 500:
+        raise NotTried(f"another payload under the same key is not refused ({other.text()})")
+    return other
+
+
+def _is_problem(reply: Reply) -> None:
+    if reply.media_type != "application/problem+json":
+        raise Failed(f"{reply.text()} has the Content-Type {reply.header('content-type') or '(none)'}")
+
+
+@check("problem-missing")
+async def _(t: Try) -> None:
+    _is_problem(await _missing_answer(t))
+
+
+@check("problem-mismatch")
+async def _(t: Try) -> None:
+    _is_problem(await _mismatch_answer(t))
+
+
+def _well_formed(reply: Reply) -> None:
+    document = problem(reply)
+    if reply.media_type != "application/problem+json":
+        return
+    if document.get("status", reply.status) != reply.status:
+        raise Failed(f"{reply.text()} has a problem with status {document.get('status')!r}")
+    if not isinstance(document.get("title"), str) or not isinstance(document.get("type", ""), str):
+        raise Failed(f"{reply.text()} has a problem without a title, or with a type that is no text")
+
+
+@check("problem-members")
+async def _(t: Try) -> None:
+    _well_formed(await _missing_answer(t))
+
+
+@check("problem-members-mismatch")
+async def _(t: Try) -> None:
+    _well_formed(await _mismatch_answer(t))
+
+
+@check("problem-link-missing")
+async def _(t: Try) -> None:
+    reply = await _missing_answer(t)
+    if not has_link(reply):
+        raise Failed(f"{reply.text()} without a link to documentation, in its body or as a Link header")
+
+
+@check("problem-link-mismatch")
+async def _(t: Try) -> None:
+    reply = await _mismatch_answer(t)
+    if not has_link(reply):
+        raise Failed(f"{reply.text()} without a link to documentation, in its body or as a Link header")
+
+
+@check("problem-no-secrets")
+async def _(t: Try) -> None:
+    _, other, key = await _mismatch(t)
+    if other.ok:
+        raise NotTried(f"another payload under the same key is not refused ({other.text()})")
+    if key.encode() in other.body:
+        raise Failed("the error repeats the key")
+
+
+@check("refused-again")
+async def _(t: Try) -> None:
+    key, request = t.key(), t.needs("refused")
+    first, again = await t.send(key, request), await t.send(key, request)
+    if not 400 <= first.status < 500:
+        raise NotTried(f"[refused] got {first.text()}, not a 4xx")
+    if again.status != first.status:
+        raise Failed(f"first {first.text()}, then {again.text()}")
+    await t.expect_effects(0, again.text())
+
+
+@check("broken-again")
+async def _(t: Try) -> None:
+    key, request = t.key(), t.needs("broken")
+    first = await t.send(key, request)
+    if first.status and first.status < 500:
+        raise NotTried(f"[broken] got {first.text()}, not a 5xx")
+    again = await t.send(key, request)
+    found = await t.grown()
+    if found > 1:
+        raise Failed(f"first {first.text()}, then {again.text()}; {found} effects happened, at most 1 expected")
+
+
+@check("broken-honest")
+async def _(t: Try) -> None:
+    key, request = t.key(), t.needs("broken")
+    first, again = await t.send(key, request), await t.send(key, request)
+    if first.status >= 500 and again.ok and await t.grown() == 0:
+        raise Failed(f"first {first.text()}, then {again.text()}, and nothing has happened")
+
+
+# --- callers ---
+
+
+@check("caller-other")
+async def _(t: Try) -> None:
+    key = t.key()
+    first = await t.first(key)
+    other = await t.send(key, caller=t.case.other_caller)
+    await not_replayed(t, first, other, "another caller with the same key")
+    if other.ok:
+        await t.expect_effects(2, f"another caller with the same key got {other.text()}")
+
+
+@check("caller-other-payload")
+async def _(t: Try) -> None:
+    fresh = await t.send(t.key(), t.needs("other"), caller=t.case.other_caller)
+    key = t.key()
+    await t.first(key)
+    other = await t.send(key, t.needs("other"), caller=t.case.other_caller)
+    if other.status != fresh.status:
+        raise Failed(f"with a fresh key another caller gets {fresh.text()}, with this caller's key {other.text()}")
+
+
+@check("caller-nobody")
+async def _(t: Try) -> None:
+    key = t.key()
+    first = await t.first(key)
+    other = await t.send(key, caller={})
+    if other.ok and (marked(t, other) or other.body == first.body):
+        raise Failed(f"a request without credentials got {other.text()} with the first caller's answer")
+
+
+# --- at the same time ---
+
+
+async def _race(t: Try) -> tuple[int, list[list[Reply]]]:
+    limits = t.case.limits
+    rounds = []
+    for _ in range(limits.rounds):
+        rounds.append(await crowd(t, [(t.key(), None)] * limits.parallel))
+    return limits.rounds, rounds
+
+
+@check("race-one-effect")
+async def _(t: Try) -> None:
+    total, rounds = await _race(t)
+    await t.expect_effects(total, tally([reply for each in rounds for reply in each]))
+
+
+@check("race-one-answer")
+async def _(t: Try) -> None:
+    _, rounds = await _race(t)
+    for each in rounds:
+        bodies = {reply.body for reply in each if reply.ok}
+        if len(bodies) > 1:
+            raise Failed(f"{len(bodies)} different successful answers for one key ({tally(each)})")
+
+
+@check("race-losers")
+async def _(t: Try) -> None:
+    _, rounds = await _race(t)
+    for each in rounds:
+        if not any(reply.ok for reply in each):
+            raise Failed(f"no duplicate was successful: {tally(each)}")
+        bad = [reply for reply in each if not reply.ok and reply.status not in IN_PROGRESS]
+        if bad:
+            raise Failed(f"duplicates at the same time got {tally(bad)}; the replay or 409 expected")
+
+
+@check("race-crowd")
+async def _(t: Try) -> None:
+    replies = await crowd(t, [(t.key(), None)] * t.case.limits.crowd)
+    await t.expect_effects(1, tally(replies))
+
+
+@check("race-payloads")
+async def _(t: Try) -> None:
+    other = t.needs("other")
+    for _ in range(max(t.case.limits.rounds // 4, 1)):
+        key = t.key()
+        replies = await crowd(t, [(key, None), (key, other)] * (t.case.limits.parallel // 2))
+        if len({reply.body for reply in replies if reply.ok}) > 1:
+            raise Failed(f"both payloads were accepted under one key: {tally(replies)}")
+
+
+@check("race-keys")
+async def _(t: Try) -> None:
+    count = t.case.limits.parallel
+    replies = await crowd(t, [(t.key(), None) for _ in range(count)])
+    accepted = sum(reply.ok for reply in replies)
+    refusals = [reply for reply in replies if not reply.ok and reply.status not in (429, 503)]
+    if refusals:
+        raise Failed(f"different keys at the same time: {tally(replies)}")
+    await t.expect_effects(accepted, tally(replies))
+
+
+@check("flight-duplicate")
+async def _(t: Try) -> None:
+    answer, other, _ = await while_slow(t, t.send)
+    if other.ok and other.body != answer.body:
+        raise Failed(f"the duplicate got {other.text()} with another answer than the first request")
+    if not other.ok and other.status != 409:
+        raise Failed(f"the duplicate got {other.text()}; 409 or the first request's answer expected")
+
+
+@check("flight-one-effect")
+async def _(t: Try) -> None:
+    _, other, _ = await while_slow(t, t.send)
+    await t.expect_effects(1, f"the duplicate of a running request got {other.text()}")
+
+
+@check("flight-then-replay")
+async def _(t: Try) -> None:
+    keys: list[str] = []
+
+    async def duplicate(key: str, slow: Request) -> Reply:
+        keys.append(key)
+        return await t.send(key, slow)
+
+    answer, _, _ = await while_slow(t, duplicate)
+    again = await t.send(keys[0], t.needs("slow"))
+    if not again.ok or again.body != answer.body:
+        raise Failed(f"after the first request ended, its retry got {again.text()}")
+
+
+@check("flight-retry-after")
+async def _(t: Try) -> None:
+    reply = await conflict(t)
+    value = reply.header("retry-after")
+    if value is None:
+        raise Failed("409 without Retry-After")
+
+
+@check("flight-retry-after-value")
+async def _(t: Try) -> None:
+    value = (await conflict(t)).header("retry-after")
+    if value is not None and not value.isdigit() and not value.endswith("GMT"):
+        raise Failed(f"Retry-After: {value[:60]!r} is neither seconds nor a date")
+
+
+@check("flight-problem")
+async def _(t: Try) -> None:
+    _is_problem(await conflict(t))
+
+
+@check("flight-other-payload")
+async def _(t: Try) -> None:
+    _, other, _ = await while_slow(t, lambda key, slow: t.send(key, t.needs("other")))
+    if other.ok or other.status >= 500 or not other.status:
+        raise Failed(f"another payload under a running request's key got {other.text()}; 422 or 409 expected")
+
+
+@check("flight-other-key")
+async def _(t: Try) -> None:
+    _, other, ended_first = await while_slow(t, lambda key, slow: t.send(t.key()))
+    if not other.ok or not ended_first:
+        raise Failed(f"an ordinary request with another key {'waited' if other.ok else f'got {other.text()}'}")
+
+
+# --- lost, late and broken ---
+
+
+@check("lost-request")
+async def _(t: Try) -> None:
+    key = t.key()
+    async with asyncio.timeout(t.case.limits.timeout_seconds), Connection(t.target) as connection:
+        await connection.write(t.encode(key))
+    await asyncio.sleep(RETRY_SECONDS)
+    again = await t.settled(key)
+    if not again.ok:
+        raise Failed(f"the client left before the answer; its retry got {again.text()}")
+    await t.expect_effects(1, f"the retry got {again.text()}")
+
+
+@check("lost-answer")
+async def _(t: Try) -> None:
+    key = t.key()
+    async with asyncio.timeout(t.case.limits.timeout_seconds), Connection(t.target) as connection:
+        await connection.write(t.encode(key))
+        await connection.some()
+        connection.reset()
+    await asyncio.sleep(RETRY_SECONDS)
+    again = await t.settled(key)
+    if not again.ok:
+        raise Failed(f"the connection broke inside the answer; the retry got {again.text()}")
+    await t.expect_effects(1, f"the retry got {again.text()}")
+
+
+@check("lost-running")
+async def _(t: Try) -> None:
+    key, slow = t.key(), t.needs("slow")
+    async with asyncio.timeout(t.case.limits.timeout_seconds), Connection(t.target) as connection:
+        await connection.write(t.encode(key, slow))
+        await asyncio.sleep(t.case.slow_seconds * IN_FLIGHT_PART)
+        connection.reset()
+    again = await t.settled(key, slow)
+    found = await t.grown()
+    if found > 1 or (again.ok and found != 1):
+        raise Failed(f"the client left while the request ran; the retry got {again.text()}; {found} effect(s) happened")
+
+
+@check("half-body")
+async def _(t: Try) -> None:
+    key, request = t.key(), t.case.request
+    half = request.with_body(request.body[: len(request.body) // 2])
+    async with asyncio.timeout(t.case.limits.timeout_seconds), Connection(t.target) as connection:
+        await connection.write(t.encode(key, half, claimed=len(request.body)))
+    again = await t.settled(key)
+    if not again.ok:
+        raise Failed(f"after half a body the whole request got {again.text()}")
+    await t.expect_effects(1, f"the whole request got {again.text()}")
+
+
+@check("slow-client")
+async def _(t: Try) -> None:
+    key = t.key()
+    data = t.encode(key)
+    head, body = data[: len(data) - len(t.case.request.body)], t.case.request.body
+    cuts = [len(body) * number // (PIECES - 1) for number in range(PIECES)]
+    pieces = [head, *(body[start:end] for start, end in itertools.pairwise(cuts))]
+    async with asyncio.timeout(t.case.limits.timeout_seconds), Connection(t.target) as connection:
+        for piece in pieces:
+            await connection.write(piece)
+            await asyncio.sleep(PIECE_SECONDS)
+        first = await connection.read(t.case.request.method)
+    again = await t.send(key)
+    if not first.ok or not again.ok:
+        raise Failed(f"a request in {PIECES} pieces got {first.text()}, its retry {again.text()}")
+    await t.expect_effects(1, f"a request in {PIECES} pieces got {first.text()}, its retry {again.text()}")
+
+
+# --- documentation ---
+
+
+async def _document(t: Try) -> dict[str, Any]:
+    request = Request("GET", t.case.openapi, b"", "")
+    reply = await exchange(t.target, t.encode(None, request), "GET", t.case.limits.timeout_seconds)
+    document = problem(reply)
+    operation = document.get("paths", {}).get(t.case.request.path, {}).get(t.case.request.method.lower())
+    if not isinstance(operation, dict):
+        raise Failed(f"{t.case.openapi} ({reply.text()}) has no {t.case.request.method} {t.case.request.path}")
+    return operation
+
+
+@check("openapi-header")
+async def _(t: Try) -> None:
+    found = (await _document(t)).get("parameters", [])
+    names = [str(each.get("name", "")).lower() for each in found if isinstance(each, dict)]
+    if t.case.key_header.lower() not in names:
+        raise Failed(f"the operation documents no header {t.case.key_header}")
+
+
+@check("openapi-errors")
+async def _(t: Try) -> None:
+    found = set((await _document(t)).get("responses", {}))
+    lacks = [status for status in ("400", "409", "422") if status not in found]
+    if lacks:
+        raise Failed(f"the operation does not document {', '.join(lacks)}")
+
+
+# --- crashes, outages, time: with hooks ---
+
+
+@check("crash-remembers")
+async def _(t: Try) -> None:
+    key = t.key()
+    first = await t.first(key)
+    await t.hook("kill")
+    await t.hook("restart")
+    await t.await_service()
+    again = await t.settled(key)
+    if not again.ok or again.body != first.body:
+        raise Failed(f"after a kill and a restart the retry got {again.text()}")
+    await t.expect_effects(1, again.text())
+
+
+async def _crash_while_running(t: Try) -> tuple[str, Request]:
+    key, slow = t.key(), t.needs("slow")
+    running = asyncio.create_task(t.send(key, slow))
+    await asyncio.sleep(t.case.slow_seconds * IN_FLIGHT_PART)
+    await t.hook("kill")
+    await running
+    await t.hook("restart")
+    await t.await_service()
+    return key, slow
+
+
+@check("crash-one-effect")
+async def _(t: Try) -> None:
+    key, slow = await _crash_while_running(t)
+    again = await t.settled(key, slow, seconds=t.case.lease_seconds * 2 + 0.2)
+    found = await t.grown()
+    if found > 1 or (again.ok and found != 1):
+        raise Failed(f"killed while it ran; the retry got {again.text()}; {found} effect(s) happened")
+
+
+@check("crash-not-forever")
+async def _(t: Try) -> None:
+    key, slow = await _crash_while_running(t)
+    begun = time.monotonic()
+    while time.monotonic() - begun < t.case.lease_seconds * 2 + 0.2:
+        reply = await t.send(key, slow)
+        if reply.status and reply.header("retry-after") is None and reply.status < 500:
+            return
+        await asyncio.sleep(RETRY_SECONDS)
+    raise Failed(f"two leases after a kill the retry still gets {reply.text()} with Retry-After")
+
+
+async def _outage(t: Try, act: Callable[[], Awaitable[Reply]]) -> Reply:
+    await t.hook("store_off")
+    try:
+        return await act()
+    finally:
+        await t.hook("store_on")
+
+
+@check("outage-no-effect")
+async def _(t: Try) -> None:
+    key = t.key()
+    reply = await _outage(t, lambda: t.send(key))
+    again = await t.settled(key)
+    found = await t.grown()
+    if found > 1 or reply.ok:
+        raise Failed(f"without its store: {reply.text()}, afterwards {again.text()}; {found} effect(s) happened")
+
+
+@check("outage-replay")
+async def _(t: Try) -> None:
+    key = t.key()
+    await t.first(key)
+    reply = await _outage(t, lambda: t.send(key))
+    await t.expect_effects(1, f"a retry without the store got {reply.text()}")
+
+
+@check("outage-status")
+async def _(t: Try) -> None:
+    reply = await _outage(t, lambda: t.send(t.key()))
+    if reply.status != 503 and not reply.ok:
+        raise Failed(f"without its store: {reply.text()}, not 503")
+
+
+@check("outage-recovers")
+async def _(t: Try) -> None:
+    key = t.key()
+    await _outage(t, lambda: t.send(key))
+    again = await t.settled(key)
+    if not again.ok:
+        raise Failed(f"after the outage the retry got {again.text()}")
+
+
+@check("expiry-not-early")
+async def _(t: Try) -> None:
+    key = t.key()
+    await t.first(key)
+    await t.hook("clock", f"{t.case.expiry_seconds / 2:g}")
+    again = await t.send(key)
+    await t.expect_effects(1, f"at half of the promised time the retry got {again.text()}")
+
+
+@check("expiry-clean")
+async def _(t: Try) -> None:
+    key = t.key()
+    await t.first(key)
+    await t.hook("clock", f"{t.case.expiry_seconds * 2:g}")
+    again = await t.send(key)
+    if again.status >= 500 or not again.status:
+        raise Failed(f"after the promised time the retry got {again.text()}")

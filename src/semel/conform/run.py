@@ -1,0 +1,341 @@
+"""Runs the catalogue against an API: looks whether it can be tested at all, then one check after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from semel.conform.case import Case, Request
+from semel.conform.catalogue import LEVELS, PROFILES, Check, load_catalogue
+from semel.conform.effects import Counter, CountError, run_hook
+from semel.conform.report import Report, Result
+from semel.conform.wire import Connection, Header, Reply, Target, encode, exchange, explain, is_private, parse_target
+
+RETRY_SECONDS: Final = 0.05
+IN_PROGRESS: Final = frozenset({409, 425, 429, 503})
+
+
+class CannotRun(Exception):
+    """The API cannot be tested as it is: ``reason`` says why, ``remedy`` what to change."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"cannot run: {reason}; {remedy}")
+        self.reason = reason
+        self.remedy = remedy
+
+
+class Failed(Exception):
+    """A check failed; the message is what came."""
+
+
+class NotTried(Exception):
+    """A check could not be made; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which checks are run: a profile, levels, and ids or prefixes of ids (empty: all). Raises ValueError."""
+
+    profile: str = "draft-07"
+    levels: Sequence[str] = LEVELS
+    only: Sequence[str] = ()
+
+    def checks(self) -> list[Check]:
+        """The chosen checks, in the catalogue's order."""
+        if self.profile not in PROFILES:
+            raise ValueError(f"--profile must be one of {', '.join(PROFILES)}, not {self.profile!r}")
+        wrong = [level for level in self.levels if level not in LEVELS]
+        if wrong or not self.levels:
+            raise ValueError(f"--level must be some of {', '.join(LEVELS)}, not {', '.join(wrong) or 'nothing'!r}")
+        catalogue = load_catalogue()
+        for name in self.only:
+            if not any(_matches(each.id, name) for each in catalogue):
+                raise ValueError(f"--only {name!r} is no check and no group of checks; see docs/conformance.md")
+        return [
+            each
+            for each in catalogue
+            if self.profile in each.profiles
+            and each.level in self.levels
+            and (not self.only or any(_matches(each.id, name) for name in self.only))
+        ]
+
+
+def _matches(check: str, name: str) -> bool:
+    return check == name or check.startswith(f"{name}-")
+
+
+class Try:
+    """What one check works with: it sends requests and counts effects since the check began."""
+
+    def __init__(self, target: Target, case: Case, counter: Counter, profile: str, unit: int) -> None:
+        self.target = target
+        self.case = case
+        self.profile = profile
+        self._counter = counter
+        self._unit = unit
+        self._before = 0
+        self._both = False
+
+    async def begin(self, *, both: bool = False) -> None:
+        """Effects are counted from now on; with ``both``, those of both callers."""
+        self._both = both
+        self._before = await self._counter.count(both=both)
+
+    def key(self) -> str:
+        """A fresh key."""
+        return f"conform-{uuid.uuid4()}"
+
+    def spell(self, key: str) -> bytes:
+        """The key as the profile spells it: quoted, but for Stripe's."""
+        return key.encode() if self.profile == "stripe" else b'"' + key.encode() + b'"'
+
+    def headers(
+        self, request: Request, lines: Sequence[bytes], caller: Mapping[str, str] | None = None
+    ) -> list[Header]:
+        """The headers of a request with these values of the key's header."""
+        who = self.case.caller if caller is None else caller
+        found: list[Header] = [(name, value.encode()) for name, value in {**who, **request.headers}.items()]
+        if request.body and request.content_type:
+            found.append(("Content-Type", request.content_type.encode()))
+        return found + [(self.case.key_header, line) for line in lines]
+
+    def encode(
+        self,
+        key: str | None,
+        request: Request | None = None,
+        *,
+        lines: Sequence[bytes] | None = None,
+        caller: Mapping[str, str] | None = None,
+        chunked: bool = False,
+        close: bool = True,
+        claimed: int | None = None,
+        key_name: str = "",
+    ) -> bytes:
+        """A request's bytes. ``lines`` are the raw values of the key's header, in place of ``key``."""
+        what = request or self.case.request
+        values = lines if lines is not None else [] if key is None else [self.spell(key)]
+        headers = self.headers(what, values, caller)
+        if key_name:
+            headers = [(key_name if name == self.case.key_header else name, value) for name, value in headers]
+        return encode(
+            self.target, what.method, what.path, headers, what.body, chunked=chunked, close=close, claimed=claimed
+        )
+
+    async def send(
+        self,
+        key: str | None,
+        request: Request | None = None,
+        *,
+        lines: Sequence[bytes] | None = None,
+        caller: Mapping[str, str] | None = None,
+        chunked: bool = False,
+        key_name: str = "",
+    ) -> Reply:
+        """Send one request on a connection of its own."""
+        what = request or self.case.request
+        data = self.encode(key, what, lines=lines, caller=caller, chunked=chunked, key_name=key_name)
+        return await exchange(self.target, data, what.method, self.case.limits.timeout_seconds)
+
+    async def first(self, key: str | None, request: Request | None = None, **options: object) -> Reply:
+        """Send a first request, which must be accepted."""
+        reply = await self.send(key, request, **options)  # type: ignore[arg-type]
+        if not reply.ok:
+            raise Failed(f"the first request got {reply.text()}, not a 2xx")
+        return reply
+
+    async def settled(self, key: str, request: Request | None = None, seconds: float | None = None) -> Reply:
+        """Retry until the answer is final: neither silence nor "in progress"."""
+        ends = time.monotonic() + (self.case.limits.timeout_seconds if seconds is None else seconds)
+        while True:
+            reply = await self.send(key, request)
+            if (reply.status and reply.status not in IN_PROGRESS) or time.monotonic() > ends:
+                return reply
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def grown(self) -> int:
+        """How many effects this check has made."""
+        extra = await self._counter.count(both=self._both) - self._before
+        return -(-extra // self._unit)
+
+    async def expect_effects(self, expected: int, told: str) -> None:
+        """Fails unless exactly so many effects happened."""
+        found = await self.grown()
+        if found != expected:
+            raise Failed(f"{told}; {found} effect(s) happened, {expected} expected")
+
+    def needs(self, name: str) -> Request:
+        """An optional request of the case. Raises NotTried."""
+        if name not in self.case.requests:
+            raise NotTried(f"the case has no [{name}]")
+        return self.case.requests[name]
+
+    async def hook(self, name: str, argument: str = "") -> None:
+        """Run a hook of the case."""
+        await run_hook(self.case.hooks[name], name, argument)
+
+    async def await_service(self) -> None:
+        """After a restart: wait until the API accepts connections again. Raises Failed."""
+        ends = time.monotonic() + 30
+        while True:
+            reply = await self._counter._get(self.case.effects.get or "/", self.case.caller)
+            if reply.status:
+                return
+            if time.monotonic() > ends:
+                raise Failed("the API did not come back within 30 s after hooks.restart")
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+Tell = Callable[[int, int, str], None]
+
+
+async def conform(
+    url: str,
+    case: Case,
+    selection: Selection | None = None,
+    *,
+    own_api: bool = False,
+    tell: Tell = lambda done, total, name: None,
+) -> Report:
+    """Run the chosen checks against an API and report them all.
+
+    Parameters: ``url`` is the API's base; ``own_api`` says that a public address may be tested; ``tell`` is called
+    before each check with how many are done, how many there are, and its id.
+
+    Raises ValueError for a wrong URL or selection, CannotRun where nothing can be tested.
+    """
+    chosen = selection or Selection()
+    checks = chosen.checks()
+    target = parse_target(url, case.ca_file)
+    await _refuse_strangers(target, own_api)
+
+    async def get(path: str, headers: Mapping[str, str]) -> Reply:
+        data = encode(target, "GET", path, [(name, value.encode()) for name, value in headers.items()], b"")
+        return await exchange(target, data, "GET", case.limits.timeout_seconds)
+
+    await _connect(target, case.limits.timeout_seconds)
+    begun = time.monotonic()
+    results: list[Result] = []
+    try:
+        async with Counter(case, get) as counter:
+            unit = await _baseline(Try(target, case, counter, chosen.profile, 1))
+            for number, check in enumerate(checks):
+                tell(number, len(checks), check.id)
+                failed = {each.check.id for each in results if each.outcome == "failed"}
+                cause = next((name for name in check.after if name in failed), None)
+                if cause is not None:
+                    results.append(Result(check, "not-tried", f"{cause} failed, so this would say nothing new"))
+                    continue
+                results.append(await _perform(check, Try(target, case, counter, chosen.profile, unit)))
+            await _check_count(Try(target, case, counter, chosen.profile, unit))
+    except CountError as error:
+        raise CannotRun(str(error), "correct the case file or the API, and run it again") from None
+    tell(len(checks), len(checks), "")
+    operation = f"{case.request.method} {case.request.path}"
+    return Report(url, operation, chosen.profile, tuple(results), time.monotonic() - begun)
+
+
+async def _perform(check: Check, attempt: Try) -> Result:
+    from semel.conform.checks import CHECKS, missing
+
+    begun = time.monotonic()
+    lacks = missing(check, attempt.case)
+    if lacks:
+        return Result(check, "not-tried", lacks)
+    outcome, came = "passed", ""
+    try:
+        await attempt.begin(both="other_caller" in check.needs)
+        await CHECKS[check.id](attempt)
+    except Failed as failure:
+        outcome, came = "failed", str(failure)
+    except NotTried as reason:
+        outcome, came = "not-tried", str(reason)
+    except (OSError, asyncio.IncompleteReadError) as error:
+        outcome, came = "failed", f"the connection broke: {explain(error)}"
+    return Result(check, outcome, came, time.monotonic() - begun)
+
+
+async def _refuse_strangers(target: Target, own_api: bool) -> None:
+    try:
+        private = await is_private(target)
+    except OSError:
+        raise CannotRun(f"the host {target.host} has no address", "correct the URL") from None
+    if not private and not own_api:
+        raise CannotRun(
+            f"{target.host} is neither a loopback nor a private address, and this sends wrong and many requests",
+            "test your own API on your own machine, or say that it is yours: --i-own-this-api",
+        )
+
+
+async def _connect(target: Target, timeout_seconds: float) -> None:
+    host = f"{target.host}:{target.port}"
+    try:
+        async with asyncio.timeout(timeout_seconds), Connection(target):
+            pass
+    except TimeoutError:
+        raise CannotRun(f"{host} does not answer", "start the API first, or correct the URL") from None
+    except OSError as error:
+        trouble = explain(error)
+        if trouble.startswith("TLS"):
+            remedy = "correct the certificate, give tls.ca_file, or write http://"
+            raise CannotRun(f"{host}: {trouble}", remedy) from None
+        raise CannotRun(f"{host} cannot be reached: {trouble}", "start the API first, or correct the URL") from None
+
+
+async def _baseline(attempt: Try) -> int:
+    """One valid request must be accepted and must be counted; returns how many effects one request has."""
+    await attempt.begin()
+    key = attempt.key()
+    reply = await attempt.send(key)
+    where = f"{attempt.case.request.method} {attempt.target.base}{attempt.case.request.path}"
+    problem = _trouble(reply, where, attempt)
+    if problem is not None:
+        raise problem
+    grown = await attempt.grown()
+    if grown < 1:
+        raise CannotRun(
+            f"{where} answered {reply.text()}, and the count of effects did not grow",
+            "correct [effects], or test an operation that does something: a server that does nothing proves nothing",
+        )
+    return grown
+
+
+async def _check_count(attempt: Try) -> None:
+    """After the checks: a count that has stopped growing (a page of a list, a limit) has proven nothing."""
+    await attempt.begin()
+    reply = await attempt.send(attempt.key())
+    if reply.ok and await attempt.grown() < 1:
+        raise CannotRun(
+            "the count of effects has stopped growing during the checks",
+            "count in [effects] with something that has neither pages nor a limit",
+        )
+
+
+def _trouble(reply: Reply, where: str, attempt: Try) -> CannotRun | None:
+    host = f"{attempt.target.host}:{attempt.target.port}"
+    if not reply.status:
+        return CannotRun(f"{host} gives no answer: {reply.trouble}", "start the API first, or correct the URL")
+    if 300 <= reply.status < 400:
+        to = reply.header("location") or "nowhere"
+        return CannotRun(f"{where} redirects ({reply.status}) to {to[:200]}", "give the URL or path that it leads to")
+    if reply.status in (401, 403):
+        return CannotRun(f"{where} answers {reply.status}", "give credentials as headers of [callers.first]")
+    if reply.media_type == "text/html":
+        return CannotRun(f"{where} answers {reply.status} with HTML: no API", "correct the URL or request.path")
+    if reply.status in (404, 405):
+        return CannotRun(f"{where} answers {reply.status}", "correct request.path, request.method or the URL's path")
+    if not reply.ok:
+        spelling = "bare (as Stripe's clients)" if attempt.profile == "stripe" else "quoted (as the draft says)"
+        return CannotRun(
+            f"{where} answers {reply.status} to the case's request, with the key {spelling}",
+            "correct the request of the case, or choose another --profile",
+        )
+    return None
+
+
+def with_headers(request: Request, headers: Mapping[str, str]) -> Request:
+    """The same request with more headers."""
+    return replace(request, headers={**request.headers, **headers})

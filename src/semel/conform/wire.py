@@ -1,0 +1,258 @@
+"""HTTP/1.1 over plain sockets: every byte of a request is chosen here, also the wrong ones; no redirect is followed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit
+
+ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+Header = tuple[str, bytes]
+
+
+class WireError(Exception):
+    """The peer does not speak HTTP/1.1 as it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go. ``base`` is the path that every request's path follows."""
+
+    scheme: str
+    host: str
+    port: int
+    base: str
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def authority(self) -> str:
+        """As the Host header has it."""
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        return name if self.port == {"http": 80, "https": 443}[self.scheme] else f"{name}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came: an answer, or ``trouble`` (why there is none)."""
+
+    status: int = 0
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+    trouble: str = ""
+    framing: str = ""
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is a 2xx."""
+        return 200 <= self.status < 300
+
+    def header(self, name: str) -> str | None:
+        """The first header of that name."""
+        return next((value for found, value in self.headers if found.lower() == name.lower()), None)
+
+    @property
+    def media_type(self) -> str:
+        """The Content-Type without its parameters."""
+        return (self.header("content-type") or "").partition(";")[0].strip().lower()
+
+    def text(self) -> str:
+        """For a finding: the status, or what went wrong."""
+        return f"HTTP {self.status}" if self.status else f"no answer ({self.trouble})"
+
+
+def parse_target(url: str, ca_file: str = "") -> Target:
+    """The target of a URL. Raises ValueError, with the remedy."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"URL {url!r} is wrong: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise ValueError(f"URL must be the API's base, such as http://127.0.0.1:8000 or https://host/api; not {url!r}")
+    tls = None
+    if parts.scheme == "https":
+        try:
+            tls = ssl.create_default_context(cafile=ca_file or None)
+        except (OSError, ssl.SSLError):
+            raise ValueError(f"tls.ca_file {ca_file!r} cannot be read: give a PEM file") from None
+    return Target(parts.scheme, parts.hostname, port or (443 if tls else 80), parts.path.rstrip("/"), tls)
+
+
+async def is_private(target: Target) -> bool:
+    """Whether every address of the host is loopback or private. Raises OSError where it has none."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    addresses = {ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found}
+    return all(each.is_loopback or (each.is_private and not each.is_unspecified) for each in addresses)
+
+
+def encode(
+    target: Target,
+    method: str,
+    path: str,
+    headers: Sequence[Header],
+    body: bytes,
+    *,
+    chunked: bool = False,
+    close: bool = True,
+    claimed: int | None = None,
+) -> bytes:
+    """A request's bytes. ``claimed`` is a Content-Length that is not the body's."""
+    lines = [f"{method} {target.base}{path} HTTP/1.1".encode(), b"Host: " + target.authority.encode()]
+    lines += [name.encode() + b": " + value for name, value in headers]
+    if chunked:
+        lines.append(b"Transfer-Encoding: chunked")
+        middle = max(len(body) // 2, 1)
+        pieces = [piece for piece in (body[:middle], body[middle:]) if piece]
+        sent = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+    else:
+        length = len(body) if claimed is None else claimed
+        if length or method in ("POST", "PUT", "PATCH"):
+            lines.append(b"Content-Length: %d" % length)
+        sent = body
+    if close:
+        lines.append(b"Connection: close")
+    return b"\r\n".join(lines) + b"\r\n\r\n" + sent
+
+
+class Connection:
+    """One connection; a context manager that closes it."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+
+    async def __aenter__(self) -> Connection:
+        tls = self._target.tls
+        name = self._target.host if tls else None
+        self._reader, self._writer = await asyncio.open_connection(
+            self._target.host, self._target.port, ssl=tls, server_hostname=name
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+        with contextlib.suppress(OSError, ssl.SSLError):
+            await self._writer.wait_closed()
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes. A peer that has answered and closed already is no failure: its answer is read next."""
+        with contextlib.suppress(ConnectionError):
+            self._writer.write(data)
+            await self._writer.drain()
+
+    async def some(self) -> bytes:
+        """The first bytes of what comes."""
+        return await self._reader.read(1)
+
+    def reset(self) -> None:
+        """Cut the connection with RST, as a network that fails does."""
+        raw = self._writer.get_extra_info("socket")
+        if raw is not None:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._writer.transport.abort()
+
+    async def read(self, method: str = "POST") -> Reply:
+        """Read one answer. Raises WireError, OSError, asyncio.IncompleteReadError."""
+        while True:
+            status, headers = await self._head()
+            if status >= 200:
+                break
+        found = [(name.lower(), value) for name, value in headers]
+        lengths = [value for name, value in found if name == "content-length"]
+        coded = any(name == "transfer-encoding" and "chunked" in value.lower() for name, value in found)
+        framing = ""
+        if len(set(lengths)) > 1 or (lengths and coded):
+            framing = "the answer has Transfer-Encoding and Content-Length, or two lengths"
+        if method == "HEAD" or status in (204, 304):
+            body = b""
+        elif coded:
+            body = await self._chunks()
+        elif lengths:
+            if not lengths[0].isascii() or not lengths[0].isdigit() or int(lengths[0]) > ANSWER_BYTES_MAX:
+                raise WireError(f"Content-Length {lengths[0]!r} cannot be read")
+            body = await self._reader.readexactly(int(lengths[0]))
+        else:
+            body = await self._reader.read(ANSWER_BYTES_MAX)
+        return Reply(status, tuple(headers), body, framing=framing)
+
+    async def leftover(self) -> bytes:
+        """What comes after an answer, until the peer closes."""
+        return await self._reader.read(64)
+
+    async def _head(self) -> tuple[int, list[tuple[str, str]]]:
+        line = await self._line()
+        parts = line.split(" ", 2)
+        if not parts[0].startswith("HTTP/1.") or len(parts) < 2 or not parts[1].isdigit():
+            raise WireError(f"no HTTP answer: it begins with {line[:40]!r}" if line else "the connection was closed")
+        headers: list[tuple[str, str]] = []
+        while line := await self._line():
+            name, _, value = line.partition(":")
+            headers.append((name.strip(), value.strip()))
+            if len(headers) > 200:
+                raise WireError("more than 200 headers")
+        return int(parts[1]), headers
+
+    async def _line(self) -> str:
+        try:
+            return (await self._reader.readuntil(b"\n")).rstrip(b"\r\n").decode("latin-1")
+        except asyncio.LimitOverrunError:
+            raise WireError("a line of the answer's head is too long") from None
+
+    async def _chunks(self) -> bytes:
+        pieces: list[bytes] = []
+        while True:
+            text = (await self._line()).partition(";")[0].strip()
+            try:
+                size = int(text, 16)
+            except ValueError:
+                raise WireError(f"a chunk has no size: {text[:20]!r}") from None
+            if size == 0:
+                while await self._line():
+                    pass
+                return b"".join(pieces)
+            if size > ANSWER_BYTES_MAX:
+                raise WireError("a chunk is too long")
+            pieces.append(await self._reader.readexactly(size))
+            await self._reader.readexactly(2)
+
+
+async def exchange(target: Target, data: bytes, method: str, timeout_seconds: float) -> Reply:
+    """One request on a connection of its own. Never raises for what the peer does: that is the reply's trouble."""
+    begun = time.monotonic()
+    try:
+        async with asyncio.timeout(timeout_seconds), Connection(target) as connection:
+            await connection.write(data)
+            reply = await connection.read(method)
+    except TimeoutError:
+        return Reply(trouble=f"nothing within {timeout_seconds:g} s")
+    except (OSError, WireError, asyncio.IncompleteReadError) as error:
+        return Reply(trouble=explain(error))
+    return Reply(reply.status, reply.headers, reply.body, framing=reply.framing, seconds=time.monotonic() - begun)
+
+
+def explain(error: BaseException) -> str:
+    """A failure of the wire in a few words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS: the certificate is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or error}"
+    if isinstance(error, asyncio.IncompleteReadError):
+        return "the answer was cut off" if error.partial else "the connection was closed without an answer"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, socket.gaierror):
+        return "the host's name has no address"
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return "the connection was reset"
+    return str(error) or type(error).__name__

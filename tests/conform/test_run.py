@@ -1,0 +1,225 @@
+"""What cannot be tested ends in one line with the remedy, and is never green; effects are counted in five ways."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from semel.conform import CannotRun, Case, Selection, conform, parse_case
+from semel.conform.case import Effects
+from tests.conform.api import Api, Asked, Said, serving
+from tests.servers.ports import free_port
+
+pytestmark = pytest.mark.anyio
+CASE = '[request]\npath = "/payments"\njson = {amount = 5}\n[effects]\nget = "/payments"\n'
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@contextlib.asynccontextmanager
+async def answering(answer: Callable[[str], bytes]) -> AsyncIterator[str]:
+    """A server that answers each request with what a function of its first line says."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
+            await reader.readexactly(int(length[1]) if length else 0)
+            writer.write(answer(head.splitlines()[0]))
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+def http(status: int, body: str = "[]", kind: str = "application/json", more: str = "") -> bytes:
+    head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n{more}Connection: close"
+    return f"{head}\r\n\r\n{body}".encode()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (http(201), "the count of effects did not grow; correct .*does nothing proves nothing"),
+        (http(301, more="Location: https://elsewhere.example/\r\n"), "redirects .301. to https://elsewhere.example/"),
+        (http(401), "answers 401; give credentials as headers of .callers.first"),
+        (http(200, "<html>", "text/html"), "answers 200 with HTML: no API; correct the URL"),
+        (http(404), "answers 404; correct request.path"),
+        (http(422), "answers 422 to the case's request, with the key quoted"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "gives no answer: no HTTP answer"),
+        (b"", "gives no answer: the connection was closed"),
+    ],
+)
+async def test_what_cannot_be_tested_is_one_line_with_the_remedy(answer: bytes, message: str) -> None:
+    def reply(line: str) -> bytes:
+        return http(200) if line.startswith("GET") else answer
+
+    async with answering(reply) as url:
+        with pytest.raises(CannotRun, match=message) as raised:
+            await conform(url, parse_case(CASE))
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (http(500), "effects.get /payments: HTTP 500; it must answer 200"),
+        (http(200, "x"), "effects.get /payments answers application/json, not JSON"),
+        (http(200, '"x"'), "effects.pointer '' leads to str; it must be a list or a number"),
+    ],
+)
+async def test_a_count_that_cannot_be_read_is_one_line_with_the_remedy(answer: bytes, message: str) -> None:
+    async with answering(lambda line: answer) as url:
+        with pytest.raises(CannotRun, match=message):
+            await conform(url, parse_case(CASE))
+
+
+async def test_nothing_that_listens_is_one_line_with_the_remedy() -> None:
+    with pytest.raises(CannotRun, match="cannot be reached: connection refused; start the API first"):
+        await conform(f"http://127.0.0.1:{free_port()}", parse_case(CASE))
+
+
+async def test_plain_http_behind_https_is_a_tls_error_with_the_remedy() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(http(400))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(CannotRun, match=r"TLS: .*; correct the certificate, give tls\.ca_file, or write http://"):
+            await conform(url, parse_case(CASE))
+
+
+async def test_a_public_address_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(CannotRun, match=r"neither a loopback nor a private address.*--i-own-this-api"):
+        await conform("http://8.8.8.8", parse_case(CASE))
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "http://", "127.0.0.1:80", "http://h/?a=1", "http://h:99999", "http://u:p@h"]
+)
+async def test_a_wrong_url_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"^URL "):
+        await conform(url, parse_case(CASE))
+
+
+async def run_one(url: str, case: Case) -> list[str]:
+    report = await conform(url, case, Selection("semel", only=["replay-once"]))
+    return [result.outcome for result in report.results]
+
+
+@pytest.mark.parametrize("wrong", ["", "replay-once"])
+async def test_effects_are_counted_by_file_command_sql_and_webhook(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, database, port = tmp_path / "effects.log", tmp_path / "effects.db", free_port()
+    lines.touch()
+    with contextlib.closing(sqlite3.connect(database)) as file:
+        file.execute("create table effects (name text)")
+    work = Api._work
+
+    async def working(self: Api, *arguments: object) -> object:
+        said = await work(self, *arguments)  # type: ignore[arg-type]
+        with lines.open("a") as log:
+            log.write("effect\n")
+        with contextlib.closing(sqlite3.connect(database)) as file, file:
+            file.execute("insert into effects values ('x')")
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}")
+            await reader.read()
+            writer.close()
+        return said
+
+    monkeypatch.setattr(Api, "_work", working)
+    count = f"print(sum(1 for _ in open({str(lines)!r})))"
+    ways = [
+        Effects(file=str(lines)),
+        Effects(command=(sys.executable, "-c", count)),
+        Effects(sql="select count(*) from effects", database=f"sqlite:///{database}"),
+        Effects(webhook=f"127.0.0.1:{port}"),
+    ]
+    async with serving(wrong) as (url, case):
+        for effects in ways:
+            assert await run_one(url, replace(case, effects=effects)) == ["failed" if wrong else "passed"], effects
+
+
+@pytest.mark.parametrize(
+    ("effects", "message"),
+    [
+        (Effects(file="/"), "effects.file '/' cannot be read"),
+        (Effects(command=("/none/such",)), "effects.command: '/none/such' cannot be started"),
+        (Effects(command=(sys.executable, "-c", "print('many')")), "must give one whole number, not 'many'"),
+        (Effects(command=(sys.executable, "-c", "raise SystemExit('no')")), "ended with 1: no"),
+        (Effects(sql="select x", database="sqlite:////none/such.db"), "effects.sql failed: unable to open"),
+    ],
+)
+async def test_a_way_of_counting_that_fails_names_its_field(effects: Effects, message: str) -> None:
+    async with serving() as (url, case):
+        with pytest.raises(CannotRun, match=message):
+            await run_one(url, replace(case, effects=effects))
+
+
+async def test_a_count_that_stops_growing_is_not_green(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a list of which a GET shows one page."""
+    answer = Api._answer
+
+    async def paged(self: Api, asked: Asked, reader: asyncio.StreamReader) -> Said:
+        said = await answer(self, asked, reader)
+        return Said(200, {"count": min(said.document["count"], 4)}) if asked.method == "GET" else said
+
+    monkeypatch.setattr(Api, "_answer", paged)
+    async with serving() as (url, case):
+        with pytest.raises(
+            CannotRun, match=r"has stopped growing during the checks; count in .effects. with something"
+        ):
+            await conform(url, case, Selection("semel", only=["json"]))
+
+
+async def test_a_check_whose_cause_failed_is_not_tried() -> None:
+    async with serving("replay-once") as (url, case):
+        report = await conform(url, case, Selection("semel", only=["replay"]))
+    found = {result.check.id: (result.outcome, result.came) for result in report.results}
+    assert found["replay-status"] == ("not-tried", "replay-once failed, so this would say nothing new")
+    assert not report.ok
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        (Selection("other"), "--profile must be one of"),
+        (Selection(levels=["most"]), "--level must be some of"),
+        (Selection(levels=[]), "--level must be some of"),
+        (Selection(only=["nothing"]), "--only 'nothing' is no check"),
+    ],
+)
+def test_a_wrong_selection_names_the_option(selection: Selection, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        selection.checks()
+
+
+def test_a_selection_takes_groups_checks_and_levels() -> None:
+    assert {
+        check.id.partition("-")[0] for check in Selection(only=["race", "json-order"], profile="semel").checks()
+    } == {
+        "race",
+        "json",
+    }
+    assert {check.level for check in Selection(levels=["must"]).checks()} == {"must"}
