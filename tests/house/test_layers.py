@@ -83,7 +83,7 @@ OUTSIDE_WORLD = {
     *("threading", "time"),
 }
 IMPURE = {"semel.rules": OUTSIDE_WORLD | {"os", "tempfile"}} | dict.fromkeys(
-    ["semel.flow", "semel.stores", "semel.protocol"], OUTSIDE_WORLD
+    ["semel.flow", "semel.stores", "semel.protocol", "semel.client.plan"], OUTSIDE_WORLD
 )
 
 
@@ -145,9 +145,13 @@ def no_cycles(modules: Modules) -> Iterator[str]:
         yield " imports ".join(reversed(error.args[1]))
 
 
+# The client's journal is a file of its own and no store: it shares neither tables nor connections with one.
+JOURNAL = "semel.client.journal"
+
+
 def databases_are_reached_through_drivers(modules: Modules) -> Iterator[str]:
     for module in modules.values():
-        if not within(module.name, "semel.drivers") and not within(module.name, "semel.testing"):
+        if not any(within(module.name, home) for home in ("semel.drivers", "semel.testing", JOURNAL)):
             for found in imports(module, modules):
                 if any(within(found.target, client) for client in DATABASE_CLIENTS):
                     yield str(found)
