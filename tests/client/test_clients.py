@@ -342,15 +342,18 @@ def test_an_intent_that_cannot_be_repeated_is_refused_with_the_remedy(
         options["content"].close()
 
 
+def test_a_key_for_all_requests_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="one key for all requests"):
+        Client("https://x.example", headers={"idempotency-key": "x"})
+
+
 @pytest.mark.parametrize("key", ["", "a b", "é", "x" * 256])
 def test_a_key_that_no_server_takes_is_refused(colour: Colour, key: str) -> None:
     with pytest.raises(InvalidKey):
         colour.send(Server([CREATED]), intent={"key": key})
 
 
-@pytest.mark.parametrize(
-    "url", ["", "/payments", "ftp://x.example/", "https://", "mailto:x", "http://[", "//x.example"]
-)
+@pytest.mark.parametrize("url", ["", "/payments", "ftp://x.example/", "https://", "mailto:x", "//x.example"])
 def test_a_url_without_scheme_and_host_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError):
         Client(journal=Journal("memory://")).intent("POST", url, json={})

@@ -85,6 +85,8 @@ class AsyncClient:
         http: an ``httpx.AsyncClient`` of your own, in place of ``headers`` and ``auth``; you close it.
         progress: called with a :class:`Progress` before and after each attempt.
 
+    Raises ConfigurationError where all requests would carry one key, or the base URL is no text.
+
     >>> import anyio, httpx
     >>> server = httpx.MockTransport(lambda request: httpx.Response(201))
     >>> async def pay() -> object:
@@ -112,6 +114,7 @@ class AsyncClient:
         self.core = Core(base_url, budget or Budget(), journal, breaker, bare, progress)
         self._own = http is None
         self._http = http if http is not None else httpx.AsyncClient(headers=headers, auth=auth)
+        self.core.check_headers(self._http.headers)
         self._sleep: Callable[[float], Awaitable[None]] = anyio.sleep
 
     def __repr__(self) -> str:

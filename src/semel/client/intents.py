@@ -155,6 +155,14 @@ class Core:
         parts = urlsplit(url)
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
+    def check_headers(self, headers: Mapping[str, str]) -> None:
+        """Raises ConfigurationError where headers of all requests hold a key."""
+        if any(name.lower() == KEY_HEADER.lower() for name in headers):
+            raise ConfigurationError(
+                f"{KEY_HEADER} among the client's headers would be one key for all requests: leave it out, or give "
+                "your own key to intent(key=...)"
+            )
+
     # --- making an intent ---
 
     def wanted(
@@ -193,7 +201,7 @@ class Core:
             raise ConfigurationError(f"this is no request that can be sent: {error}") from None
         if request.url.scheme not in ("http", "https") or not request.url.host:
             raise ConfigurationError(
-                f"the URL {self.shown(whole)!r} has no scheme and host: give the whole URL, such as "
+                f"the URL {self.shown(str(request.url))!r} has no scheme and host: give the whole URL, such as "
                 "https://shop.example/payments, or a client with a base URL"
             )
         for name in own:

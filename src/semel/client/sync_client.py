@@ -82,6 +82,8 @@ class Client:
         http: an ``httpx.Client`` of your own, in place of ``headers`` and ``auth``; you close it.
         progress: called with a :class:`Progress` before and after each attempt.
 
+    Raises ConfigurationError where all requests would carry one key, or the base URL is no text.
+
     >>> import httpx
     >>> server = httpx.MockTransport(lambda request: httpx.Response(201))
     >>> with Client("https://shop.example", journal=Journal("memory://"), http=httpx.Client(transport=server)) as api:
@@ -105,6 +107,7 @@ class Client:
         self.core = Core(base_url, budget or Budget(), journal, breaker, bare, progress)
         self._own = http is None
         self._http = http if http is not None else httpx.Client(headers=headers, auth=auth)
+        self.core.check_headers(self._http.headers)
         self._sleep: Callable[[float], None] = time.sleep
 
     def __repr__(self) -> str:
