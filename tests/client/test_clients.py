@@ -100,6 +100,13 @@ def test_a_refused_caller_may_send_the_same_intent_again(colour: Colour) -> None
     sent_key(server)
 
 
+def test_a_caller_who_is_refused_twice_is_not_in_doubt(colour: Colour) -> None:
+    for _ in range(2):
+        assert isinstance(colour.send(Server([httpx.Response(401)]), intent={"name": "rent"}), Refused)
+    assert isinstance(colour.send(Server([LOST]), intent={"name": "rent"}), NotYet)
+    assert isinstance(colour.send(Server([httpx.Response(401)]), intent={"name": "rent"}), InDoubt)
+
+
 # --- intents ---
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -175,3 +176,41 @@ def test_two_processes_on_one_journal_never_send_an_intent_at_once(tmp_path: Pat
     assert server.most_at_once == 1
     assert len(server.requests) == len(set(server.requests)) == 15
     assert journal.open() == []
+
+
+def test_a_stale_connection_costs_an_attempt_and_is_not_repeated_in_silence(tmp_path: Path) -> None:
+    """The server takes the second request of a kept connection and hangs up: nothing below the plan sends it again."""
+    answer = b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n"
+    received: list[bytes] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        for replies in ([answer, b""], [answer]):
+            connection, _ = listener.accept()
+            with connection:
+                for reply in replies:
+                    received.append(_read_request(connection))
+                    connection.sendall(reply)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    journal = Journal(f"sqlite:///{tmp_path / 'intents.db'}")
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with Client(url, journal=journal, budget=Budget(pause_seconds=0.01)) as api:
+        for name in ("first", "second"):
+            assert isinstance(api.intent("POST", "/", json={}, name=name).send(), Done)
+    thread.join()
+    listener.close()
+    entry = journal.find(name="second")
+    assert entry is not None
+    assert entry.sends == 2
+    assert len(received) == 3
+
+
+def _read_request(connection: socket.socket) -> bytes:
+    data = b""
+    while not data.endswith(b"\r\n\r\n{}"):
+        part = connection.recv(65536)
+        assert part
+        data += part
+    return data

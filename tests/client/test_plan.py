@@ -307,7 +307,7 @@ def test_a_wrong_breaker_names_its_option(options: dict[str, Any]) -> None:
 
 
 def test_no_attempt_is_made_after_the_keys_lifetime() -> None:
-    driven = Driven(Answered(201), sends_before=1, age_seconds=86_400)
+    driven = Driven(Answered(201), sends_before=1, may_have_happened=True, age_seconds=86_400)
     assert driven.count(Send) == 0
     assert driven.outcome.code == LIFETIME_OVER
     assert "business reference" in driven.outcome.detail

@@ -239,7 +239,9 @@ class Core:
         own = self.budget.seconds if seconds is None else min(seconds, self.budget.seconds)
         left = left_seconds(own)
         if left < 0.001:
-            return NotYet("DEADLINE", 0.0, entry.sends > 0, None, "the caller's deadline is over; nothing was sent")
+            return NotYet(
+                "DEADLINE", 0.0, entry.may_have_happened, None, "the caller's deadline is over; nothing was sent"
+            )
         budget = replace(self.budget, seconds=left)
         journal = self.journal
         claim = yield Keep(lambda: journal.claim(entry.key, budget.seconds + _CLAIM_MARGIN_SECONDS))
@@ -259,6 +261,7 @@ class Core:
             gate=origin,
             jitter=self.jitter,
             sends_before=entry.sends,
+            may_have_happened=entry.may_have_happened,
             age_seconds=claim.age_seconds,
             lifetime_seconds=entry.lifetime_seconds,
         )
@@ -346,7 +349,7 @@ def _payload_needed(entry: Entry) -> NotYet:
         "this journal keeps digests, not payloads: make the same intent again with its name and payload, and send that "
         "one, or use Journal(payloads=True)"
     )
-    return NotYet("PAYLOAD_NEEDED", 0.0, entry.sends > 0, None, detail)
+    return NotYet("PAYLOAD_NEEDED", 0.0, entry.may_have_happened, None, detail)
 
 
 def _summary(event: object) -> str:
@@ -370,7 +373,8 @@ def _ending(outcome: Outcome, plan: Plan) -> Ending:
             is_over = code == LIFETIME_OVER or (answer is not None and answer.problem.get("keyAction") == "query")
             return Ending("doubt" if is_over else "open", code, url, lifetime, answer.status if answer else None)
         case Refused(code=code) | NotYet(code=code):
-            return Ending("open", code, plan.operation_url, lifetime)
+            maybe = plan.may_have_happened
+            return Ending("open", code, plan.operation_url, lifetime, may_have_happened=maybe)
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:

@@ -54,6 +54,7 @@ _SCHEMA: Final = (
         status INTEGER,
         answer_headers TEXT,
         answer_body BLOB,
+        may_have_happened INTEGER NOT NULL DEFAULT 0,
         claim_token TEXT,
         claim_from REAL,
         claim_until REAL,
@@ -66,7 +67,7 @@ _SCHEMA: Final = (
 )
 _COLUMNS: Final = (
     "intent_key, name, parent, method, url, headers, digest, body, state, sends, first_sent_at, lifetime_seconds, "
-    "created_at, updated_at, code, operation_url, status, answer_headers, answer_body"
+    "created_at, updated_at, code, operation_url, status, answer_headers, answer_body, may_have_happened"
 )
 
 
@@ -113,6 +114,7 @@ class Entry:
     status: int | None = None
     answer_headers: Mapping[str, str] | None = field(default=None, repr=False)
     answer_body: bytes | None = field(default=None, repr=False)
+    may_have_happened: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ class Ending:
     status: int | None = None
     headers: Mapping[str, str] | None = field(default=None, repr=False)
     body: bytes | None = field(default=None, repr=False)
+    may_have_happened: bool = True
 
 
 class Journal:
@@ -266,7 +269,7 @@ class Journal:
         now = self._wall()
         with self._transaction() as connection:
             changed = connection.execute(
-                "UPDATE semel_intent SET sends = sends + 1, first_sent_at = coalesce(first_sent_at, ?), "
+                "UPDATE semel_intent SET sends = sends + 1, may_have_happened = 1, first_sent_at = coalesce(first_sent_at, ?), "
                 "lifetime_seconds = ?, operation_url = coalesce(?, operation_url), "
                 "updated_at = max(updated_at, ?) WHERE intent_key = ? AND claim_token = ? AND claim_until > ?",
                 (now, lifetime_seconds, operation_url, now, claim.entry.key, claim.token, self._steady()),
@@ -282,11 +285,12 @@ class Journal:
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE semel_intent SET state = ?, code = ?, operation_url = coalesce(?, operation_url), "
-                "lifetime_seconds = ?, status = ?, answer_headers = ?, answer_body = ?, "
+                "lifetime_seconds = ?, may_have_happened = ?, status = ?, answer_headers = ?, answer_body = ?, "
                 "updated_at = max(updated_at, ?), body = CASE WHEN ? THEN NULL ELSE body END, claim_token = NULL "
                 "WHERE intent_key = ? AND state = 'open' AND (claim_token = ? OR ?)",
                 (
-                    *(ending.state, ending.code, ending.operation_url, ending.lifetime_seconds, ending.status, headers),
+                    *(ending.state, ending.code, ending.operation_url, ending.lifetime_seconds),
+                    *(ending.may_have_happened, ending.status, headers),
                     *(self._seal(ending.body if keep else None, key), now, is_over, key, claim.token, is_over),
                 ),
             )
@@ -338,6 +342,7 @@ class Journal:
             body=self._unseal(raw.body, raw.key),
             answer_headers=None if row[17] is None else json.loads(row[17]),
             answer_body=self._unseal(raw.answer_body, raw.key),
+            may_have_happened=bool(raw.may_have_happened),
         )
 
     def _seal(self, text: bytes | None, key: str) -> bytes | None:

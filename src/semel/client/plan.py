@@ -383,6 +383,7 @@ class Plan:
         gate: what all plans of this origin share.
         jitter: a random number between 0 and 1 for each pause.
         sends_before: how many attempts earlier plans of the same intent have made.
+        may_have_happened: whether one of them may have reached the server without a definite answer.
         age_seconds: how long ago the first of them was made.
         lifetime_seconds: how long the server remembers the key after that, as far as is known.
 
@@ -401,13 +402,14 @@ class Plan:
         gate: Gate | None = None,
         jitter: Callable[[], float] = lambda: 1.0,
         sends_before: int = 0,
+        may_have_happened: bool = False,
         age_seconds: float = 0.0,
         lifetime_seconds: float = LIFETIME_SECONDS,
     ) -> None:
         self.lifetime_seconds = lifetime_seconds
         self.operation_url: str | None = None
         self.sends = 0
-        self.may_have_happened = sends_before > 0
+        self.may_have_happened = may_have_happened
         self._url = url
         self._budget = budget
         self._gate = gate
