@@ -269,8 +269,8 @@ class Journal:
         now = self._wall()
         with self._transaction() as connection:
             changed = connection.execute(
-                "UPDATE semel_intent SET sends = sends + 1, may_have_happened = 1, first_sent_at = coalesce(first_sent_at, ?), "
-                "lifetime_seconds = ?, operation_url = coalesce(?, operation_url), "
+                "UPDATE semel_intent SET sends = sends + 1, may_have_happened = 1, "
+                "first_sent_at = coalesce(first_sent_at, ?), lifetime_seconds = ?, operation_url = coalesce(?, operation_url), "
                 "updated_at = max(updated_at, ?) WHERE intent_key = ? AND claim_token = ? AND claim_until > ?",
                 (now, lifetime_seconds, operation_url, now, claim.entry.key, claim.token, self._steady()),
             )
