@@ -194,6 +194,28 @@ def test_the_age_of_an_intent_never_shrinks_when_the_clock_is_set_back(make: Mak
     assert second.age_seconds == 86_000
 
 
+def test_a_claim_reads_the_clock_under_the_lock(tmp_path: Path) -> None:
+    """Or two that wait for the lock would take each other's claim for one of an earlier boot."""
+    path = tmp_path / "intents.db"
+    is_locked: list[bool] = []
+
+    def steady() -> float:
+        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as other:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+                is_locked.append(False)
+            except sqlite3.OperationalError:
+                is_locked.append(True)
+        return 50.0
+
+    journal = Journal(f"sqlite:///{path}", steady=steady)
+    journal.add(entry())
+    claim = journal.claim(KEY, 30)
+    assert isinstance(claim, Claim)
+    assert journal.begin(claim, 86_400.0, None)
+    assert is_locked == [True, True]
+
+
 def test_threads_race_for_one_claim(tmp_path: Path) -> None:
     journal = Journal(f"sqlite:///{tmp_path / 'intents.db'}")
     journal.add(entry())

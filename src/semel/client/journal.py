@@ -242,9 +242,11 @@ class Journal:
 
     def claim(self, key: str, seconds: float) -> Claim | Busy:
         """The right to send an intent, for ``seconds``. Raises JournalError where there is no such intent."""
-        now, wall = self._steady(), self._wall()
         token = secrets.token_hex(16)
         with self._transaction() as connection:
+            # Read under the lock: a time from before it may be older than a claim that another one got meanwhile, which
+            # would then look like one of an earlier boot.
+            now, wall = self._steady(), self._wall()
             entry = self._find(connection, key, None)
             if entry is None:
                 raise JournalError("the journal has no such intent any more; it was forgotten, or is another file")
@@ -270,7 +272,8 @@ class Journal:
         with self._transaction() as connection:
             changed = connection.execute(
                 "UPDATE semel_intent SET sends = sends + 1, may_have_happened = 1, "
-                "first_sent_at = coalesce(first_sent_at, ?), lifetime_seconds = ?, operation_url = coalesce(?, operation_url), "
+                "first_sent_at = coalesce(first_sent_at, ?), "
+                "lifetime_seconds = ?, operation_url = coalesce(?, operation_url), "
                 "updated_at = max(updated_at, ?) WHERE intent_key = ? AND claim_token = ? AND claim_until > ?",
                 (now, lifetime_seconds, operation_url, now, claim.entry.key, claim.token, self._steady()),
             )
