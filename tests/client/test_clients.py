@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
@@ -388,6 +391,35 @@ def test_no_representation_and_no_log_line_shows_a_key_or_a_payload(
     assert "attempt 3" in text
     assert key not in text + caplog.text
     assert CANARY not in text
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_send_gives_its_claim_back() -> None:
+    async def hang(request: httpx.Request) -> httpx.Response:
+        await anyio.Event().wait()
+        raise AssertionError
+
+    journal = Journal("memory://")
+    async with httpx.AsyncClient(transport=httpx.MockTransport(hang)) as http:
+        api = AsyncClient("https://x.example", http=http, journal=journal)
+        intent = await api.intent("POST", "/", json={})
+        with anyio.move_on_after(0.05):
+            await intent.send()
+    assert isinstance(journal.claim(intent.key, 1), Claim)
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import semel.client; semel.client.Client",
+        "from semel.cli.main import main; main(['send', 'POST', 'http://x/'])",
+    ],
+)
+def test_without_httpx_the_remedy_is_named_and_the_plan_works(use: str, tmp_path: Path) -> None:
+    program = f"import sys; sys.modules['httpx'] = None\nimport semel.client.plan, semel.client.journal\n{use}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert "pip install 'semel[client]'" in done.stderr.splitlines()[-1]
 
 
 # --- one surface in two colours ---
