@@ -20,6 +20,7 @@ from semel.cli.commands import messages as messaging
 from semel.cli.commands import migrate as schema
 from semel.cli.commands import move as moving
 from semel.cli.commands import operation as operating
+from semel.cli.commands import send as sending
 from semel.cli.commands import settle as settling
 from semel.cli.commands import watch as watching
 from semel.cli.commands import worker as working
@@ -47,6 +48,7 @@ _GROUPS: Final = (
     explaining,
     operating,
     settling,
+    sending,
     watching,
     bulk,
     purge,

@@ -1,0 +1,64 @@
+"""A client that retries safely: one key for each intent, kept in a journal before the first byte leaves.
+
+Explained in docs/client.md. ``Client``, ``AsyncClient`` and the transports need httpx (the extra ``client``); the plan
+and the journal need the standard library alone.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from semel.client.deadline import deadline
+from semel.client.journal import Journal, JournalError, PayloadMismatch
+from semel.client.plan import Answered, Breaker, Budget, Done, InDoubt, NotYet, Outcome, Refused
+
+if TYPE_CHECKING:
+    from semel.client.async_client import AsyncClient, AsyncIntent
+    from semel.client.intents import Progress
+    from semel.client.sync_client import Client, Intent
+    from semel.client.transport import AsyncRetryTransport, RetryTransport
+
+__all__ = [
+    "Answered",
+    "AsyncClient",
+    "AsyncIntent",
+    "AsyncRetryTransport",
+    "Breaker",
+    "Budget",
+    "Client",
+    "Done",
+    "InDoubt",
+    "Intent",
+    "Journal",
+    "JournalError",
+    "NotYet",
+    "Outcome",
+    "PayloadMismatch",
+    "Progress",
+    "Refused",
+    "RetryTransport",
+    "deadline",
+]
+
+_LAZY = {
+    "AsyncClient": "async_client",
+    "AsyncIntent": "async_client",
+    "AsyncRetryTransport": "transport",
+    "Client": "sync_client",
+    "Intent": "sync_client",
+    "Progress": "intents",
+    "RetryTransport": "transport",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = import_module(f"semel.client.{_LAZY[name]}")
+    except ImportError as error:
+        if error.name != "httpx":
+            raise
+        raise ImportError(f"semel.client.{name} needs httpx: pip install 'semel[client]'", name="httpx") from error
+    return getattr(module, name)

@@ -1,0 +1,76 @@
+"""Deadlines: the one that a caller has, passed on to every ``send()`` below it, and one that bounds a blocking call."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from typing import Final, TypeVar
+
+from semel.errors import ConfigurationError
+
+T = TypeVar("T")
+_ENDS: Final[contextvars.ContextVar[float | None]] = contextvars.ContextVar("semel_client_deadline", default=None)
+
+
+class DeadlineOver(Exception):
+    """A call did not end in time."""
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Let every ``send()`` in this block end within ``seconds``, as a server does with its own caller's deadline.
+
+    The nearest deadline counts where blocks are nested. It holds for the tasks and threads that copy this context.
+
+    Raises ConfigurationError where ``seconds`` is no number.
+
+    >>> with deadline(5):
+    ...     left_seconds(20.0) <= 5
+    True
+    """
+    if type(seconds) not in (int, float) or seconds != seconds:
+        raise ConfigurationError(f"a deadline is a number of seconds from now; it is {seconds!r}")
+    outer = _ENDS.get()
+    mine = time.monotonic() + seconds
+    token = _ENDS.set(mine if outer is None else min(mine, outer))
+    try:
+        yield
+    finally:
+        _ENDS.reset(token)
+
+
+def left_seconds(own: float) -> float:
+    """What is left of the caller's deadline, ``own`` at most."""
+    ends = _ENDS.get()
+    return own if ends is None else min(own, ends - time.monotonic())
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """Call in a thread, and stop waiting for it after ``seconds``.
+
+    A blocking HTTP client bounds each phase (pool, connect, write, every single read) and not their sum: a server that
+    sends one byte a second would hold it for ever. A call that was given up ends by itself at one of those bounds.
+
+    Raises DeadlineOver, or what the call raised.
+    """
+    done: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            done.put((context.run(call), None))
+        except BaseException as error:  # noqa: BLE001 - it is raised again, in the thread that waits
+            done.put((None, error))
+
+    threading.Thread(target=run, name="semel-client-attempt", daemon=True).start()
+    try:
+        value, error = done.get(timeout=max(seconds, 0.0))
+    except Empty:
+        raise DeadlineOver from None
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]

@@ -1,0 +1,382 @@
+"""What a client wants done once: its request and key, and the conversation that brings it to an outcome, without IO.
+
+The conversation is a generator: it yields what must be done (a journal call, an attempt, a pause), and one small runner
+for each colour does it. So nothing about retries is written twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json as json_module
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+
+from semel.client.deadline import left_seconds
+from semel.client.journal import Busy, Claim, Ending, Entry, Journal
+from semel.client.origins import Origin, Origins
+from semel.client.plan import (
+    LIFETIME_OVER,
+    LIFETIME_SECONDS,
+    Answered,
+    Ask,
+    Breaker,
+    Budget,
+    Done,
+    Event,
+    Finish,
+    InDoubt,
+    NoAnswer,
+    NotYet,
+    Outcome,
+    Plan,
+    Refused,
+    Send,
+    Wait,
+    Waited,
+    origin_of,
+)
+from semel.core.identity import derived_key, frame
+from semel.errors import ConfigurationError, RequestTooLarge
+from semel.http.fingerprint.canonical import canonical_json
+from semel.http.keys import parse_key
+
+LOG: Final = logging.getLogger("semel.client")
+KEY_HEADER: Final = "Idempotency-Key"
+_CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie"})
+# A claim lasts longer than any send(): what is left over is for a machine that stops in the middle of one.
+_CLAIM_MARGIN_SECONDS: Final = 30.0
+# Of these exceptions it is certain that no byte of the request left.
+_NOTHING_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+T = TypeVar("T")
+
+
+# --- what a runner is asked to do ---
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Call the journal, and send back what it returns."""
+
+    call: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Transmit:
+    """Make one attempt within ``seconds``; send back an ``Answered`` or a ``NoAnswer``."""
+
+    request: httpx.Request
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Pause."""
+
+    seconds: float
+
+
+Conversation: TypeAlias = Generator[Keep | Transmit | Sleep, Any, Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a ``send()`` is doing, for a person who waits. Holds neither key nor payload.
+
+    ``attempt`` counts from 1; ``text`` says what happened; ``pause`` is how long it waits now, in seconds.
+    """
+
+    attempt: int
+    text: str
+    pause: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A request as it will be sent each time, without its key."""
+
+    method: str
+    url: str = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    body: bytes | None = field(repr=False)
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 over method, URL, media type and body. JSON counts in its canonical form."""
+        media_type = next((text for name, text in self.headers.items() if name.lower() == "content-type"), "")
+        body = self.body or b""
+        if "json" in media_type.lower():
+            with contextlib.suppress(RequestTooLarge):  # nested too deep to be put in order: it counts byte by byte
+                body = canonical_json(body) or body
+        return hashlib.sha256(frame("semel.intent.1", self.method, self.url, media_type, body)).digest()
+
+
+class Core:
+    """What both clients share: settings, the gates of origins, and the conversation."""
+
+    def __init__(
+        self,
+        base_url: str,
+        budget: Budget,
+        journal: Journal | None,
+        breaker: Breaker | None,
+        bare: bool,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        if not isinstance(base_url, str):
+            raise ConfigurationError(f"the base URL must be a text such as https://shop.example; it is {base_url!r}")
+        self.base_url = base_url
+        self.budget = budget
+        self.bare = bare
+        self.origins = Origins(budget, breaker)
+        self._journal = journal
+        self._progress = progress
+        # For tests: time stands still for them.
+        self.now: Callable[[], float] = time.monotonic
+        self.jitter: Callable[[], float] = random.random
+
+    @property
+    def journal(self) -> Journal:
+        """The journal; without another choice a file ``intents.db`` in this folder, made when it is first needed."""
+        if self._journal is None:
+            self._journal = Journal()
+        return self._journal
+
+    def shown(self, url: str) -> str:
+        """A URL for people and logs: without credentials, query and fragment."""
+        parts = urlsplit(url)
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+    def check_headers(self, headers: Mapping[str, str]) -> None:
+        """Raises ConfigurationError where headers of all requests hold a key."""
+        if any(name.lower() == KEY_HEADER.lower() for name in headers):
+            raise ConfigurationError(
+                f"{KEY_HEADER} among the client's headers would be one key for all requests: leave it out, or give "
+                "your own key to intent(key=...)"
+            )
+
+    # --- making an intent ---
+
+    def wanted(
+        self,
+        method: str,
+        url: str,
+        *,
+        json: Any = None,
+        content: bytes | str | None = None,
+        data: Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Wanted:
+        """The request, whole and repeatable. Raises ConfigurationError where it is not."""
+        if sum(part is not None for part in (json, content, data)) > 1:
+            raise ConfigurationError("give one of json=, content= and data=; an intent has one body")
+        if content is not None and not isinstance(content, bytes | str):
+            raise ConfigurationError(
+                f"content= must be bytes or text, not a {type(content).__name__}: a generator or a file can be sent "
+                "once only, and a retry needs the same bytes. Read it first: content=b''.join(parts), "
+                "content=path.read_bytes()"
+            )
+        if json is not None:
+            try:
+                content = json_module.dumps(json, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+            except (TypeError, ValueError) as error:
+                raise ConfigurationError(f"json= cannot be written as JSON: {error}") from None
+        whole = url if "://" in url or not self.base_url else f"{self.base_url.rstrip('/')}/{url.lstrip('/')}"
+        own = dict(headers or {})
+        if json is not None and not any(name.lower() == "content-type" for name in own):
+            own["Content-Type"] = "application/json"
+        try:
+            request = httpx.Request(method.upper(), whole, content=content, data=data, params=params, headers=own)
+            origin_of(str(request.url))
+        except (httpx.InvalidURL, ValueError, TypeError, AttributeError) as error:
+            raise ConfigurationError(f"this is no request that can be sent: {error}") from None
+        if request.url.scheme not in ("http", "https") or not request.url.host:
+            raise ConfigurationError(
+                f"the URL {self.shown(str(request.url))!r} has no scheme and host: give the whole URL, such as "
+                "https://shop.example/payments, or a client with a base URL"
+            )
+        for name in own:
+            if name.lower() == KEY_HEADER.lower():
+                raise ConfigurationError(f"the client sends {KEY_HEADER} itself: give your own key as key=")
+            if name.lower() in _CREDENTIALS:
+                raise ConfigurationError(
+                    f"{name} is a credential, and an intent is kept in the journal: give it to the client, as "
+                    "Client(headers=...) or auth=, where resume() finds a fresh one too"
+                )
+        if "content-type" in request.headers and not any(name.lower() == "content-type" for name in own):
+            own["Content-Type"] = request.headers["content-type"]
+        return Wanted(request.method, str(request.url), own, request.content)
+
+    def entry(self, wanted: Wanted, name: str | None, key: str | None, parent: str | None = None) -> Entry:
+        """The intent as the journal keeps it, under its own key."""
+        if key is not None:
+            key = parse_key([quoted(key).encode("utf-8", "replace")])
+        if name is not None and (not isinstance(name, str) or not 1 <= len(name) <= 200):
+            raise ConfigurationError("an intent's name is a text of 1 to 200 characters, such as 'invoice-42'")
+        made = key or str(uuid.uuid4())
+        return Entry(made, name, parent, wanted.method, wanted.url, wanted.headers, wanted.digest, wanted.body)
+
+    # --- the conversation ---
+
+    def converse(
+        self,
+        entry: Entry,
+        body: bytes | None,
+        build: Callable[[str, str, Mapping[str, str], bytes | None], httpx.Request],
+        seconds: float | None,
+        hold: Callable[[Claim | None], None],
+    ) -> Conversation:
+        """Bring an intent to an outcome, or to the end of the budget. ``hold`` learns which claim is ours."""
+        own = self.budget.seconds if seconds is None else min(seconds, self.budget.seconds)
+        left = left_seconds(own)
+        if left < 0.001:
+            return NotYet(
+                "DEADLINE", 0.0, entry.may_have_happened, None, "the caller's deadline is over; nothing was sent"
+            )
+        budget = replace(self.budget, seconds=left)
+        journal = self.journal
+        claim = yield Keep(lambda: journal.claim(entry.key, budget.seconds + _CLAIM_MARGIN_SECONDS))
+        if isinstance(claim, Busy):
+            return NotYet("BUSY", claim.seconds, True, None, "another process or thread is sending this intent")
+        hold(claim)
+        entry = claim.entry
+        body = entry.body if body is None else body
+        if entry.state != "open" or body is None:
+            yield Keep(lambda: journal.release(claim))
+            hold(None)
+            return stored_outcome(entry) if entry.state != "open" else _payload_needed(entry)
+        origin: Origin = self.origins.of(entry.url)
+        plan = Plan(
+            entry.url,
+            budget,
+            gate=origin,
+            jitter=self.jitter,
+            sends_before=entry.sends,
+            may_have_happened=entry.may_have_happened,
+            age_seconds=claim.age_seconds,
+            lifetime_seconds=entry.lifetime_seconds,
+        )
+        headers = dict(entry.headers) | {KEY_HEADER: entry.key if self.bare else quoted(entry.key)}
+        action = plan.start(self.now())
+        event: Event
+        while not isinstance(action, Finish):
+            match action:
+                case Wait(seconds=pause, code=code, then=then):
+                    what = "asking again" if then == "ask" else "sending again"
+                    self._tell(entry, plan.sends, f"{code}; {what} in {pause:.1f} s", pause)
+                    yield Sleep(pause)
+                    event = Waited()
+                case Send(attempt=attempt, seconds=most, wait=wait):
+                    if not (yield Keep(lambda: journal.begin(claim, plan.lifetime_seconds, plan.operation_url))):
+                        hold(None)
+                        return NotYet("BUSY", 0.0, True, None, "another process or thread has taken this intent over")
+                    preferred = headers | {"Prefer": f"wait={wait}"}
+                    if any(name.lower() == "prefer" for name in headers):
+                        preferred = headers
+                    self._tell(entry, attempt, "sending")
+                    event = yield Transmit(build(entry.method, entry.url, preferred, body), most)
+                    self._tell(entry, attempt, _summary(event))
+                case Ask(url=url, seconds=most):
+                    event = yield Transmit(build("GET", url, {}, None), most)
+                    self._tell(entry, plan.sends, f"the status resource: {_summary(event)}")
+            action = plan.after(event, self.now())
+        outcome = action.outcome
+        yield Keep(lambda: journal.conclude(claim, _ending(outcome, plan)))
+        hold(None)
+        return outcome
+
+    def _tell(self, entry: Entry, attempt: int, text: str, pause: float = 0.0) -> None:
+        LOG.info("%s %s: attempt %d: %s", entry.method, self.shown(entry.url), attempt, text)
+        if self._progress is not None:
+            self._progress(Progress(attempt, text, pause))
+
+
+def quoted(key: str) -> str:
+    """A key as a String of RFC 9651.
+
+    >>> quoted('say-"once"')
+    '"say-\\\\"once\\\\""'
+    """
+    escaped = key.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def key_of_child(key: str, name: str, ordinal: int) -> str:
+    """A key derived from another one, as ``permit.key_for`` derives them. Raises ConfigurationError without a name."""
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError("a derived key needs a name, such as intent.key_for('mail')")
+    record = hashlib.sha256(frame("semel.intent.key.1", key)).digest()[:16]
+    return derived_key(record, 0, name, ordinal)
+
+
+def answered(response: httpx.Response, at: float) -> Answered:
+    """An httpx response that was read whole, as the plan sees it."""
+    headers = {name.lower(): text for name, text in response.headers.items()}
+    return Answered(response.status_code, headers, response.content, at)
+
+
+def no_answer(error: httpx.RequestError) -> NoAnswer:
+    """What an exception of httpx proves. Raises ConfigurationError where the request itself cannot be sent."""
+    if isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError):
+        raise ConfigurationError(f"this request cannot be sent: {error}") from None
+    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return NoAnswer(reason, sent=not isinstance(error, _NOTHING_LEFT))
+
+
+def stored_outcome(entry: Entry) -> Outcome:
+    """The outcome of an intent that has ended, from the journal alone: nothing is sent."""
+    answer = None
+    if entry.status is not None and entry.answer_headers is not None:
+        answer = Answered(entry.status, entry.answer_headers, entry.answer_body or b"")
+    if entry.state == "done":
+        return Done(answer, replayed=True)
+    if entry.state == "refused":
+        return Refused(entry.code or "REFUSED", "new", answer)
+    return InDoubt(entry.code or LIFETIME_OVER, entry.operation_url, answer)
+
+
+def _payload_needed(entry: Entry) -> NotYet:
+    detail = (
+        "this journal keeps digests, not payloads: make the same intent again with its name and payload, and send that "
+        "one, or use Journal(payloads=True)"
+    )
+    return NotYet("PAYLOAD_NEEDED", 0.0, entry.may_have_happened, None, detail)
+
+
+def _summary(event: object) -> str:
+    if isinstance(event, Answered):
+        return f"answered {event.status}" + ("" if event.code.startswith("HTTP_") else f" {event.code}")
+    return f"no answer ({event.reason})" if isinstance(event, NoAnswer) else ""
+
+
+def _ending(outcome: Outcome, plan: Plan) -> Ending:
+    lifetime = plan.lifetime_seconds if plan.sends else LIFETIME_SECONDS
+    match outcome:
+        case Done(answer=answer):
+            assert answer is not None
+            return Ending("done", None, plan.operation_url, lifetime, answer.status, _kept(answer.headers), answer.body)
+        case Refused(code=code, key_action="new", answer=answer):
+            body, headers = (answer.body, _kept(answer.headers)) if answer is not None else (None, None)
+            return Ending(
+                "refused", code, plan.operation_url, lifetime, answer.status if answer else None, headers, body
+            )
+        case InDoubt(code=code, operation_url=url, answer=answer):
+            is_over = code == LIFETIME_OVER or (answer is not None and answer.problem.get("keyAction") == "query")
+            return Ending("doubt" if is_over else "open", code, url, lifetime, answer.status if answer else None)
+        case Refused(code=code) | NotYet(code=code):
+            maybe = plan.may_have_happened
+            return Ending("open", code, plan.operation_url, lifetime, may_have_happened=maybe)
+
+
+def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+    """An answer's headers without its cookies."""
+    return {name: text for name, text in headers.items() if name != "set-cookie"}

@@ -1,0 +1,436 @@
+"""Where a client keeps its intents: key and payload digest, written before the first byte of a request leaves.
+
+A journal is a small SQLite file of this client's own, readable by its user alone (or memory, by choice). It answers
+three questions after a crash: which intents are open, under which key each must go on, and whether a payload is the one
+that the key was made for. One process at a time may send an intent. A claim is measured by the monotonic clock that the
+processes of one host share, so that no jump of the wall clock ends it; a journal is not for several hosts.
+
+It opens a connection for each call: a journal may be shared by threads, and used after a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+from semel.client.plan import LIFETIME_SECONDS
+from semel.errors import ConfigurationError, SemelError
+
+IntentState = Literal["open", "done", "refused", "doubt"]
+"""``open``: send it (again). ``done`` and ``refused``: ended. ``doubt``: the key may be forgotten, never send it."""
+
+KEEP_SECONDS: Final = 30 * 86_400.0
+_APPLICATION_ID: Final = 0x536D4A31  # "SmJ1", in the header of the file
+_BUSY_SECONDS: Final = 10.0
+_SCHEMA: Final = (
+    """CREATE TABLE semel_intent (
+        intent_key TEXT PRIMARY KEY,
+        name TEXT UNIQUE,
+        parent TEXT,
+        method TEXT NOT NULL,
+        url TEXT NOT NULL,
+        headers TEXT NOT NULL,
+        digest BLOB NOT NULL,
+        body BLOB,
+        state TEXT NOT NULL,
+        sends INTEGER NOT NULL DEFAULT 0,
+        first_sent_at REAL,
+        lifetime_seconds REAL NOT NULL,
+        created_at REAL NOT NULL,
+        updated_at REAL NOT NULL,
+        code TEXT,
+        operation_url TEXT,
+        status INTEGER,
+        answer_headers TEXT,
+        answer_body BLOB,
+        may_have_happened INTEGER NOT NULL DEFAULT 0,
+        claim_token TEXT,
+        claim_from REAL,
+        claim_until REAL,
+        claim_place TEXT,
+        claim_pid INTEGER
+    ) WITHOUT ROWID""",
+    "CREATE INDEX semel_intent_updated ON semel_intent (updated_at)",
+    "CREATE INDEX semel_intent_open ON semel_intent (created_at) WHERE state = 'open'",
+    f"PRAGMA application_id = {_APPLICATION_ID}",
+)
+_COLUMNS: Final = (
+    "intent_key, name, parent, method, url, headers, digest, body, state, sends, first_sent_at, lifetime_seconds, "
+    "created_at, updated_at, code, operation_url, status, answer_headers, answer_body, may_have_happened"
+)
+
+
+class JournalError(SemelError):
+    """The journal cannot be used: nothing was sent that it does not know."""
+
+
+class PayloadMismatch(SemelError):
+    """Another payload under a stored name or key. Nothing was sent."""
+
+
+class Seals(Protocol):
+    """What a journal needs of a :class:`semel.engine.sealer.Sealer`."""
+
+    def seal(self, text: bytes, about: bytes) -> bytes:
+        """``text``, sealed for ``about`` alone."""
+        ...
+
+    def open(self, kept: bytes, about: bytes) -> bytes:
+        """What was sealed for ``about``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One stored intent. Its representation shows neither the key nor a payload."""
+
+    key: str = field(repr=False)
+    name: str | None
+    parent: str | None = field(repr=False)
+    method: str
+    url: str = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    digest: bytes = field(repr=False)
+    body: bytes | None = field(default=None, repr=False)
+    state: IntentState = "open"
+    sends: int = 0
+    first_sent_at: float | None = None
+    lifetime_seconds: float = LIFETIME_SECONDS
+    created_at: float = 0.0
+    updated_at: float = 0.0
+    code: str | None = None
+    operation_url: str | None = None
+    status: int | None = None
+    answer_headers: Mapping[str, str] | None = field(default=None, repr=False)
+    answer_body: bytes | None = field(default=None, repr=False)
+    may_have_happened: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """This process alone may send the intent, until the claim is given back or ``seconds`` are over."""
+
+    entry: Entry
+    token: str = field(repr=False)
+    age_seconds: float  # since the first attempt, by every clock reading that the journal has seen
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Another process or thread sends the intent, for ``seconds`` at most."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What a ``send()`` leaves behind."""
+
+    state: IntentState
+    code: str | None = None
+    operation_url: str | None = None
+    lifetime_seconds: float = LIFETIME_SECONDS
+    status: int | None = None
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
+    body: bytes | None = field(default=None, repr=False)
+    may_have_happened: bool = True
+
+
+class Journal:
+    """Intents in a SQLite file, or in memory.
+
+    Parameters:
+        url: ``sqlite:///intents.db``, ``sqlite:////var/lib/shop/intents.db``, or ``memory://`` for intents that need
+            not survive the process. A missing file is created with mode 0600; one that others may read is refused.
+        payloads: keep bodies of open intents, so that ``resume()`` can send them, and the answers of ended ones. By
+            default only a digest is kept: a payload is personal data, and the caller who has it can give it again.
+        sealer: a :class:`semel.engine.sealer.Sealer` that encrypts kept payloads and answers.
+        wall: the clock in Unix seconds; ``steady``: the monotonic one. For tests.
+
+    Raises ConfigurationError for a URL that is none, and for a file that other users may read; JournalError where the
+    file cannot be used.
+
+    >>> journal = Journal("memory://")
+    >>> journal.open()
+    []
+    """
+
+    def __init__(
+        self,
+        url: str = "sqlite:///intents.db",
+        *,
+        payloads: bool = False,
+        sealer: Seals | None = None,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not isinstance(url, str) or not (url == "memory://" or url.startswith("sqlite:///")) or url == "sqlite:///":
+            raise ConfigurationError(
+                f"a journal's URL is sqlite:///intents.db (three slashes, or four for an absolute path) or memory://; "
+                f"it is {url!r}"
+            )
+        self.payloads = payloads
+        self._sealer = sealer
+        self._wall = wall
+        self._steady = steady
+        self._lock = threading.Lock()
+        self._memory: sqlite3.Connection | None = None
+        self._path = url.removeprefix("sqlite:///")
+        if url == "memory://":
+            self._memory = _connect(":memory:")
+        else:
+            _make_private(self._path)
+        with self._transaction() as connection:
+            _prepare(connection, self._path)
+
+    def __repr__(self) -> str:
+        return f"Journal({'memory://' if self._memory is not None else 'sqlite:///' + self._path!s})"
+
+    def close(self) -> None:
+        """Forget a journal in memory; a file needs no closing."""
+        if self._memory is not None:
+            self._memory.close()
+
+    # --- writing ---
+
+    def add(self, entry: Entry) -> Entry:
+        """Keep a new intent, or find the one that has its name or key.
+
+        Raises PayloadMismatch where that one has another method, URL or payload, or the key has another name.
+        """
+        now = self._wall()
+        with self._transaction() as connection:
+            stored = self._find(connection, entry.key, entry.name)
+            if stored is None:
+                body = entry.body if self.payloads else None
+                connection.execute(
+                    "INSERT INTO semel_intent (intent_key, name, parent, method, url, headers, digest, body, state, "
+                    "lifetime_seconds, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'open', ?, ?, ?)",
+                    (
+                        *(
+                            entry.key,
+                            entry.name,
+                            entry.parent,
+                            entry.method,
+                            entry.url,
+                            json.dumps(dict(entry.headers)),
+                        ),
+                        *(entry.digest, self._seal(body, entry.key), entry.lifetime_seconds, now, now),
+                    ),
+                )
+                stored = self._find(connection, entry.key, None)
+                assert stored is not None
+        other_name = entry.name is not None and stored.name != entry.name
+        if stored.digest != entry.digest or other_name:
+            which = f"the name {entry.name!r}" if entry.name is not None and stored.name == entry.name else "this key"
+            raise PayloadMismatch(
+                f"{which} belongs to another request (its name, method, URL, media type or body differs), "
+                "and nothing was sent; a new wish needs a new intent, with another name"
+            )
+        return stored
+
+    def claim(self, key: str, seconds: float) -> Claim | Busy:
+        """The right to send an intent, for ``seconds``. Raises JournalError where there is no such intent."""
+        token = secrets.token_hex(16)
+        with self._transaction() as connection:
+            # Read under the lock: a time from before it may be older than a claim that another one got meanwhile, which
+            # would then look like one of an earlier boot.
+            now, wall = self._steady(), self._wall()
+            entry = self._find(connection, key, None)
+            if entry is None:
+                raise JournalError("the journal has no such intent any more; it was forgotten, or is another file")
+            held = connection.execute(
+                "SELECT claim_token, claim_from, claim_until, claim_place, claim_pid FROM semel_intent "
+                "WHERE intent_key = ?",
+                (key,),
+            ).fetchone()
+            if held[0] is not None and held[1] <= now < held[2] and not _is_dead(held[3], held[4]):
+                return Busy(held[2] - now)
+            connection.execute(
+                "UPDATE semel_intent SET claim_token = ?, claim_from = ?, claim_until = ?, claim_place = ?, "
+                "claim_pid = ? WHERE intent_key = ?",
+                (token, now, now + seconds, _place(), os.getpid(), key),
+            )
+            [latest] = connection.execute("SELECT max(updated_at) FROM semel_intent").fetchone()
+        age = 0.0 if entry.first_sent_at is None else max(wall, latest) - entry.first_sent_at
+        return Claim(entry, token, max(age, 0.0))
+
+    def begin(self, claim: Claim, lifetime_seconds: float, operation_url: str | None) -> bool:
+        """Count an attempt before it is made; False where the claim is another's now and nothing may be sent."""
+        now = self._wall()
+        with self._transaction() as connection:
+            changed = connection.execute(
+                "UPDATE semel_intent SET sends = sends + 1, may_have_happened = 1, "
+                "first_sent_at = coalesce(first_sent_at, ?), "
+                "lifetime_seconds = ?, operation_url = coalesce(?, operation_url), "
+                "updated_at = max(updated_at, ?) WHERE intent_key = ? AND claim_token = ? AND claim_until > ?",
+                (now, lifetime_seconds, operation_url, now, claim.entry.key, claim.token, self._steady()),
+            )
+            return changed.rowcount == 1
+
+    def conclude(self, claim: Claim, ending: Ending) -> None:
+        """Write what a ``send()`` came to, and give the claim back. Of a lost claim only an end is written."""
+        key, now = claim.entry.key, self._wall()
+        is_over = ending.state != "open"
+        keep = self.payloads and is_over
+        headers = json.dumps(dict(ending.headers)) if keep and ending.headers is not None else None
+        with self._transaction() as connection:
+            connection.execute(
+                "UPDATE semel_intent SET state = ?, code = ?, operation_url = coalesce(?, operation_url), "
+                "lifetime_seconds = ?, may_have_happened = ?, status = ?, answer_headers = ?, answer_body = ?, "
+                "updated_at = max(updated_at, ?), body = CASE WHEN ? THEN NULL ELSE body END, claim_token = NULL "
+                "WHERE intent_key = ? AND state = 'open' AND (claim_token = ? OR ?)",
+                (
+                    *(ending.state, ending.code, ending.operation_url, ending.lifetime_seconds),
+                    *(ending.may_have_happened, ending.status, headers),
+                    *(self._seal(ending.body if keep else None, key), now, is_over, key, claim.token, is_over),
+                ),
+            )
+
+    def release(self, claim: Claim) -> None:
+        """Give a claim back without a word about the outcome."""
+        with self._transaction() as connection:
+            connection.execute(
+                "UPDATE semel_intent SET claim_token = NULL WHERE intent_key = ? AND claim_token = ?",
+                (claim.entry.key, claim.token),
+            )
+
+    def forget(self, older_than_seconds: float = KEEP_SECONDS) -> int:
+        """Forget intents that have ended (never open ones) and were not touched for so long. Returns how many."""
+        with self._transaction() as connection:
+            return connection.execute(
+                "DELETE FROM semel_intent WHERE updated_at < ? AND state <> 'open'",
+                (self._wall() - older_than_seconds,),
+            ).rowcount
+
+    # --- reading ---
+
+    def find(self, *, key: str | None = None, name: str | None = None) -> Entry | None:
+        """The intent with this key or name."""
+        with self._transaction() as connection:
+            return self._find(connection, key, name)
+
+    def open(self, limit: int = 1000) -> list[Entry]:
+        """Open intents, oldest first."""
+        with self._transaction() as connection:
+            rows = connection.execute(
+                f"SELECT {_COLUMNS} FROM semel_intent WHERE state = 'open' ORDER BY created_at, intent_key LIMIT ?",  # noqa: S608 - a constant
+                (limit,),
+            ).fetchall()
+        return [self._entry(row) for row in rows]
+
+    def _find(self, connection: sqlite3.Connection, key: str | None, name: str | None) -> Entry | None:
+        row = connection.execute(
+            f"SELECT {_COLUMNS} FROM semel_intent WHERE name = ? OR intent_key = ? ORDER BY name = ? DESC LIMIT 1",  # noqa: S608 - a constant
+            (name, key, name),
+        ).fetchone()
+        return None if row is None else self._entry(row)
+
+    def _entry(self, row: tuple[Any, ...]) -> Entry:
+        raw = Entry(*row)
+        return replace(
+            raw,
+            headers=json.loads(row[5]),
+            body=self._unseal(raw.body, raw.key),
+            answer_headers=None if row[17] is None else json.loads(row[17]),
+            answer_body=self._unseal(raw.answer_body, raw.key),
+            may_have_happened=bool(raw.may_have_happened),
+        )
+
+    def _seal(self, text: bytes | None, key: str) -> bytes | None:
+        return text if text is None or self._sealer is None else self._sealer.seal(text, key.encode())
+
+    def _unseal(self, kept: bytes | None, key: str) -> bytes | None:
+        return kept if kept is None or self._sealer is None else self._sealer.open(kept, key.encode())
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """One transaction that is on the disk when the block ends, or has never been."""
+        try:
+            if self._memory is not None:
+                with self._lock, _committed(self._memory):
+                    yield self._memory
+                return
+            with closing(_connect(self._path)) as connection, _committed(connection):
+                yield connection
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise JournalError(
+                f"the journal {self._path!r} cannot be used ({error}); check its folder, its disk and its permissions. "
+                "Nothing is sent that it does not know"
+            ) from error
+
+
+@contextmanager
+def _committed(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: str) -> None:
+    """Create the table in an empty file. Raises ConfigurationError for a file of something else."""
+    [found] = connection.execute("PRAGMA application_id").fetchone()
+    if found == _APPLICATION_ID:
+        return
+    [tables] = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if found or tables:
+        raise ConfigurationError(f"{path!r} is another program's database; give the journal a file of its own")
+    for statement in _SCHEMA:
+        connection.execute(statement)
+
+
+def _make_private(path: str) -> None:
+    """Create a missing file for this user alone. Raises ConfigurationError where others may read it."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o600))
+    except FileExistsError:
+        pass
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigurationError(f"the journal {path!r} cannot be created: {why}; correct the path") from None
+    if sys.platform != "win32" and Path(path).is_file() and Path(path).stat().st_mode & 0o077:
+        raise ConfigurationError(f"the journal {path!r} holds keys, and other users may use it: chmod 600 {path}")
+
+
+def _place() -> str | None:
+    """Names the process ids that can be compared with ours: those of this boot and this namespace. None: unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return None
+
+
+def _is_dead(place: str | None, pid: int) -> bool:
+    """Whether the process that holds a claim has certainly ended."""
+    if place is None or place != _place():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

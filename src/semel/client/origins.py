@@ -1,0 +1,56 @@
+"""What the requests to one origin share: its bucket of retries and its circuit breaker, safe between threads."""
+
+from __future__ import annotations
+
+import threading
+from typing import Literal
+
+from semel.client.plan import Breaker, Budget, Circuit, NotNow, Tokens, origin_of
+
+
+class Origin:
+    """The gate of one origin."""
+
+    def __init__(self, budget: Budget, breaker: Breaker | None) -> None:
+        self._tokens = Tokens(budget.retries_at_once, budget.retries_per_second)
+        self._circuit = Circuit(breaker) if breaker is not None else None
+        self._lock = threading.Lock()
+
+    def state(self, now: float) -> Literal["closed", "open", "half-open"]:
+        """The breaker's state; closed where there is no breaker."""
+        with self._lock:
+            return "closed" if self._circuit is None else self._circuit.state(now)
+
+    def admit(self, now: float, *, retry: bool) -> NotNow | None:
+        """None where an attempt may be made now."""
+        with self._lock:
+            # In this order: a retry that the breaker holds back costs no token, one without a token is no probe.
+            if self._circuit is not None and self._circuit.state(now) == "open":
+                return NotNow("BREAKER_OPEN", self._circuit.admit(now))
+            if retry and (seconds := self._tokens.take(now)) > 0:
+                return NotNow("RETRY_BUDGET", seconds)
+            if self._circuit is not None:
+                self._circuit.admit(now)
+            return None
+
+    def note(self, now: float, *, failed: bool) -> None:
+        """An attempt was answered, or failed."""
+        with self._lock:
+            if self._circuit is not None:
+                self._circuit.note(now, failed=failed)
+
+
+class Origins:
+    """The gates of all origins that a client has talked to."""
+
+    def __init__(self, budget: Budget, breaker: Breaker | None) -> None:
+        self._budget = budget
+        self._breaker = breaker
+        self._origins: dict[tuple[str, str, int | None], Origin] = {}
+        self._lock = threading.Lock()
+
+    def of(self, url: str) -> Origin:
+        """The gate of a URL's origin."""
+        name = origin_of(url)
+        with self._lock:
+            return self._origins.setdefault(name, Origin(self._budget, self._breaker))

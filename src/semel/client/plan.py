@@ -1,0 +1,698 @@
+"""What a retrying client does next, without IO: one attempt, one event, one action.
+
+A :class:`Plan` is driven by a loop that owns the sockets and the clock: it calls :meth:`Plan.start`, performs the
+:class:`Action`, and passes what came of it to :meth:`Plan.after`, until the action is :class:`Finish`. The same plan
+therefore serves httpx, requests, aiohttp or anything else. It never makes, changes or sees a key: whoever drives it
+sends the same key with every attempt.
+
+The plan assumes that a repeated request with the same key has no second effect. What it assumes of servers that are
+not Semel's is in docs/client.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from functools import cached_property
+from typing import Any, Final, Literal, Protocol, TypeAlias
+from urllib.parse import urljoin, urlsplit
+
+from semel.errors import ConfigurationError
+
+LIFETIME_SECONDS: Final = 86_400.0
+"""How long a key is believed to be remembered where the server does not say."""
+
+LIFETIME_OVER: Final = "KEY_LIFETIME_OVER"
+REDIRECT: Final = "REDIRECT"
+OUTCOME_UNKNOWN: Final = "IDEMPOTENCY_OUTCOME_UNKNOWN"
+_CALLER_UNKNOWN: Final = "IDEMPOTENCY_CALLER_UNKNOWN"
+
+_RETRIED: Final = frozenset({408, 425, 429, 502, 503, 504})
+# Answers that prove that this attempt had no effect and that no other attempt is running.
+_NOTHING_RAN: Final = frozenset({425, 429})
+# What depends on the request alone: an earlier attempt with the same bytes got, or would have got, the same refusal.
+_ABOUT_THE_REQUEST: Final = frozenset({400, 411, 413, 414, 415, 422, 431})
+_SETTLED: Final = frozenset({"SUCCEEDED", "FAILED_REPLAYABLE", "FAILED_NOT_REPLAYABLE"})
+_SECONDS_DIGITS_MAX: Final = 12
+# RFC 8288, 3: <target> and its parameters. Quoted text is skipped whole.
+_PARAMETER: Final = re.compile(r';\s*+([\w*-]++)\s*+(?:=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s;,"]*+)))?+\s*+')
+_LINK: Final = re.compile(r'<([^>]*+)>\s*+((?:;\s*+[\w*-]++\s*+(?:=\s*+(?:"(?:[^"\\]|\\.)*+"|[^\s;,"]*+))?+\s*+)*+)')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much one ``send()`` may cost, and how many retries one origin may get.
+
+    Parameters:
+        attempts: how often the request is sent, at most, 1 to 100.
+        seconds: the total deadline over all attempts, pauses and questions about the status.
+        attempt_seconds: the longest that one attempt may take; by default a fair part of what is left, so that one
+            connection that hangs does not cost the whole budget.
+        pause_seconds: the longest first pause between attempts; it doubles with each attempt, and the real pause is
+            random between zero and it (full jitter).
+        pause_seconds_max: where the doubling ends.
+        retries_at_once: how many retries an origin may get at once: the size of its token bucket. First attempts cost
+            nothing.
+        retries_per_second: how fast the bucket fills again.
+
+    Raises ConfigurationError for a number out of its range.
+
+    >>> Budget(attempts=3, seconds=20).attempts
+    3
+    """
+
+    attempts: int = 3
+    seconds: float = 20.0
+    attempt_seconds: float | None = None
+    pause_seconds: float = 0.2
+    pause_seconds_max: float = 10.0
+    retries_at_once: float = 10.0
+    retries_per_second: float = 0.5
+
+    def __post_init__(self) -> None:
+        if type(self.attempts) is not int or not 1 <= self.attempts <= 100:
+            raise ConfigurationError(f"attempts must be a whole number from 1 to 100; it is {self.attempts!r}")
+        _check_number("seconds", self.seconds, 0.001, 86_400)
+        if self.attempt_seconds is not None:
+            _check_number("attempt_seconds", self.attempt_seconds, 0.001, 86_400)
+        _check_number("pause_seconds", self.pause_seconds, 0, 3600)
+        _check_number("pause_seconds_max", self.pause_seconds_max, self.pause_seconds, 86_400)
+        _check_number("retries_at_once", self.retries_at_once, 0, 1_000_000)
+        _check_number("retries_per_second", self.retries_per_second, 0, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breaker:
+    """When an origin is left alone: after ``failures`` in a row (no answer, 502, 503, 504), for ``seconds``.
+
+    Then one request probes it: a success closes the breaker, a failure opens it again.
+
+    Raises ConfigurationError for a number out of its range.
+
+    >>> Breaker(failures=5, seconds=10).failures
+    5
+    """
+
+    failures: int = 5
+    seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        if type(self.failures) is not int or not 1 <= self.failures <= 1_000_000:
+            raise ConfigurationError(f"failures must be a whole number from 1 to 1000000; it is {self.failures!r}")
+        _check_number("seconds", self.seconds, 0.001, 86_400)
+
+
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    if type(value) not in (int, float) or not low <= value <= high:  # type: ignore[operator]
+        raise ConfigurationError(f"{name} must be a number from {low:g} to {high:g}; it is {value!r}")
+
+
+# --- what an origin has had: retries and failures ---
+
+
+@dataclass(frozen=True, slots=True)
+class NotNow:
+    """An attempt is held back for ``seconds``, because of ``code``: ``RETRY_BUDGET`` or ``BREAKER_OPEN``."""
+
+    code: str
+    seconds: float
+
+
+class Tokens:
+    """A bucket of retries: ``size`` at once, ``per_second`` more."""
+
+    def __init__(self, size: float, per_second: float) -> None:
+        self._size = size
+        self._per_second = per_second
+        self._left = size
+        self._at: float | None = None
+
+    def take(self, now: float) -> float:
+        """Take one. 0.0 where there was one; otherwise the seconds until there is."""
+        if self._at is not None:
+            self._left = min(self._size, self._left + max(now - self._at, 0.0) * self._per_second)
+        self._at = now
+        if self._left >= 1.0:
+            self._left -= 1.0
+            return 0.0
+        return (1.0 - self._left) / self._per_second if self._per_second and self._size >= 1 else float("inf")
+
+
+class Circuit:
+    """The breaker's state for one origin: closed, open, or half open with one probe on its way."""
+
+    def __init__(self, breaker: Breaker) -> None:
+        self._breaker = breaker
+        self._failures = 0
+        self._closed_until: float | None = None  # None: closed; otherwise no request before this time
+
+    def state(self, now: float) -> Literal["closed", "open", "half-open"]:
+        """What the breaker would say now."""
+        if self._closed_until is None:
+            return "closed"
+        return "open" if now < self._closed_until else "half-open"
+
+    def admit(self, now: float) -> float:
+        """0.0 where a request may go; otherwise the seconds to wait. Half open, one goes, and the others wait."""
+        if self._closed_until is None:
+            return 0.0
+        if now < self._closed_until:
+            return self._closed_until - now
+        # A probe whose outcome never arrives here (a killed thread) blocks the others for one period, not for ever.
+        self._closed_until = now + self._breaker.seconds
+        return 0.0
+
+    def note(self, now: float, *, failed: bool) -> None:
+        """Count an answer or a failure."""
+        if not failed:
+            self._failures, self._closed_until = 0, None
+            return
+        self._failures += 1
+        if self._closed_until is not None or self._failures >= self._breaker.failures:
+            self._closed_until = now + self._breaker.seconds
+
+
+class Gate(Protocol):
+    """What all plans of one origin share."""
+
+    def admit(self, now: float, *, retry: bool) -> NotNow | None:
+        """None where an attempt may be made now."""
+        ...
+
+    def note(self, now: float, *, failed: bool) -> None:
+        """An attempt was answered, or failed."""
+        ...
+
+
+# --- events ---
+
+
+@dataclass(frozen=True, slots=False)
+class Answered:
+    """An HTTP answer that arrived whole.
+
+    Parameters: ``status``; ``headers`` with lower-case names; ``body``; ``at``, the Unix time of its arrival in
+    seconds, to which dates in ``Retry-After`` are compared.
+    """
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    body: bytes = field(default=b"", repr=False)
+    at: float = field(default=0.0, repr=False)
+
+    def json(self) -> Any:
+        """The body as JSON. Raises ValueError where it is none."""
+        return json.loads(self.body)
+
+    @cached_property
+    def problem(self) -> Mapping[str, Any]:
+        """The members of a problem document (RFC 9457) or another JSON object of a refusal; empty where there is none.
+
+        >>> Answered(409, {"content-type": "application/problem+json"}, b'{"code": "X"}').problem["code"]
+        'X'
+        """
+        if self.status < 400 or "json" not in self.headers.get("content-type", "").lower():
+            return {}
+        try:
+            found = self.json()
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def code(self) -> str:
+        """The problem's ``code``, or ``HTTP_<status>``."""
+        code = self.problem.get("code") or self.headers.get("semel-code")
+        return code if isinstance(code, str) else f"HTTP_{self.status}"
+
+    @property
+    def replayed(self) -> bool:
+        """Whether the server says that this is the stored answer of an earlier attempt."""
+        return "true" in (self.headers.get("idempotency-replayed"), self.headers.get("idempotent-replayed"))
+
+    @property
+    def lifetime_seconds(self) -> float | None:
+        """How long the server says it remembers the key, from its ``Idempotency-Key-Lifetime``; None if it does not."""
+        text = self.headers.get("idempotency-key-lifetime", "").strip()
+        return float(text) if _is_count(text) else None
+
+    @property
+    def operation(self) -> str | None:
+        """The link to the status of the operation, as the server wrote it."""
+        found = self.problem.get("operation")
+        return found if isinstance(found, str) else status_link(self.headers.get("link", ""))
+
+    @property
+    def retry_after(self) -> float | None:
+        """``Retry-After`` in seconds from the answer's arrival, or the problem's ``retryAfter``."""
+        found = retry_after_seconds(self.headers.get("retry-after", ""), self.headers.get("date", ""), self.at)
+        if found is None:
+            member: Any = self.problem.get("retryAfter")
+            is_number = isinstance(member, int | float) and not isinstance(member, bool) and 0 <= member < 1e9
+            found = float(member) if is_number else None
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """No whole answer came. ``sent`` is False only where it is certain that no byte of the request left."""
+
+    reason: str
+    sent: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """A pause is over."""
+
+
+Event: TypeAlias = Answered | NoAnswer | Waited
+
+
+# --- outcomes ---
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The command succeeded. ``replayed``: this is the answer that an earlier attempt earned.
+
+    ``answer`` is None where an earlier process received it and its journal does not keep answers.
+    """
+
+    answer: Answered | None
+    replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The server refused the command, and the same request would be refused again.
+
+    ``code`` is the problem's, or ``HTTP_<status>``. ``key_action``: "new": correct the request and make a new intent;
+    "keep": remove the obstacle (authenticate, for example) and send the same intent again.
+    """
+
+    code: str
+    key_action: Literal["keep", "new"]
+    answer: Answered | None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InDoubt:
+    """Nobody can say yet whether the command took effect. The key is kept; never repeat the command under a new one.
+
+    ``operation_url`` is where the server says what has become of it; without one, look for your business reference.
+    """
+
+    code: str
+    operation_url: str | None = None
+    answer: Answered | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """There is no outcome yet, and sending the same intent again is safe. ``retry_after``: not before, in seconds.
+
+    ``may_have_happened`` is False only where it is certain that no attempt reached the server.
+    """
+
+    code: str
+    retry_after: float
+    may_have_happened: bool
+    answer: Answered | None = None
+    detail: str = ""
+
+
+Outcome: TypeAlias = Done | Refused | InDoubt | NotYet
+
+
+# --- actions ---
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the request with its key.
+
+    ``attempt`` counts from 1; give up after ``seconds``; ``wait`` is the value of ``Prefer: wait=`` in whole seconds:
+    how long the server may hold a duplicate before it answers that the first one still runs.
+    """
+
+    attempt: int
+    seconds: float
+    wait: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """GET the status of the operation at ``url``, with the caller's credentials and without a key."""
+
+    url: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Pause for ``seconds``, because of ``code``, before attempt or question ``then``."""
+
+    seconds: float
+    code: str
+    then: Literal["send", "ask"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """There is nothing more to do in this budget."""
+
+    outcome: Outcome
+
+
+Action: TypeAlias = Send | Ask | Wait | Finish
+
+
+class Plan:
+    """The decisions of one ``send()``.
+
+    Parameters:
+        url: of the command, against which the link to its status is resolved. A link to another origin is never
+            followed: it would carry credentials there.
+        budget: of this ``send()``.
+        gate: what all plans of this origin share.
+        jitter: a random number between 0 and 1 for each pause.
+        sends_before: how many attempts earlier plans of the same intent have made.
+        may_have_happened: whether one of them may have reached the server without a definite answer.
+        age_seconds: how long ago the first of them was made.
+        lifetime_seconds: how long the server remembers the key after that, as far as is known.
+
+    >>> plan = Plan("https://shop.example/payments", Budget(seconds=20))
+    >>> plan.start(0.0)
+    Send(attempt=1, seconds=6.666666666666667, wait=6)
+    >>> plan.after(Answered(201), 0.1)
+    Finish(outcome=Done(answer=Answered(status=201), replayed=False))
+    """
+
+    def __init__(
+        self,
+        url: str,
+        budget: Budget,
+        *,
+        gate: Gate | None = None,
+        jitter: Callable[[], float] = lambda: 1.0,
+        sends_before: int = 0,
+        may_have_happened: bool = False,
+        age_seconds: float = 0.0,
+        lifetime_seconds: float = LIFETIME_SECONDS,
+    ) -> None:
+        self.lifetime_seconds = lifetime_seconds
+        self.operation_url: str | None = None
+        self.sends = 0
+        self.may_have_happened = may_have_happened
+        self._url = url
+        self._budget = budget
+        self._gate = gate
+        self._jitter = jitter
+        self._sends_before = sends_before
+        self._age = age_seconds
+        self._first_sent: float | None = None
+        self._ends = 0.0
+        self._last: Answered | None = None
+        self._now_comes: Literal["send", "ask"] = "send"
+        self._asks = 0
+        self._pending: Literal["send", "ask", "pause"] = "send"
+        self._doubt = OUTCOME_UNKNOWN
+        self._is_settled = False  # the status says that an answer waits: one more attempt may fetch it
+
+    # --- the two questions ---
+
+    def start(self, now: float) -> Action:
+        """The first action; ``now`` is a monotonic time in seconds."""
+        self._ends = now + self._budget.seconds
+        if self._sends_before:
+            self._first_sent = now - self._age
+        return self._send(now)
+
+    def after(self, event: Event, now: float) -> Action:
+        """The next action, after what came of the last one."""
+        pending = self._pending
+        if isinstance(event, Waited):
+            assert pending == "pause"
+            return self._send(now) if self._now_comes == "send" else self._ask(now)
+        if pending == "ask":
+            return self._after_status(event, now)
+        assert pending == "send"
+        if isinstance(event, NoAnswer):
+            self._note(now, failed=True)
+            self.may_have_happened |= event.sent
+            return self._again(now, "NO_ANSWER", None, event.reason)
+        self._note(now, failed=event.status in (502, 503, 504))
+        return self._after_answer(event, now)
+
+    # --- sending ---
+
+    def _send(self, now: float) -> Action:
+        left = self._ends - now
+        if left <= 0:
+            return self._give_up("DEADLINE", 0.0, "the budget's time is over")
+        if self._first_sent is not None:
+            key_left = self._first_sent + self.lifetime_seconds - now
+            if key_left <= 0:
+                return self._lifetime_over()
+            left = min(left, key_left)
+        retry = self.sends + self._sends_before > 0
+        held = self._gate.admit(now, retry=retry) if self._gate is not None else None
+        if held is not None:
+            return self._give_up(held.code, held.seconds, "this origin has had enough failures for now")
+        self.sends += 1
+        if self._first_sent is None:
+            self._first_sent = now
+        self._pending = "send"
+        parts = max(self._budget.attempts - self.sends + 1, 1)
+        seconds = self._budget.attempt_seconds or left / parts
+        seconds = min(seconds, left)
+        # Less than the attempt's own time: an answer that arrives after we have hung up tells us nothing.
+        return Send(self.sends, seconds, int(seconds - 0.5) if seconds >= 1.5 else 0)
+
+    def _again(self, now: float, code: str, answer: Answered | None, detail: str = "") -> Action:
+        """Pause and send again, or give up."""
+        self._last = answer
+        least = (answer.retry_after if answer is not None else None) or 0.0
+        pause = least + self._jitter() * self._pause(self.sends)
+        if self.sends >= self._budget.attempts + self._is_settled:
+            return self._give_up(code, pause, detail)
+        if now + pause >= self._ends:
+            return self._give_up(code, pause, detail)
+        self._pending, self._now_comes = "pause", "send"
+        return Wait(pause, code, "send")
+
+    def _pause(self, made: int) -> float:
+        """The longest pause after so many attempts."""
+        return min(self._budget.pause_seconds_max, self._budget.pause_seconds * 2.0 ** min(max(made - 1, 0), 64))
+
+    def _note(self, now: float, *, failed: bool) -> None:
+        if self._gate is not None:
+            self._gate.note(now, failed=failed)
+
+    def _give_up(self, code: str, retry_after: float, detail: str) -> Finish:
+        if self._asks and not self._is_settled:
+            return self._in_doubt(detail)
+        return Finish(NotYet(code, retry_after, self.may_have_happened, self._last, detail))
+
+    def _lifetime_over(self) -> Finish:
+        detail = (
+            "the server may have forgotten the key: a retry could be taken for a new command. Look for your business "
+            "reference; do not send the command again"
+        )
+        return Finish(InDoubt(LIFETIME_OVER, self.operation_url, self._last, detail))
+
+    # --- reading answers ---
+
+    def _after_answer(self, answer: Answered, now: float) -> Action:
+        self._last = answer
+        if answer.lifetime_seconds is not None:
+            self.lifetime_seconds = answer.lifetime_seconds
+        self.operation_url = self._same_origin(answer.operation) or self.operation_url
+        problem, status = answer.problem, answer.status
+        if answer.replayed:
+            return self._stored(answer)
+        if problem.get("code") == OUTCOME_UNKNOWN:
+            self.may_have_happened = True
+            return self._doubtful(answer, now, OUTCOME_UNKNOWN)
+        if problem.get("retryable") is True or (status in _RETRIED and problem.get("retryable") is not False):
+            # A server that says "retryable" and "store unavailable" ran nothing; that of an earlier attempt stays open.
+            ran = status not in _NOTHING_RAN and not (status == 503 and problem.get("retryable") is True)
+            self.may_have_happened |= ran
+            return self._again(now, answer.code, answer, _detail(problem))
+        if problem.get("keyAction") == "query":
+            detail = _detail(problem) or "the server has no answer to give: look for your business reference"
+            return Finish(InDoubt(answer.code, self.operation_url, answer, detail))
+        if status >= 500 or status < 200:
+            self.may_have_happened = True
+            return self._doubtful(answer, now, answer.code)
+        if status < 300 or status == 303:
+            return Finish(Done(answer, replayed=False))
+        if status < 400:
+            return self._redirected(answer)
+        return self._refused(answer)
+
+    def _stored(self, answer: Answered) -> Finish:
+        """The answer that an earlier attempt earned is final, whatever it says."""
+        if 200 <= answer.status < 300 or answer.status == 303:
+            return Finish(Done(answer, replayed=True))
+        return Finish(Refused(answer.code, "new", answer, _detail(answer.problem)))
+
+    def _redirected(self, answer: Answered) -> Finish:
+        detail = (
+            "the server redirects, and a command is never sent on to another address: use the final URL, "
+            "and mind http:// and https://"
+        )
+        if answer.status == 302 or self.may_have_happened:  # many applications answer 302 after a success
+            return Finish(InDoubt(REDIRECT, self.operation_url, answer, detail))
+        return Finish(Refused(REDIRECT, "new", answer, detail))
+
+    def _refused(self, answer: Answered) -> Finish:
+        """A 4xx that no retry helps. After a lost attempt only the operation's own word counts as one."""
+        problem = answer.problem
+        action = problem.get("keyAction")
+        own_word = (
+            answer.lifetime_seconds is not None
+            or answer.status in _ABOUT_THE_REQUEST
+            or (action in ("keep", "new") and problem.get("code") != _CALLER_UNKNOWN)
+        )
+        detail = _detail(problem)
+        if self.may_have_happened and not own_word:
+            detail = detail or "an earlier attempt may have succeeded, and this refusal does not speak of it"
+            return Finish(InDoubt(answer.code, self.operation_url, answer, detail))
+        if action == "keep" or (action != "new" and answer.status in (401, 403, 407)):
+            return Finish(Refused(answer.code, "keep", answer, detail))
+        return Finish(Refused(answer.code, "new", answer, detail))
+
+    # --- the status of an operation in doubt ---
+
+    def _doubtful(self, answer: Answered, now: float, code: str) -> Action:
+        self._doubt = code
+        if self.operation_url is None or self._is_settled:
+            return self._in_doubt(_detail(answer.problem))
+        return self._pause_and_ask(now, answer.retry_after)
+
+    def _pause_and_ask(self, now: float, least: float | None) -> Action:
+        self._asks += 1
+        pause = (least or 0.0) + self._jitter() * self._pause(self._asks)
+        if now + pause >= self._ends:
+            return self._in_doubt("")
+        self._pending, self._now_comes = "pause", "ask"
+        return Wait(pause, self._doubt, "ask")
+
+    def _ask(self, now: float) -> Action:
+        left = self._ends - now
+        if left <= 0:
+            return self._in_doubt("")
+        assert self.operation_url is not None
+        self._pending = "ask"
+        return Ask(self.operation_url, min(left, self._budget.attempt_seconds or left))
+
+    def _after_status(self, event: Answered | NoAnswer, now: float) -> Action:
+        if isinstance(event, NoAnswer):
+            return self._pause_and_ask(now, None)
+        if event.status in _RETRIED:
+            return self._pause_and_ask(now, event.retry_after)
+        document = _document(event)
+        state = document.get("state")
+        if event.status != 200 or not isinstance(state, str):
+            return self._in_doubt(f"the status resource answered {event.status}")
+        if state in _SETTLED:  # the command's own answer waits: one attempt fetches it
+            self._is_settled = True
+            return self._again(now, state, None)
+        if state in ("CLAIMED", "PROCESSING") and document.get("running") is False:
+            return self._again(now, state, None)  # whoever ran it is gone: the server decides what a retry may do
+        return self._pause_and_ask(now, event.retry_after)
+
+    def _in_doubt(self, detail: str) -> Finish:
+        detail = detail or "the server cannot say yet whether it happened: ask the operation, keep the key"
+        return Finish(InDoubt(self._doubt, self.operation_url, self._last, detail))
+
+    def _same_origin(self, link: str | None) -> str | None:
+        if link is None:
+            return None
+        try:
+            found = urljoin(self._url, link)
+            same = origin_of(found) == origin_of(self._url)
+        except ValueError:
+            return None
+        return found if same else None
+
+
+# --- headers ---
+
+
+def origin_of(url: str) -> tuple[str, str, int | None]:
+    """Scheme, host and port of a URL. Raises ValueError for one that has none.
+
+    >>> origin_of("https://shop.example/x") == origin_of("https://SHOP.example:443/y")
+    True
+    """
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme.lower(), (parts.hostname or "").lower(), port
+
+
+def retry_after_seconds(text: str, date: str, at: float) -> float | None:
+    """``Retry-After`` in seconds: a number, or a date, which is compared with the server's own ``Date`` if it sent one.
+
+    Parameters: both fields' values, and ``at``, the Unix time of the answer, for servers without ``Date``.
+    None where the field says nothing that can be understood.
+
+    >>> retry_after_seconds("120", "", 0.0)
+    120.0
+    >>> retry_after_seconds("Sun, 06 Nov 1994 08:49:37 GMT", "Sun, 06 Nov 1994 08:49:07 GMT", 0.0)
+    30.0
+    """
+    text = text.strip()
+    if _is_count(text):
+        return float(text)
+    until, since = _time_of(text), _time_of(date.strip())
+    if until is None:
+        return None
+    return max(until - (at if since is None else since), 0.0)
+
+
+def status_link(text: str) -> str | None:
+    """The target of the first link with ``rel="status"`` in a ``Link`` field.
+
+    >>> status_link('</a>; rel="next", </operations/1>; title="x, y"; rel=status')
+    '/operations/1'
+    """
+    for target, parameters in _LINK.findall(text):
+        for name, quoted, token in _PARAMETER.findall(parameters):
+            if name.lower() == "rel" and "status" in (quoted or token).lower().split():
+                found: str = target
+                return found
+    return None
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _SECONDS_DIGITS_MAX
+
+
+def _time_of(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError, IndexError, TypeError):
+        return None
+
+
+def _document(answer: Answered) -> Mapping[str, Any]:
+    try:
+        found = answer.json()
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _detail(problem: Mapping[str, Any]) -> str:
+    found = problem.get("detail") or problem.get("title")
+    return found if isinstance(found, str) else ""

@@ -1,0 +1,534 @@
+"""The plan without IO: every class of answer, deadlines, pauses, lifetimes, the status, tokens and the breaker."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from semel.client.origins import Origin, Origins
+from semel.client.plan import (
+    LIFETIME_OVER,
+    OUTCOME_UNKNOWN,
+    Action,
+    Answered,
+    Ask,
+    Breaker,
+    Budget,
+    Done,
+    Event,
+    Finish,
+    InDoubt,
+    NoAnswer,
+    NotYet,
+    Plan,
+    Refused,
+    Send,
+    Wait,
+    Waited,
+    retry_after_seconds,
+    status_link,
+)
+from semel.errors import ConfigurationError
+from semel.http.problems import KINDS
+
+URL = "https://shop.example/payments"
+PROBLEM = {"content-type": "application/problem+json"}
+LOST = NoAnswer("the connection was reset")
+
+
+def problem(status: int, code: str, *, headers: dict[str, str] | None = None, **members: Any) -> Answered:
+    body = json.dumps({"status": status, "code": code, **members}).encode()
+    return Answered(status, {**PROBLEM, **(headers or {})}, body)
+
+
+IN_PROGRESS = problem(409, "IDEMPOTENCY_REQUEST_IN_PROGRESS", retryable=True, keyAction="keep", retryAfter=1)
+UNKNOWN = problem(409, OUTCOME_UNKNOWN, retryable=False, keyAction="keep", operation="/operations/1")
+
+
+def status(state: str, *, running: bool = False, headers: dict[str, str] | None = None) -> Answered:
+    return Answered(200, headers or {}, json.dumps({"state": state, "running": running}).encode())
+
+
+class Driven:
+    """A plan with a clock that only pauses move, and a script of events."""
+
+    def __init__(self, *events: Event, budget: Budget | None = None, each_takes: float = 0.0, **options: Any) -> None:
+        self.plan = Plan(URL, budget or Budget(), **options)
+        self.now = 100.0
+        self.actions: list[Action] = [self.plan.start(self.now)]
+        script = list(events)
+        while not isinstance(self.actions[-1], Finish):
+            match self.actions[-1]:
+                case Wait(seconds=seconds):
+                    self.now += seconds
+                    event: Event = Waited()
+                case Send(seconds=most) | Ask(seconds=most):
+                    self.now += min(each_takes, most)
+                    event = script.pop(0) if len(script) > 1 else script[0]  # the last one goes on for ever
+            self.actions.append(self.plan.after(event, self.now))
+
+    @property
+    def outcome(self) -> Any:
+        assert isinstance(self.actions[-1], Finish)
+        return self.actions[-1].outcome
+
+    def count(self, kind: type) -> int:
+        return sum(isinstance(action, kind) for action in self.actions)
+
+    @property
+    def pauses(self) -> list[float]:
+        return [action.seconds for action in self.actions if isinstance(action, Wait)]
+
+
+# --- classes of answers ---
+
+
+@pytest.mark.parametrize("code", [200, 201, 202, 204, 303])
+def test_a_success_is_done(code: int) -> None:
+    driven = Driven(Answered(code))
+    assert driven.outcome == Done(Answered(code))
+    assert driven.count(Send) == 1
+
+
+@pytest.mark.parametrize("code", [408, 425, 429, 502, 503, 504])
+def test_these_statuses_are_retried_with_the_same_request(code: int) -> None:
+    driven = Driven(Answered(code), Answered(201))
+    assert driven.outcome == Done(Answered(201))
+    assert driven.count(Send) == 2
+
+
+@pytest.mark.parametrize("code", [400, 402, 404, 405, 409, 410, 412, 413, 415, 422, 451])
+def test_other_refusals_are_never_retried_and_ask_for_a_correction(code: int) -> None:
+    driven = Driven(Answered(code))
+    assert driven.outcome == Refused(f"HTTP_{code}", "new", Answered(code))
+    assert driven.count(Send) == 1
+
+
+@pytest.mark.parametrize("code", [401, 403, 407])
+def test_a_refusal_of_the_caller_keeps_the_key(code: int) -> None:
+    assert Driven(Answered(code)).outcome.key_action == "keep"
+
+
+@pytest.mark.parametrize("code", [500, 501, 505, 507])
+def test_another_5xx_is_in_doubt_and_not_repeated(code: int) -> None:
+    driven = Driven(Answered(code))
+    assert isinstance(driven.outcome, InDoubt)
+    assert driven.count(Send) == 1
+
+
+@pytest.mark.parametrize("code", [300, 301, 307, 308])
+def test_a_redirect_is_refused(code: int) -> None:
+    driven = Driven(Answered(code, {"location": "https://elsewhere.example/"}))
+    assert (driven.outcome.code, driven.count(Send)) == ("REDIRECT", 1)
+    assert isinstance(driven.outcome, Refused)
+
+
+def test_a_302_may_follow_a_success_and_is_in_doubt() -> None:
+    assert isinstance(Driven(Answered(302)).outcome, InDoubt)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.code)
+def test_every_problem_of_the_server_is_obeyed(kind: Any) -> None:
+    answer = problem(kind.status, kind.code, retryable=kind.retryable, keyAction=kind.key_action)
+    driven = Driven(answer)
+    if kind.retryable:
+        assert isinstance(driven.outcome, NotYet)
+        assert driven.count(Send) == 3
+        return
+    assert driven.count(Send) == 1
+    if kind.key_action == "query" or kind.status >= 500 or kind.code == OUTCOME_UNKNOWN:
+        assert isinstance(driven.outcome, InDoubt)
+        assert driven.outcome.code == kind.code
+    else:
+        assert driven.outcome == Refused(kind.code, kind.key_action, answer)
+
+
+def test_a_problem_that_forbids_a_retry_outranks_its_status() -> None:
+    driven = Driven(problem(503, "CLOSED_FOR_GOOD", retryable=False))
+    assert isinstance(driven.outcome, InDoubt)
+    assert driven.count(Send) == 1
+
+
+def test_a_replayed_answer_is_final_whatever_it_says() -> None:
+    for code in (400, 409, 429, 500, 503, 504):
+        driven = Driven(LOST, Answered(code, {"idempotency-replayed": "true"}))
+        assert isinstance(driven.outcome, Refused), code
+        assert driven.count(Send) == 2
+    assert Driven(LOST, Answered(201, {"idempotency-replayed": "true"})).outcome.replayed
+
+
+# --- what a lost attempt makes uncertain ---
+
+
+@pytest.mark.parametrize("code", [401, 403, 404, 409, 410])
+def test_a_refusal_after_a_lost_attempt_proves_nothing(code: int) -> None:
+    assert isinstance(Driven(LOST, Answered(code)).outcome, InDoubt)
+
+
+@pytest.mark.parametrize("code", [400, 413, 415, 422])
+def test_a_refusal_of_the_request_itself_is_final_after_a_lost_attempt(code: int) -> None:
+    assert isinstance(Driven(LOST, Answered(code)).outcome, Refused)
+
+
+def test_a_refusal_by_the_operation_itself_is_final_after_a_lost_attempt() -> None:
+    answer = Answered(409, {"idempotency-key-lifetime": "86400"})
+    assert isinstance(Driven(LOST, answer).outcome, Refused)
+
+
+def test_an_attempt_that_never_left_proves_that_nothing_happened() -> None:
+    unreachable = NoAnswer("the name does not resolve", sent=False)
+    outcome = Driven(unreachable).outcome
+    assert isinstance(outcome, NotYet)
+    assert not outcome.may_have_happened
+    assert isinstance(Driven(unreachable, Answered(409)).outcome, Refused)
+
+
+@pytest.mark.parametrize(
+    ("event", "happened"),
+    [
+        (LOST, True),
+        (Answered(504), True),
+        (Answered(502), True),
+        (IN_PROGRESS, True),
+        (Answered(429), False),
+        (Answered(425), False),
+        (problem(503, "IDEMPOTENCY_STORE_UNAVAILABLE", retryable=True), False),
+    ],
+    ids=["lost", "504", "502", "in progress", "429", "425", "store unavailable"],
+)
+def test_not_yet_says_whether_it_may_have_happened(event: Event, happened: bool) -> None:
+    outcome = Driven(event).outcome
+    assert isinstance(outcome, NotYet)
+    assert outcome.may_have_happened is happened
+
+
+# --- budget ---
+
+
+def test_attempts_are_bounded() -> None:
+    driven = Driven(LOST, budget=Budget(attempts=4))
+    assert driven.count(Send) == 4
+    assert [action.attempt for action in driven.actions if isinstance(action, Send)] == [1, 2, 3, 4]
+
+
+def test_the_deadline_bounds_attempts_and_pauses_together() -> None:
+    driven = Driven(LOST, budget=Budget(attempts=100, seconds=5), each_takes=1.0)
+    assert isinstance(driven.outcome, NotYet)
+    assert driven.now <= 105.001
+
+
+def test_every_attempt_gets_a_part_of_what_is_left() -> None:
+    sends = [a for a in Driven(LOST, budget=Budget(seconds=30), each_takes=10.0).actions if isinstance(a, Send)]
+    assert sends[0].seconds == pytest.approx(10)
+    assert sends[-1].seconds == pytest.approx((30 - 10 - 0.2) / 2 - 0.4)
+
+
+def test_prefer_wait_is_shorter_than_the_attempt() -> None:
+    for seconds, wait in ((30.0, 29), (3.0, 2), (1.2, 0), (0.3, 0)):
+        [first, *_] = Driven(Answered(200), budget=Budget(attempts=1, seconds=seconds)).actions
+        assert isinstance(first, Send)
+        assert first.wait == wait
+
+
+def test_pauses_double_up_to_a_limit_with_full_jitter() -> None:
+    budget = Budget(attempts=7, seconds=1000, pause_seconds=1, pause_seconds_max=8)
+    assert Driven(LOST, budget=budget).pauses == [1, 2, 4, 8, 8, 8]
+    assert Driven(LOST, budget=budget, jitter=lambda: 0.0).pauses == [0] * 6
+    drawn = random.Random(7)
+    pauses = Driven(LOST, budget=budget, jitter=drawn.random).pauses
+    assert all(0 <= pause <= most for pause, most in zip(pauses, [1, 2, 4, 8, 8, 8], strict=True))
+    assert len(set(pauses)) == 6
+
+
+def test_retry_after_is_the_least_pause() -> None:
+    driven = Driven(Answered(503, {"retry-after": "7"}), Answered(201), jitter=lambda: 0.0)
+    assert driven.pauses == [7.0]
+    dated = Answered(
+        503, {"retry-after": "Sun, 06 Nov 1994 08:49:12 GMT", "date": "Sun, 06 Nov 1994 08:49:07 GMT"}, at=9e8
+    )
+    assert Driven(dated, Answered(201), jitter=lambda: 0.0).pauses == [5.0]
+
+
+def test_a_retry_after_beyond_the_deadline_ends_at_once_and_is_reported() -> None:
+    driven = Driven(Answered(503, {"retry-after": "3600"}), jitter=lambda: 0.0)
+    assert driven.pauses == []
+    assert driven.outcome.retry_after == 3600
+
+
+@pytest.mark.parametrize(
+    ("text", "date", "at", "seconds"),
+    [
+        ("0", "", 0.0, 0.0),
+        (" 12 ", "", 0.0, 12.0),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", "", 784111767.0, 10.0),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", "", 9e9, 0.0),
+        ("-1", "", 0.0, None),
+        ("1.5", "", 0.0, None),
+        ("\u0661", "", 0.0, None),
+        ("soon", "", 0.0, None),
+        ("9" * 400, "", 0.0, None),
+        ("", "", 0.0, None),
+    ],
+)
+def test_retry_after_is_read_in_both_forms(text: str, date: str, at: float, seconds: float | None) -> None:
+    assert retry_after_seconds(text, date, at) == seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"attempts": 0}, "attempts"),
+        ({"attempts": True}, "attempts"),
+        ({"seconds": 0}, "seconds"),
+        ({"seconds": float("nan")}, "seconds"),
+        ({"attempt_seconds": -1}, "attempt_seconds"),
+        ({"pause_seconds": -1}, "pause_seconds"),
+        ({"pause_seconds_max": 0.1}, "pause_seconds_max"),
+        ({"retries_at_once": "many"}, "retries_at_once"),
+        ({"retries_per_second": -1}, "retries_per_second"),
+    ],
+)
+def test_a_wrong_budget_names_its_option(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        Budget(**options)
+
+
+@pytest.mark.parametrize("options", [{"failures": 0}, {"seconds": 0}])
+def test_a_wrong_breaker_names_its_option(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        Breaker(**options)
+
+
+# --- the key's lifetime ---
+
+
+def test_no_attempt_is_made_after_the_keys_lifetime() -> None:
+    driven = Driven(Answered(201), sends_before=1, may_have_happened=True, age_seconds=86_400)
+    assert driven.count(Send) == 0
+    assert driven.outcome.code == LIFETIME_OVER
+    assert "business reference" in driven.outcome.detail
+
+
+def test_an_attempt_within_the_lifetime_is_made() -> None:
+    assert isinstance(Driven(Answered(201), sends_before=1, age_seconds=86_399).outcome, Done)
+
+
+def test_the_advertised_lifetime_ends_the_attempts() -> None:
+    short = Answered(503, {"idempotency-key-lifetime": "5", "retry-after": "6"})
+    driven = Driven(short, jitter=lambda: 0.0)
+    assert driven.outcome.code == LIFETIME_OVER
+    assert driven.count(Send) == 1
+    assert driven.plan.lifetime_seconds == 5
+
+
+def test_an_attempt_ends_with_the_lifetime() -> None:
+    [first, *_] = Driven(
+        Answered(201), sends_before=1, age_seconds=86_398, budget=Budget(attempts=1, seconds=20)
+    ).actions
+    assert isinstance(first, Send)
+    assert first.seconds == pytest.approx(2)
+
+
+# --- the status of an operation in doubt ---
+
+
+def test_unknown_is_asked_about_and_never_sent_again_until_it_is_settled() -> None:
+    driven = Driven(UNKNOWN, status("UNKNOWN"), status("UNKNOWN"), status("SUCCEEDED"), Answered(201))
+    kinds = [type(action) for action in driven.actions if not isinstance(action, Wait)]
+    assert kinds == [Send, Ask, Ask, Ask, Send, Finish]
+    assert driven.outcome == Done(Answered(201))
+
+
+def test_unknown_ends_in_doubt_at_the_deadline_with_the_link() -> None:
+    driven = Driven(UNKNOWN, status("UNKNOWN"), budget=Budget(seconds=10, attempts=1))
+    assert driven.outcome.operation_url == "https://shop.example/operations/1"
+    assert driven.outcome.code == OUTCOME_UNKNOWN
+    assert driven.count(Send) == 1
+    assert driven.now <= 110
+
+
+def test_the_answer_is_fetched_although_the_attempts_are_used_up() -> None:
+    driven = Driven(UNKNOWN, status("SUCCEEDED"), Answered(201), budget=Budget(attempts=1))
+    assert driven.outcome == Done(Answered(201))
+    again = Driven(UNKNOWN, status("SUCCEEDED"), LOST, budget=Budget(attempts=1))
+    assert again.count(Send) == 2
+    assert isinstance(again.outcome, NotYet)
+
+
+def test_a_settlement_that_is_contradicted_ends_in_doubt() -> None:
+    driven = Driven(UNKNOWN, status("SUCCEEDED"), UNKNOWN)
+    assert isinstance(driven.outcome, InDoubt)
+    assert driven.count(Send) == 2
+
+
+def test_a_lapsed_execution_is_sent_again_and_a_running_one_is_waited_for() -> None:
+    running = status("PROCESSING", running=True, headers={"retry-after": "1"})
+    driven = Driven(UNKNOWN, running, status("PROCESSING"), Answered(201), jitter=lambda: 0.0)
+    assert driven.pauses == [0.0, 1.0, 0.0]
+    assert driven.outcome == Done(Answered(201))
+
+
+def test_a_failure_of_the_status_resource_is_asked_again() -> None:
+    driven = Driven(UNKNOWN, LOST, Answered(503), status("SUCCEEDED"), Answered(201))
+    assert driven.count(Ask) == 3
+    assert driven.outcome == Done(Answered(201))
+
+
+@pytest.mark.parametrize("answer", [Answered(404), Answered(401), Answered(200, {}, b"[]"), Answered(200, {}, b"{")])
+def test_a_status_resource_that_cannot_say_leaves_the_doubt(answer: Answered) -> None:
+    driven = Driven(UNKNOWN, answer)
+    assert isinstance(driven.outcome, InDoubt)
+    assert driven.outcome.operation_url is not None
+
+
+def test_a_500_with_a_link_is_asked_about() -> None:
+    failed = Answered(500, {"link": '</operations/7>; rel="status"'})
+    driven = Driven(failed, status("FAILED_REPLAYABLE"), Answered(500, {"idempotency-replayed": "true"}))
+    assert driven.outcome.code == "HTTP_500"
+    assert isinstance(driven.outcome, Refused)
+
+
+@pytest.mark.parametrize(
+    "link", ["https://evil.example/operations/1", "http://shop.example/operations/1", "//evil.example/x", "http://["]
+)
+def test_a_status_link_to_another_origin_is_never_followed(link: str) -> None:
+    driven = Driven(problem(409, OUTCOME_UNKNOWN, retryable=False, operation=link))
+    assert driven.count(Ask) == 0
+    assert isinstance(driven.outcome, InDoubt)
+    assert driven.outcome.operation_url is None
+
+
+@pytest.mark.parametrize(
+    ("field", "target"),
+    [
+        ('</o/1>; rel="status"', "/o/1"),
+        ("</o/1>; rel=status", "/o/1"),
+        ('</a>; rel="next", </o/1>; rel="related status"', "/o/1"),
+        ('</a>; title="<x>; rel=status", </o/1>; rel="status"', "/o/1"),
+        ('</a,b>; rel="next"', None),
+        ("</a", None),
+        ("", None),
+    ],
+)
+def test_the_status_link_is_found_among_others(field: str, target: str | None) -> None:
+    assert status_link(field) == target
+
+
+def test_a_hostile_problem_document_is_no_problem() -> None:
+    for body in (b"[" * 100_000, b'{"code": 5, "retryable": "yes", "retryAfter": true}', b"\xff", b"null"):
+        assert Answered(409, PROBLEM, body).code == "HTTP_409"
+        assert isinstance(Driven(Answered(409, PROBLEM, body)).outcome, Refused)
+
+
+# --- retry budget and breaker ---
+
+
+def test_the_retry_budget_of_an_origin_ends_retries_and_not_first_attempts() -> None:
+    gate = Origin(Budget(retries_at_once=3, retries_per_second=0.5), None)
+    budget = Budget(pause_seconds=0)
+    sends = [Driven(LOST, budget=budget, gate=gate).count(Send) for _ in range(4)]
+    assert sends == [3, 2, 1, 1]  # 3 retries in all
+    held = Driven(LOST, budget=budget, gate=gate).outcome
+    assert (held.code, held.retry_after) == ("RETRY_BUDGET", 2.0)
+
+
+def test_the_retry_budget_fills_again_and_no_further_than_its_size() -> None:
+    gate = Origin(Budget(retries_at_once=2, retries_per_second=0.5), None)
+    taken = [gate.admit(now, retry=True) is None for now in (0, 0, 0, 1, 2, 1000, 1000, 1000)]
+    assert taken == [True, True, False, False, True, True, True, False]
+
+
+def test_a_clock_that_goes_back_fills_no_bucket() -> None:
+    gate = Origin(Budget(retries_at_once=1, retries_per_second=1), None)
+    assert gate.admit(100, retry=True) is None
+    assert gate.admit(50, retry=True) is not None
+
+
+def test_a_resumed_intent_costs_a_token() -> None:
+    gate = Origin(Budget(retries_at_once=0), None)
+    assert Driven(Answered(201), gate=gate).count(Send) == 1
+    assert Driven(Answered(201), gate=gate, sends_before=1).outcome.code == "RETRY_BUDGET"
+
+
+def test_the_breaker_opens_half_opens_and_closes() -> None:
+    gate = Origin(Budget(), Breaker(failures=2, seconds=10))
+    admit: Callable[[float], bool] = lambda now: gate.admit(now, retry=False) is None  # noqa: E731
+    gate.note(0, failed=True)
+    assert gate.state(0) == "closed"
+    gate.note(1, failed=True)
+    assert gate.state(1) == "open"
+    assert not admit(10.9)
+    assert gate.state(11) == "half-open"
+    assert admit(11)  # the probe
+    assert not admit(11)  # only one
+    gate.note(12, failed=True)
+    assert not admit(21.9)
+    assert admit(22)
+    gate.note(22, failed=False)
+    assert gate.state(22) == "closed"
+    assert admit(22)
+    assert admit(22)
+
+
+def test_a_probe_that_never_reports_does_not_block_for_ever() -> None:
+    gate = Origin(Budget(), Breaker(failures=1, seconds=10))
+    gate.note(0, failed=True)
+    assert gate.admit(10, retry=False) is None
+    assert gate.admit(19, retry=False) is not None
+    assert gate.admit(20, retry=False) is None
+
+
+def test_an_open_breaker_sends_nothing_and_says_when() -> None:
+    gate = Origin(Budget(), Breaker(failures=1, seconds=10))
+    gate.note(100, failed=True)
+    driven = Driven(Answered(201), gate=gate)
+    assert driven.count(Send) == 0
+    assert (driven.outcome.code, driven.outcome.retry_after) == ("BREAKER_OPEN", 10)
+    assert not driven.outcome.may_have_happened
+
+
+def test_refusals_are_answers_and_open_no_breaker() -> None:
+    gate = Origin(Budget(), Breaker(failures=1))
+    for code in (400, 401, 409, 422, 429, 500):
+        Driven(Answered(code), gate=gate)
+    assert gate.state(100) == "closed"
+    Driven(Answered(503), gate=gate, budget=Budget(attempts=1))
+    assert gate.state(100) == "open"
+
+
+def test_origins_do_not_share_a_gate() -> None:
+    origins = Origins(Budget(), Breaker())
+    assert origins.of("https://a.example/x") is origins.of("https://A.example:443/y")
+    assert origins.of("https://a.example/") is not origins.of("http://a.example/")
+    assert origins.of("https://a.example/") is not origins.of("https://a.example:8443/")
+
+
+# --- everything at once ---
+
+
+def test_every_random_script_ends_within_its_budget() -> None:
+    events: list[Event] = [
+        LOST,
+        NoAnswer("refused", sent=False),
+        *(Answered(code) for code in (200, 302, 401, 404, 408, 409, 422, 425, 429, 500, 502, 503, 504)),
+        Answered(503, {"retry-after": "2"}),
+        Answered(201, {"idempotency-replayed": "true"}),
+        IN_PROGRESS,
+        UNKNOWN,
+        *(status(state) for state in ("UNKNOWN", "SUCCEEDED", "PROCESSING", "FAILED_REPLAYABLE")),
+        status("PROCESSING", running=True),
+    ]
+    for seed in range(3000):
+        chosen = random.Random(seed)
+        script = [chosen.choice(events) for _ in range(12)]
+        budget = Budget(attempts=chosen.randint(1, 6), seconds=chosen.choice([1, 10, 60]))
+        driven = Driven(*script, budget=budget, jitter=chosen.random, each_takes=chosen.choice([0.01, 0.5]))
+        assert driven.count(Send) <= budget.attempts + 1, seed
+        assert driven.now <= 100.001 + budget.seconds, seed
+        for action in driven.actions:
+            if isinstance(action, Send | Ask):
+                assert 0 < action.seconds <= budget.seconds
