@@ -50,7 +50,8 @@ def run(*arguments: str, **streams: int) -> subprocess.CompletedProcess[bytes]:
 
 
 def test_every_command_that_goes_to_a_store_is_tried() -> None:
-    assert set(CALLS) | {"serve", "demo", "completion", "check", "openapi", "conform", "send"} >= set(grammar()[1].choices)
+    elsewhere = {"serve", "demo", "completion", "check", "openapi", "conform", "send"}
+    assert set(CALLS) | elsewhere >= set(grammar()[1].choices)
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)

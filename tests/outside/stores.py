@@ -50,7 +50,7 @@ def execute(connection: Any, statement: str) -> list[Any]:
 
 def on_sqlite(folder: Path) -> Store:
     path = folder / "semel.db"
-    return Store("sqlite", f"sqlite:///{path}", lambda: sqlite3.connect(path))
+    return Store("sqlite", f"sqlite:///{path}", lambda: sqlite3.connect(path, check_same_thread=False))
 
 
 def on_postgres(folder: Path) -> Store:
