@@ -92,7 +92,7 @@ def test_a_plan_that_is_kept_walks_no_index_though_the_table_was_empty_when_it_w
 ) -> None:
     """Without values and without rows: what a connection that is used before there is anything plans for all time."""
     outside.connection.execute("ANALYZE semel_record")
-    every = {**postgres_rows.SQL, **statements("semel.stores", "postgres_steps.sql")}
+    every = {**postgres_rows.SQL, **statements("semel.steps", "sql/postgres_steps.sql")}
     kept = [statement for statement in every.values() if statement.planned_once]
     assert {statement.name for statement in kept} >= {"claim", "settle", "look", "write_steps"}
     with psycopg.connect(conninfo, **PostgresServer(conninfo, schema=schema()).options()) as planner:

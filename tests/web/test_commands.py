@@ -324,7 +324,7 @@ def failing(web: Web, monkeypatch: pytest.MonkeyPatch, verb: str, error: Excepti
     if isinstance(web, AsgiWeb):
         monkeypatch.setattr(web.engine, verb, raise_later)
     else:  # which claims into a hold of its own
-        monkeypatch.setattr(web.engine, "claim_into" if verb == "claim" else verb, raising(error))
+        monkeypatch.setattr(web.engine, "_claim_into" if verb == "claim" else verb, raising(error))
 
 
 def answering(web: Web, monkeypatch: pytest.MonkeyPatch, verb: str, value: object) -> None:

@@ -105,13 +105,13 @@ def test_a_protected_call(engine: Engine, fails_at: str, pieces: list[bytes]) ->
 def test_an_unprotected_call(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, fails_at: str, pieces: list[bytes]
 ) -> None:
-    monkeypatch.setattr(engine, "claim_into", failing(StoreUnavailable("down")))
+    monkeypatch.setattr(engine, "_claim_into", failing(StoreUnavailable("down")))
     ask(answering(fails_at, pieces), engine, Policy(answer_bytes_max=100, on_unprotected="mark"))
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("down"), RuntimeError("a bug")])
 def test_a_claim_that_fails(engine: Engine, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    monkeypatch.setattr(engine, "claim_into", failing(error))
+    monkeypatch.setattr(engine, "_claim_into", failing(error))
     ask(answering("nowhere", [b"paid"]), engine, Policy())
 
 

@@ -302,7 +302,7 @@ def test_an_unprotected_call_keeps_its_body_until_it_is_closed(engine: Engine, m
     def down(*_: object, **__: object) -> None:
         raise StoreUnavailable("down")
 
-    monkeypatch.setattr(engine, "claim_into", down)
+    monkeypatch.setattr(engine, "_claim_into", down)
     answer = call(protect(app, engine, Policy(on_unprotected="mark")))
     assert (answer.body, answer.header("semel-unprotected")) == (BODY, "store-unavailable")
 

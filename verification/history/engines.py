@@ -71,12 +71,12 @@ class RecordingEngine(Engine):
         super().__init__(backend, **options)
         self.recorder = recorder
 
-    def claim_into(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
+    def _claim_into(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
         """As the engine's, recorded as an attempt."""
         key = record_id(command.scope, command.key, self.core.id_secret)
         op = self.recorder.invoke("attempt", key, **attempt_words(command))
         try:
-            met = super().claim_into(hold, command, wait_seconds)
+            met = super()._claim_into(hold, command, wait_seconds)
         except StoreUnavailable as error:
             self.recorder.fail(op, type(error).__name__)  # the engine's promise: nothing was written
             raise

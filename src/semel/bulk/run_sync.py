@@ -103,7 +103,7 @@ class Bulk:
             command = self.policy.command((tenant, caller), key, spool.fingerprint(), counted(counts))
             hold: Hold[Permit] = Hold(self._let_go)
             try:
-                permit = self._engine.claim_into(hold, command, wait_seconds)
+                permit = self._engine._claim_into(hold, command, wait_seconds)
                 if not isinstance(permit, Permit):
                     return replayed(permit)
                 work = _Work(self._engine, self.policy, spool, handler, permit)

@@ -132,7 +132,7 @@ class Engine:
         """
         hold = self._hold()
         try:
-            met = self.claim_into(hold, command, wait_seconds)
+            met = self._claim_into(hold, command, wait_seconds)
             hold.end()
         except BaseException as error:
             hold.let_go(error)
@@ -143,7 +143,7 @@ class Engine:
         """What a claim gives its permit to: where its caller is interrupted, the hold ends it."""
         return Hold(self._drop)
 
-    def claim_into(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
+    def _claim_into(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
         """As :meth:`claim`, into a hold of the caller's, which ends the permit where the caller is interrupted."""
         return shielded(lambda: self._granted(hold, command, wait_seconds))
 
@@ -337,7 +337,7 @@ class Engine:
         while True:
             hold = self._hold()
             try:
-                permit = self.claim_into(hold, command, wait_seconds)
+                permit = self._claim_into(hold, command, wait_seconds)
                 if not isinstance(permit, Permit):
                     return begun_result(permit)
                 try:

@@ -145,7 +145,7 @@ class SemelMiddleware:
             return send_answer(start_response, command)
         environ = {**environ, "wsgi.input": spool.open(), "CONTENT_LENGTH": str(spool.size)}
         try:
-            permit = self.engine.claim_into(hold, command, exchange.wait_seconds)
+            permit = self.engine._claim_into(hold, command, exchange.wait_seconds)
         except UNCLAIMED as error:
             refused = exchange.unclaimed(error)
             if isinstance(refused, Unprotected):

@@ -81,7 +81,7 @@ def overtaken(engines: tuple[AnyEngine, ...], meanwhile: Callable[[], Awaitable[
 
 @contextmanager
 def _dying_one(engine: AnyEngine, place: Place, struck: Struck) -> Iterator[None]:
-    claim = "claim" if isinstance(engine, AsyncEngine) else "claim_into"
+    claim = "claim" if isinstance(engine, AsyncEngine) else "_claim_into"
     name = claim if place is Place.BEFORE_THE_HANDLER else _SETTLE
     make = _async_death if isinstance(engine, AsyncEngine) else _sync_death
     with _instead_of(engine, name, make(engine, getattr(engine, name), place, struck)):
