@@ -16,7 +16,7 @@ from semel.conform import Case, parse_case
 
 LEASE = 0.3
 EXPIRY = 1000.0
-SLOW = 0.25
+SLOW = 0.3
 TICK = 0.002
 KEY_MAX = 255
 CALLERS = {"Bearer alice": "alice", "Bearer bob": "bob"}

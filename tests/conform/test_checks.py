@@ -11,7 +11,7 @@ from semel.conform.catalogue import LEVELS, PROFILES
 from semel.conform.checks import CHECKS
 from tests.conform.api import serving
 
-AT_ONCE = 14
+AT_ONCE = 12
 IDS = [check.id for check in load_catalogue()]
 
 pytestmark = pytest.mark.anyio

@@ -40,9 +40,9 @@ class Busy(Inbox):
 
 def test_celery_says_that_it_is_busy(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "semel.consumers")
-    app = Celery(broker="memory://")
+    app = Celery(broker="memory://", set_as_current=False)
 
-    @app.task(base=inbox_task(Busy(), retry_seconds=0))  # type: ignore[untyped-decorator]
+    @app.task(base=inbox_task(Busy(), retry_seconds=0), shared=False)  # type: ignore[untyped-decorator]
     def bill(message: Message, n: int) -> int:
         return n
 
@@ -63,7 +63,7 @@ def test_celery_says_that_it_failed(caplog: pytest.LogCaptureFixture) -> None:
             handler(Message(self.consumer, message_id, None))
             return Receipt.HANDLED
 
-    @Celery(broker="memory://").task(base=inbox_task(Failing(), retry_seconds=0))  # type: ignore[untyped-decorator]
+    @Celery(broker="memory://", set_as_current=False).task(base=inbox_task(Failing(), retry_seconds=0), shared=False)  # type: ignore[untyped-decorator]
     def bill(message: Message, n: int) -> int:
         return n
 
