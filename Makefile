@@ -19,7 +19,7 @@ help: ## list these targets
 run: .venv/run.stamp ## serve the reference service on 127.0.0.1:8080 (HOST, PORT and SEMEL_URL override)
 	@exec env SEMEL_DEMO=1 $(BIN)/semel serve
 
-test: servers lint ## everything: lint, types, all tests, on real servers (15 minutes; installs what it names first)
+test: servers lint ## everything: lint, types, all tests, on real servers (20 minutes; installs what it names first)
 	@scripts/test $(ARGS)
 
 coverage: servers .venv/dev.stamp ## all tests under the tracer: which lines and branches did nothing run? (twice the time)
