@@ -70,6 +70,9 @@ class Handling:
             if listed.error is not None:
                 outcomes.append(listed.as_refused())
                 continue
+            if listed.place in needed.known:
+                outcomes.append(listed.as_known())
+                continue
             try:
                 outcomes.append(
                     succeeded(listed, (yield CallHandler(given(listed, self.scope, self.grant, connection))))

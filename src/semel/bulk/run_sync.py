@@ -24,7 +24,7 @@ from semel.bulk.declaration import (
     operation_bytes,
     replayed,
 )
-from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, Read
+from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, KnownItems, Read
 from semel.bulk.handling import CallHandler, Handling, Pipelined
 from semel.bulk.rules import ItemOutcome, ItemState, Tally, given_again
 from semel.bulk.spool import ItemSpool
@@ -84,6 +84,7 @@ class Bulk:
         begun: Callable[[str], object] | None = None,
         counts: Counts | None = None,
         content_digest: str | None = None,
+        known: KnownItems | None = None,
     ) -> BulkResult:
         """Do every item once. The same call after a crash goes on; after the end it gets the same result.
 
@@ -92,7 +93,8 @@ class Bulk:
         :class:`~semel.errors.ItemFailed`; ``key`` of the whole list; ``wait_seconds`` for a run that is under way;
         ``begun`` is called with the operation's id once this run has the key, before its first item; ``counts`` what
         makes another command of the same list, such as ``{"store": 8, "dry_run": True}``, or a function that gives it
-        once the list is read; ``content_digest`` of a path's file, such as ``"sha-256=:...:"`` (RFC 9530).
+        once the list is read; ``content_digest`` of a path's file, such as ``"sha-256=:...:"`` (RFC 9530); ``known`` of
+        atomic items that are done once over many lists, as imports do.
 
         Raises BulkRefused: the list is wrong, nothing was done; InvalidBody: nor is it the file that its digest says;
         KeyReusedError: another list, or the same one with other ``counts``, had this key; InProgressError;
@@ -106,7 +108,7 @@ class Bulk:
                 permit = self._engine._claim_into(hold, command, wait_seconds)
                 if not isinstance(permit, Permit):
                     return replayed(permit)
-                work = _Work(self._engine, self.policy, spool, handler, permit)
+                work = _Work(self._engine, self.policy, spool, handler, permit, known)
                 result = self._settle(permit, work.whole(begun))
                 hold.end()
             except BaseException as error:
@@ -189,17 +191,26 @@ class Bulk:
 class _Work:
     """One run in the calling thread."""
 
-    def __init__(self, engine: Engine, policy: BulkPolicy, spool: ItemSpool, handler: Handler, permit: Permit) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        policy: BulkPolicy,
+        spool: ItemSpool,
+        handler: Handler,
+        permit: Permit,
+        known: KnownItems | None,
+    ) -> None:
         self._engine = engine
         self._policy = policy
         self._spool = spool
         self._handler = handler
         self._permit = permit
+        self._known = known
         self._handling = Handling(policy, engine.backend, permit.command.scope, permit.grant)
         self._unit: Unit | None = None
 
     def whole(self, begun: Callable[[str], object] | None) -> Tally:
-        run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total)
+        run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total, self._known)
         try:
             self._permit.handler_thread = get_ident()
             if begun is not None:

@@ -44,7 +44,7 @@ from semel.stores.sql.statements import TOGETHER, Argument, Execute, Query, Scri
 from semel.stores.versions import Rule, Verdicts
 
 SQL: Final = statements("semel.stores.mariadb", "sql/upkeep.sql")
-MIGRATIONS: Final = ("0001_first", "0002_many_effects")
+MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
 _WANTED: Final = frozenset({State.UNKNOWN})
 
