@@ -49,7 +49,7 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "client": {"plan": 2},
     "conform": {"run": 4},
     "imports": {"readers": 1, **dict.fromkeys(["booking", "content", "upload"], 3)},
-    "bulk": dict.fromkeys(["declaration", "handling", "run_async", "run_sync", "spool"], 3),
+    "bulk": {"body": 1, **dict.fromkeys(["declaration", "handling", "run_async", "run_sync", "spool"], 3)},
 }
 
 # The client library that a driver wraps: the only third-party code below ring 4.

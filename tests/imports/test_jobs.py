@@ -105,7 +105,8 @@ def test_a_grown_file_books_only_what_is_new(place: Place) -> None:
         other = await imports.submit(csv_of(5), supplier="BETA")
         await imports.run_due()
         foreign = await imports.job(other.id)
-        assert foreign is not None and foreign.counts.booked == 1
+        assert foreign is not None
+        assert foreign.counts.booked == 1
 
     place.tell(story())
     assert place.home.effects() == [5, 5, 5, 5, 6, 7, 8]
@@ -152,7 +153,8 @@ def test_a_preview_leaves_nothing_behind_and_says_what_the_run_does(place: Place
         assert preview.rows == tuple(row for row in await _outcomes(imports, job.id) if row.state != "BOOKED")
         assert [row.column for row in preview.rows] == ["n", None, None, None, "n"]
         again = await imports.preview(file, supplier="ACME")
-        assert again.job is not None and again.job.id == job.id
+        assert again.job is not None
+        assert again.job.id == job.id
 
     place.tell(story())
     assert place.home.effects() == [1, 4]
@@ -177,7 +179,8 @@ def test_all_or_nothing_books_nothing_of_a_file_with_a_wrong_row(place: Place) -
         codes = [row.error_code for row in await _outcomes(imports, job.id)]
         assert codes == ["NOT_BOOKED", "NOT_BOOKED", "ROW_INVALID"]
         fine = await imports.job(good.id)
-        assert fine is not None and (fine.state, fine.error_code) == (ImportState.DONE, None)
+        assert fine is not None
+        assert (fine.state, fine.error_code) == (ImportState.DONE, None)
 
     place.tell(story())
     assert place.home.effects() == [1, 2]
@@ -200,7 +203,8 @@ def test_an_operator_has_the_same_bytes_processed_again(place: Place) -> None:
         assert (again.state, again.generation) == (ImportState.QUEUED, 1)
         await imports.run_due()
         done = await imports.job(job.id)
-        assert done is not None and (done.state, done.counts.booked) == (ImportState.DONE, 2)
+        assert done is not None
+        assert (done.state, done.counts.booked) == (ImportState.DONE, 2)
 
     place.tell(story())
     assert place.home.effects() == [1, 1, 2, 2]
@@ -250,7 +254,8 @@ def test_what_an_upload_has_just_touched_is_not_dropped(place: Place) -> None:
         assert (await imports.purge()).contents == 0
         await imports.run_due()
         done = await imports.job(job.id)
-        assert done is not None and done.state is ImportState.DONE
+        assert done is not None
+        assert done.state is ImportState.DONE
 
     place.tell(story())
 
@@ -274,7 +279,8 @@ def test_keys_of_a_period_a_version_and_the_clients_own(place: Place) -> None:
     async def story() -> None:
         monthly = place.imports(operation="monthly", key=PeriodKey("%Y-%m"))
         job = await monthly.submit(csv_of(1), supplier="ACME")
-        assert job.key.count(":") == 2 and job.key.endswith(job.sha256)
+        assert job.key.count(":") == 2
+        assert job.key.endswith(job.sha256)
         versions = place.imports(operation="versions", key=VersionKey("version"))
         one = await versions.submit(csv_of(1), supplier="ACME", version="1")
         two = await versions.submit(csv_of(1), supplier="ACME", version="2")
@@ -309,7 +315,8 @@ def test_a_folder_keeps_bytes_by_their_digest(here: Place, tmp_path: Path) -> No
         assert (folder.folder / ".part-dead").exists()  # it may be written at this moment
         await imports.run_due()
         done = await imports.job(job.id)
-        assert done is not None and done.counts.booked == 2
+        assert done is not None
+        assert done.counts.booked == 2
         import os
 
         for path in [*folder.folder.glob("**/*")]:
@@ -332,12 +339,14 @@ def test_kept_bytes_that_have_changed_are_never_booked(here: Place, tmp_path: Pa
             here.home.fetch("UPDATE semel_import SET next_at = 0")
             await imports.run_due()
         done = await imports.job(job.id)
-        assert done is not None and (done.state, done.error_code) == (ImportState.FAILED, "CONTENT_MISSING")
+        assert done is not None
+        assert (done.state, done.error_code) == (ImportState.FAILED, "CONTENT_MISSING")
         folder.path(job.sha256).write_bytes(csv_of(1, 2))
         await imports.retry(job.id, reason="restored from the backup", actor="olga")
         await imports.run_due()
         mended = await imports.job(job.id)
-        assert mended is not None and (mended.state, mended.counts.booked) == (ImportState.DONE, 2)
+        assert mended is not None
+        assert (mended.state, mended.counts.booked) == (ImportState.DONE, 2)
 
     here.tell(story())
 
@@ -355,8 +364,10 @@ def test_a_handler_that_fails_for_every_row_is_tried_again_and_then_given_up(her
             here.home.fetch("UPDATE semel_import SET next_at = 0")
             await imports.run_due()
         done = await imports.job(job.id)
-        assert done is not None and (done.state, done.error_code) == (ImportState.FAILED, "HandlerError")
-        assert done.reason is not None and "must return" in done.reason
+        assert done is not None
+        assert (done.state, done.error_code) == (ImportState.FAILED, "HandlerError")
+        assert done.reason is not None
+        assert "must return" in done.reason
 
     here.tell(story())
 
@@ -377,7 +388,8 @@ def test_rows_that_call_out_and_fail_are_unknown_and_never_called_again(here: Pl
         await imports.run_due()
         await imports.run_due()
         done = await imports.job(job.id)
-        assert done is not None and (done.state, done.counts.unknown) == (ImportState.UNKNOWN, 1)
+        assert done is not None
+        assert (done.state, done.counts.unknown) == (ImportState.UNKNOWN, 1)
 
     here.tell(story())
     assert calls == ["1"]

@@ -25,9 +25,9 @@ _SAVEPOINT: Final = "semel_preview"
 class Row:
     """What a row's handler gets.
 
-    ``number`` of the row from 1 and ``line`` of its file; ``value`` the row, as ``validate`` has made it; ``connection``
-    what an atomic handler writes on (None for others); ``id`` its name in the job; ``preview`` whether nothing of this
-    will be kept.
+    ``number`` of the row from 1 and ``line`` of its file; ``value`` the row, as ``validate`` has made it;
+    ``connection`` what an atomic handler writes on (None for others); ``id`` its name in the job; ``preview`` whether
+    nothing of this will be kept.
     """
 
     number: int

@@ -653,6 +653,9 @@ class Imports:
         try:
             if cancelled is not None:
                 raise cancelled
+            # A unit's transaction begins with its first flow, and a handler comes behind that.
+            scope, rows = booking.scope, self.rows_kept
+            await drive(ask(Within(unit, "import", lambda: rows.by_key(scope.tenant, scope.operation, ""))))
             unit.hand_out()
             await self._try_rows(spool, booking, known, unit, trial)
         finally:

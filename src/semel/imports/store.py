@@ -243,7 +243,7 @@ class ImportRows:
         gone = 0
         for (id,) in rows:
             gone += yield from self._dialect.write(self._sql["forget"], {"id": id})
-            yield from self._dialect.write(self._sql["forget_names"], {"import_id": id})
+            yield from self._dialect.write(self._sql["forget_names"], {"id": id})
         return gone
 
     def forget_rows(self, limit: int) -> Flow[int]:
