@@ -66,7 +66,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 @pytest.mark.parametrize("writer", CODES)
 def test_what_one_revision_wrote_is_read_by_the_other(writer: str, reader: str, store: tuple[str, str]) -> None:
     assert act("old", store, "migrate")["ran"] == ["0001_first", "0002_many_effects"]
-    assert act("new", store, "migrate")["ran"] == []  # a later migration is to be named here
+    # Not migrated by the new one: both work on the former schema until then, and no old process starts behind it.
     act(writer, store, "write")
     retries = dict(RETRIES)
     if (writer, reader) == ("new", "old"):  # it knows no bulk whose path and query count, and runs none
@@ -75,6 +75,13 @@ def test_what_one_revision_wrote_is_read_by_the_other(writer: str, reader: str, 
     final = {key: ["replayed", told[1]] for key, told in RETRIES.items() if told[0] == "ran"}
     again = act(writer, store, "read")["seen"]  # and what the reader wrote, by the first one
     assert {key: again[key] for key in final} == final
+
+
+def test_what_the_former_revision_wrote_is_read_behind_the_migration(store: tuple[str, str]) -> None:
+    act("old", store, "migrate")
+    act("old", store, "write")
+    assert act("new", store, "migrate")["ran"] == ["0003_imports"]
+    assert act("new", store, "read")["seen"] == RETRIES
 
 
 def test_records_with_steps_of_the_former_revision_are_not_run_without_them(store: tuple[str, str]) -> None:

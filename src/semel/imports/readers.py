@@ -11,7 +11,7 @@ import csv
 import json
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import IO, Any, ClassVar, Final
 
 from semel.bulk.body import ItemReader
@@ -73,7 +73,7 @@ class Csv:
 
     def rows(self, file: IO[bytes], lines: Lines | None = None) -> Iterator[Read]:
         """The rows of a file. Raises Unreadable where its header cannot be read."""
-        source = _Physical(file, self.encoding, self.row_bytes_max)
+        source = _Physical(file, self.encoding, self.quote, self.row_bytes_max)
         table = csv.reader(source, delimiter=self.delimiter, quotechar=self.quote, strict=True)
         header = list(self.columns) or _header(table, source)
         bare = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
@@ -85,6 +85,7 @@ class Csv:
             except StopIteration:
                 return
             except (csv.Error, _TooLong) as error:
+                source.leave()
                 yield _noted(lines, BadRow(source.first, None, "ROW_MALFORMED", _csv_reason(error)), source.first)
                 continue
             if not cells:
@@ -269,42 +270,61 @@ class _TooLong(Exception):
     pass
 
 
-@dataclass(slots=True)
 class _Physical:
-    """The lines of a CSV file as text, for ``csv.reader``; one that raises goes on with its next line."""
+    """The lines of a CSV file as text, for ``csv.reader``; one that raises goes on with its next row.
 
-    file: IO[bytes]
-    encoding: str
-    row_bytes_max: int
-    line: int = 0
-    first: int = 1
-    size: int = field(default=0)
-    fresh: bool = field(default=True)
+    What is behind a row that cannot be read may be inside of its quotes, and is no row: :meth:`leave` skips it.
+    """
+
+    def __init__(self, file: IO[bytes], encoding: str, quote: str, row_bytes_max: int) -> None:
+        self._file = file
+        self._encoding = encoding
+        self._quote = quote.encode(encoding)
+        self._row_bytes_max = row_bytes_max
+        self._line = 0
+        self._size = 0
+        self._quotes = 0  # of the row so far: an even number where it may end here
+        self.first = 1
 
     def begin(self) -> None:
         """The next line begins a row."""
-        self.size, self.fresh = 0, True
+        self._size = self._quotes = 0
+        self.first = self._line + 1
+
+    def leave(self) -> None:
+        """Skip what is left of a row that cannot be read: up to the line in which its quotes end, or the file."""
+        while self._quotes % 2 and self._read_line():
+            pass
 
     def __iter__(self) -> _Physical:
         return self
 
     def __next__(self) -> str:
-        raw = self.file.readline(self.row_bytes_max + 1)
+        raw = self._read_line()
         if not raw:
             raise StopIteration
-        self.line += 1
-        if self.fresh:
-            self.first, self.fresh = self.line, False
-        self.size += len(raw)
-        if self.size > self.row_bytes_max:
-            if not raw.endswith(b"\n"):
-                _skip_line(self.file)
-            raise _TooLong(_too_long(self.row_bytes_max))
+        self._size += len(raw)
+        if self._size > self._row_bytes_max:
+            raise _TooLong(
+                _too_long(self._row_bytes_max) + (", or a quoted text does not end" if self._quotes % 2 else "")
+            )
         try:
-            text = raw.decode(self.encoding)
+            text = raw.decode(self._encoding)
         except UnicodeDecodeError:  # the row fails, and no other
             text = raw.decode("ascii", "surrogateescape")
-        return text.removeprefix(_BOM) if self.line == 1 else text
+        return text.removeprefix(_BOM) if self._line == 1 else text
+
+    def _read_line(self) -> bytes:
+        """The next line; of one that is too long, its beginning. Its quotes are counted."""
+        raw = self._file.readline(self._row_bytes_max + 1)
+        if raw:
+            self._line += 1
+            self._quotes += raw.count(self._quote)
+        piece = raw
+        while len(piece) > self._row_bytes_max and not piece.endswith(b"\n"):
+            piece = self._file.readline(self._row_bytes_max + 1)
+            self._quotes += piece.count(self._quote)
+        return raw
 
 
 def _skip_line(file: IO[bytes]) -> None:
