@@ -100,7 +100,7 @@ def test_records_with_steps_of_the_former_revision_are_not_run_without_them(stor
 
 def test_the_first_version_of_the_fingerprint_is_what_it_was(tmp_path: Path) -> None:
     store = str(tmp_path / "semel.db"), ""
-    act("new", store, "migrate")
+    act("old", store, "migrate")
     assert act("new", store, "fingerprints")["seen"] == act("old", store, "fingerprints")["seen"]
 
 
