@@ -50,7 +50,7 @@ def on_mariadb(folder: Path) -> tuple[str, Run]:
     server = mariadb.mariadb()
     mariadb_subject(server, None).backend.driver.close()  # an own database, without tables below
 
-    def connect() -> pymysql.Connection:  # type: ignore[type-arg]
+    def connect() -> pymysql.Connection:
         return pymysql.connect(
             host=server.host, port=server.port, user=server.user, password=server.password, database=server.database
         )
