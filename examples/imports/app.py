@@ -1,7 +1,7 @@
 """Suppliers send their price lists: ``POST /suppliers/{supplier}/prices`` takes a CSV file.
 
-``uvicorn examples.imports.app:app --port 8000`` serves it. Each supplier has a token of its own, and sends its own files
-alone. A file that is sent again is the same import; a file that grew books what is new.
+``uvicorn examples.imports.app:app --port 8000`` serves it. Each supplier has a token of its own, and sends its own
+files alone. A file that is sent again is the same import; a file that grew books what is new.
 """
 
 from __future__ import annotations

@@ -638,6 +638,8 @@ class Imports:
         with closing(ItemSpool(self.bulk.policy.list_terms)) as spool:
             await fill_async(spool, items_of(form, file, lines))
             spool.fingerprint()
+            if spool.refusal is not None:
+                raise spool.refusal
             if atomic and not refuses:
                 await self._try_within(spool, booking, known, trial)
             else:
