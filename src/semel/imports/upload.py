@@ -7,6 +7,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import AsyncIterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
@@ -14,6 +15,7 @@ from semel.errors import ImportRefused, PolicyError
 from semel.imports.content import BLOCK_BYTES, of_disk
 
 Source = bytes | os.PathLike[str] | IO[bytes] | AsyncIterable[bytes]
+APART_BYTES: Final = 256 * 1024
 TOO_LARGE: Final = "the file has more than {most} bytes"
 
 
@@ -33,6 +35,7 @@ class Upload:
         self._bytes_max = bytes_max
         self._hashing = hashlib.sha256()
         self._waiting = bytearray()
+        self._hasher: ThreadPoolExecutor | None = None
         self.size = 0
         self.digest = ""
         try:
@@ -51,13 +54,22 @@ class Upload:
         self.size += len(piece)
         if self.size > self._bytes_max:
             raise ImportRefused(TOO_LARGE.format(most=self._bytes_max), "FILE_TOO_LARGE")
-        self._hashing.update(piece)
+        hashed = None
+        if len(piece) >= APART_BYTES:  # both let go of the interpreter: hashed while the disk is written
+            if self._hasher is None:
+                self._hasher = ThreadPoolExecutor(1, "semel-import-hash")
+            hashed = self._hasher.submit(self._hashing.update, piece)
+        else:
+            self._hashing.update(piece)
         view = memoryview(piece)
         try:
             while view:
                 view = view[self.file.write(view) :]
         except OSError as error:
             raise of_disk(error) from error
+        finally:
+            if hashed is not None:
+                hashed.result()
 
     async def feed(self, piece: bytes) -> None:
         """Take a piece; the disk is written by a thread, a mebibyte at a time."""
@@ -81,6 +93,8 @@ class Upload:
 
     def close(self) -> None:
         """Forget the bytes."""
+        if self._hasher is not None:
+            self._hasher.shutdown()
         self.file.close()
 
     async def take(self, source: Any) -> None:
