@@ -31,7 +31,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_there_are_these_commands() -> None:
     own = ["completion", "config", "demo", "doctor", "explain", "export", "list", "migrate", "purge", "serve", "settle"]
-    assert set(COMMANDS) >= {*own, "show", "watch"}
+    assert set(COMMANDS) >= {*own, "imports", "show", "watch"}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
