@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from semel import Answer, AsyncEngine, Command, Permit, Policy, Scope, State
+from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope, State
+from semel.core.contract import REAPER
 from semel.engine.backend import Backend
 from semel.reconciliation.rules import StillUnknown
 from semel.reconciliation.worker import Case, Reconciling, reconciler
@@ -185,3 +188,23 @@ def test_a_store_without_turns_is_looked_at_by_each_process() -> None:
         await fleet.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("library", ["psycopg", "pymysql"])
+def test_turns_go_by_the_server_s_clock_in_threads_too(library: str) -> None:
+    if library == "pymysql":
+        _ = mariadb_subject(mariadb(), None)
+        made = mariadb_backend(mariadb())
+    else:
+        empty_schema(postgres(), schema())
+        made = postgres_backend(postgres(), schema=schema())
+    store: Any = made.store
+    with closing(Engine(made)) as engine:
+        engine.migrate()
+        first = engine.perform("turn", lambda: store.turn(REAPER, None, 60_000_000))
+        again = engine.perform("turn", lambda: store.turn(REAPER, first.next, 60_000_000))
+        other = engine.perform("turn", lambda: store.turn(REAPER, None, 60_000_000))
+    assert abs(first.now / 1_000_000 - time.time()) < 60
+    assert first.next == first.now + 60_000_000
+    assert (again.next, again.earliest) == (first.next, None)  # it looked out of turn
+    assert other.next == first.next + 60_000_000
