@@ -15,7 +15,7 @@ from semel.stores.loops import Loops
 from semel.stores.mariadb.asyncmy_client import Taken, close, drop, is_sound, open_connection, perform
 from semel.stores.mariadb.errors import Lost, MariadbRefused, lost, store_error
 from semel.stores.mariadb.protocol import Conversation, MariadbServer
-from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undone
+from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone
 from semel.stores.pool import AsyncLifo
 from semel.stores.process import begin_in_children
 
@@ -26,7 +26,9 @@ class AsyncmyUnitConnection(asyncmy.Connection):
     """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
 
     transaction: Transaction | None = None  # while it is handed out
+    left_writes = False  # whether the server said of a rollback of its own that some of the writes remain
     reading = 0
+    _was_undone = False
 
     # The only place where a statement can be left half-way, by a task that nobody waits for any more.
     async def _fill_buffer(self, need: int) -> None:
@@ -40,7 +42,26 @@ class AsyncmyUnitConnection(asyncmy.Connection):
         """Every statement begins here. Behind one that is under way it would be told that one's answer."""
         if self.reading:
             raise InterfaceError(0, BUSY)
+        if self._was_undone:  # the next statement's warnings would take the place of those
+            self._was_undone = False
+            self.left_writes |= is_incomplete(await self.show_warnings())
         await super()._execute_command(command, sql)  # type: ignore[misc]
+
+    async def query(self, sql: str | bytes, unbuffered: bool = False) -> Any:
+        """As asyncmy's."""
+        try:
+            return await super().query(sql, unbuffered)
+        except MySQLError as error:
+            self._was_undone = self._was_undone or undoes_all(error)
+            raise
+
+    async def next_result(self, unbuffered: bool = False) -> Any:
+        """The next one of several."""
+        try:
+            return await super().next_result(unbuffered)
+        except MySQLError as error:
+            self._was_undone = self._was_undone or undoes_all(error)
+            raise
 
     async def begin(self) -> None:
         """It has begun."""
@@ -76,6 +97,7 @@ def successor(connection: Any) -> Any:
     fresh.__dict__.update(connection.__dict__)
     for name in _STATE:
         setattr(fresh, name, getattr(connection, name))
+    fresh.left_writes = fresh._was_undone = False
     connection._connected = False
     connection._transport = connection._proto = None
     connection._close_reason = LATE
@@ -195,8 +217,9 @@ class AsyncmyUnit:
             try:
                 async with asyncio.timeout(self._call().for_answer()):
                     await self.connection.query("ROLLBACK")
+                    self.left_writes = self.connection.left_writes
                     if self.connection._result.warning_count:
-                        self.left_writes = is_incomplete(await self.connection.show_warnings())
+                        self.left_writes |= is_incomplete(await self.connection.show_warnings())
             except (MySQLError, TimeoutError):
                 sound = False
         await self._end(sound=sound)

@@ -21,7 +21,7 @@ from semel.stores.deadline import Deadline
 from semel.stores.mariadb.errors import Lost, MariadbRefused, lost, store_error
 from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.pymysql_client import Taken, close, is_sound, open_connection, perform, wait_for
-from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undone
+from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone
 from semel.stores.pool import Lifo
 from semel.stores.process import begin_in_children
 
@@ -32,6 +32,8 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
     """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
 
     transaction: Transaction | None = None  # while it is handed out
+    left_writes = False  # whether the server said of a rollback of its own that some of the writes remain
+    _was_undone = False
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
         """Every statement. Behind one that a thread is still at, it would be told that one's answer."""
@@ -39,6 +41,9 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
             raise pymysql.err.InterfaceError(0, BUSY)
         try:
             with self._whole():
+                if self._was_undone:  # the next statement's warnings would take the place of those
+                    self._was_undone = False
+                    self.left_writes |= is_incomplete(self.show_warnings())
                 found: int = super().query(sql, unbuffered)
             return found
         finally:
@@ -53,7 +58,8 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
     def _read_packet(self, *args: Any, **options: Any) -> Any:
         try:
             return super()._read_packet(*args, **options)
-        except pymysql.MySQLError:
+        except pymysql.MySQLError as error:
+            self._was_undone = self._was_undone or undoes_all(error)
             raise
         except BaseException:  # as ``_whole``, for each row
             self._force_close()
@@ -106,6 +112,7 @@ def successor(connection: PymysqlUnitConnection) -> PymysqlUnitConnection:
     fresh = PymysqlUnitConnection.__new__(PymysqlUnitConnection)
     fresh.__dict__.update(connection.__dict__)
     fresh._result = None
+    fresh.left_writes = fresh._was_undone = False
     fresh.cursorclass = pymysql.cursors.Cursor
     connection._sock = connection._rfile = None
     connection._closed = True
@@ -123,7 +130,7 @@ class PymysqlUnit:
         self._pid = os.getpid()
         self._begun = False
         self._ended = False
-        self.left_writes = False
+        self.left_writes = False  # known once it is rolled back
         self._transaction = self._new_transaction()
 
     def _new_transaction(self) -> Transaction:
@@ -224,8 +231,9 @@ class PymysqlUnit:
             wait_for(self.connection, deadline.for_answer())
             try:
                 self.connection.query("ROLLBACK")
+                self.left_writes = self.connection.left_writes
                 if self.connection._result.warning_count:
-                    self.left_writes = is_incomplete(self.connection.show_warnings())
+                    self.left_writes |= is_incomplete(self.connection.show_warnings())
             except pymysql.MySQLError:
                 sound = False
         self._end(sound=sound)
