@@ -19,7 +19,7 @@ from semel.core.model import Answer, Settled
 from semel.core.outcomes import Succeeded
 from semel.engine.backend import Backend
 from semel.errors import StoreError, StoreTimeout, StoreUnavailable
-from semel.stores.deadline import Deadline
+from semel.stores.deadline import STATEMENTS, Deadline
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.stores.redis.url import redis_backend
@@ -245,3 +245,12 @@ def test_what_is_left_shrinks_with_the_time_waited_and_an_answer_gets_a_little_m
     assert 0 < over.for_answer() < 0.01
     assert fresh.share(1) is fresh
     assert fresh.share(4).for_answer() <= 3.0
+
+
+def test_a_walk_through_many_pages_goes_on_for_as_long_as_the_store_answers() -> None:
+    walk = Deadline(10.0, waited=9.0)
+    for _ in range(STATEMENTS - 1):
+        walk.note_answer()
+    assert walk.before_sending() <= 1.0
+    walk.note_answer()
+    assert 9.9 < walk.before_sending() <= 10.0

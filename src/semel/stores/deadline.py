@@ -12,6 +12,7 @@ import time
 from typing import Final
 
 MARGIN_SECONDS_MAX: Final = 1.0
+STATEMENTS: Final = 3  # that share a deadline; a call of more (a count, a list) is a walk, and each page has its own
 _LEAST: Final = 0.001  # client libraries take no time-out of zero
 
 
@@ -25,20 +26,21 @@ class Deadline:
     (True, True)
     """
 
-    __slots__ = ("_answered", "_sent")
+    __slots__ = ("_answers", "_ends", "_seconds")
 
     def __init__(self, seconds: float, waited: float = 0.0) -> None:
-        self._sent = time.monotonic() + seconds - waited
-        self._answered = self._sent + min(MARGIN_SECONDS_MAX, seconds / 5)
+        self._seconds = seconds
+        self._ends = time.monotonic() + seconds - waited
+        self._answers = 0
 
     def before_sending(self) -> float:
         """Seconds that are left to get as far as a connection. After them nothing is sent any more."""
-        return max(_LEAST, self._sent - time.monotonic())
+        return max(_LEAST, self._ends - time.monotonic())
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more is sent."""
-        return time.monotonic() >= self._sent
+        return time.monotonic() >= self._ends
 
     def share(self, ways: int) -> Deadline:
         """A deadline for one of several questions, so that one that stays unanswered leaves time for the others."""
@@ -46,4 +48,10 @@ class Deadline:
 
     def for_answer(self) -> float:
         """Seconds that are left for the answer to what is sent now."""
-        return max(_LEAST, self._answered - time.monotonic())
+        return max(_LEAST, self._ends + min(MARGIN_SECONDS_MAX, self._seconds / 5) - time.monotonic())
+
+    def note_answer(self) -> None:
+        """The store has answered one of the call's statements: a walk through many of them goes on."""
+        self._answers += 1
+        if self._answers >= STATEMENTS:
+            self._ends = time.monotonic() + self._seconds

@@ -44,13 +44,13 @@ class AsyncmyUnitConnection(asyncmy.Connection):
             raise InterfaceError(0, BUSY)
         if self._was_undone:  # the next statement's warnings would take the place of those
             self._was_undone = False
-            self.left_writes |= is_incomplete(await self.show_warnings())
+            self.left_writes |= is_incomplete(await self.show_warnings())  # type: ignore[no-untyped-call]
         await super()._execute_command(command, sql)  # type: ignore[misc]
 
     async def query(self, sql: str | bytes, unbuffered: bool = False) -> Any:
         """As asyncmy's."""
         try:
-            return await super().query(sql, unbuffered)
+            return await super().query(sql, unbuffered)  # type: ignore[no-untyped-call]
         except MySQLError as error:
             self._was_undone = self._was_undone or undoes_all(error)
             raise
@@ -58,7 +58,7 @@ class AsyncmyUnitConnection(asyncmy.Connection):
     async def next_result(self, unbuffered: bool = False) -> Any:
         """The next one of several."""
         try:
-            return await super().next_result(unbuffered)
+            return await super().next_result(unbuffered)  # type: ignore[no-untyped-call]
         except MySQLError as error:
             self._was_undone = self._was_undone or undoes_all(error)
             raise
@@ -73,14 +73,14 @@ class AsyncmyUnitConnection(asyncmy.Connection):
         if self.transaction is None:
             await super().commit()
         else:
-            await self.query(self.transaction.keep())  # type: ignore[no-untyped-call]
+            await self.query(self.transaction.keep())
 
     async def rollback(self) -> None:
         """Undo what the handler wrote since its last ``commit``; the record stays claimed."""
         if self.transaction is None:
             await super().rollback()
         else:
-            await self.query(self.transaction.undo())  # type: ignore[no-untyped-call]
+            await self.query(self.transaction.undo())
 
 
 # Where asyncmy keeps a session's state beside its attributes.

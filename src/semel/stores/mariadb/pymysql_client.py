@@ -142,6 +142,8 @@ def perform(connection: Any, conversation: Conversation[T], deadline: Deadline |
                     raise Lost(*error.args) from error
                 text = conversation.throw(word)
             else:
+                if deadline is not None:
+                    deadline.note_answer()
                 text = conversation.send(results)
     except StopIteration as stop:
         result: T = stop.value

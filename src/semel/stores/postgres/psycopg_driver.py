@@ -313,7 +313,9 @@ def _perform(connection: PatientConnection, flow: Flow[T], server: PostgresServe
             elif type(needed) is Query:
                 values = with_arrays(needed.statement, server.values(needed.statement, needed.params))
                 once, text = server.prepared and needed.statement.planned_once, needed.statement.numbered.encode()
-                needed = flow.send(said(connection, (text, values), prepared=once))
+                rows = said(connection, (text, values), prepared=once)
+                connection.note_answer()
+                needed = flow.send(rows)
             else:
                 for text in _script(needed):
                     connection.deadline = Deadline(server.patience_seconds)  # each statement of a migration has its own
@@ -344,7 +346,9 @@ async def _perform_async(connection: PatientAsyncConnection, flow: Flow[T], serv
             elif type(needed) is Query:
                 values = with_arrays(needed.statement, server.values(needed.statement, needed.params))
                 once, text = server.prepared and needed.statement.planned_once, needed.statement.numbered.encode()
-                needed = flow.send(await said_async(connection, (text, values), prepared=once))
+                rows = await said_async(connection, (text, values), prepared=once)
+                connection.note_answer()
+                needed = flow.send(rows)
             else:
                 for text in _script(needed):
                     connection.deadline = Deadline(server.patience_seconds)  # as in threads

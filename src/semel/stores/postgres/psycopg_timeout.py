@@ -85,6 +85,11 @@ class PatientConnection(Connection[Any]):
 
     deadline: Deadline | None = None
 
+    def note_answer(self) -> None:
+        """A statement of the call has been answered."""
+        if self.deadline is not None:
+            self.deadline.note_answer()
+
     @classmethod
     def _connect_gen(cls, *args: Any, **options: Any) -> Any:  # psycopg 3.1 to 3.3: once for each host
         return _connecting(super()._connect_gen(*args, **options))
@@ -129,6 +134,11 @@ class PatientAsyncConnection(AsyncConnection[Any]):
     """As :class:`PatientConnection`, on an event loop."""
 
     deadline: Deadline | None = None
+
+    def note_answer(self) -> None:
+        """A statement of the call has been answered."""
+        if self.deadline is not None:
+            self.deadline.note_answer()
 
     @classmethod
     def _connect_gen(cls, *args: Any, **options: Any) -> Any:

@@ -65,7 +65,9 @@ class RedisDriver:
             needed = next(flow)
             while True:
                 assert type(needed) is Calls
-                needed = flow.send(self._answer(needed.calls, deadline))
+                replies = self._answer(needed.calls, deadline)
+                deadline.note_answer()
+                needed = flow.send(replies)
         except StopIteration as stop:
             result: T = stop.value
             return result
@@ -106,7 +108,9 @@ class RedisDriver:
             needed = next(flow)
             while True:
                 assert type(needed) is Calls
-                needed = flow.send(await self._answer_async(loop, needed.calls, deadline))
+                replies = await self._answer_async(loop, needed.calls, deadline)
+                deadline.note_answer()
+                needed = flow.send(replies)
         except StopIteration as stop:
             result: T = stop.value
             return result
