@@ -55,8 +55,9 @@ class AsyncPerformer:
         self._backend = backend
         core.emits = hasattr(backend.store, "dialect")
         self._driver = backend.driver
-        shares = getattr(self._driver, "coalesces", False)
-        self._ask_one = Coalescers(self._driver.run_uncut, backend.lane).ask if shares else self._alone
+        self._ask_one: Callable[..., Awaitable[Any]] = self._alone
+        if getattr(self._driver, "coalesces", False):
+            self._ask_one = Coalescers(self._driver.run_uncut, self._driver.patience_seconds, backend.lane).ask
         self.first_look = AsyncFirstLook(core, lambda: self.drive(introduction(core, backend)))
 
     def steps_of(self, permit: Permit) -> AsyncSteps:
