@@ -178,6 +178,7 @@ IN_FORM = {"Content-Type": "multipart/form-data; boundary=b"}
         (PATH, FORM + b"and more", IN_FORM, 400, "IDEMPOTENCY_REQUEST_INVALID"),
         (PATH, FORM, {"Content-Type": "multipart/form-data"}, 400, "IDEMPOTENCY_REQUEST_INVALID"),
         (PATH, FORM.replace(b"text/csv", b"image/png"), IN_FORM, 415, "IMPORT_MEDIA_TYPE"),
+        (PATH, FORM.replace(b"text/csv", b"text/csv; charset=utf-16"), IN_FORM, 415, "IMPORT_MEDIA_TYPE"),
         (PATH, FORM.replace(csv_of(1), b""), IN_FORM, 400, "IMPORT_EMPTY_FILE"),
         (PATH, csv_of(1), {**CSV, "Early-Data": "1"}, 425, "IDEMPOTENCY_TOO_EARLY"),
         (PATH, csv_of(1), {**CSV, "Content-Length": "2000000"}, 413, "IMPORT_FILE_TOO_LARGE"),

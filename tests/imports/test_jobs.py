@@ -415,6 +415,24 @@ def test_a_file_that_is_read_otherwise_than_declared_says_so(here: Place) -> Non
     here.tell(story())
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_row_that_is_not_what_a_check_expects_fails_alone(here: Place, strict: bool) -> None:
+    imports = here.imports(validate=lambda row: {"n": row["n"]}, all_or_nothing=strict)
+    file = b'[{"n": 1}, 7, {"m": 1}]'
+
+    async def story() -> None:
+        preview = await imports.preview(file, supplier="ACME", media_type="application/json")
+        job = await imports.submit(file, supplier="ACME", media_type="application/json")
+        await imports.run_due()
+        done = await imports.job(job.id)
+        assert done is not None
+        assert (done.counts, done.state) == (preview.counts, preview.state)
+        assert done.counts.booked == int(not strict)
+        assert [row.error_code for row in preview.rows if row.number > 1] == ["ROW_INVALID", "ROW_INVALID"]
+
+    here.tell(story())
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -128,7 +128,9 @@ class Booking:
         line = self.lines.line_of(item.place)
         try:
             value = self.checks(found[0])
-        except ValueError as error:  # also of pydantic
+        except Exception as error:  # of pydantic, of a function, or of a row that is not what a function expects
+            if is_wrong_for_all(error):
+                raise
             raise _failed(invalid_of(error, line), written=False) from None
         if self.refuses:
             reason = "another row of the file is wrong, and all of them are booked or none"
@@ -156,7 +158,9 @@ class Booking:
                 return True
             try:
                 self.checks(found[0])
-            except ValueError:
+            except Exception as error:  # as where the row is booked
+                if is_wrong_for_all(error):
+                    raise
                 return True
         return False
 

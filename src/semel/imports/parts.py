@@ -71,7 +71,10 @@ class FileParts(MultipartDigest):
             raise ImportRefused("the form must have one file part; it has more", "NOT_ONE_FILE")
         self._field = None
         self.filename = _text(part.filename or "")
-        self.media_type = None if part.media is None else part.media.partition(";")[0].removeprefix("?")
+        if part.media is not None:
+            essence, _, rest = part.media.removeprefix("?").partition(";")
+            charset = rest.partition(";")[0]
+            self.media_type = f"{essence}; charset={charset}" if charset else essence
 
     def _take(self, count: int) -> None:
         piece = bytes(self._buffer[:count])

@@ -424,7 +424,8 @@ def invalid_of(error: Exception, line: int) -> BadRow:
         where = found.get("loc") or ()
         column = ".".join(str(part) for part in where) or None
         return BadRow(line, column, "ROW_INVALID", str(found.get("msg", "is invalid")))
-    return BadRow(line, None, "ROW_INVALID", str(error) or type(error).__name__)
+    reason = str(error) if isinstance(error, ValueError) else f"the check failed: {type(error).__name__} {error}"
+    return BadRow(line, None, "ROW_INVALID", reason or type(error).__name__)
 
 
 def _errors_of(error: Exception) -> Iterator[Mapping[str, Any]]:
