@@ -1,4 +1,4 @@
-"""Every answer that follows a claim says for how long the key is honoured, and where the status is. No other one does."""
+"""Every answer that follows a claim says for how long the key is honoured and where the status is; no other does."""
 
 from __future__ import annotations
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from semel.conform.case import Case, Request
 from semel.conform.catalogue import Check
-from semel.conform.run import IN_PROGRESS, RETRY_SECONDS, Failed, NotTried, Try, with_headers
+from semel.conform.run import IN_PROGRESS, RETRY_SECONDS, Failed, NotTried, Try, now, with_headers
 from semel.conform.wire import Connection, Reply, exchange
 
 Perform = Callable[[Try], Awaitable[None]]
@@ -1095,8 +1094,8 @@ async def _(t: Try) -> None:
 @check("crash-not-forever")
 async def _(t: Try) -> None:
     key, slow = await _crash_while_running(t)
-    begun = time.monotonic()
-    while time.monotonic() - begun < t.case.lease_seconds * 2 + 0.2:
+    begun = now()
+    while now() - begun < t.case.lease_seconds * 2 + 0.2:
         reply = await t.send(key, slow)
         if reply.status and reply.header("retry-after") is None and reply.status < 500:
             return

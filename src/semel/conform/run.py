@@ -19,6 +19,11 @@ RETRY_SECONDS: Final = 0.05
 IN_PROGRESS: Final = frozenset({409, 425, 429, 503})
 
 
+def now() -> float:
+    """The event loop's clock, by which every wait is measured."""
+    return asyncio.get_running_loop().time()
+
+
 class CannotRun(Exception):
     """The API cannot be tested as it is: ``reason`` says why, ``remedy`` what to change."""
 
@@ -149,10 +154,10 @@ class Try:
 
     async def settled(self, key: str, request: Request | None = None, seconds: float | None = None) -> Reply:
         """Retry until the answer is final: neither silence nor "in progress"."""
-        ends = time.monotonic() + (self.case.limits.timeout_seconds if seconds is None else seconds)
+        ends = now() + (self.case.limits.timeout_seconds if seconds is None else seconds)
         while True:
             reply = await self.send(key, request)
-            if (reply.status and reply.status not in IN_PROGRESS) or time.monotonic() > ends:
+            if (reply.status and reply.status not in IN_PROGRESS) or now() > ends:
                 return reply
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -179,12 +184,12 @@ class Try:
 
     async def await_service(self) -> None:
         """After a restart: wait until the API accepts connections again. Raises Failed."""
-        ends = time.monotonic() + 30
+        ends = now() + 30
         while True:
             reply = await self._counter._get(self.case.effects.get or "/", self.case.caller)
             if reply.status:
                 return
-            if time.monotonic() > ends:
+            if now() > ends:
                 raise Failed("the API did not come back within 30 s after hooks.restart")
             await asyncio.sleep(RETRY_SECONDS)
 
