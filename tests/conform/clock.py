@@ -1,7 +1,7 @@
 """An event loop whose clock moves only while nothing happens, and then at once to the next timer.
 
-What is tested here waits most of its time, for leases, slow requests and pauses. On this loop a wait costs nothing, and a
-busy machine cannot make one too short: work takes no time at all. Server and client must be on the same loop, so that
+What is tested here waits most of its time, for leases, slow requests and pauses. On this loop a wait costs nothing, and
+a busy machine cannot make one too short: work takes no time at all. Server and client must be on the same loop, so that
 whatever is under way between them is seen before the clock moves.
 """
 
