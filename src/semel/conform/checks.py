@@ -138,7 +138,7 @@ def problem(reply: Reply) -> dict[str, Any]:
 
 def has_link(reply: Reply) -> bool:
     """Whether an error leads to documentation: a Link header, or a URI in its body."""
-    link = (reply.header("link") or "").lower()
+    link = ", ".join(value for name, value in reply.headers if name.lower() == "link").lower()
     if "describedby" in link or 'rel="help"' in link or "rel=help" in link:
         return True
     return any(isinstance(value, str) and "://" in value for value in problem(reply).values())
