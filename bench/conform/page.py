@@ -100,9 +100,8 @@ def _failures(found: Mapping[str, tuple[Subject, Outcome]], reports: Mapping[str
             if result.outcome == "failed":
                 titles[result.check.id] = f"`{result.check.id}` ({result.check.level}): {result.check.title}"
     lines = [f"| check | {' | '.join(packages)} |", f"| --- |{' --- |' * len(packages)}"]
-    for check, title in sorted(
-        titles.items(), key=lambda pair: (_LEVELS.index(pair[1].partition("(")[2][:4]), pair[0])
-    ):
+    levels = {result.check.id: LEVELS.index(result.check.level) for each in reports.values() for result in each.results}
+    for check, title in sorted(titles.items(), key=lambda pair: (levels[pair[0]], pair[0])):
         cells = [_cell(outcomes.get((check, package), {})) for package in packages]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n\n`–`: not tried, because the case or the package lacks what the check needs.\n"
@@ -119,8 +118,8 @@ def _agreement(rows: Sequence[Row]) -> str:
         return "Not compared in this run.\n"
     same = sum(row.agrees for row in rows)
     lines = [
-        "`make compare` brings about cases of its own, with gates in the handlers. Where a case and a check look for the "
-        f"same, they agree in {same} of {len(rows)} cells."
+        "`make compare` brings about cases of its own, with gates in the handlers. Where a case and a check look for "
+        f"the same, they agree in {same} of {len(rows)} cells."
     ]
     differing = [row for row in rows if not row.agrees]
     if differing:
