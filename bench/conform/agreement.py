@@ -22,7 +22,7 @@ PAIRS: Final[Mapping[str, tuple[str, frozenset[Verdict]]]] = {
     "payload": ("other-body", frozenset({Verdict.WRONG_PAYLOAD, Verdict.TWICE, Verdict.HANGS})),
     "binary": ("replay-binary", _BAD_RETRY),
     "stream": ("replay-stream", _BAD_RETRY),
-    "reply-3mb": "the check fails already where the first caller gets no 2xx; the case looks at the retry alone",
+    "reply-3mb": ("replay-huge-answer", _BAD_RETRY),
     "error": ("broken-again", _RAN),
     "empty": ("key-empty", _TAKEN),
     "nonascii": ("key-non-ascii", _TAKEN),
