@@ -40,7 +40,7 @@ class Subject:
         return f"{self.package}-{self.store}"
 
 
-_NODE: Final = (
+_NODE: Final[tuple[tuple[str, str, Mapping[str, str]], ...]] = (
     ("express-idempotency", "express_idempotency.js", {}),
     (
         "@node-idempotency/nestjs",
