@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from bench.conform.agreement import Row
 from bench.conform.subjects import Subject
 from bench.table import as_markdown as as_table
-from semel.conform import FORMAT, CannotRun, Report
+from semel.conform import FORMAT, CannotRun, Report, load_catalogue
 from semel.conform.catalogue import LEVELS
+from semel.conform.report import Result
 
 RESULTS_FORMAT: Final = 1
 _MARKS: Final = {"passed": "ok", "failed": "**fails**", "not-tried": "–"}
@@ -60,6 +62,27 @@ def _report(report: Report) -> dict[str, Any]:
         for check in document.pop("checks")
     ]
     return {**{name: document[name] for name in ("profile", "ok", "counts")}, "checks": checks}
+
+
+def read_json(path: Path) -> tuple[dict[str, tuple[Subject, Outcome]], list[Row]]:
+    """What an earlier run has written, for a run of some subjects alone; nothing where there is none of this format."""
+    document = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    if (document.get("format"), document.get("reportFormat")) != (RESULTS_FORMAT, FORMAT):
+        return {}, []
+    checks = {check.id: check for check in load_catalogue()}
+    found: dict[str, tuple[Subject, Outcome]] = {}
+    for each in document["subjects"]:
+        subject = Subject(package=each["package"], version=each["version"], store=each["store"], kind="")
+        if "report" in each:
+            results = tuple(
+                Result(checks[one["id"]], one["outcome"], one.get("came", ""))
+                for one in each["report"]["checks"]
+                if one["id"] in checks
+            )
+            found[each["name"]] = subject, Report("", "", each["report"]["profile"], results)
+        else:
+            found[each["name"]] = subject, CannotRun(*each["cannotRun"].removeprefix("cannot run: ").rsplit("; ", 1))
+    return found, [Row(**row) for row in document["agreement"]]
 
 
 def as_markdown(found: Mapping[str, tuple[Subject, Outcome]], rows: Sequence[Row], about: Mapping[str, str]) -> str:
