@@ -63,8 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **({"left out": "; ".join(words)} if words else {}),
     }
     if options.only:  # the others are as an earlier run has found them
-        former, former_rows = page.read_json(options.out / "conformance-results.json")
+        former, former_rows, former_about = page.read_json(options.out / "conformance-results.json")
         found = {**former, **found}
+        about = (
+            {**former_about, "measured again": f"{', '.join(each.name for each in chosen)}, {about['date']}"}
+            if former_about
+            else about
+        )
         rows = [row for row in former_rows if row.subject not in {each.name for each in chosen}] + rows
     (options.out / "conformance-results.md").write_text(page.as_markdown(found, rows, about), "utf-8")
     (options.out / "conformance-results.json").write_text(page.as_json(found, rows, about), "utf-8")

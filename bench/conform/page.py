@@ -64,11 +64,11 @@ def _report(report: Report) -> dict[str, Any]:
     return {**{name: document[name] for name in ("profile", "ok", "counts")}, "checks": checks}
 
 
-def read_json(path: Path) -> tuple[dict[str, tuple[Subject, Outcome]], list[Row]]:
+def read_json(path: Path) -> tuple[dict[str, tuple[Subject, Outcome]], list[Row], dict[str, str]]:
     """What an earlier run has written, for a run of some subjects alone; nothing where there is none of this format."""
     document = json.loads(path.read_text("utf-8")) if path.exists() else {}
     if (document.get("format"), document.get("reportFormat")) != (RESULTS_FORMAT, FORMAT):
-        return {}, []
+        return {}, [], {}
     checks = {check.id: check for check in load_catalogue()}
     found: dict[str, tuple[Subject, Outcome]] = {}
     for each in document["subjects"]:
@@ -82,7 +82,7 @@ def read_json(path: Path) -> tuple[dict[str, tuple[Subject, Outcome]], list[Row]
             found[each["name"]] = subject, Report("", "", each["report"]["profile"], results)
         else:
             found[each["name"]] = subject, CannotRun(*each["cannotRun"].removeprefix("cannot run: ").rsplit("; ", 1))
-    return found, [Row(**row) for row in document["agreement"]]
+    return found, [Row(**row) for row in document["agreement"]], document["about"]
 
 
 def as_markdown(found: Mapping[str, tuple[Subject, Outcome]], rows: Sequence[Row], about: Mapping[str, str]) -> str:
