@@ -100,14 +100,14 @@ def test_the_page_names_what_fails_by_store_and_what_cannot_run() -> None:
 
 def test_a_package_is_measured_killed_and_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Semel on SQLite, by a few checks of each kind."""
-    monkeypatch.setattr("bench.conform.run._only", ("replay-once", "crash-remembers", "key-missing"))
+    monkeypatch.setattr("bench.conform.run._only", ("replay-once", "crash-remembers", "key-missing-status"))
     subject = Subject(
         package="semel", version="1", store="sqlite", kind="python", module="bench.protected", lease_seconds=1.0
     )
     found = examine(subject, "semel", tmp_path / "place", {})
     assert isinstance(found, Report)
     assert {each.check.id: each.outcome for each in found.results} == dict.fromkeys(
-        ("replay-once", "key-missing", "crash-remembers"), "passed"
+        ("replay-once", "key-missing-status", "crash-remembers"), "passed"
     )
 
 

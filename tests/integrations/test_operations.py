@@ -222,7 +222,7 @@ def test_a_store_that_fails_is_503(web: Web, monkeypatch: pytest.MonkeyPatch, ki
 
 @pytest.mark.parametrize("surface", [FastAPI, Starlette])
 def test_the_page_about_problems_needs_no_credentials(serve: Serve, engine: AsyncEngine, surface: Any) -> None:
-    semel: Any = (FastApiSemel if surface is FastAPI else Semel)(engine, caller=caller_of)
+    semel: Semel = (FastApiSemel if surface is FastAPI else Semel)(engine, caller=caller_of)
     app = surface()
 
     @semel.command("pay")
