@@ -222,7 +222,8 @@ def test_a_store_that_fails_is_503(web: Web, monkeypatch: pytest.MonkeyPatch, ki
 
 @pytest.mark.parametrize("surface", [FastAPI, Starlette])
 def test_the_page_about_problems_needs_no_credentials(serve: Serve, engine: AsyncEngine, surface: Any) -> None:
-    semel: Semel = (FastApiSemel if surface is FastAPI else Semel)(engine, caller=caller_of)
+    fast = FastApiSemel(engine, caller=caller_of)
+    semel: Semel = fast if surface is FastAPI else Semel(engine, caller=caller_of)
     app = surface()
 
     @semel.command("pay")
@@ -231,7 +232,7 @@ def test_the_page_about_problems_needs_no_credentials(serve: Serve, engine: Asyn
 
     if surface is FastAPI:
         app.post("/payments")(pay)
-        semel.install(app, dependencies=[Depends(_nobody)])
+        fast.install(app, dependencies=[Depends(_nobody)])
     else:
         app.add_route("/payments", pay, methods=["POST"])
         semel.install(app)
