@@ -198,15 +198,15 @@ class Capture:
             self._keeping.tell_dropped(self._dropped)
         return Answer(self.status, tuple(self._kept), self._body())
 
-    def first(self) -> Answer:
-        """The answer as the first caller gets it: with all of the application's own headers.
+    def first(self, more: tuple[tuple[bytes, bytes], ...] = ()) -> Answer:
+        """The answer as the first caller gets it: with all of the application's own headers, and ``more``.
 
         Where a status has no body, the length of what the application gave for one would not be true.
         """
         headers = self.headers
         if self.bodyless:
             headers = tuple(pair for pair in headers if pair[0].lower() != b"content-length")
-        return Answer(self.status, headers, self._body())
+        return Answer(self.status, headers + more, self._body())
 
     def _body(self) -> bytes:
         chunks = self.chunks

@@ -16,6 +16,7 @@ from semel.core.model import Effects
 from semel.errors import ConfigurationError
 from semel.http.capture import Keeping
 from semel.http.fingerprint.fingerprinter import Fingerprinter
+from semel.http.honoured import Honoured
 from semel.http.spelling import normal_segments
 from semel.operations.references import sources
 from semel.policy import Policy
@@ -96,6 +97,7 @@ class Route:
         "counted",
         "counts_path",
         "fingerprinter",
+        "honoured",
         "keeping",
         "key_from",
         "known",
@@ -121,6 +123,7 @@ class Route:
         self.marks = policy.on_unprotected == "mark"
         self.atomic = policy.terms.effects is Effects.ATOMIC
         self.keeping = Keeping(policy, name)
+        self.honoured = Honoured()
         recipe = policy.recipe
         if counts and policy.counts is None and not recipe.headers:
             recipe = replace(recipe, headers=counts)

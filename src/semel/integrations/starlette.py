@@ -31,8 +31,10 @@ from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.asgi.middleware import route_path
-from semel.http.asgi.route import CALL_KEY, LINK_KEY, CaptureMiddleware, RouteCall
+from semel.http.asgi.route import CALL_KEY, HEADERS_KEY, CaptureMiddleware, RouteCall
 from semel.http.asgi.tasks import KeptAlive
+from semel.http.problem_page import problem_page
+from semel.http.problems import PAGE_NAME
 from semel.http.routing import PATH, UNSAFE_METHODS, Route
 from semel.http.settings import HttpSettings
 from semel.integrations.endpoint import (
@@ -294,6 +296,7 @@ class Semel:
         _manage(app, self, self._kept_alive, reap=reap, complete=complete)
         if operations_path is not None:
             one = f"{operations_path}/{{operation_id}}"
+            app.router.routes.append(StarletteRoute(f"{operations_path}/{PAGE_NAME}", tell_problems, methods=["GET"]))
             app.router.routes.append(StarletteRoute(operations_path, self._by_key, methods=["GET"]))
             app.router.routes.append(StarletteRoute(one, self._by_id, methods=["GET"]))
 
@@ -340,6 +343,11 @@ class Semel:
 
     async def _by_id(self, request: Request) -> Response:
         return response_of(await self.operations.by_id(request.path_params["operation_id"], request))
+
+
+async def tell_problems(request: Request) -> Response:
+    """The page about the codes of problem documents, for everybody."""
+    return response_of(problem_page())
 
 
 def endpoints_of(routes: Iterable[Any], prefix: str = "") -> Iterator[tuple[object, frozenset[str], str]]:
@@ -440,7 +448,7 @@ def _places(routes: Iterable[Any], prefix: str) -> Iterator[tuple[str, frozenset
 
 
 def _link_errors(app: Starlette) -> None:
-    """Give the framework's own 500 of a command in doubt the link to its operation: it is made outside the capture."""
+    """Give the framework's own 500 of a command the headers of its other answers: it is made outside the capture."""
     build = app.build_middleware_stack
 
     def build_linked() -> Any:
@@ -470,9 +478,7 @@ def _linked_handler(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_link(request: Request, response: Response) -> Response:
-    link = request.scope.get(LINK_KEY)
-    if link is not None:
-        response.raw_headers.append(link)
+    response.raw_headers.extend(request.scope.get(HEADERS_KEY, ()))
     return response
 
 

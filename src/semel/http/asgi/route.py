@@ -34,6 +34,7 @@ from semel.http.exchange import (
     open_exchange,
     too_large,
 )
+from semel.http.honoured import Headers
 from semel.http.outage import UNCLAIMED
 from semel.http.routing import UNSAFE_METHODS, Params, Route
 from semel.http.settings import HttpSettings
@@ -42,7 +43,7 @@ from semel.policy import Command
 
 LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
 CALL_KEY: Final = "semel.call"
-LINK_KEY: Final = "semel.link"  # in the scope: the link of a command that raised and whose outcome is unknown
+HEADERS_KEY: Final = "semel.headers"  # in the scope: what the framework's answer to a command that raised says too
 ANSWER_SECONDS: Final = 1.0  # after an ATOMIC handler's deadline, for the framework to make an answer of its error
 # What belongs to one request and is never stored: a replay takes it from this request's own pass of the application.
 _OF_THIS_REQUEST: Final = (b"set-cookie", b"access-control-")
@@ -315,8 +316,8 @@ class RouteCall(AsgiCall):
                 return refusal
         return await finished(exchange, spool)
 
-    def _point(self, link: tuple[bytes, bytes]) -> None:
-        self._outer[LINK_KEY] = link
+    def _point(self, headers: Headers) -> None:
+        self._outer[HEADERS_KEY] = headers
 
     def _outcome(self, permit: Permit, error: BaseException | None) -> Outcome:
         failure = self._failure

@@ -297,7 +297,8 @@ class WsgiCall:
             self._dropped = True
             capture.release()
             return
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in capture.headers]
+        pairs = (*capture.headers, *self._exchange.honours(permit))
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs]
         self._server_write = self._start_response(self._status_line, headers)
         self._through = True
 
