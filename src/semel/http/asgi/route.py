@@ -26,7 +26,7 @@ from semel.http.asgi.scope import captured
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.capture import Capture
 from semel.http.exchange import (
-    RETRY_BYTES_MAX,
+    LENGTH_DIGITS_MAX,
     Exchange,
     Unprotected,
     body_too_slow,
@@ -35,12 +35,11 @@ from semel.http.exchange import (
     too_large,
 )
 from semel.http.outage import UNCLAIMED
-from semel.http.routing import UNSAFE_METHODS, Params, Route
+from semel.http.routing import RETRY_BYTES_MAX, UNSAFE_METHODS, Params, Route
 from semel.http.settings import HttpSettings
 from semel.http.spool import Spool
 from semel.policy import Command
 
-LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
 CALL_KEY: Final = "semel.call"
 LINK_KEY: Final = "semel.link"  # in the scope: the link of a command that raised and whose outcome is unknown
 ANSWER_SECONDS: Final = 1.0  # after an ATOMIC handler's deadline, for the framework to make an answer of its error
