@@ -143,7 +143,8 @@ class AsyncEngine:
         attempt = self._claim_atomic if claim.terms.effects is Effects.ATOMIC else self._claim
         core.entering.add(claim.nonce)
         try:
-            core.check_open()  # once more: a drain that did not see this claim is seen by it
+            if core.draining:  # looked at once more: a drain that did not see this claim is seen by it
+                core.check_open()
             verdict = None
             if command.refusal is not None:
                 flow = look_before_refusing(self.store, claim, command.under, command.refusal)

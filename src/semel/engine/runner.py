@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.core.command_flow import Under
@@ -56,6 +57,7 @@ class AsyncPerformer:
         self._driver = backend.driver
         shares = getattr(self._driver, "coalesces", False)
         self._ask_one = Coalescers(self._driver.run_uncut, backend.lane).ask if shares else self._alone
+        self._answers_at_once = getattr(self._driver, "answers_at_once", False)
         self.first_look = AsyncFirstLook(core, lambda: self.drive(introduction(core, backend)))
 
     def steps_of(self, permit: Permit) -> AsyncSteps:
@@ -68,16 +70,25 @@ class AsyncPerformer:
         """One store call."""
         return self._through(verb, self._driver.run_async, make)
 
-    def store_one(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> Awaitable[T]:
+    async def store_one(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
         """One request of a verb that takes many; together with those of other callers where the driver gains by it."""
-        return self._through(verb, self._ask_one, verb, many, request)
+        if self._core.observing:
+            return await self._through(verb, self._ask_one, verb, many, request)
+        try:
+            if self._answers_at_once:
+                replies: list[T] = self._driver.run(partial(many, (request,)))
+                return replies[0]
+            return await self._ask_one(verb, many, request)
+        except SchemaError as error:
+            self._backend.locate(error)
+            raise
 
     async def _alone(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
-        replies: list[T] = await self._driver.run_async(lambda: many((request,)))
+        replies: list[T] = await self._driver.run_async(partial(many, (request,)))
         return replies[0]
 
     async def _through(self, verb: str, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """The door through which every store call passes, and where it is observed."""
+        """The door through which every store call passes that is observed."""
         core = self._core
         started = time.perf_counter() if core.observing else 0.0
         try:

@@ -119,28 +119,30 @@ class Core:
 
     def attempt(self, command: Command) -> Claim:
         """One attempt at a command, with a nonce of its own."""
-        self.check_open()
-        if command.policy.steps and not self.emits:
-            raise ConfigurationError(NO_STEPS.format(operation=repr(command.scope.operation)))
+        if self.draining:
+            self.check_open()
+        policy, scope, key, secret = command.policy, command.scope, command.key, self.id_secret
+        if policy.steps and not self.emits:
+            raise ConfigurationError(NO_STEPS.format(operation=repr(scope.operation)))
         if self.needs.refuse:
-            self.needs.check(command.scope.operation, command.policy)
+            self.needs.check(scope.operation, policy)
         bits = os.urandom(26)
         if self.observing:
-            weak = weakness(command.key)
+            weak = weakness(key)
             if weak is not None:
-                self.tell("weak_keys", command.scope.operation, weakness=weak)
-        id = record_id(command.scope, command.key, self.id_secret)
+                self.tell("weak_keys", scope.operation, weakness=weak)
+        id = record_id(scope, key, secret)
         claim = Claim(
             id,
             bits[:16],
-            command.scope,
-            key_hash(command.key, self.id_secret),
+            scope,
+            key_hash(key, secret),
             command.recipe,
             command.fingerprint,
             uuid7_bytes(time.time_ns() // 1_000_000, bits[16:]),
             self.holder,
-            command.policy.terms,
-            None if command.business_ref is None and command.policy.operation_seconds is None else self._kept(command),
+            policy.terms,
+            None if command.business_ref is None and policy.operation_seconds is None else self._kept(command),
             None if command.request is None else sealed(command.request, id, self.sealer),
         )
         resumed = command.resumed
@@ -162,7 +164,8 @@ class Core:
 
     def met(self, command: Command, claim: Claim, verdict: Verdict) -> Permit | Refusal:
         """What an attempt has come to: the live permit of a grant, or the verdict that stands in its way."""
-        self.tell_verdict(claim, verdict)
+        if self.observing or type(verdict) is OutcomeUnknown:
+            self.tell_verdict(claim, verdict)
         if type(verdict) is not Proceed:
             return verdict  # type: ignore[return-value]  # every other verdict is a Refusal
         return self.permit(command, claim, verdict.grant)

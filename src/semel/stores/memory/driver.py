@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any, TypeVar
 
-from semel.core.flow import Ask, MakeFlow, perform
+from semel.core.flow import Ask, MakeFlow
 from semel.errors import StoreUnavailable
 from semel.stores.clock import Clock, system_clock
 from semel.stores.memory.store import Table, TableCall
@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 class LocalDriver:
     """Runs the memory store's flows. Thread-safe; never blocks for longer than one verb."""
+
+    answers_at_once = True  # so that an engine on an event loop need not await
 
     def __init__(self, *, clock: Clock = system_clock) -> None:
         self._clock = clock
@@ -39,7 +41,14 @@ class LocalDriver:
                 "a memory:// store cannot be used after fork: each worker would have its own truth; "
                 "use sqlite:/// for several processes, or connect after the fork"
             )
-        return perform(make(), self._answer)
+        flow, answer = make(), self._answer
+        try:
+            needed = next(flow)
+            while True:
+                needed = flow.send(answer(needed))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a flow to its end, without ever suspending."""
