@@ -304,20 +304,23 @@ def first_grant(claim: Claim, now: int) -> Grant:
     deadline_at = now + terms.deadline_us
     lease_until = lease_end(now, terms.lease_us, deadline_at)
     # In the order of Grant's fields: this is the one grant that every command pays for.
-    return Grant(
-        claim.id,
-        claim.nonce,
-        now,  # fence
-        terms.starts,
-        0,  # generation
-        1,  # attempt
-        0,  # lapses
-        claim.operation_id,
-        now,  # created
-        now,  # first started
-        lease_until,
-        deadline_at,
-        now + terms.dedup_us,
+    return tuple.__new__(
+        Grant,
+        (
+            claim.id,
+            claim.nonce,
+            now,  # fence
+            terms.starts,
+            0,  # generation
+            1,  # attempt
+            0,  # lapses
+            claim.operation_id,
+            now,  # created
+            now,  # first started
+            lease_until,
+            deadline_at,
+            now + terms.dedup_us,
+        ),
     )
 
 
