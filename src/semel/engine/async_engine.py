@@ -177,7 +177,10 @@ class AsyncEngine:
 
     async def _claim(self, claim: Claim, command: Command) -> Verdict:
         try:
-            verdict = await self._performer.claim_one(claim, command.under)
+            if claim.kept is None:
+                verdict: Verdict = await self._performer.store_one("claim", self.store.claim, claim)
+            else:
+                verdict = await self._performer.claim_one(claim, command.under)
             if type(verdict) in IN_OTHER_TERMS and claim.kept is None:
                 verdict = await self._performer.drive(claim_recast(self.store, claim, verdict, command.under))
             return verdict if claim.request is None else await self._performer.keep_request(claim, verdict)
@@ -215,8 +218,9 @@ class AsyncEngine:
 
         Raises StoreError: not confirmed; it is repeated in the background until the lease is over.
         """
-        settled = self._settle(permit, outcome)
-        return await (settled if permit.steps is None else asyncio.shield(self._upkeep.spawn(settled)))
+        if permit.steps is not None:
+            return await asyncio.shield(self._upkeep.spawn(self._settle(permit, outcome)))
+        return await self._settle(permit, outcome)
 
     async def _settle(self, permit: Permit, outcome: Outcome) -> Settling:
         core = self.core
@@ -230,7 +234,10 @@ class AsyncEngine:
                 reply: Settling = await asyncio.shield(self._upkeep.spawn(self._performer.drive(flow)))
             else:
                 try:
-                    reply = await self._performer.settle_one(word)
+                    if word.keeps:
+                        reply = await self._performer.settle_one(word)
+                    else:
+                        reply = await self._performer.store_one("settle", self.store.settle, word)
                 except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
                     raise
                 except StoreError:

@@ -37,7 +37,7 @@ from semel.core.model import (
     Unreadable,
     Verdict,
 )
-from semel.core.outcomes import Outcome
+from semel.core.outcomes import Outcome, Succeeded
 from semel.core.requests import AnyUnit, Elapsed, Pause
 from semel.core.sealing import Seals as Seals
 from semel.core.sealing import checked, sealed
@@ -172,7 +172,8 @@ class Core:
 
     def permit(self, command: Command, claim: Claim, grant: Grant) -> Permit:
         """The live permit of a grant."""
-        permit = Permit(command, claim, grant, time.monotonic(), self.units.pop(claim.nonce, None))
+        unit = self.units.pop(claim.nonce, None) if self.units else None
+        permit = Permit(command, claim, grant, time.monotonic(), unit)
         if self.emits:
             permit.emission = Emission(grant.id, grant.generation, grant.operation_id, command.scope.tenant)
         self.live[grant.nonce] = permit
@@ -192,7 +193,8 @@ class Core:
     def word(self, permit: Permit, outcome: Outcome) -> Settlement:
         """What this permit says of its command in the end."""
         permit.settling = True
-        outcome = permit.outcome(outcome)
+        if permit.steps is not None:
+            outcome = permit.outcome(outcome)
         resource = (permit.resource_type, permit.resource_id)
         word = settlement(permit.grant, outcome, kept=permit.kept, resource=resource)
         if permit.emission is not None:
@@ -378,7 +380,7 @@ class Core:
         """How a permit ended."""
         if permit.emission is not None and permit.emission.events:
             ring()
-        if not self.observing and self._unknowns is None:
+        if not self.observing and (self._unknowns is None or (type(outcome) is Succeeded and permit.steps is None)):
             return
         scope = permit.command.scope
         outcome = permit.outcome(outcome)

@@ -497,7 +497,7 @@ class Exchange:
     def outcome(self, permit: Permit, capture: Capture, error: BaseException | None) -> Outcome:
         """What the end of the application's call means for the store."""
         policy = self.route.policy
-        if self.route.atomic and not permit.kept:
+        if not permit.kept and self.route.atomic:
             return Released("answer-too-large", proven=True)
         if error is None:
             return classify_answer(capture.stored(), policy, begun=permit.begun)
@@ -521,9 +521,15 @@ class Exchange:
 
         Raises HandlerRefused: the database refuses what the application wrote: as if the application raised.
         """
-        outcome = permit.outcome(outcome)
-        is_settled = error is None and verdict is None and unconfirmed is None and permit.kept
-        if is_settled and not isinstance(outcome, Unprovable):
+        if permit.steps is not None:
+            outcome = permit.outcome(outcome)
+        if (
+            error is None
+            and verdict is None
+            and unconfirmed is None
+            and permit.kept
+            and type(outcome) is not Unprovable
+        ):
             return capture.first()  # nearly every command ends so
         problems = self._surface.problems
         operation_id = permit.grant.operation_id
