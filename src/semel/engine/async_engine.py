@@ -16,6 +16,7 @@ from semel.core.command_flow import (
     reread,
 )
 from semel.core.flow import MakeFlow, ask
+from semel.core.identity import record_id
 from semel.core.model import Answer, Claim, Effects, InProgress, Settling, State, Superseded, Verdict
 from semel.core.outcomes import Outcome, Refused, classify_exception
 from semel.core.requests import AsyncUnit, Begin, Rollback
@@ -139,7 +140,13 @@ class AsyncEngine:
         core = self.core
         if not core.checked:
             await self._performer.first_look.take()
-        claim = core.attempt(command)
+        id = record_id(command.scope, command.key, core.id_secret)
+        look = self._performer.kept_answer
+        if look is not None and core.may_look(command):
+            kept = look(id, command.recipe, command.fingerprint)
+            if kept is not None:
+                return kept
+        claim = core.attempt(command, id)
         attempt = self._claim_atomic if claim.terms.effects is Effects.ATOMIC else self._claim
         core.entering.add(claim.nonce)
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.core.command_flow import Under
 from semel.core.flow import Flow, MakeFlow
-from semel.core.model import Claim, Settlement, Settling, Verdict
+from semel.core.model import Claim, Replay, Settlement, Settling, Verdict
 from semel.core.requests import (
     Attempt,
     Begin,
@@ -58,6 +58,9 @@ class AsyncPerformer:
         shares = getattr(self._driver, "coalesces", False)
         self._ask_one = Coalescers(self._driver.run_uncut, backend.lane).ask if shares else self._alone
         self._answers_at_once = getattr(self._driver, "answers_at_once", False)
+        self.kept_answer: Callable[[bytes, str, bytes], Replay | None] | None = (
+            self._driver.kept_answer if self._answers_at_once else None
+        )
         self.first_look = AsyncFirstLook(core, lambda: self.drive(introduction(core, backend)))
 
     def steps_of(self, permit: Permit) -> AsyncSteps:

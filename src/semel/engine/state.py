@@ -117,8 +117,12 @@ class Core:
 
     # --- claims -----------------------------------------------------------------------------
 
-    def attempt(self, command: Command) -> Claim:
-        """One attempt at a command, with a nonce of its own."""
+    def may_look(self, command: Command) -> bool:
+        """Whether a kept answer is all that an attempt at this command could tell: nothing is asked or told besides."""
+        return not (self.observing or self.draining or self.needs.refuse or command.refusal or command.resumed)
+
+    def attempt(self, command: Command, id: bytes | None = None) -> Claim:
+        """One attempt at a command, with a nonce of its own. Parameters: ``id`` of its record, where it is known."""
         if self.draining:
             self.check_open()
         policy, scope, key, secret = command.policy, command.scope, command.key, self.id_secret
@@ -131,19 +135,23 @@ class Core:
             weak = weakness(key)
             if weak is not None:
                 self.tell("weak_keys", scope.operation, weakness=weak)
-        id = record_id(scope, key, secret)
-        claim = Claim(
-            id,
-            bits[:16],
-            scope,
-            key_hash(key, secret),
-            command.recipe,
-            command.fingerprint,
-            uuid7_bytes(time.time_ns() // 1_000_000, bits[16:]),
-            self.holder,
-            policy.terms,
-            None if command.business_ref is None and policy.operation_seconds is None else self._kept(command),
-            None if command.request is None else sealed(command.request, id, self.sealer),
+        if id is None:
+            id = record_id(scope, key, secret)
+        claim = tuple.__new__(
+            Claim,
+            (
+                id,
+                bits[:16],
+                scope,
+                key_hash(key, secret),
+                command.recipe,
+                command.fingerprint,
+                uuid7_bytes(time.time_ns() // 1_000_000, bits[16:]),
+                self.holder,
+                policy.terms,
+                None if command.business_ref is None and policy.operation_seconds is None else self._kept(command),
+                None if command.request is None else sealed(command.request, id, self.sealer),
+            ),
         )
         resumed = command.resumed
         return claim if resumed is None else claim._replace(**resumed._asdict())

@@ -385,7 +385,7 @@ class Exchange:
     def _command(self, fingerprint: bytes, recipe: str) -> Command | Answer:
         route, refusal, scope, under = self.route, self.refusal, self._entry.scope, self.under
         if route.is_bare and refusal is None:
-            return Command(scope, self._key, fingerprint, recipe, route.policy, under)
+            return Command.of_checked(scope, self._key, fingerprint, recipe, route.policy, under)
         try:
             key, reference = self._names()
             command = partial(Command, scope, key, fingerprint, recipe, route.policy, under, reference)

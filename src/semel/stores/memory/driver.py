@@ -9,7 +9,9 @@ from __future__ import annotations
 import threading
 from typing import Any, TypeVar
 
+from semel.core.decide import kept_answer
 from semel.core.flow import Ask, MakeFlow
+from semel.core.model import Replay
 from semel.errors import StoreUnavailable
 from semel.stores.clock import Clock, system_clock
 from semel.stores.memory.store import Table, TableCall
@@ -49,6 +51,11 @@ class LocalDriver:
         except StopIteration as stop:
             result: T = stop.value
             return result
+
+    def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | None:
+        """The kept answer of the record of this id, where it is this request's; else a claim will tell."""
+        row = None if self._is_inherited else self._table.records.get(id)
+        return None if row is None else kept_answer(row, id, recipe, fingerprint, self._clock())
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a flow to its end, without ever suspending."""
