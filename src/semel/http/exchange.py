@@ -39,6 +39,7 @@ from semel.http.prefer import preferred_wait, prefers_async
 from semel.http.routing import PATH, RETRY_BYTES_MAX, Params, Route
 from semel.http.settings import HttpSettings, Wanted
 from semel.http.spool import Spool
+from semel.policy import RETRY_BYTES_MAX as RETRY_BYTES_MAX
 from semel.policy import Command
 from semel.resuming.request import pack_head
 
