@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 
 from semel import AsyncEngine
 from semel.http.caller import single_caller
-from semel.http.routing import RETRY_BYTES_MAX
+from semel.http.exchange import RETRY_BYTES_MAX
 from semel.http.spool import Spool
 from semel.integrations.fastapi import Semel
 from semel.integrations.starlette import Semel as StarletteSemel

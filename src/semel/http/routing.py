@@ -18,13 +18,12 @@ from semel.http.capture import Keeping
 from semel.http.fingerprint.fingerprinter import Fingerprinter
 from semel.http.spelling import normal_segments
 from semel.operations.references import sources
-from semel.policy import Policy
+from semel.policy import RETRY_BYTES_MAX, Policy
 
 UNSAFE_METHODS: Final = ("POST", "PATCH", "PUT", "DELETE")
 DEFAULT_METHODS: Final = ("POST", "PATCH")
 
 Params = tuple[tuple[str, str], ...]
-RETRY_BYTES_MAX: Final = 10 * 1024 * 1024  # of a body that may not run, and is read to find the record of a retry
 PATH: Final = "/"  # the name of the parameter that holds a path which counts; no parameter of a template has it
 
 # The one spelling of a parameter that an application converts: of 7 and 07, or of upper and lower case.

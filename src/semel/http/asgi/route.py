@@ -27,6 +27,7 @@ from semel.http.asgi.tasks import KeptAlive
 from semel.http.capture import Capture
 from semel.http.exchange import (
     LENGTH_DIGITS_MAX,
+    RETRY_BYTES_MAX,
     Exchange,
     Unprotected,
     body_too_slow,
@@ -35,7 +36,7 @@ from semel.http.exchange import (
     too_large,
 )
 from semel.http.outage import UNCLAIMED
-from semel.http.routing import RETRY_BYTES_MAX, UNSAFE_METHODS, Params, Route
+from semel.http.routing import UNSAFE_METHODS, Params, Route
 from semel.http.settings import HttpSettings
 from semel.http.spool import Spool
 from semel.policy import Command

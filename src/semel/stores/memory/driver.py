@@ -53,9 +53,14 @@ class LocalDriver:
             return result
 
     def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | None:
-        """The kept answer of the record of this id, where it is this request's; else a claim will tell."""
+        """The kept answer of the record of this id, where it is this request's; else a claim will tell.
+
+        A claim also tells of one that is sealed, which the engine opens where it meets its verdict.
+        """
         row = None if self._is_inherited else self._table.records.get(id)
-        return None if row is None else kept_answer(row, id, recipe, fingerprint, self._clock())
+        if row is None or row.sealing_key_id is not None:
+            return None
+        return kept_answer(row, id, recipe, fingerprint, self._clock())
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a flow to its end, without ever suspending."""
