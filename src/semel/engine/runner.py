@@ -83,7 +83,8 @@ class AsyncPerformer:
             if self._answers_at_once:
                 replies: list[T] = self._driver.run(partial(many, (request,)))
                 return replies[0]
-            return await self._ask_one(verb, many, request)
+            reply: T = await self._ask_one(verb, many, request)
+            return reply
         except SchemaError as error:
             self._backend.locate(error)
             raise
