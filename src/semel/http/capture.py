@@ -102,32 +102,20 @@ class Capture:
     Answer(status=201, headers=((b'content-type', b'text/plain'),), body=b'done')
     """
 
-    __slots__ = (
-        "_announced",
-        "_dropped",
-        "_keeping",
-        "_kept",
-        "_size",
-        "bodyless",
-        "chunks",
-        "ended",
-        "endless",
-        "headers",
-        "status",
-    )
+    # What few answers change is an attribute of the class.
+    _announced = 0  # how long the application says that the body is
+    _dropped: Sequence[bytes] = ()
+    _size = 0
+    status = 0
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    bodyless = False
+    ended = False
+    endless = False
 
     def __init__(self, keeping: Keeping) -> None:
         self._keeping = keeping
-        self._kept: Sequence[tuple[bytes, bytes]] = ()
-        self._size = 0
-        self._announced = 0  # how long the application says that the body is
-        self._dropped: list[bytes] = []
-        self.status = 0
-        self.headers: tuple[tuple[bytes, bytes], ...] = ()
+        self._kept: list[tuple[bytes, bytes]] = []
         self.chunks: list[bytes] = []
-        self.bodyless = False
-        self.ended = False
-        self.endless = False
 
     @property
     def started(self) -> bool:
@@ -137,32 +125,35 @@ class Capture:
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Take the head. False: its body is announced as too long, or as endless."""
         self.headers = headers = tuple(headers)
-        allowed = self._keeping.headers
+        keeping = self._keeping
+        allowed, unmissed = keeping.headers, keeping.unmissed
         kept: list[tuple[bytes, bytes]] = []
-        unmissed = self._keeping.unmissed
         self._announced = 0
         for name, value in headers:
             lower = name.lower()
             if lower in allowed:
-                kept.append((lower, value))
+                if _CONTROL(value) is None:  # what would break a response in two is not given to the next caller
+                    kept.append((lower, value.strip(_BLANKS)))
                 if lower == b"content-type" and value[:17].lower() == _ENDLESS:
                     self.endless = True
-            elif lower == b"content-length" and value.isdigit() and len(value) < 20:
-                self._announced = int(value)
+            elif lower == b"content-length":
+                if value.isdigit() and len(value) < 20:
+                    self._announced = int(value)
             elif lower not in unmissed:
-                self._dropped.append(lower)
-        fits = self._announced <= self._keeping.body_bytes_max
-        # What would break a response in two is not given to the next caller.
-        self._kept = sendable(kept)
+                self._dropped = (*self._dropped, lower)
+        self._kept = kept
         self.status = status
-        self.bodyless = status in BODYLESS_STATUSES
-        return self.bodyless or (fits and not self.endless)
+        if status in BODYLESS_STATUSES:
+            self.bodyless = True
+            return True
+        self.bodyless = False
+        return self._announced <= keeping.body_bytes_max and not self.endless
 
     def restart(self) -> None:
         """The application thought better of its head, before anything has left (WSGI's ``exc_info``)."""
         self.status = 0
         self.chunks.clear()
-        self._dropped.clear()
+        self._dropped = ()
         self._size = 0
         self.endless = False
 
@@ -170,8 +161,8 @@ class Capture:
         """Take a piece of the body. False: with it the body is too long; it is among ``chunks`` all the same."""
         if chunk and not self.bodyless:
             self.chunks.append(chunk)
-            self.count(chunk)
-            return self._size <= self._keeping.body_bytes_max
+            size = self._size = self._size + len(chunk)
+            return size <= self._keeping.body_bytes_max
         return True
 
     def count(self, chunk: bytes) -> None:

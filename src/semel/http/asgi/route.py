@@ -26,6 +26,7 @@ from semel.http.asgi.scope import captured
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.capture import Capture
 from semel.http.exchange import (
+    LENGTH_DIGITS_MAX,
     RETRY_BYTES_MAX,
     Exchange,
     Unprotected,
@@ -41,7 +42,6 @@ from semel.http.settings import HttpSettings
 from semel.http.spool import Spool
 from semel.policy import Command
 
-LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
 CALL_KEY: Final = "semel.call"
 HEADERS_KEY: Final = "semel.headers"  # in the scope: what the framework's answer to a command that raised says too
 ANSWER_SECONDS: Final = 1.0  # after an ATOMIC handler's deadline, for the framework to make an answer of its error
@@ -52,22 +52,17 @@ _OF_THIS_REQUEST: Final = (b"set-cookie", b"access-control-")
 class RouteCall(AsgiCall):
     """One request of an application whose endpoints claim for themselves."""
 
-    __slots__ = (
-        "_bodies",
-        "_cut",
-        "_failure",
-        "_instead",
-        "_leaked",
-        "_limit",
-        "_mark",
-        "_may_claim",
-        "_outer",
-        "_refusal",
-        "_told",
-        "_too_long",
-        "_until",
-        "_whole",
-    )
+    _instead: Answer | None = None  # leaves in place of what the application answers
+    _refusal: Answer | None = None  # sent in place of whatever the application makes of a body that ends
+    _too_long = False  # for any command; the body is no longer kept
+    _until = 0.0
+    _leaked = False
+    _cut = False
+    _told = False
+    _failure: BaseException | None = None
+    _limit: asyncio.Timeout | None = None
+    _mark: tuple[bytes, bytes] | None = None
+    _whole = False
 
     def __init__(
         self,
@@ -81,19 +76,8 @@ class RouteCall(AsgiCall):
     ) -> None:
         super().__init__(app, engine, captured(scope), receive, _listing(send))
         self._outer = scope  # which the layers outside see
-        self._instead: Answer | None = None  # leaves in place of what the application answers
         self._may_claim = may_claim
         self._bodies = bodies
-        self._refusal: Answer | None = None  # sent in place of whatever the application makes of a body that ends
-        self._too_long = False  # for any command; the body is no longer kept
-        self._until = 0.0
-        self._leaked = False
-        self._cut = False
-        self._told = False
-        self._failure: BaseException | None = None
-        self._limit: asyncio.Timeout | None = None
-        self._mark: tuple[bytes, bytes] | None = None
-        self._whole = False
 
     async def run_app(self) -> None:
         """Call the application; settle and answer if an endpoint was granted a permit on the way."""
@@ -191,7 +175,7 @@ class RouteCall(AsgiCall):
         self._instead = answer
         self._capture = Capture(route.keeping)
         self._deadline = time.monotonic() + route.policy.deadline_seconds
-        self._ended: asyncio.Event | None = None
+        self._ended = None
         return answer
 
     @property
