@@ -270,6 +270,6 @@ def _length_of(request: Any) -> int | None:
 def _query_of(request: Any) -> bytes:
     scope = getattr(request, "scope", None)
     if scope is not None:
-        query: bytes = scope.get("query_string", b"")
-        return query
+        query: bytes | str = scope.get("query_string", b"")
+        return query if isinstance(query, bytes) else query.encode()  # Django's own test client gives a text
     return str(request.META.get("QUERY_STRING", "")).encode("latin-1")
