@@ -25,7 +25,7 @@ def user_of(request: Any) -> User | None:
 
 
 @sync_and_async_middleware  # type: ignore[untyped-decorator, unused-ignore]  # Django ships no types
-def Token(get_response: Callable[[Any], Any]) -> Any:  # noqa: N802 -- as MIDDLEWARE names it
+def Token(get_response: Callable[[Any], Any]) -> Any:
     def begin(request: Any) -> None:
         user = user_of(request)
         if user is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Any
+from urllib.parse import urlsplit
 
 FOLDER = os.environ.get("SHOP_FOLDER", ".")
 SECRET_KEY = "not a secret"
@@ -44,14 +45,14 @@ DATABASES: dict[str, dict[str, Any]] = {
     "other": _sqlite("other"),
 }
 if "SHOP_POSTGRES" in os.environ:
-    server = dict(pair.split("=", 1) for pair in os.environ["SHOP_POSTGRES"].split())
+    server = urlsplit(os.environ["SHOP_POSTGRES"])
     DATABASES["default"] = {
         "ENGINE": "django.db.backends.postgresql",
-        "NAME": server["dbname"],
-        "HOST": server["host"],
-        "PORT": server["port"],
-        "USER": server["user"],
-        "ATOMIC_REQUESTS": "SHOP_ATOMIC_REQUESTS" in os.environ,
+        "NAME": server.path.strip("/"),
+        "HOST": server.hostname,
+        "PORT": server.port,
+        "USER": server.username,
+        "TEST": {"NAME": f"semel_django_{os.getpid()}"},
     }
 TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates"}]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
@@ -20,6 +23,17 @@ from semel.integrations import django as semel
 from tests.frameworks.django_site.models import Effect
 
 HOOKS: list[str] = []
+GATE = Path(settings.FOLDER, "gate")
+TO_DIE = Path(settings.FOLDER, "to-die")
+
+
+def die_once() -> None:
+    """End the process where a test has asked for it."""
+    try:
+        TO_DIE.unlink()
+    except FileNotFoundError:
+        return
+    os._exit(9)
 
 
 def answer(request: Any, asked: dict[str, Any], using: str = "default") -> Any:
@@ -28,8 +42,10 @@ def answer(request: Any, asked: dict[str, Any], using: str = "default") -> Any:
     made = Effect.objects.using(using).create(what=what)
     if do == "raise":
         raise ZeroDivisionError
-    if do == "kill":
-        os._exit(9)
+    if do == "kill before":
+        die_once()
+    if do == "kill after":
+        transaction.on_commit(die_once, using=using)
     if do == "missing":
         raise Http404
     if do == "denied":
@@ -78,11 +94,14 @@ def external(request: Any) -> Any:
     return answer(request, json.loads(request.body))
 
 
+@transaction.non_atomic_requests
 @semel.command("idempotent", effects="idempotent")
 async def idempotent(request: Any) -> Any:
     asked = json.loads(request.body)
     if asked.get("do") == "raise":
         raise ZeroDivisionError
+    if asked.get("do") == "gate":
+        await asyncio.to_thread(GATE.read_bytes)
 
     async def pieces() -> AsyncIterator[bytes]:
         for n in range(5):
@@ -135,5 +154,3 @@ class Orders(View):  # type: ignore[misc]  # Django ships no types
 def effects(request: Any) -> Any:
     """All effects, for tests."""
     return JsonResponse(list(Effect.objects.order_by("pk").values_list("what", flat=True)), safe=False)
-
-

@@ -152,6 +152,8 @@ class Site:
         return databases.store_url_of(alias)
 
     def _made(self, alias: str, url: str) -> Place:
+        if self._url is None or alias != self.database:
+            databases.before_test_database_ends(alias, _close_all)
         engine = Engine.connect(url, **self._engine_options)
         surface = HttpSettings.of(engine, {"caller": self._caller, **self._options})
         place = Place(url, engine, surface, SyncOperations(surface, engine, lambda: list(self._declared)))
@@ -258,8 +260,15 @@ def _caller_of(given: Any, tenant: str) -> Callable[[Any], Caller | None]:
 
 
 _SITES: Final[list[Site]] = []
-atexit.register(lambda: [each.close() for each in _SITES])
 _LOCK: Final = threading.Lock()
+
+
+def _close_all() -> None:
+    for each in _SITES:
+        each.close()
+
+
+atexit.register(_close_all)
 
 
 def site() -> Site:

@@ -128,3 +128,17 @@ def store_url_of(alias: str) -> str:
 def when_migrated(receiver: Callable[..., None], sender: Any) -> None:
     """Have ``receiver`` called after each ``manage.py migrate`` of the application ``sender``."""
     post_migrate.connect(receiver, sender=sender)
+
+
+def before_test_database_ends(alias: str, act: Callable[[], object]) -> None:
+    """Have ``act`` called before Django's test runner drops this database: a server refuses while others use it."""
+    creation = connections[alias].creation
+    if vars(creation).get("destroy_test_db") is not None:
+        return  # it is called already
+    destroy = creation.destroy_test_db
+
+    def end(*args: Any, **kwargs: Any) -> Any:
+        act()
+        return destroy(*args, **kwargs)
+
+    creation.destroy_test_db = end
