@@ -106,7 +106,8 @@ def serving(folder: Path, *command: str) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Served]]:
     folder = tmp_path_factory.mktemp("django")
-    django(folder, "migrate")
+    for alias in ("default", "other"):
+        assert "Semel's tables" in django(folder, "migrate", "--database", alias)
     with ExitStack() as stack:
         wsgi = stack.enter_context(serving(folder, *GUNICORN, f"{SITE}.servers:wsgi"))
         asgi = stack.enter_context(
@@ -176,3 +177,10 @@ def test_an_async_view_whose_client_has_gone_runs_to_its_end(servers: dict[str, 
     answer = served.until_final("/idempotent", json.loads(body), key)
     assert (answer.status, answer.replayed) == (201, True)
     assert served.effects().count(what) == 1
+
+
+def test_the_command_line_works_on_the_projects_store(servers: dict[str, Served]) -> None:
+    served, what = servers["gunicorn"], uuid.uuid4().hex[:12]
+    key = str(uuid.uuid4())
+    assert served.ask("/external", {"what": what}, key=key).status == 201
+    assert "SUCCEEDED" in django(served.folder, "semel", "explain", key)

@@ -24,7 +24,7 @@ def user_of(request: Any) -> User | None:
     return User(token) if scheme == "Bearer" and token else None
 
 
-@sync_and_async_middleware  # type: ignore[untyped-decorator, unused-ignore]  # Django ships no types
+@sync_and_async_middleware
 def Token(get_response: Callable[[Any], Any]) -> Any:
     def begin(request: Any) -> None:
         user = user_of(request)

@@ -13,7 +13,7 @@ from tests.frameworks.django_site.models import Effect
 from tests.frameworks.django_site.views import answer
 
 
-class EffectSerializer(serializers.ModelSerializer):  # type: ignore[misc, unused-ignore]
+class EffectSerializer(serializers.ModelSerializer):  # type: ignore[misc]
     """An effect, with at least two letters."""
 
     what = serializers.CharField(min_length=1, max_length=20)
@@ -24,7 +24,7 @@ class EffectSerializer(serializers.ModelSerializer):  # type: ignore[misc, unuse
         fields = ("id", "what", "do")
 
 
-class Effects(viewsets.GenericViewSet):  # type: ignore[misc, unused-ignore]
+class Effects(viewsets.GenericViewSet):  # type: ignore[misc]
     """Effects over REST framework."""
 
     queryset = Effect.objects.all()

@@ -63,7 +63,7 @@ def effects() -> list[str]:
     return list(Effect.objects.order_by("pk").values_list("what", flat=True))
 
 
-class AtomicTests(Asking, TransactionTestCase):
+class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django ships no types
     """The record commits with Django's rows, or neither does."""
 
     databases = {"default", "other"}  # noqa: RUF012 -- as Django has it
@@ -181,7 +181,7 @@ class AtomicTests(Asking, TransactionTestCase):
         assert (effects(), self.state()) == ([], None)
 
 
-class ExternalTests(Asking, TransactionTestCase):
+class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django ships no types
     """The outcome is settled outside of Django's transaction."""
 
     databases = {"default", "other"}  # noqa: RUF012 -- as Django has it
@@ -259,7 +259,7 @@ class ExternalTests(Asking, TransactionTestCase):
         assert [self.ask("/idempotent", {"do": "raise"}).status_code for _ in range(2)] == [500, 500]
 
 
-class RestTests(Asking, TransactionTestCase):
+class RestTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django ships no types
     """Django REST framework: everything it decides comes before the claim."""
 
     databases = {"default", "other"}  # noqa: RUF012 -- as Django has it
@@ -293,7 +293,7 @@ class RestTests(Asking, TransactionTestCase):
         assert effects() == ["p"]
 
 
-class InTestCase(Asking, TestCase):
+class InTestCase(Asking, TestCase):  # type: ignore[misc]  # Django ships no types
     """Inside a TestCase, whose transaction is never committed."""
 
     databases = {"default", "other"}  # noqa: RUF012 -- as Django has it
@@ -311,7 +311,7 @@ class InTestCase(Asking, TestCase):
     test_again = story
 
 
-class StartTests(TestCase):
+class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
     """What is told when the project starts."""
 
     def refused(self, declare: Any) -> str:

@@ -58,7 +58,7 @@ def run_atomic(
             block.__enter__()
         except CommandError:
             assert block.verdict is not None
-            return response_of(exchange.present(block.verdict))  # type: ignore[arg-type]  # no Proceed is an error
+            return response_of(exchange.present(block.verdict))
         except UNCLAIMED as error:
             databases.roll_back(alias)
             if isinstance(error, NO_STORE):
@@ -67,7 +67,7 @@ def run_atomic(
         if block.replayed:
             block.__exit__(None)
             assert block.verdict is not None
-            return response_of(exchange.present(block.verdict))  # type: ignore[arg-type]
+            return response_of(exchange.present(block.verdict))
         getattr(request, "_request", request).semel_permit = block.permit
         response: Any = None
         try:
