@@ -217,6 +217,15 @@ class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Djang
         )
         assert effects() == ["x", "x"]
 
+    def test_a_long_answer_reaches_its_first_caller_alone(self) -> None:
+        assert len(self.ask("/external", {"do": "big"}).content) == 1_500_000
+        second = json.loads(self.ask("/external", {"do": "big"}).content)
+        assert (second["code"], effects()) == ("IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE", ["x"])
+
+    def test_an_answer_shorter_than_it_says_is_in_doubt(self) -> None:
+        assert self.ask("/external", {"do": "cut"}).status_code == 500
+        assert self.state() == "UNKNOWN"
+
     def test_login_and_validation_come_before_the_claim(self) -> None:
         assert self.ask("/private", {}, caller=None).status_code == 302
         assert self.ask("/private", {"other": "body"}).status_code == 201

@@ -71,6 +71,10 @@ def answer(request: Any, asked: dict[str, Any], using: str = "default") -> Any:
         return StreamingHttpResponse((b"%d" % n for n in range(5)), status=201)
     if do == "long":
         return StreamingHttpResponse((b"x" * 100_000 for _ in range(20)), status=201)
+    if do == "big":
+        return HttpResponse(b"y" * 1_500_000, status=201)
+    if do == "cut":
+        return HttpResponse(b"short", status=201, headers={"Content-Length": "50"})
     if do == "cookie":
         response = JsonResponse({"n": made.pk}, status=201)
         response.set_cookie("session", "secret")

@@ -75,9 +75,9 @@ class DjangoCall(InsideCall):
         if not response.streaming:
             if self.capture.add(response.content) and fits:
                 return self._settled(response)
-            # Too long to be kept: that is noted before its first byte leaves, which is when this returns.
-            self._let_go()
-            return self._settled(response)
+            is_noted = self.mark_not_kept()  # too long to be kept: noted before its first byte leaves
+            settled = self._settled(response)
+            return response if is_noted else settled
         pieces = iter(response)
         held: list[bytes] = []
         try:
@@ -89,7 +89,7 @@ class DjangoCall(InsideCall):
             raise
         if fits:
             return self._settled(whole_of(response, b"".join(held)))
-        if not self._let_go():
+        if not self.mark_not_kept():
             for piece in pieces:
                 self.capture.count(piece)
             return self._settled(whole_of(response, b"".join(held)))
@@ -118,7 +118,7 @@ class DjangoCall(InsideCall):
         if fits:
             whole = whole_of(response, b"".join(held))
             return await sync_to_async(self._settled, thread_sensitive=False)(whole)
-        if not await sync_to_async(self._let_go, thread_sensitive=False)():
+        if not await sync_to_async(self.mark_not_kept, thread_sensitive=False)():
             async for piece in pieces:
                 self.capture.count(piece)
             return await sync_to_async(self._settled, thread_sensitive=False)(whole_of(response, b"".join(held)))
@@ -135,9 +135,6 @@ class DjangoCall(InsideCall):
         self.capture.start(response.status_code, lines_of(response))
         return in_place_of(response, self.capture.instead(self.instead))
 
-    def _let_go(self) -> bool:
-        return self.mark_not_kept()
-
     def _settled(self, response: Any) -> Any:
         """Settle a response that is whole."""
         assert self.capture is not None
@@ -147,6 +144,8 @@ class DjangoCall(InsideCall):
             failure = IncompleteAnswer(CUT)
         answer = self.settle(failure)
         if answer is None:
+            if failure is not None:
+                raise failure
             return response
         if (answer.status, answer.body) != (response.status_code, response.content):
             return in_place_of(response, self.capture.instead(answer))

@@ -8,7 +8,7 @@ from typing import Any, Final
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
-from django.urls import get_resolver
+from django.urls import Resolver404, get_resolver, resolve
 
 from semel.check.answers import answers
 from semel.check.discovery import CheckedOperation
@@ -32,7 +32,7 @@ def check_installation(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
         return [Error(str(error), id="semel.E001")]
     get_resolver().url_patterns  # noqa: B018 -- imports the views, which declare their operations
     here.look_at_routes()
-    return [*_middleware(here), *_caller(here), *_questions(here)]
+    return [*_middleware(here), *_caller(here), *_status(here), *_questions(here)]
 
 
 def _middleware(here: Site) -> Iterator[CheckMessage]:
@@ -61,6 +61,20 @@ def _caller(here: Site) -> Iterator[CheckMessage]:
             "who is calling? Semel asks request.user, and no AuthenticationMiddleware sets it",
             hint="Add it to MIDDLEWARE, or name a function of the request: SEMEL = {'CALLER': 'shop.auth.caller'}.",
             id="semel.E005",
+        )
+
+
+def _status(here: Site) -> Iterator[CheckMessage]:
+    path = here.place(here.database).surface.problems.operations_path
+    if not here.declared or path is None or not path.startswith("/"):
+        return
+    try:
+        resolve(path.replace("{id}", "00000000-0000-4000-8000-000000000000"))
+    except Resolver404:
+        yield Warning(
+            f"answers link to {path}, and nothing is served there",
+            hint="Add path('operations/', include('semel.integrations.django.urls')) to urlpatterns.",
+            id="semel.W003",
         )
 
 
