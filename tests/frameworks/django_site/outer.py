@@ -51,3 +51,35 @@ def Token(get_response: Callable[[Any], Any]) -> Any:
         return end(request, get_response(request))
 
     return serve
+
+
+def ReadsForm(get_response: Callable[[Any], Any]) -> Any:
+    """A middleware that parses each form before anybody else."""
+
+    def serve(request: Any) -> Any:
+        request.POST  # noqa: B018
+        return get_response(request)
+
+    return serve
+
+
+def ReadsBody(get_response: Callable[[Any], Any]) -> Any:
+    """A middleware that reads each body, and leaves it to the others."""
+
+    def serve(request: Any) -> Any:
+        request.body  # noqa: B018
+        return get_response(request)
+
+    return serve
+
+
+def Envelope(get_response: Callable[[Any], Any]) -> Any:
+    """A middleware that puts each answer into an envelope."""
+
+    def serve(request: Any) -> Any:
+        response = get_response(request)
+        if not response.streaming:
+            response.content = b"<" + response.content + b">"
+        return response
+
+    return serve

@@ -268,6 +268,42 @@ class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Djang
         assert [self.ask("/idempotent", {"do": "raise"}).status_code for _ in range(2)] == [500, 500]
 
 
+SEMEL = "semel.integrations.django.middleware.SemelMiddleware"
+OUTER = "tests.frameworks.django_site.outer"
+
+
+class PlaceTests(Asking, TransactionTestCase):
+    """Wherever the middleware is, and whatever the others do."""
+
+    databases = {"default", "other"}  # noqa: RUF012 -- as Django has it
+
+    def test_an_envelope_is_put_around_each_answer_once(self) -> None:
+        token = f"{OUTER}.Token"
+        for order in ([token, f"{OUTER}.Envelope", SEMEL], [SEMEL, token, f"{OUTER}.Envelope"]):
+            for path in ("/external", "/atomic"):
+                with override_settings(MIDDLEWARE=order):
+                    self.setUp()
+                    first, _ = self.twice(path, {"what": "e"})
+                    assert first.content.count(b"<") == 1
+
+    def test_a_form_that_was_read_before_is_told_and_nothing_runs(self) -> None:
+        def form() -> dict[str, Any]:
+            return {"note": "n", "file": SimpleUploadedFile("a.txt", b"x" * 5000)}
+
+        with override_settings(MIDDLEWARE=[f"{OUTER}.ReadsForm", f"{OUTER}.Token", SEMEL]):
+            client = self.client = Client()
+            with self.assertRaisesMessage(ConfigurationError, "above what reads it"):
+                self.ask("/upload", form())
+            assert client.get("/effects").json() == []
+        with override_settings(MIDDLEWARE=[SEMEL, f"{OUTER}.ReadsForm", f"{OUTER}.Token"]):
+            self.setUp()
+            assert [self.ask("/upload", form()).status_code for _ in range(2)] == [201, 201]
+        with override_settings(MIDDLEWARE=[f"{OUTER}.ReadsBody", f"{OUTER}.Token", SEMEL]):
+            self.setUp()
+            assert [self.ask("/upload", form()).status_code for _ in range(2)] == [201, 201]
+        assert effects() == ["n a.txt 5000"] * 2
+
+
 class RestTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django ships no types
     """Django REST framework: everything it decides comes before the claim."""
 
