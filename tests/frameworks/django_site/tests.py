@@ -272,7 +272,7 @@ SEMEL = "semel.integrations.django.middleware.SemelMiddleware"
 OUTER = "tests.frameworks.django_site.outer"
 
 
-class PlaceTests(Asking, TransactionTestCase):
+class PlaceTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django ships no types
     """Wherever the middleware is, and whatever the others do."""
 
     databases = {"default", "other"}  # noqa: RUF012 -- as Django has it
