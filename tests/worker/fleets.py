@@ -38,9 +38,9 @@ class CountingDriver:
         self._check()
         return await self._driver.run_async(lambda: self._counted(make()))
 
-    async def run_uncut(self, make: MakeFlow[Any]) -> Any:
+    async def run_uncut(self, make: MakeFlow[Any], waited: float = 0.0) -> Any:
         self._check()
-        return await self._driver.run_uncut(lambda: self._counted(make()))
+        return await self._driver.run_uncut(lambda: self._counted(make()), waited)
 
     def _check(self) -> None:
         if self.is_away:

@@ -148,7 +148,8 @@ def await_verdict(claim: Claim, first: InProgress, seconds: float) -> Flow[Verdi
         pause = poll_seconds(asked, (yield from ask(Jitter())))
         lapse = verdict.lease_left_us / 1_000_000
         look = max(LOOK_SECONDS_MIN, min(left, pause, lapse or pause))
-        if (yield from ask(PauseToLook(look, left, claim.id, claim.nonce))):
+        most = max(LOOK_SECONDS_MIN, left)  # by less a coarse clock may not move
+        if (yield from ask(PauseToLook(look, most, claim.id, claim.nonce))):
             verdict = yield from ask(Attempt())
             asked += 1
     return verdict
