@@ -32,6 +32,7 @@ from semel.errors import (
     ConfigurationError,
     HandlerRefused,
     InvalidBody,
+    NothingHappened,
     NotReplicated,
     RequestError,
     RequestTooLarge,
@@ -511,9 +512,21 @@ class Exchange:
 
     # --- after the application ----------------------------------------------------------------
 
-    def outcome(self, permit: Permit, capture: Capture, error: BaseException | None) -> Outcome:
-        """What the end of the application's call means for the store."""
+    def outcome(
+        self,
+        permit: Permit,
+        capture: Capture,
+        error: BaseException | None,
+        failure: BaseException | None = None,
+    ) -> Outcome:
+        """What the end of the application's call means for the store.
+
+        Parameters: ``error`` that left the application; ``failure`` that left the endpoint, of which the framework may
+        have made an answer: where it proves that nothing happened, that is stronger than any status.
+        """
         policy = self.route.policy
+        if failure is not None and isinstance(failure, (NothingHappened, *policy.nothing_happened)):
+            return classify_exception(failure, policy, begun=permit.begun)
         if not permit.kept and self.route.atomic:
             return Released("answer-too-large", proven=True)
         if error is None:

@@ -27,9 +27,9 @@ from semel.errors import ConfigurationError
 from semel.http.openapi import add_schemas, describe_operation, operation_responses
 from semel.http.problems import PAGE_NAME
 from semel.http.routing import UNSAFE_METHODS
-from semel.integrations.endpoint import Filled, annotations_of, bulk_used_by
-from semel.integrations.starlette import DECLARED, DeclaredEndpoint, response_of, tell_problems
+from semel.integrations.endpoint import DECLARED, DeclaredEndpoint, Filled, annotations_of, bulk_used_by
 from semel.integrations.starlette import Semel as StarletteSemel
+from semel.integrations.starlette import response_of, tell_problems
 from semel.operations.http import BAD_QUERY, NOT_FOUND
 from semel.policy import Policy
 
