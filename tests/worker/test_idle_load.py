@@ -183,7 +183,7 @@ def test_a_store_without_turns_is_looked_at_by_each_process() -> None:
         with psycopg.connect(postgres(), autocommit=True, options=f"-c search_path={schema()}") as outside:
             outside.execute("DROP TABLE semel_turn")
         assert await seconds_until_unknown(fleet, 1) <= 2.0
-        assert await fleet.engines[0].migrate() == ["0003_turns"]
+        assert await fleet.engines[0].migrate() == ["turns"]
         assert await AsyncEngine(fleet.engines[0].backend).migrate() == []
         await fleet.close()
 

@@ -46,7 +46,7 @@ from semel.stores.versions import Rule, Verdicts
 SQL: Final = statements("semel.stores.mariadb", "sql/upkeep.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
-ADDITION: Final = "0003_turns"  # no process needs it, so that it raises no version and keeps no older process away
+ADDITION: Final = "turns"  # no process needs it, so that it raises no version and keeps no older process away
 _WANTED: Final = frozenset({State.UNKNOWN})
 
 
@@ -184,7 +184,7 @@ class MariadbStore:
         return (yield from _WALK.lapse(self._horizon, limit))
 
     def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
-        """As :class:`~semel.core.contract.TakesTurns`. Raises SchemaError where ``0003_turns`` did not run."""
+        """As :class:`~semel.core.contract.TakesTurns`. Raises SchemaError where ``turns`` did not run."""
         return (yield from _WALK.take_turn(self._horizon, kind, mine, every_us))
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:

@@ -48,7 +48,7 @@ from semel.stores.versions import Rule, Verdicts
 SQL: Final = statements("semel.stores.postgres", "sql/upkeep.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
-ADDITION: Final = "0003_turns"  # no process needs it, so that it raises no version and keeps no older process away
+ADDITION: Final = "turns"  # no process needs it, so that it raises no version and keeps no older process away
 MIGRATION_LOCK: Final = 0x53656D656C  # "Semel", as the number of an advisory lock
 _WANTED: Final = frozenset({State.UNKNOWN})
 
@@ -187,7 +187,7 @@ class PostgresStore:
         return (yield from _WALK.lapse(self._horizon, limit))
 
     def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
-        """As :class:`~semel.core.contract.TakesTurns`. Raises SchemaError where ``0003_turns`` did not run."""
+        """As :class:`~semel.core.contract.TakesTurns`. Raises SchemaError where ``turns`` did not run."""
         return (yield from _WALK.take_turn(self._horizon, kind, mine, every_us))
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
