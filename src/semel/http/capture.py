@@ -17,6 +17,8 @@ BODYLESS_STATUSES: Final = frozenset({204, 205, 304})
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
 _BLANKS: Final = b" \t"  # optional whitespace around a field's value, which is no part of it (RFC 9110, section 5.5)
 _ENDLESS: Final = b"text/event-stream"
+# What belongs to one request and is never stored: a replay takes it from this request's own pass of the application.
+_OF_THIS_REQUEST: Final = (b"set-cookie", b"access-control-")
 
 
 # Headers of one answer, its connection or its page, which nobody misses in a replay: dropped without a word.
@@ -26,6 +28,7 @@ _UNMISSED: Final = NEVER_REPLAYED | {
         "access-control-allow-credentials",
         "access-control-allow-origin",
         "access-control-expose-headers",
+        "allow",
         "alt-svc",
         "cache-control",
         "content-security-policy",
@@ -189,15 +192,22 @@ class Capture:
             self._keeping.tell_dropped(self._dropped)
         return Answer(self.status, tuple(self._kept), self._body())
 
-    def first(self) -> Answer:
-        """The answer as the first caller gets it: with all of the application's own headers.
+    def first(self, more: tuple[tuple[bytes, bytes], ...] = ()) -> Answer:
+        """The answer as the first caller gets it: with all of the application's own headers, and ``more``.
 
         Where a status has no body, the length of what the application gave for one would not be true.
         """
         headers = self.headers
         if self.bodyless:
             headers = tuple(pair for pair in headers if pair[0].lower() != b"content-length")
-        return Answer(self.status, headers, self._body())
+        return Answer(self.status, headers + more, self._body())
+
+    def instead(self, answer: Answer) -> Answer:
+        """Semel's own answer in place of this one, with what this one has for this request alone, such as cookies."""
+        held = {name for name, _ in answer.headers}
+        own = [(name.lower(), value) for name, value in self.headers]
+        added = [pair for pair in own if pair[0].startswith(_OF_THIS_REQUEST) and pair[0] not in held]
+        return answer._replace(headers=(*answer.headers, *added))
 
     def _body(self) -> bytes:
         chunks = self.chunks

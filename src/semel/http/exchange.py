@@ -14,7 +14,17 @@ from functools import cached_property, lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 from semel.core.identity import uuid_text
-from semel.core.model import Answer, InProgress, NotReplayable, Proceed, Replay, Scope, Verdict
+from semel.core.model import (
+    Answer,
+    InProgress,
+    NotReplayable,
+    Proceed,
+    ReferenceTaken,
+    Replay,
+    Scope,
+    Unreadable,
+    Verdict,
+)
 from semel.core.outcomes import Outcome, Refused, Released, Succeeded, Unprovable, classify_answer, classify_exception
 from semel.engine.permit import Permit
 from semel.engine.result import Refusal
@@ -22,6 +32,7 @@ from semel.errors import (
     ConfigurationError,
     HandlerRefused,
     InvalidBody,
+    NothingHappened,
     NotReplicated,
     RequestError,
     RequestTooLarge,
@@ -32,6 +43,7 @@ from semel.errors import (
 from semel.http.caller import Caller
 from semel.http.capture import BODYLESS_STATUSES, Capture, sendable
 from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter, Hashing, Subject
+from semel.http.honoured import Headers
 from semel.http.json_check import check_depth, check_json, reads_json
 from semel.http.keys import parse_key
 from semel.http.outage import NO_STORE
@@ -453,33 +465,38 @@ class Exchange:
 
     def present(self, verdict: Refusal | Verdict) -> Answer:
         """The answer to an attempt that may not proceed."""
-        problems = self._surface.problems
+        problems, lifetime = self._surface.problems, self.route.honoured.lifetime
         if isinstance(verdict, Replay):
-            return self._replay(verdict.answer)
+            return self._replay(verdict)
         if isinstance(verdict, Proceed):
             # Read again after a refused settlement, and yet still ours: nobody can say what that means.
-            return problems.unknown(verdict.grant.operation_id)
+            return _with(problems.unknown(verdict.grant.operation_id), lifetime)
         if isinstance(verdict, InProgress) and verdict.own and self._head is not None:
             return self.accepted(verdict.operation_id)  # it comes to its end, whoever listens
-        return problems.of_verdict(verdict)
+        answer = problems.of_verdict(verdict)
+        # Where another command has the business reference, or the record cannot be read, the key gets no answer.
+        anothers = isinstance(verdict, InProgress) and not verdict.own
+        return answer if anothers or isinstance(verdict, ReferenceTaken | Unreadable) else _with(answer, lifetime)
 
     def accepted(self, operation_id: bytes) -> Answer:
         """202: the command is under way and comes to its end; where to look for it."""
         document = {"operationId": uuid_text(operation_id), "state": "PROCESSING"}
         headers = [(b"content-type", b"application/json"), _NO_STORE, (b"retry-after", ACCEPTED_RETRY_SECONDS)]
         problems = self._surface.problems
-        link = problems.operation_link(operation_id)
-        if link is not None and problems.operations_path is not None:
+        if problems.operations_path is not None:
             document["operation"] = problems.operations_path.replace("{id}", uuid_text(operation_id))
-            headers += [(b"location", document["operation"].encode()), link]
+            headers.append((b"location", document["operation"].encode()))
+        headers += self.route.honoured.headers(operation_id)
         if self.wants_async:
             headers.append((b"preference-applied", b"respond-async"))
         body = json.dumps(document).encode()
         return Answer(202, (*headers, (b"content-length", b"%d" % len(body))), body)
 
-    def _replay(self, answer: Answer) -> Answer:
+    def _replay(self, verdict: Replay) -> Answer:
+        answer = verdict.answer
         status = 200 if answer.status is None else answer.status
-        headers = _replayed_headers(answer.headers, self._surface.replayed, _NO_STORE[0] in self.route.keeping.headers)
+        kept = _replayed_headers(answer.headers, self._surface.replayed, _NO_STORE[0] in self.route.keeping.headers)
+        headers = (*kept, *self.route.honoured.headers(verdict.operation_id))
         if status not in BODYLESS_STATUSES:
             headers += ((b"content-length", b"%d" % len(answer.body)),)
         return Answer(status, headers, answer.body)
@@ -495,9 +512,21 @@ class Exchange:
 
     # --- after the application ----------------------------------------------------------------
 
-    def outcome(self, permit: Permit, capture: Capture, error: BaseException | None) -> Outcome:
-        """What the end of the application's call means for the store."""
+    def outcome(
+        self,
+        permit: Permit,
+        capture: Capture,
+        error: BaseException | None,
+        failure: BaseException | None = None,
+    ) -> Outcome:
+        """What the end of the application's call means for the store.
+
+        Parameters: ``error`` that left the application; ``failure`` that left the endpoint, of which the framework may
+        have made an answer: where it proves that nothing happened, that is stronger than any status.
+        """
         policy = self.route.policy
+        if failure is not None and isinstance(failure, (NothingHappened, *policy.nothing_happened)):
+            return classify_exception(failure, policy, begun=permit.begun)
         if not permit.kept and self.route.atomic:
             return Released("answer-too-large", proven=True)
         if error is None:
@@ -524,16 +553,13 @@ class Exchange:
         """
         if permit.steps is not None:
             outcome = permit.outcome(outcome)
-        if (
-            error is None
-            and verdict is None
-            and unconfirmed is None
-            and permit.kept
-            and type(outcome) is not Unprovable
-        ):
-            return capture.first()  # nearly every command ends so
-        problems = self._surface.problems
         operation_id = permit.grant.operation_id
+        is_settled = error is None and verdict is None and unconfirmed is None and permit.kept
+        if is_settled and type(outcome) is Succeeded:
+            return capture.first(self.route.honoured.headers(operation_id))  # nearly every command ends so
+        problems, lifetime = self._surface.problems, self.route.honoured.lifetime
+        if is_settled and not isinstance(outcome, Unprovable):
+            return capture.first(self.honours(permit, outcome))
         if isinstance(unconfirmed, HandlerRefused) and error is None:
             raise unconfirmed
         if isinstance(unconfirmed, NO_STORE):
@@ -547,27 +573,32 @@ class Exchange:
             if self.route.atomic and isinstance(unconfirmed, NO_STORE) and not isinstance(unconfirmed, NotReplicated):
                 # All of it is committed or nothing: a retry replays the answer, or runs.
                 return problems.of_error(unconfirmed, maybe_done=isinstance(unconfirmed, StoreTimeout))
-            return problems.unknown(operation_id)
+            return _with(problems.unknown(operation_id), lifetime)
         if error is not None and (capture.status < 500 or not capture.complete):
             return None
         if not permit.kept:
             # It was to be streamed, and could not be: the mark did not reach the store in time.
             if promised:
-                return problems.of_verdict(NotReplayable(operation_id, permit.resource_type, permit.resource_id))
+                verdict = NotReplayable(operation_id, permit.resource_type, permit.resource_id)
+                return _with(problems.of_verdict(verdict), lifetime)
             if isinstance(outcome, Released):
                 return problems.of_error(StoreUnavailable())
-            return problems.unknown(operation_id)
-        answer = capture.first()
+            return _with(problems.unknown(operation_id), lifetime)
         if isinstance(outcome, Unprovable) and capture.status < 500 and permit.steps is not None:
-            return problems.unknown(operation_id)  # what leaves is what the store holds
-        link = self.link_of(permit, outcome)
-        return answer if link is None else answer._replace(headers=(*answer.headers, link))
+            return _with(problems.unknown(operation_id), lifetime)  # what leaves is what the store holds
+        return capture.first(self.honours(permit, outcome))
 
-    def link_of(self, permit: Permit, outcome: Outcome) -> tuple[bytes, bytes] | None:
-        """The link to the operation for a first caller whose command is in doubt; None where it is not.
+    def honours(self, permit: Permit, outcome: Outcome | None = None) -> Headers:
+        """What a first answer says beside its content: that the key is honoured, for how long, and where the status is.
 
-        Parameters: ``outcome`` as the permit sees it, with its steps.
+        Nothing where an ATOMIC command was rolled back: the store knows neither the key nor the operation.
+
+        Parameters: ``outcome`` as the permit sees it, with its steps; None where the command has not ended.
         """
-        if not isinstance(outcome, Unprovable):
-            return None
-        return self._surface.problems.operation_link(permit.grant.operation_id)
+        if self.route.atomic and isinstance(outcome, Released):
+            return ()
+        return self.route.honoured.headers(permit.grant.operation_id)
+
+
+def _with(answer: Answer, headers: Headers) -> Answer:
+    return answer._replace(headers=answer.headers + headers)

@@ -16,6 +16,7 @@ from semel.core.model import Effects
 from semel.errors import ConfigurationError
 from semel.http.capture import Keeping
 from semel.http.fingerprint.fingerprinter import Fingerprinter
+from semel.http.honoured import Honoured
 from semel.http.spelling import normal_segments
 from semel.operations.references import sources
 from semel.policy import RETRY_BYTES_MAX, Policy
@@ -99,6 +100,7 @@ class Route:
         "counts_path",
         "entries",
         "fingerprinter",
+        "honoured",
         "is_bare",
         "keeping",
         "key_from",
@@ -133,6 +135,7 @@ class Route:
         self.length_digits = len(str(self.bytes_read_max))
         self.entries: dict[tuple[str, str, str, bytes], Any] = {}  # of an exchange: what its requests have in common
         self.keeping = Keeping(policy, name)
+        self.honoured = Honoured()
         recipe = policy.recipe
         if counts and policy.counts is None and not recipe.headers:
             recipe = replace(recipe, headers=counts)

@@ -22,6 +22,7 @@ from semel.http.asgi.listener import is_disconnect
 from semel.http.asgi.scope import captured
 from semel.http.capture import Capture
 from semel.http.exchange import CUT, UNFINISHED, AnswerTooLarge, Exchange, IncompleteAnswer
+from semel.http.honoured import Headers
 from semel.http.spool import Spool
 
 Scope = MutableMapping[str, Any]
@@ -140,13 +141,11 @@ class AsgiCall:
             unconfirmed = failed
         answer = self._exchange.last_answer(permit, capture, outcome, error, verdict, unconfirmed)
         if answer is None:
-            link = self._exchange.link_of(permit, permit.outcome(outcome))
-            if link is not None:
-                self._point(link)
+            self._point(self._exchange.honours(permit, permit.outcome(outcome)))
         return answer
 
-    def _point(self, link: tuple[bytes, bytes]) -> None:
-        """The application raised, and its server answers: ``link`` says where the operation's status is."""
+    def _point(self, headers: Headers) -> None:
+        """The application raised, and its server answers: ``headers`` say where the operation's status is."""
 
     # --- what the application gets ------------------------------------------------------------
 
@@ -225,7 +224,8 @@ class AsgiCall:
             return
         self._mode = _Mode.THROUGH
         assert self._start is not None
-        await self._forward({**self._start, "headers": list(capture.headers)})
+        headers = [*capture.headers, *self._exchange.honours(permit)]
+        await self._forward({**self._start, "headers": headers})
         if chunks or not more:
             await self._forward({"type": "http.response.body", "body": b"".join(chunks), "more_body": more})
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from semel.core.model import Answer, Effects
-from semel.core.outcomes import Outcome, classify_exception
+from semel.core.outcomes import Outcome
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
-from semel.errors import ConfigurationError, NothingHappened, RequestTooLarge
+from semel.errors import ConfigurationError, RequestTooLarge
 from semel.http.asgi.bodies import command_of, finished
 from semel.http.asgi.call import App, AsgiCall, Message, Receive, Scope, Send, send_answer
 from semel.http.asgi.listener import Listener, is_disconnect
@@ -35,6 +35,7 @@ from semel.http.exchange import (
     open_exchange,
     too_large,
 )
+from semel.http.honoured import Headers
 from semel.http.outage import UNCLAIMED
 from semel.http.routing import UNSAFE_METHODS, Params, Route
 from semel.http.settings import HttpSettings
@@ -42,10 +43,8 @@ from semel.http.spool import Spool
 from semel.policy import Command
 
 CALL_KEY: Final = "semel.call"
-LINK_KEY: Final = "semel.link"  # in the scope: the link of a command that raised and whose outcome is unknown
+HEADERS_KEY: Final = "semel.headers"  # in the scope: what the framework's answer to a command that raised says too
 ANSWER_SECONDS: Final = 1.0  # after an ATOMIC handler's deadline, for the framework to make an answer of its error
-# What belongs to one request and is never stored: a replay takes it from this request's own pass of the application.
-_OF_THIS_REQUEST: Final = (b"set-cookie", b"access-control-")
 
 
 class RouteCall(AsgiCall):
@@ -109,11 +108,8 @@ class RouteCall(AsgiCall):
 
     async def _answer_instead(self, answer: Answer, error: BaseException | None) -> None:
         """Send Semel's own answer, whatever the application has made of it; then raise what the application raised."""
-        held = {name for name, _ in answer.headers}
-        own = [(name.lower(), value) for name, value in self._capture.headers]
-        added = [pair for pair in own if pair[0].startswith(_OF_THIS_REQUEST) and pair[0] not in held]
         try:
-            await send_answer(self._send, answer._replace(headers=(*answer.headers, *added)))
+            await send_answer(self._send, self._capture.instead(answer))
         except Exception as refused:
             if not is_disconnect(refused):
                 raise
@@ -299,16 +295,11 @@ class RouteCall(AsgiCall):
                 return refusal
         return await finished(exchange, spool)
 
-    def _point(self, link: tuple[bytes, bytes]) -> None:
-        self._outer[LINK_KEY] = link
+    def _point(self, headers: Headers) -> None:
+        self._outer[HEADERS_KEY] = headers
 
     def _outcome(self, permit: Permit, error: BaseException | None) -> Outcome:
-        failure = self._failure
-        policy = permit.command.policy
-        if failure is not None and isinstance(failure, (NothingHappened, *policy.nothing_happened)):
-            # The framework may have made an answer of it; what it proves is stronger than its status.
-            return classify_exception(failure, policy, begun=permit.begun)
-        return super()._outcome(permit, error)
+        return self._exchange.outcome(permit, self._capture, error, self._failure)
 
 
 class Bodies:
