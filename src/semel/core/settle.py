@@ -9,6 +9,7 @@ from __future__ import annotations
 from semel.core.decide import Situation, doubt_of, lapsed_situation
 from semel.core.model import (
     OPEN_STATES,
+    STORED_ANSWERS,
     AlreadyMine,
     AnswerKind,
     Effects,
@@ -91,7 +92,7 @@ def write_settlement(
     """The row after the settlement: retention starts here, and never for UNKNOWN or relinquished."""
     state, answer = word.state, word.answer
     ends = _NO_END if state in SETTLEABLE else (now, *retention(now, row.answer_us, row.tombstone_us))
-    is_kept = answer is not None and word.answer_kind == AnswerKind.KEPT
+    is_kept = answer is not None and word.answer_kind in STORED_ANSWERS
     return Record._make(
         (
             *row[:_STATE],
@@ -202,7 +203,8 @@ def resolved_row(
     answer = word.answer if word.happened else None
     block = None if answer is None else pack_headers(answer.headers)
     digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
-    kind = AnswerKind.KEPT if answer is not None else AnswerKind.NOT_KEPT if word.happened else AnswerKind.NONE
+    kind = word.answer_kind if answer is not None else AnswerKind.NOT_KEPT if word.happened else AnswerKind.NONE
+    is_kept = kind in STORED_ANSWERS
     return Resolved(state), row._replace(
         state=state,
         fence=next_fence(row.fence, now),
@@ -217,8 +219,8 @@ def resolved_row(
         answer_kind=kind,
         answer_digest=digest,
         status=answer.status if answer is not None else None,
-        headers=block,
-        body=answer.body if answer is not None else None,
+        headers=block if is_kept else None,
+        body=answer.body if answer is not None and is_kept else None,
         request=None,
     )
 

@@ -16,13 +16,14 @@ from semel.core.command_flow import (
     reread,
 )
 from semel.core.flow import MakeFlow, ask
-from semel.core.model import Answer, Claim, Effects, InProgress, Settling, State, Superseded, Verdict
+from semel.core.model import Answer, Claim, Effects, InProgress, Rebuild, Settling, State, Superseded, Verdict
 from semel.core.outcomes import Outcome, Refused, classify_exception
 from semel.core.requests import AsyncUnit, Begin, Rollback
 from semel.engine.atomic_block import AsyncAtomic
 from semel.engine.backend import Backend, UnitRuns
 from semel.engine.opening import introduction, opened_async
 from semel.engine.permit import Permit
+from semel.engine.rebuild import rebuild_async
 from semel.engine.renewal import AsyncUpkeep
 from semel.engine.reported import Reported, settle_reported
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, lost_result, outcome_from
@@ -153,6 +154,8 @@ class AsyncEngine:
             if type(verdict) is InProgress and not isinstance(command.refusal, RequestTooLarge):
                 verdict = await self._wait(attempt, claim, command, verdict, wait_seconds)
             met = core.met(command, claim, verdict)
+            if type(met) is Rebuild:
+                met = core.met(command, claim, await rebuild_async(core, command, met))
         finally:
             core.entering.discard(claim.nonce)
         if type(met) is Permit:
@@ -244,7 +247,10 @@ class AsyncEngine:
 
     async def reread(self, permit: Permit) -> Verdict:
         """What the record says now: the verdict that a refused settlement must be answered with."""
-        return await self._performer.drive(reread(self.store, permit.claim, permit.grant, permit.command.under))
+        command = permit.command
+        verdict = await self._performer.drive(reread(self.store, permit.claim, permit.grant, command.under))
+        verdict = self.core.reveal(command.scope.operation, verdict)
+        return await rebuild_async(self.core, command, verdict) if type(verdict) is Rebuild else verdict
 
     async def mark_not_kept(self, permit: Permit) -> bool:
         """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
@@ -253,7 +259,9 @@ class AsyncEngine:
 
     async def settle_by(self, operation_id: str, outcome: Reported, proof: str, *, actor: str = "report") -> State:
         """As :meth:`Engine.settle_by <semel.engine.sync_engine.Engine.settle_by>`."""
-        return await self._performer.drive(settle_reported(self.store, operation_id, outcome, proof, actor))
+        return await self._performer.drive(
+            settle_reported(self.store, operation_id, outcome, proof, actor, self.core.cover)
+        )
 
     def atomic(self, connection: Any, command: Command) -> AsyncAtomic:
         """Join the user's own transaction: see :class:`~semel.engine.atomic_block.AsyncAtomic`."""

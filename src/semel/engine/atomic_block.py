@@ -12,11 +12,12 @@ from typing import Any, Generic, Literal, TypeVar
 from semel.core.atomic_flow import note_early_commit, settle_inside
 from semel.core.flow import Flow
 from semel.core.identity import uuid_text
-from semel.core.model import Answer, Claim, Effects, Proceed, Settled
+from semel.core.model import Answer, Claim, Effects, Proceed, Rebuild, Settled, Verdict
 from semel.core.outcomes import Succeeded
 from semel.core.requests import Begin
 from semel.engine.backend import Backend
 from semel.engine.permit import Permit
+from semel.engine.rebuild import rebuild, rebuild_async
 from semel.engine.result import begun_result
 from semel.engine.runner import AsyncPerformer, SyncPerformer
 from semel.engine.shield import shielded
@@ -61,17 +62,25 @@ class _Block(Generic[P]):
             )
         return self._core.attempt(self._command)
 
-    def _enter(self, claim: Claim, join: Callable[[], Any]) -> Flow[None]:
+    def _enter(self, claim: Claim, join: Callable[[], Any]) -> Flow[Rebuild | None]:
+        """Claim; returns what has to be rebuilt before the block is entered as a replay."""
         verdict, unit = yield from claim_unit(self._backend.store, claim, self._command.under, Begin(join))
-        self._core.tell_verdict(claim, verdict)
         if not isinstance(verdict, Proceed):
-            result = begun_result(verdict)
-            self.replayed, self.answer, self.operation_id = True, result.answer, result.operation_id
-            return
+            return self._replay(claim, self._core.reveal(self._command.scope.operation, verdict))
+        self._core.tell_verdict(claim, verdict)
         assert unit is not None
         self._core.units[claim.nonce] = unit
         self.permit = self._core.permit(self._command, claim, verdict.grant)
         self.operation_id = uuid_text(verdict.grant.operation_id)
+        return None
+
+    def _replay(self, claim: Claim, verdict: Verdict) -> Rebuild | None:
+        if isinstance(verdict, Rebuild):
+            return verdict
+        self._core.tell_verdict(claim, verdict)
+        result = begun_result(verdict)  # type: ignore[arg-type]  # every verdict that is left is a Refusal
+        self.replayed, self.answer, self.operation_id = True, result.answer, result.operation_id
+        return None
 
     def _forget(self, claim: Claim) -> None:
         """The block was not entered: nothing of it is left here, and the user rolls back."""
@@ -147,7 +156,9 @@ class Atomic(_Block[SyncPerformer]):
         claim = self._attempt()
         try:
             self._core.entering.add(claim.nonce)
-            self._performer.drive_here(self._enter(claim, lambda: self._backend.join(self._connection)))
+            left = self._performer.drive_here(self._enter(claim, lambda: self._backend.join(self._connection)))
+            if left is not None:
+                self._replay(claim, rebuild(self._core, self._command, left))
         except BaseException:
             self._forget(claim)
             raise
@@ -178,7 +189,9 @@ class AsyncAtomic(_Block[AsyncPerformer]):
         claim = self._attempt()
         try:
             self._core.entering.add(claim.nonce)
-            await self._performer.drive(self._enter(claim, lambda: self._backend.join_async(self._connection)))
+            left = await self._performer.drive(self._enter(claim, lambda: self._backend.join_async(self._connection)))
+            if left is not None:
+                self._replay(claim, await rebuild_async(self._core, self._command, left))
         finally:
             self._core.entering.discard(claim.nonce)
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from semel.core.identity import uuid_text
 from semel.core.model import (
@@ -20,6 +21,7 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.outcomes import Outcome, Refused, classify_answer
+from semel.core.sealing import SEAL, SEALED_REASONS, SEALING_KEY, UNSEALED
 from semel.engine.permit import Permit
 from semel.errors import (
     CommandError,
@@ -34,6 +36,11 @@ from semel.errors import (
 )
 from semel.policy import Policy
 
+SEALED_HINTS: Final = {
+    UNSEALED: "under the key {key}; give the engine its sealer",
+    SEALING_KEY: "the key {key} is not in this process's ring; add it behind the others",
+    SEAL: "it was changed, is another record's, or the key {key} is another one; see semel doctor",
+}
 Refusal = Replay | InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | ReferenceTaken | Unreadable
 
 
@@ -129,6 +136,12 @@ def command_error(verdict: Refusal) -> CommandError:
             )
         case ReferenceTaken():
             return ReferenceTakenError("another caller's command has this business reference; nothing was done")
+        case Unreadable(operation_id, reason, _, key) if reason in SEALED_REASONS:
+            return RecordUnreadableError(
+                f"the stored answer is sealed, and does not open here ({SEALED_HINTS[reason].format(key=repr(key))}); "
+                "the command is never run again",
+                operation_id=uuid_text(operation_id),
+            )
         case Unreadable(operation_id, reason):
             return RecordUnreadableError(
                 f"the stored record cannot be read ({reason}); it is never run again",

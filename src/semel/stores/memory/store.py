@@ -17,6 +17,7 @@ from semel.core.decide import decide, is_grant_new
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     RECORD_FORMAT,
+    STORED_ANSWERS,
     AnswerKind,
     Audit,
     Claim,
@@ -304,7 +305,7 @@ class MemoryStore:
                 if may_forget(row.forget_after, now):
                     table.drop(row)
                     forgotten += 1
-                elif may_drop_answer(row.answer_until, now) and row.answer_kind == AnswerKind.KEPT:
+                elif may_drop_answer(row.answer_until, now) and row.answer_kind in STORED_ANSWERS:
                     table.put(row._replace(answer_kind=AnswerKind.NOT_KEPT, headers=None, body=None))
                     dropped += 1
             return Purged(len(window), dropped, forgotten, window[-1][0] if len(window) == chunk else None)

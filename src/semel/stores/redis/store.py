@@ -17,7 +17,7 @@ from semel.core.decide import decide, first_grant, is_grant_new
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
-    AnswerKind,
+    STORED_ANSWERS,
     Audit,
     Claim,
     Effects,
@@ -188,7 +188,7 @@ class RedisStore:
                 answer_digest(answer.status, block, answer.body),
                 _status(answer.status),
             )
-            if word.answer_kind == AnswerKind.KEPT:
+            if word.answer_kind in STORED_ANSWERS:
                 large = b"%d:%b-1:%d:%b" % (len(block), block, len(answer.body), answer.body)
         id, tag = word.id, self.keys.tag(word.id)
         return RedisCall(

@@ -18,6 +18,7 @@ from semel.core.decide import decide, first_grant, is_grant_new, needs_steps
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
+    STORED_ANSWERS,
     AnswerKind,
     Audit,
     Claim,
@@ -222,7 +223,7 @@ class SqliteStore:
         for seq, answer_until, forget_after, answer_kind in window:
             if may_forget(cast("int | None", forget_after), now):
                 forgotten += yield from ask(Execute(SQL["forget"], {"seq": seq, "forget_after": forget_after}))
-            elif may_drop_answer(cast("int | None", answer_until), now) and answer_kind == AnswerKind.KEPT:
+            elif may_drop_answer(cast("int | None", answer_until), now) and answer_kind in STORED_ANSWERS:
                 dropped += yield from ask(Execute(SQL["drop_answer"], {"seq": seq, "answer_until": answer_until}))
         last = cast(int, window[-1][0]) if len(window) == chunk else None
         return Purged(len(window), dropped, forgotten, last)
@@ -326,7 +327,7 @@ def _settlement(word: Settlement, now: int) -> Row:
         status, body = answer.status, answer.body
         block = pack_headers(answer.headers)
         digest = answer_digest(status, block, body)
-    kept = word.answer_kind == AnswerKind.KEPT
+    kept = word.answer_kind in STORED_ANSWERS
     return (
         word.state,
         now,  # settled_at
