@@ -48,6 +48,7 @@ class AnswerKind(IntEnum):
     REBUILT = 4  # nothing of it is stored but its status: the operation's builder makes it again
 
 
+ANSWERABLE = (AnswerKind.KEPT, AnswerKind.SEALED, AnswerKind.REBUILT)  # a retry gets an answer
 STORED_ANSWERS = (AnswerKind.KEPT, AnswerKind.SEALED)  # their headers and body are in the store
 
 

@@ -184,6 +184,9 @@ def cover_resolution(word: Resolution, policy: Policy | None, sealer: Seals | No
     Parameters: ``policy`` of the operation; None where it is not declared here: then whatever can be sealed is.
     """
     answer = word.answer
+    if word.result is not None and word.step is not None:
+        answers = "seal" if policy is None else policy.answers
+        word = word._replace(result=seal_part(word.result, about_step(word.id, word.step), answers, sealer))
     if answer is None or word.answer_kind != AnswerKind.KEPT:
         return word
     if policy is None:
@@ -198,9 +201,19 @@ def cover_resolution(word: Resolution, policy: Policy | None, sealer: Seals | No
 # --- results of steps and details of items --------------------------------------------------------
 
 
-def seal_part(text: bytes, about: bytes, policy_seals: bool, sealer: Seals | None) -> bytes:
-    """The result of a step or the detail of an item, as it is stored."""
-    return sealer.seal(text, about) if policy_seals and sealer is not None else text
+def about_step(id: bytes, step: str) -> bytes:
+    """What the sealed result of a step is bound to: its record, and its name as it is shown."""
+    return b"semel.step.1:" + id + step.encode()
+
+
+def about_item(operation_id: bytes, place: int) -> bytes:
+    """What the sealed detail of an item is bound to."""
+    return b"semel.item.1:" + operation_id + place.to_bytes(8, "big")
+
+
+def seal_part(text: bytes, about: bytes, answers: str, sealer: Seals | None) -> bytes:
+    """The result of a step or the detail of an item, as it is stored: they are needed, so that none is forgotten."""
+    return text if answers == "keep" or sealer is None else sealer.seal(text, about)
 
 
 def open_part(kept: bytes, about: bytes, sealer: Seals | None, what: str) -> bytes:

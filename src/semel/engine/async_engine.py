@@ -16,14 +16,14 @@ from semel.core.command_flow import (
     reread,
 )
 from semel.core.flow import MakeFlow, ask
-from semel.core.model import Answer, Claim, Effects, InProgress, Rebuild, Settling, State, Superseded, Verdict
+from semel.core.model import Answer, Claim, Effects, InProgress, Settling, State, Superseded, Verdict
 from semel.core.outcomes import Outcome, Refused, classify_exception
 from semel.core.requests import AsyncUnit, Begin, Rollback
 from semel.engine.atomic_block import AsyncAtomic
 from semel.engine.backend import Backend, UnitRuns
 from semel.engine.opening import introduction, opened_async
 from semel.engine.permit import Permit
-from semel.engine.rebuild import rebuild_async
+from semel.engine.rebuild import WITHHELD, give_async
 from semel.engine.renewal import AsyncUpkeep
 from semel.engine.reported import Reported, settle_reported
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, lost_result, outcome_from
@@ -153,9 +153,9 @@ class AsyncEngine:
                 verdict = await attempt(claim, command)
             if type(verdict) is InProgress and not isinstance(command.refusal, RequestTooLarge):
                 verdict = await self._wait(attempt, claim, command, verdict, wait_seconds)
+            if type(verdict) in WITHHELD:
+                verdict = await give_async(core, command, verdict)
             met = core.met(command, claim, verdict)
-            if type(met) is Rebuild:
-                met = core.met(command, claim, await rebuild_async(core, command, met))
         finally:
             core.entering.discard(claim.nonce)
         if type(met) is Permit:
@@ -249,8 +249,7 @@ class AsyncEngine:
         """What the record says now: the verdict that a refused settlement must be answered with."""
         command = permit.command
         verdict = await self._performer.drive(reread(self.store, permit.claim, permit.grant, command.under))
-        verdict = self.core.reveal(command.scope.operation, verdict)
-        return await rebuild_async(self.core, command, verdict) if type(verdict) is Rebuild else verdict
+        return await give_async(self.core, command, verdict)
 
     async def mark_not_kept(self, permit: Permit) -> bool:
         """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""

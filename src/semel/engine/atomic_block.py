@@ -12,13 +12,13 @@ from typing import Any, Generic, Literal, TypeVar
 from semel.core.atomic_flow import note_early_commit, settle_inside
 from semel.core.flow import Flow
 from semel.core.identity import uuid_text
-from semel.core.model import Answer, Claim, Effects, Proceed, Rebuild, Settled, Verdict
+from semel.core.model import Answer, Claim, Effects, Proceed, Settled, Verdict
 from semel.core.outcomes import Succeeded
 from semel.core.requests import Begin
 from semel.engine.backend import Backend
 from semel.engine.permit import Permit
-from semel.engine.rebuild import rebuild, rebuild_async
-from semel.engine.result import begun_result
+from semel.engine.rebuild import give, give_async
+from semel.engine.result import lost_result
 from semel.engine.runner import AsyncPerformer, SyncPerformer
 from semel.engine.shield import shielded
 from semel.engine.state import Core
@@ -62,25 +62,24 @@ class _Block(Generic[P]):
             )
         return self._core.attempt(self._command)
 
-    def _enter(self, claim: Claim, join: Callable[[], Any]) -> Flow[Rebuild | None]:
-        """Claim; returns what has to be rebuilt before the block is entered as a replay."""
+    def _enter(self, claim: Claim, join: Callable[[], Any]) -> Flow[Verdict]:
         verdict, unit = yield from claim_unit(self._backend.store, claim, self._command.under, Begin(join))
         if not isinstance(verdict, Proceed):
-            return self._replay(claim, self._core.reveal(self._command.scope.operation, verdict))
+            return verdict
         self._core.tell_verdict(claim, verdict)
         assert unit is not None
         self._core.units[claim.nonce] = unit
         self.permit = self._core.permit(self._command, claim, verdict.grant)
         self.operation_id = uuid_text(verdict.grant.operation_id)
-        return None
+        return verdict
 
-    def _replay(self, claim: Claim, verdict: Verdict) -> Rebuild | None:
-        if isinstance(verdict, Rebuild):
-            return verdict
+    def _meet(self, claim: Claim, verdict: Verdict) -> None:
+        """What the block has come to: where it is not granted, the answer that was given before."""
+        if isinstance(verdict, Proceed):
+            return
         self._core.tell_verdict(claim, verdict)
-        result = begun_result(verdict)  # type: ignore[arg-type]  # every verdict that is left is a Refusal
+        result = lost_result(verdict)
         self.replayed, self.answer, self.operation_id = True, result.answer, result.operation_id
-        return None
 
     def _forget(self, claim: Claim) -> None:
         """The block was not entered: nothing of it is left here, and the user rolls back."""
@@ -156,9 +155,8 @@ class Atomic(_Block[SyncPerformer]):
         claim = self._attempt()
         try:
             self._core.entering.add(claim.nonce)
-            left = self._performer.drive_here(self._enter(claim, lambda: self._backend.join(self._connection)))
-            if left is not None:
-                self._replay(claim, rebuild(self._core, self._command, left))
+            verdict = self._performer.drive_here(self._enter(claim, lambda: self._backend.join(self._connection)))
+            self._meet(claim, give(self._core, self._command, verdict))
         except BaseException:
             self._forget(claim)
             raise
@@ -189,9 +187,8 @@ class AsyncAtomic(_Block[AsyncPerformer]):
         claim = self._attempt()
         try:
             self._core.entering.add(claim.nonce)
-            left = await self._performer.drive(self._enter(claim, lambda: self._backend.join_async(self._connection)))
-            if left is not None:
-                self._replay(claim, await rebuild_async(self._core, self._command, left))
+            flow = self._enter(claim, lambda: self._backend.join_async(self._connection))
+            self._meet(claim, await give_async(self._core, self._command, await self._performer.drive(flow)))
         finally:
             self._core.entering.discard(claim.nonce)
         return self

@@ -14,7 +14,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from semel.core.identity import uuid_text
-from semel.core.model import Answer, NotReplayable, Rebuild, Replay
+from semel.core.model import Answer, NotReplayable, Rebuild, Replay, Unseal, Verdict
 from semel.errors import ConfigurationError
 from semel.policy import Command
 
@@ -42,6 +42,24 @@ class Rebuilding(NamedTuple):
     resource_type: str | None
     resource_id: str | None
     status: int | None
+
+
+WITHHELD: Final = (Unseal, Rebuild)
+"""Verdicts whose answer is not in clear in the store: they end here, as a Replay or as why there is none."""
+
+
+def give(core: Core, command: Command, verdict: Verdict) -> Verdict:
+    """The verdict as it leaves the engine: a sealed answer opened, one that is not stored rebuilt."""
+    if isinstance(verdict, Unseal):
+        return core.reveal(command.scope.operation, verdict)
+    return rebuild(core, command, verdict) if isinstance(verdict, Rebuild) else verdict
+
+
+async def give_async(core: Core, command: Command, verdict: Verdict) -> Verdict:
+    """As :func:`give`, on an event loop."""
+    if isinstance(verdict, Unseal):
+        return core.reveal(command.scope.operation, verdict)
+    return await rebuild_async(core, command, verdict) if isinstance(verdict, Rebuild) else verdict
 
 
 def rebuild(core: Core, command: Command, verdict: Rebuild) -> Replay | NotReplayable:

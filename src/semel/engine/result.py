@@ -15,9 +15,11 @@ from semel.core.model import (
     NotReplayable,
     OutcomeUnknown,
     Proceed,
+    Rebuild,
     ReferenceTaken,
     Replay,
     Unreadable,
+    Unseal,
     Verdict,
 )
 from semel.core.outcomes import Outcome, Refused, classify_answer
@@ -69,6 +71,7 @@ def lost_result(instead: Verdict) -> Result:
     """The result of a handler whose outcome was refused: what the record says now."""
     if isinstance(instead, Proceed):
         raise SupersededError("this handler's outcome was refused: somebody else holds the record; ask again")
+    assert not isinstance(instead, Unseal | Rebuild), "an engine gives what it withholds from a store's verdict"
     return begun_result(instead)
 
 

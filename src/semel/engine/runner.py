@@ -53,6 +53,7 @@ class AsyncPerformer:
         self._core = core
         self._backend = backend
         core.emits = hasattr(backend.store, "dialect")
+        self.sealer = core.sealer
         self._driver = backend.driver
         shares = getattr(self._driver, "coalesces", False)
         self._ask_one = Coalescers(self._driver.run_uncut, backend.lane).ask if shares else self._alone
@@ -178,6 +179,7 @@ class SyncPerformer:
         self._core = core
         self._backend = backend
         core.emits = hasattr(backend.store, "dialect")
+        self.sealer = core.sealer
         self._driver = backend.driver
         self.first_look = FirstLook(core, lambda: self.drive(introduction(core, backend)))
 

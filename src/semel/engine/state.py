@@ -29,7 +29,6 @@ from semel.core.model import (
     KeyReused,
     OutcomeUnknown,
     Proceed,
-    Rebuild,
     Renewal,
     Replay,
     Resolution,
@@ -45,7 +44,6 @@ from semel.core.outcomes import Outcome
 from semel.core.requests import AnyUnit, Elapsed, Pause
 from semel.core.sealing import (
     SEAL,
-    SEALED_REASONS,
     SEALING_KEY,
     UNSEALED,
     check_sealer,
@@ -190,12 +188,9 @@ class Core:
 
     def met(self, command: Command, claim: Claim, verdict: Verdict) -> Permit | Refusal:
         """What an attempt has come to: the live permit of a grant, or the verdict that stands in its way."""
-        if type(verdict) is not Proceed:
-            verdict = self.reveal(command.scope.operation, verdict)
-            if type(verdict) is not Rebuild:  # that is told once it has come to something
-                self.tell_verdict(claim, verdict)
-            return verdict  # type: ignore[return-value]  # every other verdict is a Refusal, or Rebuild
         self.tell_verdict(claim, verdict)
+        if type(verdict) is not Proceed:
+            return verdict  # type: ignore[return-value]  # every other verdict is a Refusal
         return self.permit(command, claim, verdict.grant)
 
     def permit(self, command: Command, claim: Claim, grant: Grant) -> Permit:
@@ -206,13 +201,12 @@ class Core:
         self.live[grant.nonce] = permit
         return permit
 
-    def reveal(self, operation: str, verdict: Verdict) -> Verdict:
-        """The verdict with its sealed answer opened. Where that cannot be, it is unreadable, and the log says why."""
-        if type(verdict) is Unseal:
-            verdict = reveal(verdict, self.sealer)
-        if type(verdict) is Unreadable and verdict.reason in SEALED_REASONS:
-            self._note(verdict.reason, SEALED_REMEDIES[verdict.reason].format(key=repr(verdict.key)), operation)
-        return verdict
+    def reveal(self, operation: str, verdict: Unseal) -> Replay | Unreadable:
+        """Open a sealed answer. Where that cannot be, it is unreadable, and the log says why."""
+        seen = reveal(verdict, self.sealer)
+        if isinstance(seen, Unreadable):
+            self._note(seen.reason, SEALED_REMEDIES[seen.reason].format(key=repr(seen.key)), operation)
+        return seen
 
     def note_rebuild_failed(self, operation: str, why: str) -> None:
         """Log that a builder does not answer: once for each operation and reason."""

@@ -26,7 +26,6 @@ from semel.core.model import (
     Claim,
     Effects,
     InProgress,
-    Rebuild,
     Settlement,
     Settling,
     State,
@@ -39,7 +38,7 @@ from semel.engine.atomic_block import Atomic
 from semel.engine.backend import Backend, UnitRuns
 from semel.engine.opening import introduction, opened
 from semel.engine.permit import Permit
-from semel.engine.rebuild import rebuild
+from semel.engine.rebuild import WITHHELD, give
 from semel.engine.renewal import SyncUpkeep
 from semel.engine.reported import Reported, settle_reported
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, outcome_from
@@ -167,9 +166,10 @@ class Engine:
         core.entering.add(claim.nonce)
         try:
             core.check_open()  # once more: a drain that did not see this claim is seen by it
-            met = core.met(command, claim, self._verdict(claim, command, wait_seconds))
-            if type(met) is Rebuild:
-                met = core.met(command, claim, rebuild(core, command, met))
+            verdict = self._verdict(claim, command, wait_seconds)
+            if type(verdict) in WITHHELD:
+                verdict = give(core, command, verdict)
+            met = core.met(command, claim, verdict)
         finally:
             core.entering.discard(claim.nonce)
         if isinstance(met, Permit):
@@ -293,8 +293,7 @@ class Engine:
         """What the record says now: the verdict that a refused settlement must be answered with."""
         command = permit.command
         verdict = self._performer.drive(reread(self.store, permit.claim, permit.grant, command.under))
-        verdict = self.core.reveal(command.scope.operation, verdict)
-        return rebuild(self.core, command, verdict) if type(verdict) is Rebuild else verdict
+        return give(self.core, command, verdict)
 
     def mark_not_kept(self, permit: Permit) -> bool:
         """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""

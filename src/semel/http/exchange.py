@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from semel.core.identity import uuid_text
-from semel.core.model import Answer, InProgress, NotReplayable, Proceed, Replay, Scope, Verdict
+from semel.core.model import Answer, InProgress, NotReplayable, Proceed, Rebuild, Replay, Scope, Unseal, Verdict
 from semel.core.outcomes import Outcome, Refused, Released, Succeeded, Unprovable, classify_answer, classify_exception
 from semel.engine.permit import Permit
 from semel.engine.result import Refusal
@@ -396,6 +396,7 @@ class Exchange:
         problems = self._surface.problems
         if isinstance(verdict, Replay):
             return self._replay(verdict.answer)
+        assert not isinstance(verdict, Unseal | Rebuild), "an engine gives what it withholds from a store's verdict"
         if isinstance(verdict, Proceed):
             # Read again after a refused settlement, and yet still ours: nobody can say what that means.
             return problems.unknown(verdict.grant.operation_id)
