@@ -412,6 +412,15 @@ class MovedOn:
 Resolving = Resolved | TooEarly | MovedOn
 
 
+class Reseal(NamedTuple):
+    """A stored answer in another form: sealed now, or under another key. ``seen`` is the digest of what it replaces."""
+
+    id: bytes
+    seen: bytes
+    answer: Answer
+    answer_kind: AnswerKind
+
+
 class Find(NamedTuple):
     """A page of records for operators, newest first. ``before`` is the last page's cursor."""
 

@@ -16,6 +16,7 @@ from semel.core.model import (
     MovedOn,
     Record,
     Renewal,
+    Reseal,
     Resolution,
     Resolved,
     Settled,
@@ -222,6 +223,19 @@ def resolved_row(
         headers=block if is_kept else None,
         body=answer.body if answer is not None and is_kept else None,
         request=None,
+    )
+
+
+def resealed_row(row: Record | None, change: Reseal) -> Record | None:
+    """The row with its answer in another form, or None where it is not the answer that was seen."""
+    if row is None or not is_sound(row) or row.answer_kind not in STORED_ANSWERS or row.answer_digest != change.seen:
+        return None
+    block = pack_headers(change.answer.headers)
+    return row._replace(
+        answer_kind=change.answer_kind,
+        answer_digest=answer_digest(change.answer.status, block, change.answer.body),
+        headers=block,
+        body=change.answer.body,
     )
 
 

@@ -28,6 +28,7 @@ from semel.core.model import (
     Purged,
     Record,
     Renewal,
+    Reseal,
     Resolution,
     Resolved,
     Resolving,
@@ -42,6 +43,7 @@ from semel.core.settle import (
     lapsed_row,
     marked_row,
     renewed_row,
+    resealed_row,
     resolved_row,
     settled_row,
 )
@@ -229,6 +231,16 @@ class MemoryStore:
             return [row is not None for row in rows]
 
         return ask(TableCall("mark_not_kept", act))
+
+    def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
+        def act(table: Table, now: int) -> list[bool]:
+            rows = [resealed_row(table.records.get(change.id), change) for change in changes]
+            for row in rows:
+                if row is not None:
+                    table.put(row)
+            return [row is not None for row in rows]
+
+        return ask(TableCall("reseal", act))
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:

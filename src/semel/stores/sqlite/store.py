@@ -28,6 +28,7 @@ from semel.core.model import (
     Purged,
     Record,
     Renewal,
+    Reseal,
     Resolution,
     Resolved,
     Resolving,
@@ -44,6 +45,7 @@ from semel.core.settle import (
     lapsed_row,
     marked_row,
     renewed_row,
+    resealed_row,
     resolved_row,
     settled_row,
 )
@@ -132,6 +134,12 @@ class SqliteStore:
         done = []
         for renewal in renewals:
             done.append((yield from _rewrite(renewal.id, partial(marked_row, renewal=renewal))))
+        return done
+
+    def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
+        done = []
+        for change in changes:
+            done.append((yield from _rewrite(change.id, partial(resealed_row, change=change))))
         return done
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
