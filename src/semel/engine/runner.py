@@ -28,6 +28,7 @@ from semel.core.requests import (
     SettleWithin,
     Within,
 )
+from semel.core.sealing import Seals
 from semel.engine.backend import Backend
 from semel.engine.batching import Coalescers
 from semel.engine.opening import AsyncFirstLook, FirstLook, introduction
@@ -53,11 +54,15 @@ class AsyncPerformer:
         self._core = core
         self._backend = backend
         core.emits = hasattr(backend.store, "dialect")
-        self.sealer = core.sealer
         self._driver = backend.driver
         shares = getattr(self._driver, "coalesces", False)
         self._ask_one = Coalescers(self._driver.run_uncut, backend.lane).ask if shares else self._alone
         self.first_look = AsyncFirstLook(core, lambda: self.drive(introduction(core, backend)))
+
+    @property
+    def sealer(self) -> Seals | None:
+        """The engine's sealer."""
+        return self._core.sealer
 
     def steps_of(self, permit: Permit) -> AsyncSteps:
         """The steps of a permit whose operation declares them."""
@@ -179,9 +184,13 @@ class SyncPerformer:
         self._core = core
         self._backend = backend
         core.emits = hasattr(backend.store, "dialect")
-        self.sealer = core.sealer
         self._driver = backend.driver
         self.first_look = FirstLook(core, lambda: self.drive(introduction(core, backend)))
+
+    @property
+    def sealer(self) -> Seals | None:
+        """The engine's sealer."""
+        return self._core.sealer
 
     def steps_of(self, permit: Permit) -> SyncSteps:
         """The steps of a permit whose operation declares them."""
