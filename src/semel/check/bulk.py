@@ -37,8 +37,8 @@ def _sensitive(operation: CheckedOperation) -> Said:
         "open",
         f"outcomes of items are stored as they are for {seconds(operation.policy.tombstone_seconds)}, their content is "
         "not: answers='keep'",
-        "declare answers='seal' or 'forget' for details, let handlers return ids and nothing secret, restrict who reads "
-        "the store, or shorten tombstone_seconds",
+        "declare answers='seal' or 'forget' for details, let handlers return ids and nothing secret, restrict who "
+        "reads the store, or shorten tombstone_seconds",
     )
 
 
