@@ -53,8 +53,10 @@ fuzz: .venv/dev.stamp ## fuzz every target with atheris, SECONDS=60 each (pip in
 		$(BIN)/python -m tests.fuzz $$target --seconds $(or $(SECONDS),60) $(ARGS) || exit 1; \
 	done
 
-soak: .venv/dev.stamp ## hours of real kills on every store, recorded histories and simulated schedules
+soak: .venv/dev.stamp ## hours of kills, interruptions and lost answers on every store, histories, simulated schedules
 	$(BIN)/python -m tests.nemeses.soak $(ARGS)
+	$(BIN)/python -m tests.outside
+	$(BIN)/python -m tests.client.soak
 
 mutate: .venv/dev.stamp ## change the rules line by line: do their tests notice? (half an hour; ARGS="core/decide bulk/rules")
 	@$(BIN)/python scripts/mutate.py $(ARGS)

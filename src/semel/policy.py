@@ -35,6 +35,7 @@ SPANS_MAX: Final = {  # seconds; more is a span in milliseconds, or a mistake
     "rebuild_seconds": 600,
 }
 COUNT_MAX: Final = 2**31 - 1  # what the stores' columns hold
+RETRY_BYTES_MAX: Final = 10 * 1024 * 1024  # read of a request that breaks a limit, to find the record of a retry
 SPAN_SECONDS_MIN: Final = 0.000_001  # a shorter one would be no microsecond of the store's
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400.0  # clamps retention far below the range of int64 microseconds
 

@@ -11,7 +11,15 @@ import pytest
 
 from semel.bulk.declaration import BulkItem, BulkPolicy
 from semel.bulk.rules import ItemState, Tally
-from semel.errors import BulkRefused, ConfigurationError, InvalidKey, MissingKey, NothingHappened, PolicyError
+from semel.errors import (
+    BulkRefused,
+    ConfigurationError,
+    HandlerError,
+    InvalidKey,
+    MissingKey,
+    NothingHappened,
+    PolicyError,
+)
 from tests.bulk.fellows import Fellow, Home, counts, numbered
 
 Make = Callable[..., Fellow]
@@ -69,6 +77,43 @@ def test_a_list_may_be_wrong_as_a_whole(
         make_fellow(**options).run(items, nothing)
     assert refused.value.code == code
     assert refused.value.place is None
+
+
+@pytest.mark.parametrize("bad_item", ["refuse", "fail"])
+@pytest.mark.parametrize("stricter", [{"items_max": 2}, {"item_bytes_max": 40}])
+def test_a_limit_of_today_is_no_word_about_a_list_that_was_taken(
+    make_fellow: Make, stricter: dict[str, int], bad_item: str
+) -> None:
+    items = [{"n": 0}, {"text": "x" * 50}, {"n": 2}]
+    first = make_fellow(bad_item=bad_item).run(items, nothing)
+    again = make_fellow(bad_item=bad_item, **stricter).run(items, nothing)
+    assert again.replayed
+    assert again.tally == first.tally
+
+
+def test_a_wider_limit_leaves_a_failed_item_of_a_list_as_it_was(make_fellow: Make) -> None:
+    items = [{"n": 0}, {"text": "x" * 50}]
+    first = make_fellow(bad_item="fail", item_bytes_max=40).run(items, nothing)
+    again = make_fellow(bad_item="fail").run(items, nothing)
+    assert again.replayed
+    assert (again.tally.failed, again.tally) == (1, first.tally)
+
+
+def test_an_interrupted_list_goes_on_whatever_the_limits_are_by_now(make_fellow: Make) -> None:
+    """Sent in parts under new keys, what it had done would be done again."""
+    seen: list[int] = []
+
+    async def stops_at_two(item: BulkItem) -> None:
+        if item.place == 2 and 2 not in seen:
+            seen.append(2)
+            raise HandlerError("the process ends here")
+        seen.append(item.place)
+
+    with pytest.raises(HandlerError):
+        make_fellow(effects="idempotent").run(numbered(4), stops_at_two)
+    done = make_fellow(effects="idempotent", items_max=2, item_bytes_max=1).run(numbered(4), stops_at_two)
+    assert done.tally.succeeded == 4
+    assert sorted(seen) == [0, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize("items", ["text", {"a": 1}, b"[]", 7])

@@ -19,6 +19,7 @@ from semel.cli.open_store import require_shared
 from semel.engine.backend import shown_url
 from semel.engine.urls import OPTIONS, connect_backend
 from semel.errors import ConfigurationError, SemelError, UrlError
+from semel.extras import install_command
 from semel.stores.memory.store import MemoryStore
 from tests.engine.shells import MADE, command
 from tests.servers.running import free_port
@@ -160,7 +161,7 @@ def test_a_missing_library_is_named_with_what_to_install(scheme: str, library: s
         [sys.executable, "-c", program, "list", "--url", url_of(scheme)], capture_output=True, text=True, check=False
     )
     assert said.returncode == 2
-    assert f"pip install 'semel[{extra}]'" in said.stderr
+    assert install_command(extra) in said.stderr
     assert len(said.stderr.splitlines()) == 1
     assert SECRET not in said.stderr
 

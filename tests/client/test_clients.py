@@ -36,6 +36,7 @@ from semel.client import (
 from semel.client.journal import Claim
 from semel.client.plan import LIFETIME_OVER
 from semel.errors import ConfigurationError, InvalidKey
+from semel.extras import install_command
 from tests.client.conftest import Colour, Server
 
 CREATED = httpx.Response(201, json={"paymentId": "p-1"})
@@ -419,7 +420,7 @@ async def test_a_cancelled_send_gives_its_claim_back() -> None:
 def test_without_httpx_the_remedy_is_named_and_the_plan_works(use: str, tmp_path: Path) -> None:
     program = f"import sys; sys.modules['httpx'] = None\nimport semel.client.plan, semel.client.journal\n{use}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
-    assert "pip install 'semel[client]'" in done.stderr.splitlines()[-1]
+    assert install_command("client") in done.stderr.splitlines()[-1]
 
 
 # --- one surface in two colours ---

@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from semel import Engine
 from semel.engine.urls import connect_backend
 from semel.errors import StoreUnavailable, UrlError
+from semel.extras import install_command
 from semel.stores.mariadb.errors import MariadbRefused
 from semel.stores.mariadb.errors import store_error as mariadb_error
 from semel.stores.postgres.errors import cannot_connect, store_error
@@ -125,9 +126,9 @@ def test_settings_of_the_url_are_those_of_every_connection(own: str) -> None:
             "psycopg",
             "postgresql+asyncpg:// needs asyncpg and psycopg 3; run: pip instal",
         ),
-        ("postgresql+asyncpg://h/shop", "psycopg", "pip install 'semel[asyncpg]'"),
-        ("postgresql+psycopg://h/shop", "psycopg", "pip install 'semel[postgresql]'"),
-        ("mariadb://h/shop", "pymysql", "mariadb:// needs PyMySQL and asyncmy; run: pip install 'semel[mariadb]'"),
+        ("postgresql+asyncpg://h/shop", "psycopg", install_command("asyncpg")),
+        ("postgresql+psycopg://h/shop", "psycopg", install_command("postgresql")),
+        ("mariadb://h/shop", "pymysql", f"mariadb:// needs PyMySQL and asyncmy; run: {install_command('mariadb')}"),
         ("mysql://h/shop", "pymysql", "mysql:// needs PyMySQL and asyncmy"),
     ],
 )

@@ -30,7 +30,7 @@ RINGS_OF_ROOMS: dict[str, int] = {
 }
 RINGS_OF_NAMES = {"rules": 1, "flow": 2, "store": 2, "run": 3, "http": 4, "worker": 4, "doctor": 4}
 RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
-    "": {"errors": 0, "telemetry": 0, "policy": 1},
+    "": {"errors": 0, "extras": 0, "telemetry": 0, "policy": 1},
     "core": {
         "model": 0,
         **dict.fromkeys(["contract", "requests", "command_flow", "atomic_flow", "purge_flow", "purge_walk"], 2),

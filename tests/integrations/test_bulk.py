@@ -183,6 +183,22 @@ BAD: list[tuple[bytes, list[tuple[str, str]], int, str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.parametrize("stricter", [{"items_max": 2}, {"item_bytes_max": 5}, {"body_bytes_max": 20}])
+@pytest.mark.parametrize("pieces", [0, 1])
+def test_the_retry_of_a_list_gets_its_answer_whatever_the_limits_are_by_now(
+    serve: Serve, tmp_path: Path, stricter: dict[str, Any], pieces: int
+) -> None:
+    body = json.dumps(CASES).encode()
+    sent: Any = body if pieces == 0 else [body[:5], body[5:]]
+    first = Shop(serve, tmp_path).post(sent, JSON)
+    shop = Shop(serve, tmp_path, **stricter)
+    again = shop.post(sent, JSON)
+    assert (again.status, again.header("idempotency-replayed")) == (207, "true")
+    assert json.loads(again.body)["items"] == json.loads(first.body)["items"]
+    assert shop.seen == []
+    assert shop.post(sent, JSON, key="another").status == 413
+
+
 @pytest.mark.parametrize(("body", "headers", "status", "code", "members"), BAD)
 @pytest.mark.parametrize("pieces", [0, 1])
 def test_a_list_that_is_wrong_is_refused_as_a_whole(

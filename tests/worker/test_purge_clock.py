@@ -95,16 +95,23 @@ def test_the_reaper_forgets_nothing_after_a_jump(store: str, tmp_path: Path, cap
     asyncio.run(scenario())
 
 
-def test_purge_refuses_where_the_newest_record_is_a_month_old(
+def test_purge_believes_the_clock_for_a_day_after_the_newest_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "all.db"
     url = f"sqlite:///{file}"
     fill(fresh(url))
     with closing(sqlite3.connect(file)) as db, db:
-        db.execute("UPDATE semel_record SET created_at = created_at - ?, forget_after = 1", (MONTH_US,))
+        moved = "created_at = created_at - ?, forget_after = created_at - ?"
+        db.execute(f"UPDATE semel_record SET {moved}", (MONTH_US, MONTH_US // 3))
+        db.execute("UPDATE semel_record SET forget_after = 1 WHERE id = (SELECT min(id) FROM semel_record)")
+        [(known,)] = db.execute("SELECT count(*) FROM semel_record").fetchall()
     capsys.readouterr()
-    assert main(["purge", "--url", url]) != 0
-    assert "--clock-is-right" in capsys.readouterr().err
+    archive = tmp_path / "archive.jsonl"
+    assert main(["purge", "--json", "--url", url, "--archive", str(archive)]) == 0
+    said = capsys.readouterr()
+    assert "--clock-is-right" in said.err
+    assert json.loads(said.out)["recordsForgotten"] == 1
+    assert len([line for line in archive.read_text().splitlines() if json.loads(line)["of"] == "records"]) == 1
     assert main(["purge", "--json", "--url", url, "--clock-is-right"]) == 0
-    assert json.loads(capsys.readouterr().out)["recordsForgotten"] > 0
+    assert json.loads(capsys.readouterr().out)["recordsForgotten"] == known - 1

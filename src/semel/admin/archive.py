@@ -36,13 +36,14 @@ class Archive:
 
     Parameters: ``engine``, open; ``keep_us`` how long published events are kept.
 
-    ``now`` is the store's time, in microseconds, at which the archive and its purge judge every row; ``bulks`` are,
+    ``now`` is the time, in microseconds (the store's by default), at which the archive and its purge judge every row;
+    ``bulks`` are,
     once :meth:`documents` has ended, the operation ids of the bulks whose items are in the archive.
 
     Raises UsageFailed on Redis, which forgets records by itself.
     """
 
-    def __init__(self, engine: Engine, keep_us: int) -> None:
+    def __init__(self, engine: Engine, keep_us: int, now: int | None = None) -> None:
         if isinstance(engine.store, RedisStore):
             raise UsageFailed(
                 "--archive: Redis forgets a record by itself at the end of its retention, so nothing can be archived "
@@ -50,7 +51,7 @@ class Archive:
             )
         self.engine = engine
         self.keep_us = keep_us
-        self.now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
+        self.now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now if now is None else now
         self.bulks: set[bytes] = set()
 
     def documents(self) -> Iterator[dict[str, Json]]:

@@ -150,11 +150,17 @@ class BulkPolicy:
         return ListTerms(self.member, self.items_max, self.item_bytes_max, self.bad_item)
 
     def command(
-        self, scope: tuple[str, str], key: str, listed: bytes, counts: Mapping[str, str] | None = None
+        self,
+        scope: tuple[str, str],
+        key: str,
+        listed: bytes,
+        counts: Mapping[str, str] | None = None,
+        refusal: BulkRefused | None = None,
     ) -> Command:
         """The command of a whole list.
 
-        Parameters: ``scope`` tenant and caller; ``listed`` the list's fingerprint; ``counts`` what counts beside it.
+        Parameters: ``scope`` tenant and caller; ``listed`` the list's fingerprint; ``counts`` what counts beside it;
+        ``refusal`` the limit that the list breaks: it is refused where its key is on no record.
 
         Raises MissingKey and InvalidKey.
         """
@@ -176,6 +182,7 @@ class BulkPolicy:
             recipe=bulk_recipe(further),
             policy=self.policy,
             under=lambda recipe: bulk_fingerprint_under(recipe, further, listed),
+            refusal=refusal,
         )
 
     def begin(self, store: Store, grant: Grant, total: int) -> BulkRun:

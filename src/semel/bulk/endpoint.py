@@ -74,9 +74,23 @@ class BulkEndpoint:
         if isinstance(how, Answer):
             return response_of(how)
         begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        size = 0
+
+        async def items() -> AsyncIterator[bytes]:
+            nonlocal size
+            async for piece in request.stream():
+                size += len(piece)
+                check_size(size, self.taken.read_max)
+                how.check.feed(piece)
+                for raw in how.reader.feed(piece):
+                    yield raw
+            how.check.finish()  # a list that was cut in transit is refused as such, whatever its last item looks like
+            for raw in how.reader.end():
+                yield raw
+
         work = self._kept_alive.begin(
             self.bulk.run(
-                self._items(request, how),
+                items(),
                 self._handler,
                 key=how.key,
                 caller=how.caller.id,
@@ -84,6 +98,7 @@ class BulkEndpoint:
                 wait_seconds=0 if how.wants_async and how.wait_seconds is None else how.wait_seconds,
                 begun=lambda id: None if begun.done() else begun.set_result(id),
                 counts=how.counts,
+                limit=lambda: self.taken.broken(size),
             )
         )
         if how.wants_async:
@@ -105,18 +120,6 @@ class BulkEndpoint:
             if answer is None:
                 raise
             return response_of(answer)
-
-    async def _items(self, request: Request, how: BulkRequest) -> AsyncIterator[bytes]:
-        size = 0
-        async for piece in request.stream():
-            size += len(piece)
-            check_size(size, self.taken.body_bytes_max)
-            how.check.feed(piece)
-            for raw in how.reader.feed(piece):
-                yield raw
-        how.check.finish()  # a list that was cut in transit is refused as such, whatever its last item looks like
-        for raw in how.reader.end():
-            yield raw
 
     def _told(self, result: BulkResult, how: BulkRequest) -> Response:
         response = StreamingResponse(self._body(result, how), status_code=status_of(result))

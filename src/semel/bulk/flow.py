@@ -367,7 +367,7 @@ def _doubtful(run: BulkRun) -> Flow[None]:
         for place, effects, age_us in begun:
             [item] = yield from ask(Read(place, 1))
             repeatable_us = run.repeatable_us if effects == run.effects else 0
-            if age_us < repeatable_us:
+            if age_us < repeatable_us and item.error is None:
                 again.append(item)
             else:
                 puts.append(item.as_unknown(DEDUP_OVER if repeatable_us else INTERRUPTED))

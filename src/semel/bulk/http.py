@@ -47,11 +47,13 @@ from semel.http.problems import (
     OUTCOME_UNKNOWN,
     RECORD_EXPIRED,
     RECORD_UNREADABLE,
+    TOO_LARGE,
     Kind,
 )
 from semel.http.problems import KINDS as PROBLEMS
 from semel.http.routing import Params
 from semel.http.settings import HttpSettings
+from semel.policy import RETRY_BYTES_MAX
 
 ARRAY_TYPE: Final = "application/json"
 LINES_TYPES: Final = ("application/jsonl", "application/x-ndjson", "application/x-jsonlines", "application/ndjson")
@@ -62,7 +64,8 @@ ITEM_TOO_LARGE: Final = Kind("ITEM_TOO_LARGE", 413, "An item of the list is too 
 TOO_MANY: Final = Kind("TOO_MANY_ITEMS", 413, "The list has too many items", "keep")
 NO_LIST: Final = Kind("LIST_MEDIA_TYPE", 415, "The body is no list of items", "keep")
 KINDS: Final = (MALFORMED, DUPLICATE, NO_ITEMS, ITEM_TOO_LARGE, TOO_MANY, NO_LIST)
-_BY_CODE: Final = {kind.code: kind for kind in KINDS}
+_BY_CODE: Final = {kind.code: kind for kind in (*KINDS, TOO_LARGE)}
+TOO_LONG: Final = "its body is larger than {} bytes; send it in parts, each with its own key"
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _READ: Final = frozenset(
     {
@@ -104,6 +107,17 @@ class ListForm(NamedTuple):
     items_at: tuple[str, ...] = ()
     headers: tuple[bytes, ...] = ()
 
+    @property
+    def read_max(self) -> int:
+        """How many bytes of a body are read: a list that is larger than is taken may be the retry of a known one."""
+        return max(self.body_bytes_max, RETRY_BYTES_MAX)
+
+    def broken(self, size: int) -> BulkRefused | None:
+        """The limit that a body of so many bytes breaks."""
+        if size <= self.body_bytes_max:
+            return None
+        return BulkRefused(None, None, TOO_LONG.format(self.body_bytes_max), TOO_LARGE.code)
+
 
 def items_pointer(items_at: object) -> tuple[str, ...]:
     """Where the items are in an object, from a JSON pointer of members; empty for None. Raises ConfigurationError.
@@ -142,7 +156,7 @@ def asked(
         return problems.caller_unknown()
     try:
         key = parse_key(keys)
-        check_size(_length(read), taken.body_bytes_max)
+        check_size(_length(read), taken.read_max)
         digest = read.get(b"content-digest")
         check = BodyCheck(None if digest is None else digest.decode("latin-1"))
     except RequestError as error:
@@ -156,7 +170,7 @@ def asked(
     return BulkRequest(
         key,
         caller,
-        ItemReader(form, taken.item_bytes_max, taken.items_at),
+        ItemReader(form, max(taken.item_bytes_max, RETRY_BYTES_MAX), taken.items_at),
         any(name.encode() in read.get(b"accept", b"").lower() for name in LINES_TYPES),
         prefers_async(prefer),
         None if wait is None else min(wait, surface.wait_seconds_max),
@@ -180,7 +194,7 @@ def _counted(read: Mapping[bytes, bytes], params: Params, query: bytes, headers:
 def check_size(size: int, body_bytes_max: int) -> None:
     """Raise RequestTooLarge where a body is larger than is taken."""
     if size > body_bytes_max:
-        raise RequestTooLarge(f"The body is larger than {body_bytes_max} bytes; send the list in parts.")
+        raise RequestTooLarge(f"The list: {TOO_LONG.format(body_bytes_max)}.")
 
 
 def _head(

@@ -192,20 +192,18 @@ def _whole_number(digits: str) -> int | Decimal:
         return Decimal(digits)
 
 
-def named_item(raw: bytes, place: int, member: str | None, bytes_max: int) -> Named:
+def named_item(raw: bytes, place: int, member: str | None) -> Named:
     """Understand one line. ``member``: where the client's name for it is; an item without it is named by content.
 
     Raises BulkRefused, naming the place and the member.
 
-    >>> named_item(b'{"clientItemId": "a-1", "sku": "A"}', 0, "clientItemId", 100)
+    >>> named_item(b'{"clientItemId": "a-1", "sku": "A"}', 0, "clientItemId")
     Named(raw=b'{"clientItemId":"a-1","sku":"A"}', client_id='a-1')
-    >>> named_item(b'{"clientItemId": ""}', 7, "clientItemId", 100)
+    >>> named_item(b'{"clientItemId": ""}', 7, "clientItemId")
     Traceback (most recent call last):
         ...
     semel.errors.BulkRefused: item 7, clientItemId: it is empty; leave it out, or give each item a name of its own
     """
-    if len(raw) > bytes_max:
-        raise BulkRefused(place, None, f"it has {len(raw)} bytes, more than {bytes_max}", "ITEM_TOO_LARGE")
     try:
         canonical = canonical_json(raw)
     except RequestTooLarge as error:

@@ -41,7 +41,7 @@ from semel.core.sealing import check_sealer
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.engine.uncancelled import whole
-from semel.errors import PolicyError, SemelError
+from semel.errors import BulkRefused, PolicyError, SemelError
 
 T = TypeVar("T")
 AsyncHandler = Callable[[BulkItem], Awaitable[object]]
@@ -75,11 +75,14 @@ class AsyncBulk:
         begun: Callable[[str], object] | None = None,
         counts: Counts | None = None,
         content_digest: str | None = None,
+        limit: Callable[[], BulkRefused | None] | None = None,
     ) -> BulkResult:
         """As :meth:`Bulk.run`; ``items`` may be an async iterable. A cancelled run gives its lease back."""
         with closing(ItemSpool(self.policy.list_terms)) as spool:
             await _fill(spool, items, content_digest)
-            command = self.policy.command((tenant, caller), key, spool.fingerprint(), counted(counts))
+            listed, further = spool.fingerprint(), counted(counts)
+            refusal = (limit() if limit is not None else None) or spool.refusal
+            command = self.policy.command((tenant, caller), key, listed, further, refusal)
             permit = await self._engine.claim(command, wait_seconds=wait_seconds)
             if not isinstance(permit, Permit):
                 return replayed(permit)

@@ -37,7 +37,7 @@ from semel.core.sealing import check_sealer
 from semel.engine.permit import Permit
 from semel.engine.shield import Hold, shielded
 from semel.engine.sync_engine import Engine
-from semel.errors import SemelError
+from semel.errors import BulkRefused, SemelError
 
 T = TypeVar("T")
 Handler = Callable[[BulkItem], object]
@@ -87,6 +87,7 @@ class Bulk:
         begun: Callable[[str], object] | None = None,
         counts: Counts | None = None,
         content_digest: str | None = None,
+        limit: Callable[[], BulkRefused | None] | None = None,
     ) -> BulkResult:
         """Do every item once. The same call after a crash goes on; after the end it gets the same result.
 
@@ -95,7 +96,11 @@ class Bulk:
         :class:`~semel.errors.ItemFailed`; ``key`` of the whole list; ``wait_seconds`` for a run that is under way;
         ``begun`` is called with the operation's id once this run has the key, before its first item; ``counts`` what
         makes another command of the same list, such as ``{"store": 8, "dry_run": True}``, or a function that gives it
-        once the list is read; ``content_digest`` of a path's file, such as ``"sha-256=:...:"`` (RFC 9530).
+        once the list is read; ``content_digest`` of a path's file, such as ``"sha-256=:...:"`` (RFC 9530); ``limit``
+        is called once the list is read: the limit of yours that it breaks, or None.
+
+        A list that breaks a limit is refused where its key is on no record. One that was taken before, under former
+        limits, gets its result, or goes on.
 
         Raises BulkRefused: the list is wrong, nothing was done; InvalidBody: nor is it the file that its digest says;
         KeyReusedError: another list, or the same one with other ``counts``, had this key; InProgressError;
@@ -103,7 +108,9 @@ class Bulk:
         """
         with closing(ItemSpool(self.policy.list_terms)) as spool:
             fill(spool, items, content_digest)
-            command = self.policy.command((tenant, caller), key, spool.fingerprint(), counted(counts))
+            listed, further = spool.fingerprint(), counted(counts)
+            refusal = (limit() if limit is not None else None) or spool.refusal
+            command = self.policy.command((tenant, caller), key, listed, further, refusal)
             hold: Hold[Permit] = Hold(self._let_go)
             try:
                 permit = self._engine._claim_into(hold, command, wait_seconds)

@@ -23,6 +23,7 @@ from semel.bulk.rules import (
     written_item,
 )
 from semel.errors import BulkRefused
+from semel.policy import RETRY_BYTES_MAX
 
 CACHE_KIB: Final = 4096
 
@@ -31,9 +32,15 @@ class ItemSpool:
     """The list. Filled by one thread at a time, then read; ``close`` gives the disk back."""
 
     def __init__(self, terms: ListTerms, failed: Collection[int] = ()) -> None:
-        """``failed``: places whose items the limits refused when the list was first read."""
+        """``failed``: places whose items the limits refused when the list was first read.
+
+        A list that breaks a limit is read on all the same, for a while: ``refusal`` says which, and the list may still
+        be one that was taken under former limits.
+        """
         self._terms = terms
         self._failed = failed
+        self._beyond = 0  # bytes that were read beyond a limit
+        self.refusal: BulkRefused | None = None
         self._lock = threading.Lock()
         self._digest = ListDigest()
         self.total = 0
@@ -67,20 +74,33 @@ class ItemSpool:
 
     def _add(self, raw: bytes) -> None:
         place = self.total
-        if place >= self._terms.items_max:
-            raise BulkRefused(
-                None, None, f"it has more than {self._terms.items_max} items; send it in parts", "TOO_MANY_ITEMS"
-            )
+        terms = self._terms
+        error = None
+        if place >= terms.items_max:
+            self._refuse(None, f"it has more than {terms.items_max} items; send it in parts", "TOO_MANY_ITEMS", raw)
+        if len(raw) > terms.item_bytes_max:
+            if terms.bad_item == "fail":
+                error = "ITEM_TOO_LARGE"
+            else:
+                message = f"it has {len(raw)} bytes, more than {terms.item_bytes_max}"
+                self._refuse(place, message, "ITEM_TOO_LARGE", raw)
         if place in self._failed:
             self._keep_bad(raw, "ITEM_MALFORMED")
             return
         try:
-            named = named_item(raw, place, self._terms.member, self._terms.item_bytes_max)
+            named = named_item(raw, place, terms.member)
             item_id = self._name(named, place)
         except BulkRefused as refused:
             self._bad(raw, refused)
             return
-        self._keep(item_id, named.raw, None)
+        self._keep(item_id, named.raw, error)  # its name and content count, whatever the limits are by now
+
+    def _refuse(self, place: int | None, message: str, code: str, raw: bytes) -> None:
+        if self.refusal is None:
+            self.refusal = BulkRefused(place, None, message, code)
+        self._beyond += len(raw)
+        if self._beyond > RETRY_BYTES_MAX:
+            raise self.refusal
 
     def _name(self, named: Named, place: int) -> str:
         """The item's own name; the occurrence number of equal ones is counted here."""
@@ -111,7 +131,8 @@ class ItemSpool:
 
     def _keep(self, item_id: str, raw: bytes, error: str | None) -> None:
         self._digest.add(item_id, raw)
-        self._file.execute("INSERT INTO item VALUES (?, ?, ?, ?)", (self.total, item_id, raw, error))
+        kept = raw if error is None else b""  # no handler sees it
+        self._file.execute("INSERT INTO item VALUES (?, ?, ?, ?)", (self.total, item_id, kept, error))
         self.total += 1
 
     def fingerprint(self) -> bytes:

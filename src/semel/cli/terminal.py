@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO, TextIOWrapper
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from semel.telemetry import safe
 
@@ -53,6 +53,9 @@ class Output:
 
     def say_hanging(self, head: str, text: str, style: str | None = None) -> None:
         """``head`` and ``text`` on one line; on a terminal wrapped to its width, the text's lines below each other."""
+        if (layout := self._layout()) is not None and len(head) <= layout.console.width // 2:
+            layout.hanging(head, safe(text), style)
+            return
         line = head + safe(text)
         if self.on_terminal:
             width = max(40, shutil.get_terminal_size().columns)
@@ -62,6 +65,10 @@ class Output:
             lines = [line]
         for each in lines:
             self.say(each) if style is None else self.say_styled(style, each)
+
+    def _layout(self) -> Layout | None:
+        """What lays text out for a person's terminal; None where there is no terminal, or no ``rich``."""
+        return Layout.of(self._stdout, coloured=self._coloured) if self.on_terminal else None
 
     @property
     def on_terminal(self) -> bool:
@@ -102,15 +109,69 @@ class Output:
             print(json.dumps(value), file=self._stdout, flush=True)
 
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Left-aligned columns, as wide as their content."""
-        self.say(*columns(heads, rows))
+        """Left-aligned columns, as wide as their content; on a terminal at most as wide as that, long cells folded."""
+        body = list(rows)
+        self.table_styled(heads, body, [None] * len(body))
 
     def table_styled(self, heads: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str | None]) -> None:
         """As ``table``, each row in its style where a terminal shows one."""
+        if (layout := self._layout()) is not None:
+            layout.table([safe(head) for head in heads], [[safe(cell) for cell in row] for row in rows], styles)
+            return
         head, *lines = columns(heads, rows)
         self.say(head)
         for line, style in zip(lines, styles, strict=True):
             self.say(line) if style is None else self.say_styled(style, line)
+
+
+class Layout:
+    """Tables and paragraphs by the library ``rich``, of the extra ``cli``. Texts are safe when they come here."""
+
+    def __init__(self, console: Any, coloured: bool) -> None:
+        self.console = console
+        self._coloured = coloured
+
+    @classmethod
+    def of(cls, stream: TextIO, *, coloured: bool) -> Layout | None:
+        """The layout of a terminal; None where ``rich`` is not installed."""
+        try:
+            from rich.console import Console
+        except ImportError:
+            return None
+        return cls(Console(file=stream, highlight=False, markup=False, emoji=False, no_color=not coloured), coloured)
+
+    def table(self, heads: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str | None]) -> None:
+        """Columns; what does not fit is folded within its own, but for the first: a name that is copied stays whole."""
+        table = self._grid(heads, show_header=True)
+        whole = max(len(row[0]) for row in (heads, *rows))
+        if whole <= self.console.width * 2 // 3:
+            table.columns[0].no_wrap = True
+        for row, style in zip(rows, styles, strict=True):
+            table.add_row(*self._texts(row), style=style if self._coloured else None)
+        self.console.print(table)
+
+    def hanging(self, head: str, text: str, style: str | None) -> None:
+        """A head, and a text whose lines stand below each other."""
+        grid = self._grid(("", ""), show_header=False)
+        grid.columns[0].no_wrap = True
+        grid.columns[0].width = len(head) - 2 if head.endswith("  ") else len(head.rstrip())
+        grid.padding = (0, len(head) - grid.columns[0].width, 0, 0)
+        grid.add_row(*self._texts((head.rstrip(), text)), style=style if self._coloured else None)
+        self.console.print(grid)
+
+    def _grid(self, heads: Sequence[str], *, show_header: bool) -> Any:
+        from rich.table import Table
+
+        bold = "bold" if self._coloured else ""
+        table = Table(box=None, show_header=show_header, header_style=bold, pad_edge=False, padding=(0, 2, 0, 0))
+        for head in heads:
+            table.add_column(head, overflow="fold")
+        return table
+
+    def _texts(self, cells: Sequence[str]) -> list[Any]:
+        from rich.text import Text
+
+        return [Text(cell) for cell in cells]
 
 
 def _cut(line: str, width: int) -> str:

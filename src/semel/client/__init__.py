@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from semel.client.deadline import deadline
 from semel.client.journal import Journal, JournalError, PayloadMismatch
 from semel.client.plan import Answered, Breaker, Budget, Done, InDoubt, NotYet, Outcome, Refused
+from semel.extras import install_command
 
 if TYPE_CHECKING:
     from semel.client.async_client import AsyncClient, AsyncIntent
@@ -60,5 +61,5 @@ def __getattr__(name: str) -> Any:
     except ImportError as error:
         if error.name != "httpx":
             raise
-        raise ImportError(f"semel.client.{name} needs httpx: pip install 'semel[client]'", name="httpx") from error
+        raise ImportError(f"semel.client.{name} needs httpx: {install_command('client')}", name="httpx") from error
     return getattr(module, name)

@@ -23,6 +23,15 @@ def unexplained_gap(now: int, newest: int | None) -> int:
     return gap if gap > GAP_US_MAX else 0
 
 
+def believed(now: int, newest: int | None) -> int:
+    """The latest time that the newest record explains, in microseconds: a day after it, or ``now``.
+
+    >>> believed(31 * GAP_US_MAX, 7) == GAP_US_MAX + 7, believed(31, 7), believed(31, None)
+    (True, 31, 31)
+    """
+    return now if not unexplained_gap(now, newest) else (newest or 0) + GAP_US_MAX
+
+
 @dataclass(slots=True)
 class PurgeClock:
     """What one process has seen of a store's clock since it began to look.

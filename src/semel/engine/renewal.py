@@ -18,7 +18,7 @@ from semel.core.contract import Store
 from semel.core.model import Claim, Settlement, Settling
 from semel.engine.permit import Permit
 from semel.engine.runner import AsyncPerformer, SyncPerformer
-from semel.engine.shield import begin_own_thread, shielded
+from semel.engine.shield import begin_own_thread, serve_lost, shielded
 from semel.engine.state import Core
 from semel.engine.trouble import Trouble
 from semel.errors import SemelError, StoreTimeout
@@ -341,6 +341,7 @@ class SyncUpkeep:
                     return
                 beat = self._core.beat_seconds()
                 self._changed.wait(ABANDON_EVERY_SECONDS if self._abandoned or self._unconfirmed else beat)
+            serve_lost()
             self.renew()
             self._confirm()
             self._release()

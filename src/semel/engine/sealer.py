@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from semel.core.sealing import MARK
 from semel.errors import ConfigurationError, RecordUnreadableError
+from semel.extras import install_command
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -140,5 +141,5 @@ def _cipher(name: str, key: object) -> AESGCM:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:
-        raise ConfigurationError("a Sealer needs the library cryptography: pip install 'semel[sealing]'") from error
+        raise ConfigurationError(f"a Sealer needs the library cryptography: {install_command('sealing')}") from error
     return AESGCM(key)

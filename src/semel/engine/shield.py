@@ -15,6 +15,7 @@ import _thread
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context, copy_context
@@ -42,45 +43,75 @@ class Hold(Generic[T]):
     with (None: it is not known); harmless where the value has ended already.
 
     Make it before the call, and call :meth:`let_go` wherever an exception leaves the block that uses the value: then
-    there is no instruction between the two at which the value could be lost.
+    there is no instruction between the two at which the value could be lost. A caller who is interrupted a second
+    time, while it lets go, loses the hold itself: then the interpreter has the value undone (see :class:`_Lost`).
     """
 
-    __slots__ = ("_drop", "_error", "_is_left", "_is_over", "_value")
+    __slots__ = ("__weakref__", "_held", "_number")
 
     def __init__(self, drop: Callable[[T, BaseException | None], object]) -> None:
-        self._drop = drop
-        self._error: BaseException | None = None
-        self._value: T | None = None
-        self._is_left = False
-        self._is_over = False
+        self._held = held = _Held(drop)
+        lost = _Lost(self, _threads.calls.put)
+        lost.held = held
+        self._number = number = id(lost)
+        _open[number] = lost
 
     def give(self, value: T) -> None:
         """The value, from the thread that has made it."""
-        self._value = value
-        if self._is_left:
-            self._undo()
+        held = self._held
+        held.value = value
+        if held.is_left:
+            held.undo(None)
 
     def end(self) -> None:
         """The value was used to its end, or is another one's to end from here on."""
-        self._is_over = True
+        self._held.is_over = True
+        _open.pop(self._number, None)
 
     def let_go(self, error: BaseException) -> None:
         """Undo the value if there is one, and it was not ended; also one that comes later."""
-        self._is_left = True
-        if self._value is not None and not self._is_over:
-            self._error = error
-            shielded(self._undo)
+        held = self._held
+        held.is_left = True
+        if held.value is not None and not held.is_over:
+            shielded(lambda: held.undo(error))  # the hold must not know the error, whose frames know the hold
+        _open.pop(self._number, None)
 
-    def _undo(self) -> None:
-        error, self._error = self._error, None
-        value, self._value = self._value, None
-        if value is not None and not self._is_over:
+
+class _Held(Generic[T]):
+    """The value of a hold, which outlives it where the caller was interrupted twice."""
+
+    __slots__ = ("_drop", "is_left", "is_over", "value")
+
+    def __init__(self, drop: Callable[[T, BaseException | None], object]) -> None:
+        self._drop = drop
+        self.value: T | None = None
+        self.is_left = False
+        self.is_over = False
+
+    def undo(self, error: BaseException | None) -> None:
+        value, self.value = self.value, None
+        if value is not None and not self.is_over:
             self._drop(value, error)
 
-    def __del__(self) -> None:
-        # The caller was interrupted a second time, while it let go. This may be the caller's thread, or any other.
-        if not self._is_over and self._value is not None:
-            later(self._undo)
+
+class _Lost(weakref.ref["Hold[Any]"]):
+    """Posts itself where a hold was neither ended nor let go: a call of nobody's that undoes its value.
+
+    The interpreter calls ``SimpleQueue.put`` as the hold dies. No instruction of Python's lies between: a ``__del__``
+    could itself be interrupted, and its exception is swallowed.
+    """
+
+    __slots__ = ("held",)
+    held: _Held[Any]
+
+    def perform(self) -> None:
+        """Undo what the hold had."""
+        _open.pop(id(self), None)
+        self.held.is_left = True
+        self.held.undo(None)
+
+
+_open: Final[dict[int, _Lost]] = {}  # of each hold that has not ended; a weak reference that nobody keeps says nothing
 
 
 class _Call(Generic[T]):
@@ -141,13 +172,13 @@ class _Threads:
 
     def begin_process(self) -> None:
         """Start without threads: at first, and in a forked child."""
-        self._calls: SimpleQueue[_Call[Any]] = SimpleQueue()
+        self.calls: SimpleQueue[_Call[Any] | _Lost] = SimpleQueue()
         self._lock = threading.Lock()  # only ever taken by the threads of this class
         self._idle = 0
 
     def post(self, call: _Call[Any]) -> None:
         """Have it performed. Atomic in the end: an interrupted caller posts it once more."""
-        self._calls.put(call)
+        self.calls.put(call)
         if not self._idle:
             try:
                 _thread.start_new_thread(self._start, ())
@@ -156,9 +187,9 @@ class _Threads:
 
     def _start(self) -> None:
         """A thread that shows up under its name. ``Thread.start`` is no operation for a caller's thread."""
-        threading.Thread(target=self._serve, args=(self._calls,), name=THREAD_NAME, daemon=True).start()
+        threading.Thread(target=self._serve, args=(self.calls,), name=THREAD_NAME, daemon=True).start()
 
-    def _serve(self, calls: SimpleQueue[_Call[Any]]) -> None:
+    def _serve(self, calls: SimpleQueue[_Call[Any] | _Lost]) -> None:
         _here.is_own = True
         self._count(1)
         while True:
@@ -175,6 +206,11 @@ class _Threads:
             call.perform()
             del call  # nobody but the caller may keep what it was given
             self._count(1)
+
+    def serve_lost(self) -> None:
+        """See to it that what was posted without a look for an idle thread is performed."""
+        if not self._idle and not self.calls.empty():
+            self._start()
 
     def _count(self, change: int) -> int:
         with self._lock:
@@ -219,6 +255,11 @@ def later(work: Callable[[], object]) -> None:
         work()
     else:
         _threads.post(_Call(work))
+
+
+def serve_lost() -> None:
+    """Undo what interrupted callers have lost, should no thread be idle. Called every beat while a permit lives."""
+    _threads.serve_lost()
 
 
 def check_caller() -> None:

@@ -39,12 +39,12 @@ from semel.http.prefer import preferred_wait, prefers_async
 from semel.http.routing import PATH, Params, Route
 from semel.http.settings import HttpSettings, Wanted
 from semel.http.spool import Spool
+from semel.policy import RETRY_BYTES_MAX as RETRY_BYTES_MAX
 from semel.policy import Command
 from semel.resuming.request import pack_head
 
 UNPROTECTED_HEADER: Final = b"semel-unprotected"
 NAMING_BYTES_MAX: Final = 1024 * 1024  # of a body that a key or a reference is looked for in: it is held in memory
-RETRY_BYTES_MAX: Final = 10 * 1024 * 1024  # of a body that may not run, and is read to find the record of a retry
 ACCEPTED_RETRY_SECONDS: Final = b"1"  # after which whoever was told 202 may look again
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _READ: Final = frozenset(

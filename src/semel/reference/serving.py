@@ -10,6 +10,7 @@ from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import CommandFailed
 from semel.cli.open_store import url_of
 from semel.cli.terminal import Output
+from semel.extras import install_command
 from semel.reference.settings import WORKERS_MAX, Settings
 
 
@@ -49,4 +50,4 @@ def check_installed() -> None:
     """Say what is missing before anything is started: the service's libraries are an extra."""
     for name in ("fastapi", "uvicorn"):
         if find_spec(name) is None:
-            raise CommandFailed(f"the service needs {name}; install it: pip install 'semel[service]'")
+            raise CommandFailed(f"the service needs {name}; install it: {install_command('service')}")

@@ -13,6 +13,7 @@ from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import CommandFailed, Exit
 from semel.cli.terminal import Output
 from semel.core.model import State
+from semel.extras import install_command
 
 SHELLS: Final = ("bash", "zsh", "fish")
 
@@ -27,7 +28,7 @@ def add(commands: Commands[Parser]) -> None:
         'eval "$(semel completion bash)"              for this shell only\n'
         "semel completion zsh > ~/.zfunc/_semel          with fpath+=~/.zfunc before compinit\n"
         "semel completion fish > ~/.config/fish/completions/semel.fish",
-        "Made by shtab (pip install 'semel[cli]'), which is not needed afterwards. Make it anew after an upgrade.",
+        "Made by shtab (of the extra `cli`), which is not needed afterwards. Make it anew after an upgrade.",
     )
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     parser.set_defaults(run=run)
@@ -48,7 +49,7 @@ def script(shell: str) -> str:
     try:
         import shtab
     except ImportError:
-        raise CommandFailed("making a completion script needs shtab; install it: pip install 'semel[cli]'") from None
+        raise CommandFailed(f"making a completion script needs shtab; install it: {install_command('cli')}") from None
     from semel.cli.main import grammar  # which knows every command, this one too
 
     parser, commands = grammar()

@@ -13,7 +13,7 @@ from semel.cli.open_store import opened
 from semel.cli.progress import Progress, add_progress
 from semel.cli.terminal import Output, span_text
 from semel.cli.whole_file import WholeFile
-from semel.core.clock import unexplained_gap
+from semel.core.clock import believed, unexplained_gap
 from semel.core.flow import perform
 from semel.core.model import Find, Purged
 from semel.core.purge_flow import KEEP_EVENTS_SECONDS, PurgedAll, purge_all
@@ -21,6 +21,7 @@ from semel.core.purge_walk import PURGE_CHUNK, rest_seconds
 from semel.core.requests import Perform
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
+from semel.stores.redis.store import RedisStore
 
 _SECONDS_MAX = 10 * 365 * 86_400
 _BESIDE = ("operations", "items", "messages", "events")
@@ -57,7 +58,8 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument(
         "--clock-is-right",
         action="store_true",
-        help="purge although the newest record is more than a day old; without it a wrong clock could forget every key",
+        help="purge by the clock although the newest record is more than a day old; without it, what was over a day "
+        "after that record: a wrong clock could forget every key",
     )
     add_progress(parser)
     parser.set_defaults(run=run)
@@ -68,16 +70,16 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.archive == "-":
         raise UsageFailed("--archive must be a file: what stdout leads to may lose what the purge has forgotten")
     with opened(options) as engine:
-        if not options.clock_is_right:
-            _check_clock(engine)
+        now = None if options.clock_is_right else _believed(engine, out)
         known = sum(engine.perform("counts", engine.store.counts).values())
-        archive, archived = _archive(engine, options, known) if options.archive else (None, 0)
+        archive, archived = _archive(engine, options, known, now) if options.archive else (None, 0)
         progress = Progress("purge", asked=options.progress, total=known)
 
         def answer(needed: object) -> Purged:
             assert isinstance(needed, Perform)
             began = time.monotonic()
-            make = needed.make if archive is None else judged_at(archive.now, needed.make)
+            at = now if archive is None else archive.now
+            make = needed.make if at is None else judged_at(at, needed.make)
             done: Purged = engine.perform(needed.verb, make)
             time.sleep(rest_seconds(done, time.monotonic() - began))
             return done
@@ -102,9 +104,9 @@ def _keep_us(options: argparse.Namespace) -> int:
     return int(options.keep) * 1_000_000
 
 
-def _archive(engine: Engine, options: argparse.Namespace, known: int) -> tuple[Archive, int]:
+def _archive(engine: Engine, options: argparse.Namespace, known: int, now: int | None) -> tuple[Archive, int]:
     """Write what the purge will forget to a file that is whole and on the disk; how many rows."""
-    archive = Archive(engine, _keep_us(options))
+    archive = Archive(engine, _keep_us(options), now)
     progress = Progress("archive", asked=options.progress, total=known)
     count = 0
     remedy = "an archive is never replaced, give another name"
@@ -118,16 +120,25 @@ def _archive(engine: Engine, options: argparse.Namespace, known: int) -> tuple[A
     return archive, count
 
 
-def _check_clock(engine: Engine) -> None:
-    """Raise ConfigurationError where nothing explains how late the store's clock says it is."""
+def _believed(engine: Engine, out: Output) -> int | None:
+    """The time at which every row is judged, where nothing explains how late the store's clock says it is.
+
+    Raises ConfigurationError on Redis, whose scripts read its own clock.
+    """
     found = engine.perform("find", lambda: engine.store.find(Find(limit=1)))
-    gap = unexplained_gap(found.now, max((record.created_at for record in found.records), default=None))
-    if gap:
-        raise ConfigurationError(
-            f"nothing was purged: the newest record is {span_text(gap)} old, so the store's clock may be wrong, and a "
-            "purge would forget keys whose time is not over. Check the clock of the store's host; where "
-            "it is right, run: semel purge --clock-is-right"
-        )
+    newest = max((record.created_at for record in found.records), default=None)
+    gap = unexplained_gap(found.now, newest)
+    if not gap:
+        return None
+    doubt = (
+        f"the newest record is {span_text(gap)} old: the service was quiet, or the store's clock is wrong, and a purge "
+        "would forget keys whose time is not over"
+    )
+    remedy = "Check the clock of the store's host; where it is right, run: semel purge --clock-is-right"
+    if isinstance(engine.store, RedisStore):
+        raise ConfigurationError(f"nothing was purged: {doubt}. {remedy}")
+    out.note(f"warning: only what was over a day after the newest record is purged; {doubt}. {remedy}")
+    return believed(found.now, newest)
 
 
 def _work(dropped: int, forgotten: int) -> str:

@@ -13,6 +13,7 @@ from semel.cli.terminal import Json, Output
 from semel.client.journal import Entry, Journal
 from semel.client.plan import Budget, Done, InDoubt, NotYet, Outcome, Refused
 from semel.errors import ConfigurationError, RequestError
+from semel.extras import install_command
 
 if TYPE_CHECKING:
     from semel.client.sync_client import Client
@@ -85,7 +86,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     except ImportError as error:
         if error.name != "httpx":
             raise
-        raise CommandFailed("semel send needs httpx: pip install 'semel[client]'") from None
+        raise CommandFailed(f"semel send needs httpx: {install_command('client')}") from None
     try:
         journal = Journal(f"sqlite:///{path}", payloads=True)
         if options.list:

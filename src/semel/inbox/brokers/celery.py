@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from semel.core.blame import is_wrong_for_all
 from semel.errors import ConfigurationError, StoreError
+from semel.extras import install_command
 from semel.inbox.brokers.delivery import fitting, log_busy, log_failed
 from semel.inbox.run import Inbox, Message
 from semel.inbox.store import Receipt
@@ -15,7 +16,7 @@ try:
     from celery import Task
     from celery.exceptions import Ignore, Reject, Retry
 except ModuleNotFoundError as error:
-    raise ConfigurationError("the inbox's tasks need Celery; install it: pip install 'semel[celery]'") from error
+    raise ConfigurationError(f"the inbox's tasks need Celery; install it: {install_command('celery')}") from error
 
 _FIXED: Final = ("acks_late", "acks_on_timeout", "reject_on_worker_lost", "max_retries")
 

@@ -9,6 +9,7 @@ from inspect import iscoroutinefunction
 from typing import Any, Final
 
 from semel.errors import ConfigurationError
+from semel.extras import install_command
 from semel.inbox.brokers.delivery import fitting, log_busy
 from semel.inbox.run import Inbox, Message
 from semel.inbox.store import Receipt
@@ -18,7 +19,7 @@ try:
     from dramatiq.errors import Retry
     from dramatiq.middleware import MiddlewareError, Retries, SkipMessage, TimeLimitExceeded
 except ModuleNotFoundError as missing:
-    raise ConfigurationError("an inbox's actors need Dramatiq; install it: pip install 'semel[dramatiq]'") from missing
+    raise ConfigurationError(f"an inbox's actors need Dramatiq; install it: {install_command('dramatiq')}") from missing
 
 _OWN: Final = ("max_retries", "retry_when", "throws", "on_retry_exhausted")  # what would end a message before its inbox
 _at: ContextVar[tuple[str, str] | None] = ContextVar("semel-dramatiq-message", default=None)  # its actor and its id

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from semel.errors import ConfigurationError
+from semel.extras import install_command
 from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, text_of
 from semel.inbox.run import AsyncInbox, Message, Poison
 
@@ -17,7 +18,7 @@ try:
     from faststream.message import StreamMessage
 except ModuleNotFoundError as missing:
     raise ConfigurationError(
-        "an inbox's subscribers need FastStream; install it: pip install 'semel[faststream]'"
+        f"an inbox's subscribers need FastStream; install it: {install_command('faststream')}"
     ) from missing
 
 _NAMES: Final = (EVENT_ID, "Nats-Msg-Id", "message_id")

@@ -9,6 +9,7 @@ from typing import Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from semel.errors import ConfigurationError, UrlError
+from semel.extras import install_command
 from semel.outbox.sinks.base import Sink
 from semel.outbox.sinks.function import function_sink
 
@@ -58,7 +59,7 @@ def connect_sink(url: str) -> Sink:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == library:
             raise ConfigurationError(
-                f"a sink on {parts.scheme}:// needs {library}; install it: pip install 'semel[{extra}]'"
+                f"a sink on {parts.scheme}:// needs {library}; install it: {install_command(extra)}"
             ) from None
         raise
     options: dict[str, str] = {}

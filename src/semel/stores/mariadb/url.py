@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, unquote
 
 from semel.engine.backend import Backend
 from semel.errors import ConfigurationError, UrlError
+from semel.extras import install_command
 from semel.stores.mariadb.protocol import MariadbServer
 
 SCHEMES: Final = tuple(f"{name}{library}" for name in ("mariadb", "mysql") for library in ("", "+pymysql", "+asyncmy"))
@@ -88,7 +89,7 @@ def mariadb_backend(server: MariadbServer, scheme: str = "mysql") -> Backend:
         from semel.stores.mariadb.pymysql_transaction import PymysqlUnitPool
         from semel.stores.mariadb.transaction import is_conflict
     except ImportError as error:
-        raise ConfigurationError(f"{scheme}:// needs PyMySQL and asyncmy; run: pip install 'semel[mariadb]'") from error
+        raise ConfigurationError(f"{scheme}:// needs PyMySQL and asyncmy; run: {install_command('mariadb')}") from error
     units, async_units = PymysqlUnitPool(server), AsyncmyUnitPool(server)
     store, driver = MariadbStore(), MariadbDriver(server, units, async_units)
     home = MariadbHome(store, driver, server)

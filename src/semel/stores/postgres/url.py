@@ -10,15 +10,22 @@ from urllib.parse import SplitResult, quote, urlencode
 
 from semel.engine.backend import Backend
 from semel.errors import ConfigurationError, UrlError
+from semel.extras import install_command
 from semel.stores.clock import Clock
 
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _BARE_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _YES: Final = {"yes": True, "no": False}
-_NEEDS: Final = "{url} needs {package}; run: pip install 'semel[{extra}]'"
-_WITH_ASYNCPG: Final = _NEEDS.format(url="postgresql+asyncpg://", package="asyncpg and psycopg 3", extra="asyncpg")
 _OWN: Final = ("connections_max", "patience_seconds", "prepared", "schema")
 CONNECTIONS_MOST: Final = 1000
+
+
+def _needs(*, asyncpg: bool) -> ConfigurationError:
+    if asyncpg:
+        named, extra = "postgresql+asyncpg:// needs asyncpg and psycopg 3", "asyncpg"
+    else:
+        named, extra = "postgresql:// needs psycopg 3", "postgresql"
+    return ConfigurationError(f"{named}; run: {install_command(extra)}")
 
 
 def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
@@ -122,10 +129,7 @@ def postgres_backend(
     try:
         from semel.stores.postgres.psycopg_driver import PostgresServer, PsycopgDriver
     except ImportError as error:
-        named = (
-            _WITH_ASYNCPG if asyncpg else _NEEDS.format(url="postgresql://", package="psycopg 3", extra="postgresql")
-        )
-        raise ConfigurationError(named) from error
+        raise _needs(asyncpg=asyncpg) from error
     from semel.stores.postgres.errors import is_conflict
     from semel.stores.postgres.join import PostgresHome
     from semel.stores.postgres.join_target import join, join_async
@@ -151,7 +155,7 @@ def postgres_backend(
         from semel.stores.postgres.asyncpg_driver import AsyncpgDriver
         from semel.stores.postgres.asyncpg_transaction import AsyncpgUnitPool
     except ImportError as error:
-        raise ConfigurationError(_WITH_ASYNCPG) from error
+        raise _needs(asyncpg=True) from error
     asyncpg_units = AsyncpgUnitPool(server)
     pooled = AsyncpgDriver(server, PsycopgDriver(server, units), asyncpg_units)
     return with_joins(Backend("postgresql", store, pooled, unit=units.begin, unit_async=asyncpg_units.begin))

@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, unquote
 
 from semel.engine.backend import Backend
 from semel.errors import ConfigurationError, UrlError
+from semel.extras import install_command
 from semel.stores.clock import Clock
 
 CONNECTIONS_MOST: Final = 1000
@@ -92,7 +93,7 @@ def redis_backend(
     try:
         from semel.stores.redis.driver import RedisDriver, RedisServer
     except ImportError as error:
-        raise ConfigurationError("redis:// needs redis-py; run: pip install 'semel[redis]'") from error
+        raise ConfigurationError(f"redis:// needs redis-py; run: {install_command('redis')}") from error
     from semel.stores.redis.routes import Node, RouteTerms
 
     server = RedisServer(

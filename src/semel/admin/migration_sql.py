@@ -1,0 +1,77 @@
+"""What `semel migrate` would run, as SQL for whoever may: nothing of it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from semel.core.flow import Ask, Flow, perform
+from semel.engine.sync_engine import Engine
+from semel.errors import ConfigurationError, SchemaError
+from semel.stores.sql.dialect import dialect_of
+from semel.stores.sql.statements import Execute, Query, Script
+
+_READS = ("SELECT", "SHOW")
+_NO_TABLES = ((0,),)  # of Semel's are there
+
+
+def migration_sql(engine: Engine, schema: str | None = None) -> list[str]:
+    """The statements that are missing in the engine's database, each without its semicolon; none: it is up to date.
+
+    Parameters: ``engine`` on a SQL store, open or not; ``schema`` where Semel's tables are, if not on the search_path
+    of whoever runs them.
+
+    Raises ConfigurationError for a store without SQL; StoreError.
+
+    >>> with Engine.connect("memory://") as engine:
+    ...     migration_sql(engine)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    semel.errors.ConfigurationError: --sql: migrations as SQL need a SQL database: sqlite:///, ...; MemoryStore is none
+    """
+    try:
+        kind = dialect_of(engine.store, "migrations as SQL").name
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--sql: {error}") from None
+    lines: list[str] = []
+    try:
+        engine.perform("migrate", lambda: _planned(engine, kind, lines))
+    except SchemaError:  # a file of SQLite's that does not exist yet, and is not made by this
+        perform(_planned(engine, kind, lines), lambda needed: _NO_TABLES)
+    if not lines:
+        return []
+    within = [] if kind == "mariadb" else ["BEGIN"]  # no transaction of MariaDB's holds a CREATE TABLE
+    if schema is not None:
+        within.append(f"SET LOCAL search_path TO {schema}")
+    return [*within, *lines, *(["COMMIT"] if kind != "mariadb" else [])]
+
+
+def _planned(engine: Engine, kind: str, lines: list[str]) -> Flow[None]:
+    """The store's own migration, of which only what reads is performed."""
+    flow = engine.store.migrate(*engine.core.first_identity())
+    try:
+        needed: Ask[Any] = next(flow)
+        while True:
+            written = list(_written(needed, kind))
+            lines += written
+            reply = None if written or isinstance(needed, Script) else (yield needed)
+            needed = flow.send(reply)
+    except StopIteration:
+        return
+
+
+def _written(needed: Ask[Any], kind: str) -> Iterator[str]:
+    """What writes, as text."""
+    if isinstance(needed, Script):
+        yield from needed.statements
+    elif isinstance(needed, (Query, Execute)) and not needed.statement.text.lstrip().startswith(_READS):
+        text = needed.statement.qmark
+        for value in needed.statement.values(needed.params):
+            text = text.replace("?", _literal(value, kind), 1)
+        yield text
+
+
+def _literal(value: object, kind: str) -> str:
+    if isinstance(value, bytes):
+        return f"'\\x{value.hex()}'" if kind == "postgres" else f"x'{value.hex()}'"
+    return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"

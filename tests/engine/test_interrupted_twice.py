@@ -1,0 +1,122 @@
+"""A time limit that comes again while its first exception is on its way: at each instruction where one can come."""
+
+from __future__ import annotations
+
+import dis
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from semel import Engine
+from semel.engine.shield import Hold, serve_lost, shielded
+from tests.engine.shells import MADE, command
+from tests.servers.redis import eventually
+
+OURS = ("engine/sync_engine.py", "engine/shield.py")
+# The interpreter looks for signals and asynchronous exceptions as a function begins, behind a call, and in loops.
+BEGINS = frozenset({dis.opmap["RESUME"]})
+CALLS = frozenset(code for name, code in dis.opmap.items() if name.startswith(("CALL", "JUMP_BACKWARD")))
+
+
+class Limit(Exception):
+    """A time limit."""
+
+
+class Strike:
+    """Raises :class:`Limit` in this thread at its n-th instruction of Semel's at which one can come."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self._before: dict[FrameType, int] = {}
+
+    def trace(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
+        if not frame.f_code.co_filename.endswith(OURS):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            code = frame.f_code.co_code[frame.f_lasti]
+            before = self._before.get(frame)
+            self._before[frame] = code
+            if code in BEGINS or before in CALLS:
+                self.left -= 1
+                if self.left == 0:
+                    self._before.clear()
+                    sys.settrace(None)
+                    raise Limit("the second")
+        elif event == "return":
+            self._before.pop(frame, None)
+        return self.trace
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+            self._before.clear()
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What is lost is undone at once, not when the collector of cycles happens to come by."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_a_value_is_undone_whatever_interrupts_its_letting_go(no_collector: None) -> None:
+    undone: list[int] = []
+
+    def use(number: int, strike: Strike) -> None:
+        hold: Hold[int] = Hold(lambda value, error: undone.append(value))
+        try:
+            shielded(lambda: hold.give(number))
+            raise Limit("the first")
+        except BaseException as error:
+            sys.settrace(strike.trace)
+            hold.let_go(error)
+            raise
+
+    number, was_reached = 0, True
+    while was_reached:
+        number += 1
+        strike = Strike(number)
+        with pytest.raises(Limit), strike.armed():
+            use(number, strike)
+        was_reached = strike.left == 0
+        eventually(lambda number=number: number in undone, 5.0)  # type: ignore[misc]
+    assert number > 10  # instructions, not only the first
+    assert undone == sorted(set(undone))
+
+
+def test_a_value_that_was_lost_long_after_its_call_is_undone_at_the_next_beat() -> None:
+    """By then the thread of the call may have ended: it waits five idle seconds for another."""
+    undone = threading.Event()
+    hold: Hold[int] = Hold(lambda value, error: undone.set())
+    hold.give(1)
+    del hold
+    serve_lost()
+    assert undone.wait(5.0)
+
+
+def test_a_limit_anywhere_in_a_run_leaves_no_permit_behind(no_collector: None) -> None:
+    with closing(Engine.connect("memory://")) as engine:
+        engine.migrate()
+        at, was_reached = 0, True
+        while was_reached:
+            at += 1
+            strike = Strike(at)
+            with strike.armed():
+                sys.settrace(strike.trace)
+                with suppress(Limit):
+                    engine.run(command(f"k-{at}"), lambda permit: MADE)
+            was_reached = strike.left == 0
+            eventually(lambda: not engine.core.live, 5.0)
+        assert at > 30
