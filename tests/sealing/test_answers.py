@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,6 +31,10 @@ def never(permit: Permit) -> Answer:
 def pay(permit: Permit) -> Answer:
     permit.result("payment", "7")
     return PAID
+
+
+def give(said: Answer, permit: Permit) -> Answer:
+    return said
 
 
 def read_payment(done: Rebuilding) -> dict[str, Any]:
@@ -66,8 +71,8 @@ def test_a_settlement_is_sealed_once_so_that_it_may_be_repeated(place: Place) ->
     process = place.process()
     permit = process.permit(command(policy=SEAL))
     word = process.engine.core.word(permit, Succeeded(PAID))
-    settle = lambda: process.perform("settle", lambda: process.engine.store.settle((word,)))  # noqa: E731
-    assert (settle(), settle()) == ([Settled()], [AlreadyMine()])
+    replies = [process.perform("settle", lambda: process.engine.store.settle((word,))) for _ in range(2)]
+    assert replies == [[Settled()], [AlreadyMine()]]
     process.engine.core.conclude(permit)
     assert process.run(command(policy=SEAL), never).answer == PAID
 
@@ -340,7 +345,7 @@ def test_answers_of_atomic_commands_are_sealed_and_so_are_their_refusals(place: 
     atomic = Policy(effects="atomic", answers="seal")
     refused = PAID._replace(status=409)
     for key, said in (("paid", PAID), ("refused", refused)):
-        assert process.run(command(key, atomic), lambda permit, said=said: said).answer == said
+        assert process.run(command(key, atomic), partial(give, said)).answer == said
         assert process.run(command(key, atomic), never).answer == said
     rows = rows_of(process)
     assert [row.answer_kind for row in rows] == [AnswerKind.SEALED, AnswerKind.SEALED]

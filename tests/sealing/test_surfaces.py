@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from semel import AsyncEngine, Engine, Permit, Rebuilding, Sealer, command
 from semel.core.model import Find
 from semel.errors import ConfigurationError, NotReplayableError, RecordUnreadableError
-from semel.functions import single_caller
+from semel.functions import single_caller, this_permit
 from semel.http.caller import Caller
 from semel.http.problems import Problems
 from semel.http.routing import Operation
@@ -163,7 +163,7 @@ def test_the_result_of_a_function_is_rebuilt_as_its_type() -> None:
     with Engine.connect("memory://?persistence=none") as engine:
 
         @command(engine, "pay", key="number", caller=single_caller, answers="rebuild", rebuild=read)
-        def pay(number: int, permit: Permit) -> Payment:
+        def pay(number: int, permit: Permit = this_permit) -> Payment:
             permit.result("payment", str(number))
             return Payment(number, SECRET)
 
