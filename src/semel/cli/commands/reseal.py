@@ -21,10 +21,9 @@ def add(commands: Commands[Parser]) -> None:
         commands,
         "reseal",
         "seal stored answers under the newest key of the ring",
-        "SEMEL_SEAL_KEYS_FILE=keys semel reseal --dry-run\n"
-        "SEMEL_SEAL_KEYS_FILE=keys semel reseal --progress\n"
-        "SEMEL_SEAL_KEYS_FILE=keys semel reseal --plain --operation payments.create",
-        "Safe beside live traffic, and may be cut short and begun again. Put the new key first, in the file and in the "
+        "semel reseal --dry-run\nsemel reseal --progress\nsemel reseal --plain --operation payments.create",
+        "Reads the ring from the file that SEMEL_SEAL_KEYS_FILE names. Safe beside live traffic, and may be cut short and "
+        "begun again. Put the new key first, in the file and in the "
         "application, before you run it. See docs/sealing.md.",
     )
     add_filters(parser)
