@@ -22,9 +22,9 @@ def add(commands: Commands[Parser]) -> None:
         "reseal",
         "seal stored answers under the newest key of the ring",
         "semel reseal --dry-run\nsemel reseal --progress\nsemel reseal --plain --operation payments.create",
-        "Reads the ring from the file that SEMEL_SEAL_KEYS_FILE names. Safe beside live traffic, and may be cut short and "
-        "begun again. Put the new key first, in the file and in the "
-        "application, before you run it. See docs/sealing.md.",
+        "Reads the ring from the file that SEMEL_SEAL_KEYS_FILE names. Safe beside live traffic, and may be cut short "
+        "and begun again. Put the new key first, in the file and in the application, before you run it. See "
+        "docs/sealing.md.",
     )
     add_filters(parser)
     parser.add_argument(
