@@ -15,6 +15,7 @@ from bench.bare import application
 from bench.plain import CLAIMS, COMPLETIONS, make_plain_table, plain_id
 from bench.setup import App, Handler, Handlers, Setup
 from bench.shop import WRITES, make_table, own_connections
+from semel.stores.deadline import Deadline
 
 
 def build(setup: Setup, handlers: Handlers) -> App:
@@ -32,7 +33,7 @@ def _by_hand(handler: Handler, kind: str, url: str) -> Handler:
 
     async def pay(request: Request) -> Response:
         id = plain_id(request.headers["idempotency-key"])
-        connection, _ = await connections.take(60.0)
+        connection, _ = await connections.take(Deadline(60.0))
         try:
             if not await claim(connection, id):
                 return Response(status_code=409)

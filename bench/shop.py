@@ -19,6 +19,7 @@ from bench.plain import CONNECTS
 from bench.protected import protect
 from bench.setup import App, Handler, Handlers, Setup
 from semel import Policy
+from semel.stores.deadline import Deadline
 from semel.stores.pool import AsyncLifo
 
 CONNECTIONS: Final = 8  # as many as Semel has for its transactions; with 16 both forms are slower on two cores
@@ -58,7 +59,7 @@ def _on_own(handler: Handler, kind: str, url: str) -> Handler:
     connections = own_connections(kind, url)
 
     async def pay(request: Request) -> Response:
-        connection, _ = await connections.take(60.0)
+        connection, _ = await connections.take(Deadline(60.0))
         try:
             await write(connection)
         finally:
@@ -70,7 +71,7 @@ def _on_own(handler: Handler, kind: str, url: str) -> Handler:
 
 def own_connections(kind: str, url: str) -> AsyncLifo[Any]:
     """The shop's connections, as cheap as they can be: kept open, the warmest first, each statement in autocommit."""
-    return AsyncLifo(lambda: CONNECTS[kind](url), CONNECTIONS)
+    return AsyncLifo(lambda deadline: CONNECTS[kind](url), CONNECTIONS)
 
 
 async def _write_psycopg(connection: Any) -> None:

@@ -1,6 +1,7 @@
 """A bulk of six items in a process of its own: ``python -m tests.bulk.declared URL LEDGER EFFECTS DIES_AT``.
 
-Each call of the handler is a line of the ledger; the process kills itself in the handler of the item at DIES_AT.
+EFFECTS such as ``external``, or ``external,atomic``: one run after the other, each on an engine of its own. Each call
+of the handler is a line of the ledger; the process kills itself in the handler of the item at DIES_AT.
 """
 
 from __future__ import annotations
@@ -33,4 +34,5 @@ def main(url: str, ledger: str, effects: str, *, dies_at: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], dies_at=int(sys.argv[4]))
+    for each in sys.argv[3].split(","):
+        main(sys.argv[1], sys.argv[2], each, dies_at=int(sys.argv[4]))

@@ -4,6 +4,7 @@ be read fails here, and every public name is in the reference."""
 from __future__ import annotations
 
 import inspect
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,8 +17,9 @@ from sphinx.util.inventory import InventoryFile
 
 import semel
 from tests.docs.pages import DOCS, PAGES, ROOT, blocks
+from tests.servers.running import once
 
-SECONDS_MAX = 120.0
+SECONDS_MAX = 300.0  # half a minute on an idle core
 # Of these modules everything is public. Elsewhere a name is public by being on a page of the reference.
 WHOLE = (
     "semel.errors",
@@ -38,16 +40,12 @@ WHOLE = (
 
 
 class Built:
-    """A build by the words of the Makefile: what it warned of, and what it put where."""
+    """What a build warned of, and what it put where."""
 
-    def __init__(self, source: Path, target: Path) -> None:
-        [line] = [line for line in (ROOT / "Makefile").read_text("utf-8").splitlines() if "-m sphinx" in line]
-        options = line.split("-m ")[1].replace("build/.trees docs build/site", "").split()
-        command = [sys.executable, "-m", *options, str(target / ".trees"), "-c", str(DOCS), str(source), str(target)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS_MAX)
-        self.warnings = done.stderr
-        self.failed = done.returncode != 0
-        self.folder = target
+    def __init__(self, folder: Path, warnings: str, *, failed: bool) -> None:
+        self.folder = folder
+        self.warnings = warnings
+        self.failed = failed
 
     def names(self) -> set[str]:
         with (self.folder / "objects.inv").open("rb") as file:
@@ -55,9 +53,25 @@ class Built:
         return {name for kind in found.data if kind.startswith("py:") for name in found.data[kind]}
 
 
+def build(source: Path, target: Path) -> Built:
+    """A build by the words of the Makefile."""
+    [line] = [line for line in (ROOT / "Makefile").read_text("utf-8").splitlines() if "-m sphinx" in line]
+    options = line.split("-m ")[1].replace("build/.trees docs build/site", "").split()
+    command = [sys.executable, "-m", *options, str(target / ".trees"), "-c", str(DOCS), str(source), str(target)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS_MAX)
+    return Built(target, done.stderr, failed=done.returncode != 0)
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return Built(DOCS, tmp_path_factory.mktemp("site"))
+def site() -> Built:
+    """The site, built once in a run: its tests are spread over the workers."""
+
+    def make(folder: Path) -> None:
+        built = build(DOCS, folder / "site")
+        (folder / "built.json").write_text(json.dumps({"warnings": built.warnings, "failed": built.failed}))
+
+    home = once("site", make)
+    return Built(home / "site", **json.loads((home / "built.json").read_text()))
 
 
 @pytest.mark.no_cover  # with the build, which runs in a process of its own
@@ -148,7 +162,7 @@ def test_what_is_broken_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "lost.md").write_text("# C\n", "utf-8")
     (tmp_path / "_static").mkdir()
     (tmp_path / "_static/site.css").write_text("", "utf-8")
-    built = Built(tmp_path, tmp_path / "built")
+    built = build(tmp_path, tmp_path / "built")
     assert built.failed
     for part in ("gone", "'nothing'", "lost.md: WARNING: document isn't included in any toctree"):
         assert part in built.warnings

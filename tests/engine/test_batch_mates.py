@@ -45,7 +45,7 @@ def test_a_batch_that_was_lost_is_lost_for_all_and_sent_once() -> None:
 
 
 async def _asked(verb: Any) -> list[Any]:
-    async def run(make: MakeFlow[list[Any]]) -> list[Any]:
+    async def run(make: MakeFlow[list[Any]], waited: float) -> list[Any]:
         flow = make()
         try:
             next(flow)
@@ -54,7 +54,7 @@ async def _asked(verb: Any) -> list[Any]:
             return replies
         raise AssertionError("this verb asks nothing")
 
-    coalescer = Coalescer(verb, run, keeps=True)
+    coalescer = Coalescer(verb, run, patience_seconds=5.0, keeps=True)
     return await asyncio.gather(*(coalescer.ask(number) for number in range(1, 6)), return_exceptions=True)
 
 

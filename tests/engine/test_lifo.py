@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 
 from semel.errors import StoreUnavailable
+from semel.stores.deadline import Deadline
 from semel.stores.pool import AsyncLifo
 
 LONG_SECONDS = 30.0
@@ -16,7 +17,7 @@ LONG_SECONDS = 30.0
 def lifo(most: int) -> AsyncLifo[int]:
     numbers = count(1)
 
-    async def open() -> int:
+    async def open(deadline: Deadline) -> int:
         return next(numbers)
 
     return AsyncLifo(open, most)
@@ -26,8 +27,8 @@ def lifo(most: int) -> AsyncLifo[int]:
 def test_a_waiter_that_is_cancelled_as_it_is_woken_passes_its_turn_on(freed: str) -> None:
     async def story() -> tuple[int, bool]:
         connections = lifo(1)
-        taken, _ = await connections.take(0)
-        first, second = (asyncio.ensure_future(connections.take(LONG_SECONDS)) for _ in range(2))
+        taken, _ = await connections.take(Deadline(0))
+        first, second = (asyncio.ensure_future(connections.take(Deadline(LONG_SECONDS))) for _ in range(2))
         await asyncio.sleep(0)
         if freed == "given":
             connections.give(taken)
@@ -43,10 +44,10 @@ def test_a_waiter_that_is_cancelled_as_it_is_woken_passes_its_turn_on(freed: str
 def test_who_waits_for_too_long_leaves_the_line() -> None:
     async def story() -> tuple[int, bool]:
         connections = lifo(1)
-        taken, _ = await connections.take(0)
+        taken, _ = await connections.take(Deadline(0))
         with pytest.raises(StoreUnavailable, match="all 1 connections"):
-            await connections.take(0.01)
+            await connections.take(Deadline(0.01))
         connections.give(taken)
-        return await connections.take(0)
+        return await connections.take(Deadline(0))
 
     assert asyncio.run(story()) == (1, True)

@@ -12,6 +12,7 @@ import pytest
 
 from semel import Answer, AsyncEngine, Engine, Permit, Policy
 from semel.core import command_flow as commands
+from semel.core.model import InProgress, Replay
 from semel.core.outcomes import Succeeded
 from semel.engine.backend import Backend
 from semel.engine.result import Result
@@ -204,3 +205,91 @@ def test_without_a_budget_nobody_waits() -> None:
                 await engine.run(command(policy=Policy(wait_seconds=0)), lambda permit: None)  # type: ignore[arg-type,return-value]
 
     asyncio.run(scenario())
+
+
+WAITERS = 100
+LOOKS_MAX = 40  # of the half second that they wait, at a look each 20 milliseconds: one waiter's, not a hundred's
+
+
+def claims_of(counting: Counting) -> int:
+    return int(sum(n for (event, labels), n in counting.counts.items() if (event, labels[-1]) == STORE_CLAIM))
+
+
+def test_one_task_looks_for_all_that_wait_for_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(commands, "poll_seconds", lambda asked, jitter: 0.02)
+
+    async def scenario() -> None:
+        counting = Counting()
+        async with (
+            await ready(sqlite(tmp_path / "semel.db")) as holder,
+            await ready(sqlite(tmp_path / "semel.db"), observer=counting) as engine,
+        ):
+            permit = await holder.claim(command())
+            assert isinstance(permit, Permit)
+            crowd = [asyncio.ensure_future(engine.claim(command(), wait_seconds=0.5)) for _ in range(WAITERS)]
+            found = await asyncio.wait_for(asyncio.gather(*crowd), PATIENCE_SECONDS)
+            assert {type(each) for each in found} == {InProgress}
+            assert claims_of(counting) <= WAITERS + LOOKS_MAX
+            # What another process settles is seen by the one that looks, and then by all.
+            crowd = [asyncio.ensure_future(engine.claim(command(), wait_seconds=30)) for _ in range(WAITERS)]
+            await until(lambda: len(engine.core.wakers.get(permit.claim.id, ())) == WAITERS)
+            before = claims_of(counting)
+            await holder.settle(permit, Succeeded(MADE))
+            found = await asyncio.wait_for(asyncio.gather(*crowd), PATIENCE_SECONDS)
+            assert {type(each) for each in found} == {Replay}
+            assert claims_of(counting) - before <= WAITERS + LOOKS_MAX
+            assert (engine.core.lookers, engine.core.wakers, engine.core.waiting) == ({}, {}, 0)
+
+    asyncio.run(scenario())
+
+
+def test_one_thread_looks_for_all_that_wait_for_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(commands, "poll_seconds", lambda asked, jitter: 0.02)
+    counting = Counting()
+    holder, engine = Engine(sqlite(tmp_path / "semel.db")), Engine(sqlite(tmp_path / "semel.db"), observer=counting)
+    holder.migrate()
+    with holder, engine, ThreadPoolExecutor(CROWD) as threads:
+        permit = holder.claim(command())
+        assert isinstance(permit, Permit)
+        found = list(threads.map(lambda _: engine.claim(command(), wait_seconds=0.5), range(CROWD)))
+        assert {type(each) for each in found} == {InProgress}
+        assert claims_of(counting) <= CROWD + LOOKS_MAX
+        crowd = [threads.submit(engine.claim, command(), wait_seconds=30) for _ in range(CROWD)]
+        pause = threading.Event()
+        for _ in range(PATIENCE_SECONDS * 1000):
+            if len(engine.core.wakers.get(permit.claim.id, ())) == CROWD:
+                break
+            pause.wait(0.001)
+        holder.settle(permit, Succeeded(MADE))
+        assert {type(each.result(PATIENCE_SECONDS)) for each in crowd} == {Replay}
+        assert (engine.core.lookers, engine.core.wakers, engine.core.waiting) == ({}, {}, 0)
+
+
+def test_another_waiter_looks_once_the_first_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The waiter that looks is cancelled, then the loop of one that looks is closed: the others go on."""
+    monkeypatch.setattr(commands, "poll_seconds", lambda asked, jitter: 0.02)
+    monkeypatch.setattr("semel.engine.state.FOLLOW_SECONDS", 0.05)
+    holder = Engine(sqlite(tmp_path / "semel.db"))
+    holder.migrate()
+    permit = holder.claim(command())
+    assert isinstance(permit, Permit)
+    engine = AsyncEngine(sqlite(tmp_path / "semel.db"))
+    gone = asyncio.new_event_loop()
+    lost = gone.create_task(engine.claim(command(), wait_seconds=60))
+    gone.run_until_complete(until(lambda: bool(engine.core.lookers)))
+    gone.close()
+
+    async def scenario() -> None:
+        crowd = [asyncio.ensure_future(engine.claim(command(), wait_seconds=30)) for _ in range(3)]
+        nonce = engine.core.lookers[permit.claim.id][0]
+        await until(lambda: engine.core.lookers[permit.claim.id][0] != nonce)
+        nonce = engine.core.lookers[permit.claim.id][0]
+        crowd.pop(0).cancel()
+        crowd.pop(0).cancel()
+        holder.settle(permit, Succeeded(MADE))
+        assert isinstance(await asyncio.wait_for(crowd[0], PATIENCE_SECONDS), Replay)
+        await engine.close()
+
+    asyncio.run(scenario())
+    holder.close()
+    lost._log_destroy_pending = False  # type: ignore[attr-defined]  # that it is pending is the point

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import pymysql
 import pytest
 
 from semel import Answer, ItemFailed
@@ -19,6 +20,7 @@ from tests.inbox.conftest import Consumer
 from tests.steps.conftest import Process, Run, stepped
 
 KINDS = ("pymysql", "asyncmy")
+DEADLOCK = pymysql.err.OperationalError(1213, "Deadlock found")  # after which a unit's work is done over
 
 
 class Failed(Exception):
@@ -144,24 +146,25 @@ def test_a_message_whose_commit_is_refused_and_whose_writes_remain_is_parked(con
     assert logged(home) == [1, 2]
 
 
-def test_a_local_step_whose_writes_remain_makes_the_operation_unknown(kind: Any, home: Home) -> None:
+@pytest.mark.parametrize("error", [Failed(), DEADLOCK], ids=["raises", "deadlock"])
+def test_a_local_step_whose_writes_remain_makes_the_operation_unknown(kind: Any, home: Home, error: Exception) -> None:
     process = Process(kind, home.backend(kind))
     what = stepped()
 
     async def handler(run: Run) -> Answer:
         async def writes(connection: Any) -> None:
             await log(connection, 1)
-            raise Failed
+            raise error
 
         def writes_here(connection: Any) -> None:
             connection.cursor().execute("INSERT INTO log VALUES (1)")
-            raise Failed
+            raise error
 
         await run.local("write", writes if process.is_async else writes_here)
         return Answer(201, (), b"")
 
     try:
-        with pytest.raises(Failed):
+        with pytest.raises(type(error)):
             process.run(what, handler)
         assert process.row(what).state == State.UNKNOWN
         with pytest.raises(OutcomeUnknownError, match="not-rolled-back"):

@@ -8,7 +8,7 @@ from tests.nemeses.scripts import given, tell
 from verification.soak.round import Outcome, Round
 
 LIFE_SECONDS_MAX = 0.015
-KILLS_AT_ONCE = 170
+KILLS_AT_ONCE = 70
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from semel.stores.postgres.url import postgres_backend
 from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, WHAT, Outside
-from tests.postgres.users import USERS, Asyncpg, AsyncpgPool, AsyncPsycopg, Psycopg, User
+from tests.postgres.users import USERS, Asyncpg, AsyncPsycopg, Psycopg, User
 from tests.servers.postgres import schema
 
 Tell = Callable[[Callable[[User], Awaitable[None]]], None]
@@ -452,7 +452,6 @@ def test_an_engine_of_either_kind_says_what_it_joins(conninfo: str) -> None:
     assert isinstance(AsyncEngine(postgres_backend(conninfo)).backend.joins, Callable)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("tell", [made for made in USERS if made not in (Asyncpg, AsyncpgPool)], indirect=True)
 @pytest.mark.parametrize("emits", [False, True])
 def test_a_savepoint_that_is_open_at_the_settlement_is_refused(tell: Tell, outside: Outside, emits: bool) -> None:
     async def story(user: User) -> None:
@@ -475,6 +474,27 @@ def test_a_savepoint_that_is_open_at_the_settlement_is_refused(tell: Tell, outsi
     left_open: list[Any] = []
     tell(story)
     assert (outside.rows(), outside.states) == ([], [])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_join_listens_to_asyncpg_no_longer_than_its_transaction(conninfo: str, outside: Outside, fails: bool) -> None:
+    async def story() -> None:
+        async with someone(Asyncpg, conninfo) as user:
+            await user.begin()
+            with suppress(KeyError):
+                async with user.join(WHAT) as once:
+                    await user.execute("SAVEPOINT mine")
+                    await user.insert()
+                    await user.execute("RELEASE mine")
+                    if fails:
+                        raise KeyError
+                    once.answer = MADE
+            await (user.rollback() if fails else user.commit())
+            await user.execute("SELECT 1")
+            assert not user.target._query_loggers
+
+    asyncio.run(story())
+    assert outside.rows() == ([] if fails else [1])
 
 
 @pytest.mark.parametrize("made", USERS, ids=lambda made: made.__name__)

@@ -64,6 +64,21 @@ def stop(server: Running) -> None:
         os.waitpid(server.pid, os.WNOHANG)
 
 
+def once(name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that the run's first caller fills and every other worker reads. A failure is the next caller's to meet
+    again."""
+    folder = Path(os.environ[ENVIRONMENT])
+    home = folder / name
+    with _lock(folder / f"{name}.lock"):
+        if not home.exists():
+            making = folder / f"{name}.making"
+            shutil.rmtree(making, ignore_errors=True)  # of one that failed
+            making.mkdir()
+            make(making)
+            making.rename(home)
+    return home
+
+
 def shared(name: str, start: Callable[[Path], Running]) -> Running:
     """The run's one server of this name, started by whoever comes first."""
     folder = Path(os.environ[ENVIRONMENT])
@@ -159,6 +174,7 @@ __all__ = [
     "end_run",
     "free_port",
     "launch",
+    "once",
     "own",
     "shared",
     "stop",

@@ -9,7 +9,7 @@ import pytest
 from verification.simulate import search
 from verification.simulate.coverage import EVENTS, NEVER_IN_CI, STATES, Counts, must_reach, table, why_not
 
-SCHEDULES: Final = 20_000  # the first of the hundred thousand of CI; test_schedules has the others
+SCHEDULES: Final = 20_000  # the first of the forty thousand of CI; test_schedules has the others
 PAIRS: Final = [(state, event) for state in STATES for event in EVENTS]
 
 

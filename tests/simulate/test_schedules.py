@@ -1,7 +1,8 @@
-"""A hundred thousand schedules, in chunks that run side by side; and every seed that has ever found something.
+"""Forty thousand schedules, in chunks that run side by side; and every seed that has ever found something.
 
-The first chunk is the large one of ``test_coverage``. None of them is measured: a coverage tool would see the same
-lines over and over. What it sees of the simulator comes from the smaller runs of the other modules.
+``make soak`` plays a million. The first chunk is the large one of ``test_coverage``. None of them is measured: a
+coverage tool would see the same lines over and over. What it sees of the simulator comes from the smaller runs of the
+other modules.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tests.simulate.test_coverage import SCHEDULES as FIRST
 from verification.simulate import search
 from verification.simulate.recording import Recorded, read_recording
 
-SCHEDULES: Final = 100_000
+SCHEDULES: Final = 40_000
 CHUNK: Final = 2_000
 SEEDS: Final = Path(__file__).parent / "seeds.json"
 

@@ -66,7 +66,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 @pytest.mark.parametrize("writer", CODES)
 def test_what_one_revision_wrote_is_read_by_the_other(writer: str, reader: str, store: tuple[str, str]) -> None:
     assert act("old", store, "migrate")["ran"] == ["0001_first", "0002_many_effects"]
-    assert act("new", store, "migrate")["ran"] == []  # a later migration is to be named here
+    # It raises no version, so that processes of the old revision may start beside it.
+    added = ["turns"] if store[0] == postgres() else []
+    assert act("new", store, "migrate")["ran"] == added
     act(writer, store, "write")
     retries = dict(RETRIES)
     if (writer, reader) == ("new", "old"):  # it knows no bulk whose path and query count, and runs none

@@ -185,16 +185,16 @@ def test_the_completer_survives_what_nobody_expects(tmp_path: Path, caplog: pyte
                 return Answer(201, (), b"paid")
 
             completer.register("pay", Policy.of(steps=True, resumable=True), handler)
-            looked, abandoned, failures = asyncio.Event(), completer._rows.abandoned, [1, 1]
+            looked, turn, failures = asyncio.Event(), engine.store.turn, [1, 1]  # type: ignore[attr-defined]
 
             def mistaken(*args: Any) -> Any:
                 if failures:
                     failures.pop()
                     raise ZeroDivisionError("a mistake of ours")
                 looked.set()
-                return abandoned(*args)
+                return turn(*args)
 
-            completer._rows.abandoned = mistaken  # type: ignore[assignment,method-assign]
+            engine.store.turn = mistaken  # type: ignore[attr-defined]
             async with completer, asyncio.timeout(20):
                 await looked.wait()
 

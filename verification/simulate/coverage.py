@@ -99,7 +99,7 @@ NEVER_IN_CI: Final[Mapping[tuple[str, str], str]] = {
     ("FAILED_REPLAYABLE", "resolve"): "a holder refuses between an operator's look and the operator's word",
     ("FAILED_REPLAYABLE", "settle: superseded"): "a first holder's word after the refusal of the one that took over",
 }
-"""What is possible, and was in none of the 100,000 schedules of CI when they were counted. The store's side of each is
+"""What is possible, and was in none of the first 100,000 schedules when they were counted. The store's side of each is
 an order of two verbs, and those are enumerated whole (``semel.testing.verbs``)."""
 
 

@@ -31,6 +31,7 @@ class Wire:
         self._loop = loop
         self.who = who
         self.trouble = 0.0
+        self.patience_seconds = 5.0
         self.coalesces = False  # what queues up while a batch is out is the next batch, as with a server's driver
         self.sent = 0
         self.units: list[Transaction] = []
@@ -43,7 +44,9 @@ class Wire:
         reply: T = await self._send(Request(self.who, make, _nobody, fault), self._server.arrive, fault)
         return reply
 
-    run_uncut = run_async  # what the engine's coalescer calls, from a task that nobody cancels
+    async def run_uncut(self, make: MakeFlow[T], waited: float) -> T:
+        """What the engine's coalescer calls, from a task that nobody cancels."""
+        return await self.run_async(make)
 
     async def begin_async(self) -> Any:
         """Open an ATOMIC unit."""

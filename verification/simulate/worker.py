@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from semel.engine import async_engine as aio
 from semel.engine.backend import Backend
+from semel.telemetry import Silence
 from semel.workers import reaper
 from verification.simulate.loop import WorkerLoop
 from verification.simulate.server import Server
@@ -48,7 +49,8 @@ class Worker:
         backend = Backend(
             "simulated", cast("Any", self._server.store), self.wire, unit=_no_threads, unit_async=self.wire.begin_async
         )
-        self.engine = aio.AsyncEngine(backend, confirm_seconds=CONFIRM_SECONDS)
+        # Without an observer each unknown outcome would be a warning in a log: one or two a schedule.
+        self.engine = aio.AsyncEngine(backend, observer=Silence(), confirm_seconds=CONFIRM_SECONDS)
         self.engine.core.holder = self.who
         self.engine.core.checked = True  # the store is what the schedule says: nothing is to be learnt of it
         self.reaper = reaper.Reaper(self.engine)

@@ -31,6 +31,8 @@ def look_at_schema(engine: Engine, identity: Identity) -> Finding:
     lacking = missing(engine, done)
     if lacking:
         return Finding("schema", "problem", f"version {identity.schema_version}, but {lacking}", REMEDY)
+    if not pending and hasattr(engine.store, "lacking"):
+        pending = tuple(engine.perform("doctor", engine.store.lacking))
     if pending:
         return Finding("schema", "warning", f"pending: {', '.join(pending)}", "run: semel migrate")
     return Finding("schema", "ok", f"version {identity.schema_version}, nothing pending")

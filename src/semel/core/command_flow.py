@@ -27,7 +27,7 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.outcomes import Outcome, Refused, Released, Succeeded
-from semel.core.requests import Attempt, Elapsed, Jitter, Pause, Perform, PerformOne
+from semel.core.requests import Attempt, Elapsed, Jitter, Pause, PauseToLook, Perform, PerformOne
 from semel.errors import (
     KeyTooOld,
     NotReplicated,
@@ -132,10 +132,11 @@ def reread(store: Store, claim: Claim, grant: Grant, under: Under | None) -> Flo
     return InProgress(grant.operation_id, 0) if seen is None else seen
 
 
-def await_verdict(id: bytes, first: InProgress, seconds: float) -> Flow[Verdict]:
+def await_verdict(claim: Claim, first: InProgress, seconds: float) -> Flow[Verdict]:
     """Wait for a running command, within ``seconds``: woken at once in-process, otherwise polling with jitter.
 
-    Each look is a claim of its own, so a lapsed lease is noticed and taken over by whoever waits.
+    Each look is a claim of its own, so that the waiter who looks notices a lapsed lease and takes over. Of the waiters
+    of one process for one record one looks; the others look once it has found an answer.
     """
     verdict: Verdict = first
     ends = (yield from ask(Elapsed())) + seconds
@@ -146,9 +147,11 @@ def await_verdict(id: bytes, first: InProgress, seconds: float) -> Flow[Verdict]
             return verdict
         pause = poll_seconds(asked, (yield from ask(Jitter())))
         lapse = verdict.lease_left_us / 1_000_000
-        yield from ask(Pause(max(LOOK_SECONDS_MIN, min(left, pause, lapse or pause)), id))
-        verdict = yield from ask(Attempt())
-        asked += 1
+        look = max(LOOK_SECONDS_MIN, min(left, pause, lapse or pause))
+        most = max(LOOK_SECONDS_MIN, left)  # by less a coarse clock may not move
+        if (yield from ask(PauseToLook(look, most, claim.id, claim.nonce))):
+            verdict = yield from ask(Attempt())
+            asked += 1
     return verdict
 
 

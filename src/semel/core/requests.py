@@ -166,13 +166,29 @@ class Attempt(Ask[Verdict]):
 
 
 class Pause(Ask[None]):
-    """Wait so many seconds, or until this process has settled the record of this id."""
+    """Wait so many seconds."""
 
-    __slots__ = ("id", "seconds")
+    __slots__ = ("seconds",)
 
-    def __init__(self, seconds: float, id: bytes | None = None) -> None:
+    def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+
+
+class PauseToLook(Ask[bool]):
+    """Wait for a record that others hold; True where this waiter should look at it now.
+
+    Parameters: ``seconds`` until its next look, if it is the waiter of this process that looks at the record ``id``;
+    ``most`` seconds that it may wait in all; ``waiter`` names it. All waiters look at once where this process has
+    settled the record, or where the one who looks has found an answer.
+    """
+
+    __slots__ = ("id", "most", "seconds", "waiter")
+
+    def __init__(self, seconds: float, most: float, id: bytes, waiter: bytes) -> None:
+        self.seconds = seconds
+        self.most = most
         self.id = id
+        self.waiter = waiter
 
 
 class Elapsed(Ask[float]):

@@ -174,7 +174,8 @@ class AsyncEngine:
 
         with core.waiter(claim, seconds) as may_wait:
             if may_wait:
-                return await self._performer.drive(await_verdict(claim.id, running, seconds), once_more)
+                flow = await_verdict(claim, running, seconds)
+                return core.waited(claim, await self._performer.drive(flow, once_more))
         return running
 
     async def _claim(self, claim: Claim, command: Command) -> Verdict:

@@ -17,26 +17,27 @@ from semel.errors import SemelError, StatementRefused, StoreUnavailable
 
 BATCH_MAX: Final = 200
 QUEUE_MAX: Final = 10_000
-WAIT_SECONDS_MAX: Final = 5.0  # what waited longer for its turn is refused unsent: its caller has other plans by now
 
 _OVERFULL = "too many calls are waiting for the store; retry with the same key"
 _OVERDUE = "the store was busy for too long, and this call was not sent; retry with the same key"
 
 Verb = Callable[[Sequence[Any]], Flow[list[Any]]]
-Run = Callable[[MakeFlow[list[Any]]], Awaitable[list[Any]]]
+Run = Callable[[MakeFlow[list[Any]], float], Awaitable[list[Any]]]
 _Waiting = tuple[Any, asyncio.Future[Any], float]  # a request, its reply, and since when
 
 
 class Coalescer:
     """The calls of one verb on one event loop, in batches of at most ``BATCH_MAX``, one at a time.
 
-    Parameters: ``verb`` of the store; ``run`` performs a flow, and is never cancelled; ``keeps`` whether a request
-    goes out although its caller has been cancelled (a settlement must, a claim must not).
+    Parameters: ``verb`` of the store; ``run`` performs a flow that has waited for so many seconds, and is never
+    cancelled; ``patience_seconds`` how long a request may wait here and in ``run`` together; ``keeps`` whether a
+    request goes out although its caller has been cancelled (a settlement must, a claim must not).
     """
 
-    def __init__(self, verb: Verb, run: Run, *, keeps: bool) -> None:
+    def __init__(self, verb: Verb, run: Run, *, patience_seconds: float, keeps: bool) -> None:
         self._verb = verb
         self._run = run
+        self._patience = patience_seconds
         self._keeps = keeps
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Waiting] = deque()
@@ -70,16 +71,21 @@ class Coalescer:
 
     def _next_batch(self) -> list[_Waiting]:
         queue = self._queue
-        oldest = self._loop.time() - WAIT_SECONDS_MAX
+        oldest = self._loop.time() - self._patience
         while queue and queue[0][2] < oldest:
             _fail(queue.popleft()[1], StoreUnavailable(_OVERDUE))
         batch = [queue.popleft() for _ in range(min(len(queue), BATCH_MAX))]
         return batch if self._keeps else [waiting for waiting in batch if not waiting[1].cancelled()]
 
     async def _send(self, batch: list[_Waiting]) -> None:
-        requests, futures, _ = zip(*batch, strict=True)
+        requests, futures, since = zip(*batch, strict=True)
+        waited = self._loop.time() - since[0]
+        if waited >= self._patience:  # the batch that it was in was refused, and taken apart for too long
+            for future in futures:
+                _fail(future, StoreUnavailable(_OVERDUE))
+            return
         try:
-            replies = await self._run(lambda: self._verb(requests))
+            replies = await self._run(lambda: self._verb(requests), waited)
         except BaseException as error:
             if len(batch) > 1 and _is_of_one(error):
                 for one in batch:
@@ -98,12 +104,13 @@ class Coalescer:
 class Coalescers:
     """The coalescers of one engine: one for each verb and lane, on each event loop that it is used on.
 
-    Parameters: ``run`` performs a flow, and is never cancelled; ``lane`` says, by record id, which requests may share a
-    round trip (None: all).
+    Parameters: ``run`` and ``patience_seconds`` as :class:`Coalescer`'s; ``lane`` says, by record id, which requests
+    may share a round trip (None: all).
     """
 
-    def __init__(self, run: Run, lane: Callable[[bytes], str] | None) -> None:
+    def __init__(self, run: Run, patience_seconds: float, lane: Callable[[bytes], str] | None) -> None:
         self._run = run
+        self._patience = patience_seconds
         self._lane = lane
         self._known: dict[tuple[asyncio.AbstractEventLoop, str, str], Coalescer] = {}
 
@@ -118,7 +125,9 @@ class Coalescers:
         if coalescer is None:
             for over in [known for known in list(self._known) if known[0].is_closed()]:  # they would be kept for ever
                 self._known.pop(over, None)
-            coalescer = self._known[loop, name, lane] = Coalescer(verb, self._run, keeps=name == "settle")
+            coalescer = self._known[loop, name, lane] = Coalescer(
+                verb, self._run, patience_seconds=self._patience, keeps=name == "settle"
+            )
         return coalescer.ask(request)
 
 

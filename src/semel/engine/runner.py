@@ -22,6 +22,7 @@ from semel.core.requests import (
     Elapsed,
     Jitter,
     Pause,
+    PauseToLook,
     Perform,
     PerformOne,
     Rollback,
@@ -55,8 +56,9 @@ class AsyncPerformer:
         self._backend = backend
         core.emits = hasattr(backend.store, "dialect")
         self._driver = backend.driver
-        shares = getattr(self._driver, "coalesces", False)
-        self._ask_one = Coalescers(self._driver.run_uncut, backend.lane).ask if shares else self._alone
+        self._ask_one: Callable[..., Awaitable[Any]] = self._alone
+        if getattr(self._driver, "coalesces", False):
+            self._ask_one = Coalescers(self._driver.run_uncut, self._driver.patience_seconds, backend.lane).ask
         self.first_look = AsyncFirstLook(core, lambda: self.drive(introduction(core, backend)))
 
     @property
@@ -158,23 +160,23 @@ class AsyncPerformer:
             case Jitter():
                 return self._core.jitter()
             case Pause():
-                return await self._pause(needed.seconds, needed.id)
+                return await asyncio.sleep(needed.seconds)
+            case PauseToLook():
+                return await self._pause_to_look(needed)
             case _:
                 raise AssertionError(f"nobody performs {type(needed).__name__}")
 
-    async def _pause(self, seconds: float, id: bytes | None) -> None:
-        if id is None:
-            await asyncio.sleep(seconds)
-            return
+    async def _pause_to_look(self, needed: PauseToLook) -> bool:
         loop = asyncio.get_running_loop()
-        woken: asyncio.Future[None] = loop.create_future()
+        woken: asyncio.Future[bool] = loop.create_future()
 
-        def wake() -> None:
+        def wake(to_look: bool) -> None:
             with suppress(RuntimeError):  # its loop was closed under it: the settlement is not to suffer for that
-                loop.call_soon_threadsafe(lambda: None if woken.done() else woken.set_result(None))
+                loop.call_soon_threadsafe(lambda: None if woken.done() else woken.set_result(to_look))
 
-        with self._core.waking(id, wake):
+        with self._core.waking(needed, wake) as seconds:
             await asyncio.wait((woken,), timeout=seconds)
+        return (woken.done() and woken.result()) or self._core.looks(needed)
 
 
 class SyncPerformer:
@@ -275,14 +277,19 @@ class SyncPerformer:
             case Jitter():
                 return self._core.jitter()
             case Pause():
-                return self._pause(needed.seconds, needed.id)
+                return pause(threading.Event(), needed.seconds)
+            case PauseToLook():
+                return self._pause_to_look(needed)
             case _:
                 raise AssertionError(f"nobody performs {type(needed).__name__}")
 
-    def _pause(self, seconds: float, id: bytes | None) -> None:
-        woken = threading.Event()
-        if id is None:
+    def _pause_to_look(self, needed: PauseToLook) -> bool:
+        woken, told = threading.Event(), [False]
+
+        def wake(to_look: bool) -> None:
+            told[0] = told[0] or to_look
+            woken.set()
+
+        with self._core.waking(needed, wake) as seconds:
             pause(woken, seconds)
-            return
-        with self._core.waking(id, woken.set):
-            pause(woken, seconds)
+        return told[0] or self._core.looks(needed)

@@ -41,7 +41,7 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.outcomes import Outcome
-from semel.core.requests import AnyUnit, Elapsed, Pause
+from semel.core.requests import AnyUnit, Elapsed, Pause, PauseToLook
 from semel.core.sealing import (
     SEAL,
     SEALING_KEY,
@@ -89,6 +89,7 @@ SEALED_REMEDIES: Final = {
     "this name is another one; see semel doctor",
 }
 _LOG: Final = logging.getLogger("semel")
+FOLLOW_SECONDS: Final = 1.0  # after which a waiter makes sure that another one of its process still looks
 
 
 class Core:
@@ -137,7 +138,9 @@ class Core:
         self.waiting = 0
         self.waiting_by_caller: dict[tuple[str, str], int] = {}
         self._random = random.SystemRandom()
-        self.wakers: dict[bytes, list[Callable[[], object]]] = {}
+        self.wakers: dict[bytes, list[Callable[[bool], object]]] = {}  # by record id
+        # By record id: the nonce of the waiter that looks for all of them, and until when it is believed to.
+        self.lookers: dict[bytes, tuple[bytes, float]] = {}
 
     # --- claims -----------------------------------------------------------------------------
 
@@ -229,8 +232,7 @@ class Core:
             if mine is not None and mine.nonce == permit.grant.nonce:  # a joined command is not entered there
                 del self.running[permit.grant.id]
         if self.wakers:
-            for wake in self.wakers.pop(permit.grant.id, ()):
-                wake()
+            self.wake(permit.grant.id)
 
     def word(self, permit: Permit, outcome: Outcome) -> Settlement:
         """What this permit says of its command in the end."""
@@ -294,6 +296,7 @@ class Core:
         finally:
             if may:
                 self._stop_waiting(caller)
+                self._stop_looking(claim)
                 self.tell("wait_seconds", claim.scope.operation, time.monotonic() - started)
 
     def _stop_waiting(self, caller: tuple[str, str]) -> None:
@@ -305,13 +308,47 @@ class Core:
             else:
                 del self.waiting_by_caller[caller]
 
+    def waited(self, claim: Claim, verdict: Verdict) -> Verdict:
+        """What a waiter has met in the end; where that is an answer, the others look for theirs at once."""
+        if not isinstance(verdict, InProgress | Proceed):
+            self.wake(claim.id)
+        return verdict
+
+    def wake(self, id: bytes) -> None:
+        """Have all who wait for this record in this process look at it."""
+        for wake in self.wakers.pop(id, ()):
+            wake(True)
+
+    def looks(self, needed: PauseToLook) -> bool:
+        """Whether this waiter is the one of its process that looks at the record."""
+        return self.lookers.get(needed.id, (None,))[0] == needed.waiter
+
+    def _stop_looking(self, claim: Claim) -> None:
+        """Leave the looking to the next one, if this waiter had it."""
+        with self._lock:
+            if self.lookers.get(claim.id, (None,))[0] != claim.nonce:
+                return
+            del self.lookers[claim.id]
+            following = self.wakers.get(claim.id, [])[:1]
+        for wake in following:
+            wake(False)
+
     @contextmanager
-    def waking(self, id: bytes, wake: Callable[[], object]) -> Iterator[None]:
-        """Have ``wake`` called when this process settles the record of this id."""
+    def waking(self, needed: PauseToLook, wake: Callable[[bool], object]) -> Iterator[float]:
+        """Have ``wake`` called when a record's waiters should look (True), or its looker has gone (False).
+
+        Yields how long to wait, in seconds: until the look, where this waiter is the one that looks, else until it is
+        time to see whether another one still does. A looker that is late is replaced: its event loop may be gone.
+        """
+        id, now = needed.id, time.monotonic()
         with self._lock:
             self.wakers.setdefault(id, []).append(wake)
+            looker, until = self.lookers.get(id, (needed.waiter, now))
+            looks = looker == needed.waiter or until < now
+            if looks:
+                self.lookers[id] = (needed.waiter, now + needed.seconds + FOLLOW_SECONDS)
         try:
-            yield
+            yield needed.seconds if looks else min(needed.most, FOLLOW_SECONDS)
         finally:
             with self._lock:
                 wakers = self.wakers.get(id)

@@ -211,8 +211,8 @@ class Engine:
 
         with core.waiter(claim, seconds) as may_wait:
             if may_wait:
-                flow = await_verdict(claim.id, verdict, seconds)
-                verdict = self._performer.drive(flow, once_more)
+                flow = await_verdict(claim, verdict, seconds)
+                verdict = core.waited(claim, self._performer.drive(flow, once_more))
         return verdict
 
     def _claim(self, claim: Claim, command: Command) -> Verdict:

@@ -27,8 +27,10 @@ from semel.reconciliation.rules import Again, DidNotHappen, Finding, StepSucceed
 from semel.reconciliation.store import Reconciliations
 from semel.steps.run import found_result
 from semel.workers.loop import Loop
+from semel.workers.turns import Turns, kind_of, seconds_to_turn
 
 PAGE: Final = 100
+LOOKS_PER_SWEEP: Final = 20
 LEASE_MARGIN_SECONDS: Final = 10.0  # a worker that has asked must still have time to write what it heard
 SPAN_SECONDS_MAX: Final = 30 * 86_400.0
 
@@ -99,8 +101,8 @@ class Round:
 class Reconciling(Loop):
     """Runs reconcilers on an engine's store. ``async with Reconciling(engine, [...]):`` runs it meanwhile.
 
-    Parameters: ``reconcilers`` one for each operation; ``every_seconds`` between two rounds; ``at_once`` how many
-    questions may be out together.
+    Parameters: ``reconcilers`` one for each operation; ``every_seconds`` between two rounds of all processes that have
+    the same reconcilers; ``at_once`` how many questions may be out together.
 
     Raises ConfigurationError: two reconcilers for one operation, or a store that is no SQL database; PolicyError.
 
@@ -134,6 +136,9 @@ class Reconciling(Loop):
             if each.operation in self._reconcilers:
                 raise ConfigurationError(f"two reconcilers are declared for {each.operation!r}")
             self._reconcilers[each.operation] = each
+        self._turns = Turns(engine.store, kind_of("reconciler", self._reconcilers), every_seconds, engine.perform)
+        self._rest: float | None = None
+        self._looks = 0
         self._places = asyncio.Semaphore(at_once)
         self._one_trouble = Trouble("a reconciliation")
 
@@ -159,6 +164,8 @@ class Reconciling(Loop):
         return await self._engine.perform("find", lambda: self._engine.store.find(query))
 
     async def _due(self, page: Found) -> list[Record]:
+        if not page.records:
+            return []
         ids = [record.id for record in page.records]
         known = await self._engine.perform("reconciliations", lambda: self._rows.standings(ids))
         return [row for row in page.records if row.id not in known or known[row.id].is_due(row.fence)]
@@ -230,7 +237,21 @@ class Reconciling(Loop):
         await engine.perform("reconcile", lambda: self._rows.note(record.id, token, again))
 
     async def _look(self) -> None:
-        await self.run_once()
+        self._rest = None
+        turn = await self._turns.take()
+        if turn is None:
+            await self.run_once()
+            return
+        self._looks += 1
+        unknown = await self._find(Find(states=(State.UNKNOWN,), limit=1))
+        done = Round()
+        if unknown.records or self._looks % LOOKS_PER_SWEEP == 0:
+            done = await self.run_once()
+        if not done.asked:  # else this process goes on at its own pace, and others join it at their turns
+            self._rest = seconds_to_turn(turn)
+
+    def _next_rest(self) -> float:
+        return super()._next_rest() if self._rest is None else self._rest
 
 
 async def _asked(each: Reconciler, case: Case) -> Finding:

@@ -20,6 +20,7 @@ from semel.codec.annotations import Shapes
 from semel.codec.results import keep_result
 from semel.codec.scalars import Mismatch, Unserialisable
 from semel.codec.shapes import Shape
+from semel.core.atomic_flow import NOT_ROLLED_BACK
 from semel.core.flow import Flow
 from semel.core.outcomes import Outcome
 from semel.core.requests import AnyUnit, Begin
@@ -73,8 +74,8 @@ class StepBook:
         return isinstance(error, (NothingHappened, *self._permit.command.policy.nothing_happened))
 
     def conflicts(self, error: BaseException, runs: int) -> bool:
-        """Whether local writes met another transaction, and may be made once more."""
-        return runs < UNIT_RUNS_MAX and self._backend.conflicts(error)
+        """Whether local writes met another transaction, and may be made once more: all of them were undone."""
+        return runs < UNIT_RUNS_MAX and self._backend.conflicts(error) and self.ledger.doubt != NOT_ROLLED_BACK
 
     def outcome(self, outcome: Outcome) -> Outcome:
         """What the end of the handler means."""

@@ -1,4 +1,4 @@
-"""A few open connections, the warmest first; whoever finds none waits in line, and not for ever.
+"""A few open connections, the warmest first. A call that finds none waits its turn, until its deadline.
 
 Small on purpose: the engine sends its calls in batches, so that two or three connections carry everything.
 A connection that failed is not given back but dropped, and what was idle beside it too: they share its fate.
@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
 from semel.errors import StoreUnavailable
+from semel.stores.deadline import Deadline
 
 C = TypeVar("C")
 
@@ -34,25 +35,24 @@ class ClosesAsync(Protocol):
 class AsyncLifo(Generic[C]):
     """Connections of one event loop."""
 
-    def __init__(self, open: Callable[[], Awaitable[C]], most: int) -> None:
+    def __init__(self, open: Callable[[Deadline], Awaitable[C]], most: int) -> None:
         self._open = open
         self._most = most
         self.count = 0  # open ones, idle or taken
         self.idle: list[C] = []
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def take(self, seconds: float) -> tuple[C, bool]:
+    async def take(self, deadline: Deadline) -> tuple[C, bool]:
         """A connection, and whether it was idle before.
 
         Raises:
-            StoreUnavailable: none became free within ``seconds``, or none could be opened.
+            StoreUnavailable: none became free in time, or none could be opened.
         """
-        ends = asyncio.get_running_loop().time() + seconds
         while not self.idle and self.count >= self._most:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
             try:
-                async with asyncio.timeout_at(ends):
+                async with asyncio.timeout(deadline.before_sending()):
                     await turn
             except TimeoutError:
                 if turn.done() and not turn.cancelled():
@@ -69,7 +69,7 @@ class AsyncLifo(Generic[C]):
             return self.idle.pop(), True
         self.count += 1
         try:
-            return await self._open(), False
+            return await self._open(deadline), False
         except BaseException:
             self.gone()
             raise
@@ -101,23 +101,23 @@ class AsyncLifo(Generic[C]):
 class Lifo(Generic[C]):
     """Connections of one process's threads."""
 
-    def __init__(self, open: Callable[[], C], most: int) -> None:
+    def __init__(self, open: Callable[[Deadline], C], most: int) -> None:
         self._open = open
         self._most = most
         self.count = 0
         self.idle: list[C] = []
         self._changed = threading.Condition()
 
-    def take(self, seconds: float) -> tuple[C, bool]:
+    def take(self, deadline: Deadline) -> tuple[C, bool]:
         """As :meth:`AsyncLifo.take`."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self.idle or self.count < self._most, seconds):
+            if not self._changed.wait_for(lambda: self.idle or self.count < self._most, deadline.before_sending()):
                 raise StoreUnavailable(_FULL.format(count=self._most))
             if self.idle:
                 return self.idle.pop(), True
             self.count += 1
         try:
-            return self._open(), False
+            return self._open(deadline), False
         except BaseException:
             self.gone()
             raise

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from semel.core.clock import PurgeClock
-from semel.core.contract import TakesTurns
+from semel.core.contract import REAPER
 from semel.core.flow import Flow
 from semel.core.model import Find, Purged, Record, State
 from semel.core.purge_flow import PurgedAll, purge_all
@@ -26,11 +26,10 @@ from semel.errors import PolicyError, SchemaError, StoreError
 from semel.operations.flow import lapse
 from semel.policy import SPAN_SECONDS_MAX
 from semel.workers.loop import Loop
+from semel.workers.turns import TURNS_PER_LOOK, Turns, is_due, seconds_ahead
 
 _LOG: Final = logging.getLogger("semel")
 LAPSE_CHUNK: Final = 100
-TURNS_PER_LOOK: Final = 2  # with the usual half second: one look a second of all processes together
-DUE_LATER_US: Final = 10_000
 EVERY_SECONDS_MAX: Final = 0.75  # lease + 1 s is a promise; the rest of the second is for the call itself
 
 
@@ -64,7 +63,7 @@ class Reaper(Loop):
         self._purge_at = 0.0
         self._purge_trouble = Trouble("the reaper's purge")
         self._clock = PurgeClock()
-        self._turn: int | None = None  # of this process, where the store has all of them take turns
+        self._turns = Turns(engine.store, REAPER, TURNS_PER_LOOK * every_seconds, engine.perform)
         self._rest: float | None = None
 
     async def run_once(self) -> int:
@@ -109,27 +108,16 @@ class Reaper(Loop):
     async def _look(self) -> None:
         self._rest = None
         with suppress(StoreError, SchemaError):  # as in _purge_meanwhile
-            if isinstance(self._engine.store, TakesTurns):
-                await self._take_turn(self._engine.store)
-            else:
+            turn = await self._turns.take()
+            if is_due(turn):
                 await self.run_once()
+            if turn is not None:
+                self._rest = seconds_ahead(turn)
         if self._purging is not None and self._purging.done():
             self._purging = None
         if time.monotonic() >= self._purge_at and self._purging is None:
             self._purge_at = self._purge_time()
             self._purging = asyncio.create_task(self._purge_meanwhile(), name="semel-purge")
-
-    async def _take_turn(self, store: TakesTurns) -> None:
-        """Look where something may be due, and rest until this process's next turn, or until something is due."""
-        every_us = int(TURNS_PER_LOOK * self._every_seconds * 1_000_000)
-        turn = await self._engine.perform("turn", lambda: store.turn(self._turn, every_us))
-        self._turn = turn.next
-        if turn.earliest is not None and turn.earliest <= turn.now:
-            await self.run_once()
-        ahead = turn.next - turn.now
-        if turn.earliest is not None and turn.now < turn.earliest < turn.next:
-            ahead = turn.earliest - turn.now + DUE_LATER_US
-        self._rest = ahead / 1_000_000
 
     def _next_rest(self) -> float:
         return super()._next_rest() if self._rest is None else self._rest

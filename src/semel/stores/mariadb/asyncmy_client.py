@@ -12,6 +12,7 @@ from asyncmy.errors import MySQLError
 
 from semel.core.flow import MakeFlow
 from semel.errors import SemelError, StoreUnavailable
+from semel.stores.deadline import Deadline
 from semel.stores.failures import or_still_unknown, still_unknown
 from semel.stores.loops import cut
 from semel.stores.mariadb.errors import (
@@ -47,19 +48,20 @@ class AsyncmyLoop:
         task.add_done_callback(self.tasks.discard)
         return task
 
-    async def run(self, make: MakeFlow[T]) -> T:
-        """Run a flow. Raises as ``pymysql.Threads.run``."""
+    async def run(self, make: MakeFlow[T], waited: float = 0.0) -> T:
+        """Run a flow that has ``waited`` for so many seconds. Raises as ``pymysql.Threads.run``."""
         said = False
+        deadline = Deadline(self._server.patience_seconds, waited)
         while True:
             try:
-                taken, was_idle = await self._lifo.take(self._server.patience_seconds)
+                taken, was_idle = await self._lifo.take(deadline)
             except StoreUnavailable as error:
                 if said:
                     raise still_unknown(error) from error
                 raise
             connection, greeting = taken
             try:
-                async with asyncio.timeout(self._server.patience_seconds):
+                async with asyncio.timeout(deadline.for_answer()):
                     result = await perform(connection, converse(make, self._server.clock, greeting.packet_max))
             except BaseException as error:
                 if is_sound(error) and connection.connected:
@@ -81,8 +83,8 @@ class AsyncmyLoop:
             self._lifo.give(taken)
             return result
 
-    async def _open(self) -> Taken:
-        return await open_connection(asyncmy.Connection, self._server, client_flag=OWN)
+    async def _open(self, deadline: Deadline) -> Taken:
+        return await open_connection(asyncmy.Connection, self._server, deadline, client_flag=OWN)
 
     async def close_idle(self) -> None:
         """Close what is idle."""
@@ -100,11 +102,13 @@ class AsyncmyLoop:
         await self.close_idle()
 
 
-async def open_connection(connection_class: Any, server: MariadbServer, *, own: bool = True, **options: Any) -> Taken:
+async def open_connection(
+    connection_class: Any, server: MariadbServer, deadline: Deadline, *, own: bool = True, **options: Any
+) -> Taken:
     """A connection that has been greeted; ``own``: set up as one of Semel's."""
     connection = connection_class(**server.options(), autocommit=own, **options)
     try:
-        async with asyncio.timeout(server.patience_seconds):
+        async with asyncio.timeout(deadline.before_sending()):
             await connection.connect()
             return connection, await perform(connection, greet(server if own else None))
     except BaseException as error:

@@ -10,11 +10,12 @@ import asyncmy
 from asyncmy.errors import InterfaceError, MySQLError
 
 from semel.core.flow import Ask, MakeFlow
+from semel.stores.deadline import Deadline
 from semel.stores.loops import Loops
 from semel.stores.mariadb.asyncmy_client import Taken, close, drop, is_sound, open_connection, perform
 from semel.stores.mariadb.errors import Lost, MariadbRefused, lost, store_error
 from semel.stores.mariadb.protocol import Conversation, MariadbServer
-from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undone
+from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone
 from semel.stores.pool import AsyncLifo
 from semel.stores.process import begin_in_children
 
@@ -25,7 +26,9 @@ class AsyncmyUnitConnection(asyncmy.Connection):
     """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
 
     transaction: Transaction | None = None  # while it is handed out
+    left_writes = False  # whether the server said of a rollback of its own that some of the writes remain
     reading = 0
+    _was_undone = False
 
     # The only place where a statement can be left half-way, by a task that nobody waits for any more.
     async def _fill_buffer(self, need: int) -> None:
@@ -39,7 +42,26 @@ class AsyncmyUnitConnection(asyncmy.Connection):
         """Every statement begins here. Behind one that is under way it would be told that one's answer."""
         if self.reading:
             raise InterfaceError(0, BUSY)
+        if self._was_undone:  # the next statement's warnings would take the place of those
+            self._was_undone = False
+            self.left_writes |= is_incomplete(await self.show_warnings())  # type: ignore[no-untyped-call]
         await super()._execute_command(command, sql)  # type: ignore[misc]
+
+    async def query(self, sql: str | bytes, unbuffered: bool = False) -> Any:
+        """As asyncmy's."""
+        try:
+            return await super().query(sql, unbuffered)  # type: ignore[no-untyped-call]
+        except MySQLError as error:
+            self._was_undone = self._was_undone or undoes_all(error)
+            raise
+
+    async def next_result(self, unbuffered: bool = False) -> Any:
+        """The next one of several."""
+        try:
+            return await super().next_result(unbuffered)  # type: ignore[no-untyped-call]
+        except MySQLError as error:
+            self._was_undone = self._was_undone or undoes_all(error)
+            raise
 
     async def begin(self) -> None:
         """It has begun."""
@@ -51,14 +73,14 @@ class AsyncmyUnitConnection(asyncmy.Connection):
         if self.transaction is None:
             await super().commit()
         else:
-            await self.query(self.transaction.keep())  # type: ignore[no-untyped-call]
+            await self.query(self.transaction.keep())
 
     async def rollback(self) -> None:
         """Undo what the handler wrote since its last ``commit``; the record stays claimed."""
         if self.transaction is None:
             await super().rollback()
         else:
-            await self.query(self.transaction.undo())  # type: ignore[no-untyped-call]
+            await self.query(self.transaction.undo())
 
 
 # Where asyncmy keeps a session's state beside its attributes.
@@ -75,6 +97,7 @@ def successor(connection: Any) -> Any:
     fresh.__dict__.update(connection.__dict__)
     for name in _STATE:
         setattr(fresh, name, getattr(connection, name))
+    fresh.left_writes = fresh._was_undone = False
     connection._connected = False
     connection._transport = connection._proto = None
     connection._close_reason = LATE
@@ -84,8 +107,9 @@ def successor(connection: Any) -> Any:
 class AsyncmyUnit:
     """One transaction of an event loop's. Made by :class:`AsyncmyUnitPool`; nothing is sent before the claim."""
 
-    def __init__(self, pool: AsyncmyUnitPool, taken: Taken, *, was_idle: bool) -> None:
+    def __init__(self, pool: AsyncmyUnitPool, taken: Taken, deadline: Deadline, *, was_idle: bool) -> None:
         self._pool = pool
+        self._deadline: Deadline | None = deadline  # of the call that is under way; None while the handler runs
         self._taken = taken
         self._was_idle = was_idle
         self._pid = os.getpid()
@@ -119,7 +143,7 @@ class AsyncmyUnit:
             await self._drop_unsound(error)
             raise store_error(error) from error
         # It had died while nobody looked. The claim names its nonce, so it may be made again.
-        self._taken = await self._pool.instead_of(self._taken)
+        self._taken = await self._pool.instead_of(self._taken, self._call())
         self._transaction = self._new_transaction()
         try:
             return await self._perform(self._transaction.run(make))
@@ -133,9 +157,12 @@ class AsyncmyUnit:
         if not is_sound(error):
             await close(self.connection)
 
+    def _call(self) -> Deadline:
+        return self._deadline or Deadline(self._pool.server.patience_seconds)
+
     async def _perform(self, conversation: Conversation[T]) -> T:
         try:
-            async with asyncio.timeout(self._pool.server.patience_seconds):
+            async with asyncio.timeout(self._call().for_answer()):
                 return await perform(self.connection, conversation)
         except TimeoutError as error:
             self.connection.close()
@@ -149,6 +176,7 @@ class AsyncmyUnit:
     def hand_out(self) -> Any:
         """The connection: from here on only Semel ends the transaction."""
         self.connection.transaction = self._transaction
+        self._deadline = None
         return self.connection
 
     async def settle_async(self, needed: Ask[Any]) -> bool:
@@ -158,6 +186,7 @@ class AsyncmyUnit:
         if self.connection.reading:
             await self._end(sound=False)
             raise undone()
+        self._deadline = Deadline(self._pool.server.patience_seconds)
         try:
             stands = await self._perform(self._transaction.settle(needed))
         except Lost as error:
@@ -186,10 +215,11 @@ class AsyncmyUnit:
         if self._begun and self.connection.connected:
             self.connection.transaction = None
             try:
-                async with asyncio.timeout(self._pool.server.patience_seconds):
+                async with asyncio.timeout(self._call().for_answer()):
                     await self.connection.query("ROLLBACK")
+                    self.left_writes = self.connection.left_writes
                     if self.connection._result.warning_count:
-                        self.left_writes = is_incomplete(await self.connection.show_warnings())
+                        self.left_writes |= is_incomplete(await self.connection.show_warnings())
             except (MySQLError, TimeoutError):
                 sound = False
         await self._end(sound=sound)
@@ -229,14 +259,15 @@ class AsyncmyUnitPool:
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
-        taken, was_idle = await self.lifo.take(self.server.patience_seconds)
-        return AsyncmyUnit(self, taken, was_idle=was_idle)
+        deadline = Deadline(self.server.patience_seconds)
+        taken, was_idle = await self.lifo.take(deadline)
+        return AsyncmyUnit(self, taken, deadline, was_idle=was_idle)
 
-    async def instead_of(self, taken: Taken) -> Taken:
+    async def instead_of(self, taken: Taken, deadline: Deadline) -> Taken:
         """A new connection for one that was lost, and probably all idle ones with it."""
         await close(taken[0])
         await self.close()
-        return await self._open()
+        return await self._open(deadline)
 
     async def give(self, taken: Taken, *, sound: bool) -> None:
         """It is free again, or to be dropped."""
@@ -246,8 +277,8 @@ class AsyncmyUnitPool:
             await close(taken[0])
             self.lifo.gone()
 
-    async def _open(self) -> Taken:
-        return await open_connection(AsyncmyUnitConnection, self.server, own=False)
+    async def _open(self, deadline: Deadline) -> Taken:
+        return await open_connection(AsyncmyUnitConnection, self.server, deadline, own=False)
 
     async def close(self) -> None:
         """Close what is idle on this loop."""

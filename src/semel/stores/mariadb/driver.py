@@ -60,9 +60,14 @@ class MariadbDriver:
         result: T = await asyncio.shield(self._loop().start(make))
         return result
 
-    async def run_uncut(self, make: MakeFlow[T]) -> T:
-        """As ``run_async``, for a task of the engine's that nobody cancels."""
-        return await self._loop().run(make)
+    async def run_uncut(self, make: MakeFlow[T], waited: float = 0.0) -> T:
+        """As ``run_async``, for a task of the engine's that nobody cancels; it has ``waited`` for so many seconds."""
+        return await self._loop().run(make, waited)
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long a call may take."""
+        return self.server.patience_seconds
 
     def _loop(self) -> AsyncmyLoop:
         return self._loops.here()

@@ -42,7 +42,8 @@ class MariadbServer:
 
     Parameters: ``host``, ``port`` or ``socket`` (a path); ``user``, ``password`` (never shown), ``database``; ``tls`` a
     context, None without; ``connections_max`` per process (and per event loop); ``patience_seconds`` how long a call
-    may wait for a connection, and then for its answer; ``clock`` in microseconds replaces the server's own (tests).
+    may take, with its waits for its turn and for a connection; ``clock`` in microseconds replaces the server's own
+    (tests).
     """
 
     host: str

@@ -13,6 +13,7 @@ from pymysql.constants import CLIENT
 
 from semel.core.flow import MakeFlow
 from semel.errors import SemelError, StoreUnavailable
+from semel.stores.deadline import Deadline
 from semel.stores.failures import or_still_unknown, still_unknown
 from semel.stores.mariadb.errors import (
     Lost,
@@ -47,16 +48,17 @@ class PymysqlThreads:
             StoreTimeout: the answer was lost; whether it took effect is not known yet.
         """
         said = False
+        deadline = Deadline(self._server.patience_seconds)
         while True:
             try:
-                taken, was_idle = self._lifo.take(self._server.patience_seconds)
+                taken, was_idle = self._lifo.take(deadline)
             except StoreUnavailable as error:
                 if said:
                     raise still_unknown(error) from error
                 raise
             connection, greeting = taken
             try:
-                result = perform(connection, converse(make, self._server.clock, greeting.packet_max))
+                result = perform(connection, converse(make, self._server.clock, greeting.packet_max), deadline)
             except BaseException as error:
                 if is_sound(error) and connection.open:
                     self._lifo.give(taken)
@@ -65,7 +67,7 @@ class PymysqlThreads:
                     self._lifo.gone()
                     self.close()
                 if isinstance(error, Lost):
-                    if was_idle:
+                    if was_idle and not deadline.is_over:  # else the server hangs
                         said = True
                         continue  # it had died while nobody looked: every verb names its nonce, and may be said again
                     raise lost(error) from error
@@ -75,11 +77,8 @@ class PymysqlThreads:
             self._lifo.give(taken)
             return result
 
-    def _open(self) -> Taken:
-        patience = self._server.patience_seconds
-        return open_connection(
-            pymysql.connect, self._server, client_flag=OWN, read_timeout=patience + 1, write_timeout=patience
-        )
+    def _open(self, deadline: Deadline) -> Taken:
+        return open_connection(pymysql.connect, self._server, deadline, client_flag=OWN)
 
     def close(self) -> None:
         """Close what is idle."""
@@ -87,11 +86,15 @@ class PymysqlThreads:
             close(connection)
 
 
-def open_connection(connect: Any, server: MariadbServer, *, own: bool = True, **options: Any) -> Taken:
+def open_connection(
+    connect: Any, server: MariadbServer, deadline: Deadline, *, own: bool = True, **options: Any
+) -> Taken:
     """A connection that has been greeted; ``own``: set up as one of Semel's."""
     plain = server.tls is None  # else PyMySQL reads all of the system's certificates for each connection, and tries TLS
+    left = deadline.before_sending()
+    patience = dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), left)
     try:
-        connection = connect(**server.options(), **options, ssl_disabled=plain)
+        connection = connect(**{**server.options(), **patience}, **options, ssl_disabled=plain)
     except pymysql.MySQLError as error:
         raise cannot_connect(error) from error
     try:
@@ -116,14 +119,21 @@ def is_sound(error: BaseException) -> bool:
     return isinstance(error, SemelError) or (isinstance(error, MariadbRefused) and not ends_connection(error))
 
 
-def perform(connection: Any, conversation: Conversation[T]) -> T:
-    """Carry a conversation to its end.
+def wait_for(connection: Any, seconds: float | None) -> None:
+    """How long each answer is waited for from now on; None for as long as it takes."""
+    connection._read_timeout = connection._write_timeout = seconds  # PyMySQL 1.1: read before each use of the socket
+
+
+def perform(connection: Any, conversation: Conversation[T], deadline: Deadline | None = None) -> T:
+    """Carry a conversation to its end, by the deadline if there is one.
 
     Raises Refused and Lost, and what the conversation raises.
     """
     try:
         text = next(conversation)
         while True:
+            if deadline is not None:
+                wait_for(connection, deadline.for_answer())
             try:
                 results = say(connection, text)
             except pymysql.MySQLError as error:
@@ -132,6 +142,8 @@ def perform(connection: Any, conversation: Conversation[T]) -> T:
                     raise Lost(*error.args) from error
                 text = conversation.throw(word)
             else:
+                if deadline is not None:
+                    deadline.note_answer()
                 text = conversation.send(results)
     except StopIteration as stop:
         result: T = stop.value

@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 import pymysql
 
 from semel.core.flow import Ask, MakeFlow
+from semel.stores.deadline import Deadline
 from semel.stores.mariadb.errors import Lost, MariadbRefused, lost, store_error
 from semel.stores.mariadb.protocol import MariadbServer
-from semel.stores.mariadb.pymysql_client import Taken, close, is_sound, open_connection, perform
-from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undone
+from semel.stores.mariadb.pymysql_client import Taken, close, is_sound, open_connection, perform, wait_for
+from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone
 from semel.stores.pool import Lifo
 from semel.stores.process import begin_in_children
 
@@ -31,6 +32,8 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
     """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
 
     transaction: Transaction | None = None  # while it is handed out
+    left_writes = False  # whether the server said of a rollback of its own that some of the writes remain
+    _was_undone = False
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
         """Every statement. Behind one that a thread is still at, it would be told that one's answer."""
@@ -38,6 +41,9 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
             raise pymysql.err.InterfaceError(0, BUSY)
         try:
             with self._whole():
+                if self._was_undone:  # the next statement's warnings would take the place of those
+                    self._was_undone = False
+                    self.left_writes |= is_incomplete(self.show_warnings())
                 found: int = super().query(sql, unbuffered)
             return found
         finally:
@@ -52,7 +58,8 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
     def _read_packet(self, *args: Any, **options: Any) -> Any:
         try:
             return super()._read_packet(*args, **options)
-        except pymysql.MySQLError:
+        except pymysql.MySQLError as error:
+            self._was_undone = self._was_undone or undoes_all(error)
             raise
         except BaseException:  # as ``_whole``, for each row
             self._force_close()
@@ -80,10 +87,6 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
             with suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
 
-    def patience(self, seconds: float | None) -> None:
-        """How long an answer is waited for; None while the handler has the connection."""
-        self._read_timeout = seconds
-
     def begin(self) -> None:
         """It has begun."""
         if self.transaction is None:
@@ -109,6 +112,7 @@ def successor(connection: PymysqlUnitConnection) -> PymysqlUnitConnection:
     fresh = PymysqlUnitConnection.__new__(PymysqlUnitConnection)
     fresh.__dict__.update(connection.__dict__)
     fresh._result = None
+    fresh.left_writes = fresh._was_undone = False
     fresh.cursorclass = pymysql.cursors.Cursor
     connection._sock = connection._rfile = None
     connection._closed = True
@@ -118,14 +122,15 @@ def successor(connection: PymysqlUnitConnection) -> PymysqlUnitConnection:
 class PymysqlUnit:
     """One transaction of a thread's. Made by :class:`PymysqlUnitPool`; nothing is sent before the claim."""
 
-    def __init__(self, pool: PymysqlUnitPool, taken: Taken, *, was_idle: bool) -> None:
+    def __init__(self, pool: PymysqlUnitPool, taken: Taken, deadline: Deadline, *, was_idle: bool) -> None:
         self._pool = pool
+        self._deadline: Deadline | None = deadline  # of the call that is under way; None while the handler runs
         self._taken = taken
         self._was_idle = was_idle
         self._pid = os.getpid()
         self._begun = False
         self._ended = False
-        self.left_writes = False
+        self.left_writes = False  # known once it is rolled back
         self._transaction = self._new_transaction()
 
     def _new_transaction(self) -> Transaction:
@@ -150,18 +155,19 @@ class PymysqlUnit:
         """
         first, self._begun = not self._begun, True
         try:
-            return perform(self.connection, self._transaction.run(make))
+            return perform(self.connection, self._transaction.run(make), self._deadline)
         except Lost as error:
-            if not first or not self._was_idle:
+            deadline = self._deadline
+            if not first or not self._was_idle or deadline is None or deadline.is_over:  # it hangs
                 raise lost(error) from error
         except MariadbRefused as error:
             self._drop_unsound(error)
             raise store_error(error) from error
         # It had died while nobody looked. The claim names its nonce, so it may be made again.
-        self._taken = self._pool.instead_of(self._taken)
+        self._taken = self._pool.instead_of(self._taken, deadline)
         self._transaction = self._new_transaction()
         try:
-            return perform(self.connection, self._transaction.run(make))
+            return perform(self.connection, self._transaction.run(make), self._deadline)
         except Lost as error:
             raise lost(error) from error
         except MariadbRefused as error:
@@ -180,7 +186,8 @@ class PymysqlUnit:
     def hand_out(self) -> Any:
         """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
         self.connection.transaction = self._transaction
-        self.connection.patience(None)
+        self._deadline = None
+        wait_for(self.connection, None)
         return self.connection
 
     def settle(self, needed: Ask[Any]) -> bool:
@@ -195,9 +202,9 @@ class PymysqlUnit:
         if self.connection.speaking.locked():
             self._end(sound=False)
             raise undone()
-        self.connection.patience(self._pool.patience)
+        self._deadline = Deadline(self._pool.server.patience_seconds)
         try:
-            stands = perform(self.connection, self._transaction.settle(needed))
+            stands = perform(self.connection, self._transaction.settle(needed), self._deadline)
         except Lost as error:
             self._end(sound=False)
             raise lost(error) from error
@@ -220,11 +227,13 @@ class PymysqlUnit:
         sound = not self.connection.speaking.locked()
         if sound and self._begun and self.connection.open:
             self.connection.transaction = None
-            self.connection.patience(self._pool.patience)
+            deadline = self._deadline or Deadline(self._pool.server.patience_seconds)
+            wait_for(self.connection, deadline.for_answer())
             try:
                 self.connection.query("ROLLBACK")
+                self.left_writes = self.connection.left_writes
                 if self.connection._result.warning_count:
-                    self.left_writes = is_incomplete(self.connection.show_warnings())
+                    self.left_writes |= is_incomplete(self.connection.show_warnings())
             except pymysql.MySQLError:
                 sound = False
         self._end(sound=sound)
@@ -246,7 +255,6 @@ class PymysqlUnitPool:
 
     def __init__(self, server: MariadbServer) -> None:
         self.server = server
-        self.patience = server.patience_seconds + 1
         self._inherited: list[object] = []
         self._begin()
         begin_in_children(self)
@@ -264,15 +272,15 @@ class PymysqlUnitPool:
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
-        taken, was_idle = self.lifo.take(self.server.patience_seconds)
-        taken[0].patience(self.patience)
-        return PymysqlUnit(self, taken, was_idle=was_idle)
+        deadline = Deadline(self.server.patience_seconds)
+        taken, was_idle = self.lifo.take(deadline)
+        return PymysqlUnit(self, taken, deadline, was_idle=was_idle)
 
-    def instead_of(self, taken: Taken) -> Taken:
+    def instead_of(self, taken: Taken, deadline: Deadline) -> Taken:
         """A new connection for one that was lost, and probably all idle ones with it."""
         close(taken[0])
         self.close()
-        return self._open()
+        return self._open(deadline)
 
     def give(self, taken: Taken, *, sound: bool) -> None:
         """It is free again, or to be dropped."""
@@ -282,8 +290,8 @@ class PymysqlUnitPool:
             close(taken[0])
             self.lifo.gone()
 
-    def _open(self) -> Taken:
-        return open_connection(PymysqlUnitConnection, self.server, own=False, read_timeout=self.patience)
+    def _open(self, deadline: Deadline) -> Taken:
+        return open_connection(PymysqlUnitConnection, self.server, deadline, own=False)
 
     def close(self) -> None:
         """Close what is idle."""

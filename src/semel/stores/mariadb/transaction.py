@@ -16,6 +16,7 @@ from semel.stores.clock import Clock
 from semel.stores.mariadb.errors import (
     CONFLICTS,
     ELSEWHERE,
+    LOCK_WAIT_TIMEOUT,
     SAVEPOINT_MISSING,
     SIGNALLED,
     Lost,
@@ -117,6 +118,15 @@ class Transaction:
                 return False
             raise
         return True
+
+
+def undoes_all(error: Exception) -> bool:
+    """Whether an error of either library says that the server has rolled back the whole transaction by itself.
+
+    The warnings that belong to this error, and no later ROLLBACK, then say whether some of the writes remain.
+    """
+    code = error.args[0] if error.args else None
+    return isinstance(code, int) and (code in CONFLICTS or code == LOCK_WAIT_TIMEOUT)
 
 
 def is_incomplete(warnings: Any) -> bool:

@@ -14,6 +14,7 @@ import asyncpg
 
 from semel.core.flow import Flow, MakeFlow
 from semel.errors import SemelError, StatementRefused, StoreTimeout, StoreUnavailable
+from semel.stores.deadline import Deadline
 from semel.stores.failures import or_still_unknown, still_unknown
 from semel.stores.loops import Loops, cut
 from semel.stores.pool import AsyncLifo, ClosesAsync
@@ -81,9 +82,14 @@ class AsyncpgDriver:
         result: T = await asyncio.shield(task)
         return result
 
-    async def run_uncut(self, make: MakeFlow[T]) -> T:
-        """As ``run_async``, for a task of the engine's that nobody cancels."""
-        return await self._loop().run(make)
+    async def run_uncut(self, make: MakeFlow[T], waited: float = 0.0) -> T:
+        """As ``run_async``, for a task of the engine's that nobody cancels; it has ``waited`` for so many seconds."""
+        return await self._loop().run(make, waited)
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long a call may take."""
+        return self.server.patience_seconds
 
     def _loop(self) -> _Loop:
         return self._loops.here()
@@ -115,17 +121,18 @@ class _Loop:
         self.tasks: set[asyncio.Task[Any]] = set()
         self._connections: AsyncLifo[_Taken] = AsyncLifo(self._open, server.connections_max)
 
-    async def run(self, make: MakeFlow[T]) -> T:
+    async def run(self, make: MakeFlow[T], waited: float = 0.0) -> T:
         conflicts, said = 0, False
+        deadline = Deadline(self._server.patience_seconds, waited)
         while True:
             try:
-                taken, was_idle = await self._connections.take(self._server.patience_seconds)
+                taken, was_idle = await self._connections.take(deadline)
             except StoreUnavailable as error:
                 if said:
                     raise still_unknown(error) from error
                 raise
             try:
-                async with asyncio.timeout(self._server.patience_seconds):
+                async with asyncio.timeout(deadline.for_answer()):
                     result = await _perform(taken.connection, make(), self._server)
                 taken.notices.check()
             except BaseException as error:
@@ -148,7 +155,7 @@ class _Loop:
             self._connections.give(taken)
             return result
 
-    async def _open(self) -> _Taken:
+    async def _open(self, deadline: Deadline) -> _Taken:
         server = self._server
         settings = {"application_name": "semel"}
         if server.prepared:
@@ -158,7 +165,7 @@ class _Loop:
         try:
             connection = await asyncpg.connect(
                 server.conninfo,
-                timeout=server.patience_seconds,
+                timeout=deadline.before_sending(),
                 statement_cache_size=100 if server.prepared else 0,
                 server_settings=settings if server.prepared else None,
             )

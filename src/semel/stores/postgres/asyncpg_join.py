@@ -6,6 +6,7 @@ asyncpg knows no others beside them.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import asyncpg
@@ -20,6 +21,48 @@ _BLOCK: Final = "async with connection.transaction(): …"
 _ERRORS: Final = (asyncpg.PostgresError, *BROKEN, asyncpg.DataError, OSError, TimeoutError)
 
 
+_NAME: Final = r'("(?:[^"]|"")+"|[^\W\d][\w$]*)'
+_SAVEPOINTS: Final = re.compile(
+    rf"(?:^|;)\s*(?:(?P<opens>SAVEPOINT)|(?P<ends>RELEASE)(?:\s+SAVEPOINT)?|"
+    rf"(?P<undoes>ROLLBACK)(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?)\s+(?P<name>{_NAME})",
+    re.IGNORECASE,
+)
+_OWN: Final = "__asyncpg_savepoint_"  # of a ``transaction()`` block, which is over once it has rolled back to its own
+
+
+class Savepoints:
+    """Those that statements have opened and not ended, the outermost first.
+
+    >>> seen = Savepoints(None)
+    >>> for text in ("SAVEPOINT a", "SAVEPOINT b; INSERT INTO t VALUES (1)", "RELEASE SAVEPOINT b", "ROLLBACK TO a"):
+    ...     seen.note(text)
+    >>> seen.open
+    ['a']
+    """
+
+    def __init__(self, session: Any) -> None:
+        self.open: list[str] = []
+        self._session = session
+
+    def hear(self, record: Any) -> None:
+        """Note a statement that asyncpg has logged, until the transaction is over; one that failed did nothing."""
+        if self._session.is_closed() or not self._session.is_in_transaction():
+            self._session.remove_query_logger(self.hear)
+        elif record.exception is None:
+            self.note(record.query)
+
+    def note(self, text: str) -> None:
+        """Note a statement."""
+        for found in _SAVEPOINTS.finditer(text):
+            name = found["name"] if found["name"].startswith('"') else found["name"].lower()
+            if found["opens"]:
+                self.open.append(name)
+            elif name in self.open:
+                last = len(self.open) - 1 - self.open[::-1].index(name)
+                over = found["ends"] or name.startswith(_OWN)
+                del self.open[last if over else last + 1 :]
+
+
 class AsyncpgLine:
     """The transaction of an asyncpg connection. Raises JoinRefused where none is open."""
 
@@ -30,6 +73,8 @@ class AsyncpgLine:
             raise JoinRefused(CLOSED)
         if not self.session.is_in_transaction():
             raise JoinRefused(AUTOCOMMIT.format(block=_BLOCK))
+        self._savepoints = Savepoints(self.session)
+        self.session.add_query_logger(self._savepoints.hear)  # asyncpg calls it before the next statement is answered
 
     async def execute(self, text: str, values: list[Any]) -> list[Any]:
         """Rows as tuples. Raises LineFailed."""
@@ -46,11 +91,15 @@ class AsyncpgLine:
         return not gone and self.session.is_in_transaction()
 
     def is_nested(self) -> bool:
-        """Not known: asyncpg leaves a savepoint that it has rolled back to, and counts none."""
-        return False
+        """Whether one is open that a block, or a statement of the user's, may still roll back to.
+
+        The server cannot tell: asyncpg leaves the savepoint of a block that it has rolled back.
+        """
+        return bool(self._savepoints.open)
 
     async def end(self) -> None:
-        """Nothing: asyncpg's transactions are begun by their owners."""
+        """Listen no longer. asyncpg's transactions are begun by their owners."""
+        self.session.remove_query_logger(self._savepoints.hear)
 
     def fail(self) -> None:
         """Nothing: a transaction that has failed can only be rolled back."""

@@ -19,6 +19,7 @@ from asyncpg.pool import PoolConnectionProxy
 
 from semel.core.flow import Ask, MakeFlow
 from semel.errors import HandlerRefused, StoreError, StoreUnavailable
+from semel.stores.deadline import Deadline
 from semel.stores.failures import WENT_ON
 from semel.stores.loops import Loops
 from semel.stores.pool import AsyncLifo
@@ -63,12 +64,13 @@ class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncp
 class AsyncpgUnit:
     """One transaction. Made by :class:`AsyncpgUnitPool`."""
 
-    def __init__(self, pool: AsyncpgUnitPool, connection: AsyncpgUnitConnection) -> None:
+    def __init__(self, pool: AsyncpgUnitPool, connection: AsyncpgUnitConnection, deadline: Deadline) -> None:
         self._raw = connection
         self._lent: Any = None
         self._pool = pool
         self._pid = os.getpid()
         self._transaction = connection.transaction()
+        self._deadline: Deadline | None = deadline  # of the call that is under way; None while the handler runs
         self._ended = False
 
     @property
@@ -78,9 +80,12 @@ class AsyncpgUnit:
             raise asyncpg.InterfaceError(_OVER)
         return self._lent
 
+    def _call(self) -> Deadline:
+        return self._deadline or Deadline(self._pool.server.patience_seconds)
+
     async def begin(self) -> None:
         """BEGIN."""
-        async with asyncio.timeout(self._pool.server.patience_seconds):
+        async with asyncio.timeout(self._call().for_answer()):
             await self._transaction.start()
 
     async def run_async(self, make: MakeFlow[T]) -> T:
@@ -104,13 +109,15 @@ class AsyncpgUnit:
             except (*_LOST, TimeoutError) as error:
                 conflicts += 1
                 again = is_conflict(error) or is_outdated(error)
+                if isinstance(error, TimeoutError):  # asyncpg would wait for the answer before it says anything else
+                    self._raw.terminate()
                 if self._lent is not None or not again or conflicts > CONFLICTS_MAX:
                     raise told(error) from error
             await self._begin_again()  # the claim names its nonce, so it may be made again
 
     async def _begin_again(self) -> None:
         try:
-            async with asyncio.timeout(self._pool.server.patience_seconds):
+            async with asyncio.timeout(self._call().for_answer()):
                 await self._transaction.rollback()
             self._transaction = self._raw.transaction()
             await self.begin()
@@ -120,13 +127,15 @@ class AsyncpgUnit:
     async def _ask(self, needed: Query) -> list[Any]:
         server = self._pool.server
         values = server.values(needed.statement, needed.params)
-        rows = await self._raw.fetch(needed.statement.numbered, *values, timeout=server.patience_seconds)
+        async with asyncio.timeout(self._call().for_answer()):
+            rows = await self._raw.fetch(needed.statement.numbered, *values)
         return [tuple(row) for row in rows]
 
     def hand_out(self) -> Any:
         """The connection: from here on only Semel ends the transaction."""
         self._raw.handed_out = self._raw.worn = True
         self._lent = PoolConnectionProxy(None, self._raw)
+        self._deadline = None
         return self._lent
 
     async def settle_async(self, needed: Ask[Any]) -> bool:
@@ -140,6 +149,7 @@ class AsyncpgUnit:
         if self._ended or self._pid != os.getpid():  # a forked handler's: as in ``rollback_async``
             return False
         self._raw.handed_out = False
+        self._deadline = Deadline(self._pool.server.patience_seconds)
         try:
             await self._ask(needed)
         except asyncpg.DivisionByZeroError:
@@ -148,7 +158,10 @@ class AsyncpgUnit:
         except _BROKEN as error:
             await self.rollback_async()
             raise HandlerRefused(WENT_ON) from error
-        except (*_LOST, TimeoutError) as error:
+        except TimeoutError as error:
+            await self._end(sound=False)
+            raise told(error) from error
+        except _LOST as error:
             await self.rollback_async()
             raise told(error) from error
         await self._commit()
@@ -159,7 +172,7 @@ class AsyncpgUnit:
         try:
             self._raw.add_log_listener(notices.hear)
             try:
-                async with asyncio.timeout(self._pool.server.patience_seconds):
+                async with asyncio.timeout(self._call().for_answer()):
                     await self._transaction.commit()
             finally:
                 self._raw.remove_log_listener(notices.hear)  # asyncpg warns of one that is left where it is given back
@@ -182,8 +195,9 @@ class AsyncpgUnit:
         self._raw.handed_out = False
         sound = False
         with suppress(*_LOST, TimeoutError):
-            if self._raw.is_in_transaction():
-                await self._raw.execute("ROLLBACK", timeout=self._pool.server.patience_seconds)
+            if not self._raw.is_closed() and self._raw.is_in_transaction():
+                async with asyncio.timeout(self._call().for_answer()):
+                    await self._raw.execute("ROLLBACK")
             sound = True
         await self._end(sound=sound)
 
@@ -228,12 +242,13 @@ class AsyncpgUnitPool:
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
         lifo = self.lifo
+        deadline = Deadline(self.server.patience_seconds)
         while True:
-            connection, was_idle = await lifo.take(self.server.patience_seconds)
+            connection, was_idle = await lifo.take(deadline)
             worn, connection.worn = getattr(connection, "worn", False), False
             connection.before = _RESET if worn and self.server.prepared else ""
             try:
-                unit = AsyncpgUnit(self, connection)
+                unit = AsyncpgUnit(self, connection, deadline)
                 await unit.begin()
                 return unit
             except (*_LOST, TimeoutError) as error:
@@ -254,14 +269,14 @@ class AsyncpgUnitPool:
             connection.terminate()
             self.lifo.gone()
 
-    async def _open(self) -> AsyncpgUnitConnection:
+    async def _open(self, deadline: Deadline) -> AsyncpgUnitConnection:
         server = self.server
         settings = {"search_path": f"{server.schema},public"} if server.schema is not None else None
         try:
             connection: AsyncpgUnitConnection = await asyncpg.connect(
                 server.conninfo,
                 connection_class=AsyncpgUnitConnection,
-                timeout=server.patience_seconds,
+                timeout=deadline.before_sending(),
                 statement_cache_size=100 if server.prepared else 0,
                 server_settings=settings,
             )

@@ -15,19 +15,20 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, AsyncCursor, AsyncRawCursor, Connection, Cursor, RawCursor
+from psycopg import AsyncCursor, AsyncRawCursor, Cursor, RawCursor
 from psycopg.conninfo import conninfo_to_dict
 
 from semel.core.flow import Ask, Flow, MakeFlow
 from semel.errors import SemelError, StatementRefused, StoreUnavailable
 from semel.stores.clock import Clock
+from semel.stores.deadline import Deadline
 from semel.stores.failures import or_still_unknown, still_unknown
 from semel.stores.loops import Loops
 from semel.stores.pool import AsyncLifo, Closes, ClosesAsync, Lifo
 from semel.stores.postgres.errors import cannot_connect, is_conflict, store_error
 from semel.stores.postgres.psycopg_arrays import with_arrays
 from semel.stores.postgres.psycopg_pipeline import is_outdated, said, said_async
-from semel.stores.postgres.psycopg_timeout import Overdue, PatientAsyncConnection, PatientConnection
+from semel.stores.postgres.psycopg_timeout import Overdue, PatientAsyncConnection, PatientConnection, opening
 from semel.stores.process import begin_in_children
 from semel.stores.sql.statements import Params, Query, Row, Script, Statement, Together
 
@@ -52,7 +53,7 @@ class PostgresServer:
 
     Parameters: ``conninfo`` a libpq connection string or ``postgresql://`` URL, never shown; ``prepared`` False behind
     a pooler in transaction mode; ``connections_max`` per process (and per event loop); ``patience_seconds`` how
-    long a call may wait for a connection, and then for its answer; ``clock`` in microseconds replaces the
+    long a call may take, with its waits for its turn and for a connection; ``clock`` in microseconds replaces the
     server's own (tests); ``schema`` where Semel's tables are, if not on the user's search_path.
     """
 
@@ -118,6 +119,11 @@ class PsycopgDriver:
         self._inherited += [self._threads, self._loops]
         self._begin()
 
+    @property
+    def patience_seconds(self) -> float:
+        """How long a call may take."""
+        return self.server.patience_seconds
+
     # --- threads ----------------------------------------------------------------------------
 
     def run(self, make: MakeFlow[T]) -> T:
@@ -128,14 +134,16 @@ class PsycopgDriver:
             StoreTimeout: the answer was lost; whether it took effect is not known yet.
         """
         conflicts, said = 0, False
+        deadline = Deadline(self.server.patience_seconds)
         while True:
             try:
-                connection, was_idle = self._threads.take(self.server.patience_seconds)
+                connection, was_idle = self._threads.take(deadline)
             except StoreUnavailable as error:
                 if said:
                     raise still_unknown(error) from error
                 raise
             try:
+                connection.deadline = deadline
                 result = _perform(connection, make(), self.server)
                 connection.notices.check()
             except BaseException as error:
@@ -157,15 +165,13 @@ class PsycopgDriver:
             self._threads.give(connection)
             return result
 
-    def _open(self) -> PatientConnection:
+    def _open(self, deadline: Deadline) -> PatientConnection:
+        server = self.server
         try:
-            connection = PatientConnection.connect(
-                self.server.conninfo, cursor_factory=RawCursor, **self.server.options()
-            )
+            with opening(server.conninfo, deadline):
+                return PatientConnection.connect(server.conninfo, cursor_factory=RawCursor, **server.options())
         except psycopg.Error as error:
             raise cannot_connect(str(error), error.sqlstate) from error
-        connection.patience_seconds = self.server.patience_seconds
-        return connection
 
     def _close_idle(self) -> None:
         for connection in self._threads.forget_idle():
@@ -188,9 +194,9 @@ class PsycopgDriver:
         result: T = await asyncio.shield(task)
         return result
 
-    async def run_uncut(self, make: MakeFlow[T]) -> T:
-        """As ``run_async``, for a task of the engine's that nobody cancels."""
-        return await self._loop().run(make)
+    async def run_uncut(self, make: MakeFlow[T], waited: float = 0.0) -> T:
+        """As ``run_async``, for a task of the engine's that nobody cancels; it has ``waited`` for so many seconds."""
+        return await self._loop().run(make, waited)
 
     def _loop(self) -> _Loop:
         return self._loops.here()
@@ -218,16 +224,18 @@ class _Loop:
     def loop(self) -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
 
-    async def run(self, make: MakeFlow[T]) -> T:
+    async def run(self, make: MakeFlow[T], waited: float = 0.0) -> T:
         conflicts, said = 0, False
+        deadline = Deadline(self._server.patience_seconds, waited)
         while True:
             try:
-                connection, was_idle = await self._connections.take(self._server.patience_seconds)
+                connection, was_idle = await self._connections.take(deadline)
             except StoreUnavailable as error:
                 if said:
                     raise still_unknown(error) from error
                 raise
             try:
+                connection.deadline = deadline
                 result = await _perform_async(connection, make(), self._server)
                 connection.notices.check()
             except BaseException as error:
@@ -249,15 +257,15 @@ class _Loop:
             self._connections.give(connection)
             return result
 
-    async def _open(self) -> PatientAsyncConnection:
+    async def _open(self, deadline: Deadline) -> PatientAsyncConnection:
+        server = self._server
         try:
-            connection = await PatientAsyncConnection.connect(
-                self._server.conninfo, cursor_factory=AsyncRawCursor, **self._server.options()
-            )
+            with opening(server.conninfo, deadline):
+                return await PatientAsyncConnection.connect(
+                    server.conninfo, cursor_factory=AsyncRawCursor, **server.options()
+                )
         except psycopg.Error as error:
             raise cannot_connect(str(error), error.sqlstate) from error
-        connection.patience_seconds = self._server.patience_seconds
-        return connection
 
     async def close_idle(self) -> None:
         for connection in self._connections.forget_idle():
@@ -292,7 +300,7 @@ def told(error: psycopg.Error) -> SemelError:
     return store_error(error.sqlstate, str(error))
 
 
-def _perform(connection: Connection[Any], flow: Flow[T], server: PostgresServer) -> T:
+def _perform(connection: PatientConnection, flow: Flow[T], server: PostgresServer) -> T:
     together = False
     try:
         needed = next(flow)
@@ -305,9 +313,12 @@ def _perform(connection: Connection[Any], flow: Flow[T], server: PostgresServer)
             elif type(needed) is Query:
                 values = with_arrays(needed.statement, server.values(needed.statement, needed.params))
                 once, text = server.prepared and needed.statement.planned_once, needed.statement.numbered.encode()
-                needed = flow.send(said(connection, (text, values), prepared=once))
+                rows = said(connection, (text, values), prepared=once)
+                connection.note_answer()
+                needed = flow.send(rows)
             else:
                 for text in _script(needed):
+                    connection.deadline = Deadline(server.patience_seconds)  # each statement of a migration has its own
                     connection.execute(text)
                 needed = flow.send(None)
     except StopIteration as stop:
@@ -322,7 +333,7 @@ def _perform(connection: Connection[Any], flow: Flow[T], server: PostgresServer)
         raise
 
 
-async def _perform_async(connection: AsyncConnection[Any], flow: Flow[T], server: PostgresServer) -> T:
+async def _perform_async(connection: PatientAsyncConnection, flow: Flow[T], server: PostgresServer) -> T:
     together = False
     try:
         needed = next(flow)
@@ -335,9 +346,12 @@ async def _perform_async(connection: AsyncConnection[Any], flow: Flow[T], server
             elif type(needed) is Query:
                 values = with_arrays(needed.statement, server.values(needed.statement, needed.params))
                 once, text = server.prepared and needed.statement.planned_once, needed.statement.numbered.encode()
-                needed = flow.send(await said_async(connection, (text, values), prepared=once))
+                rows = await said_async(connection, (text, values), prepared=once)
+                connection.note_answer()
+                needed = flow.send(rows)
             else:
                 for text in _script(needed):
+                    connection.deadline = Deadline(server.patience_seconds)  # as in threads
                     await connection.execute(text)
                 needed = flow.send(None)
     except StopIteration as stop:

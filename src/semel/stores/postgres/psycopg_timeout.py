@@ -1,20 +1,24 @@
 """psycopg connections that do not wait for ever: a server that hangs, or a network that swallows, ends a wait in time.
 
-libpq has a time-out for connecting alone. psycopg's waits are generators that are woken every tenth of a second,
-so that a wrapper around them can look at the clock.
+libpq has a time-out for connecting alone, of two seconds at least. psycopg's waits are generators that are woken every
+tenth of a second, so that a wrapper around them can look at the clock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, Connection
+from psycopg.conninfo import conninfo_to_dict
 
+from semel.stores.deadline import Deadline
 from semel.stores.postgres.notices import Notices
 from semel.stores.postgres.psycopg_pipeline import names_of
 
@@ -28,7 +32,7 @@ class Overdue(psycopg.OperationalError):
 
 
 def within(waits: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
-    """The same waits, ended by :class:`Overdue` after ``seconds`` in which nothing came of them."""
+    """The same waits, ended by :class:`Overdue` after ``seconds``."""
     ends = time.monotonic() + seconds
     try:
         wanted = next(waits)
@@ -43,10 +47,52 @@ def within(waits: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any,
         return result
 
 
-class PatientConnection(Connection[Any]):
-    """A connection whose every wait ends after ``patience_seconds``; None waits as long as it takes."""
+@dataclass
+class _Opening:
+    """A connection that is being opened: how many of the URL's hosts are still to be tried, and until when."""
 
-    patience_seconds: float | None = None
+    deadline: Deadline
+    hosts: int
+
+    def seconds(self) -> float:
+        """How long the next host may take: one that hangs leaves time for those behind it."""
+        share = self.deadline.before_sending() / max(1, self.hosts)
+        self.hosts -= 1
+        return share
+
+
+_OPENING: Final[ContextVar[_Opening | None]] = ContextVar("semel_opening", default=None)
+
+
+@contextmanager
+def opening(conninfo: str, deadline: Deadline) -> Iterator[None]:
+    """What :class:`PatientConnection` and its async form connect to inside ends in time."""
+    places = conninfo_to_dict(conninfo)
+    token = _OPENING.set(_Opening(deadline, str(places.get("host") or places.get("hostaddr") or "").count(",") + 1))
+    try:
+        yield
+    finally:
+        _OPENING.reset(token)
+
+
+def _connecting(waits: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+    opened = _OPENING.get()
+    return waits if opened is None else within(waits, opened.seconds())
+
+
+class PatientConnection(Connection[Any]):
+    """A connection whose waits end with ``deadline``; None waits as long as it takes."""
+
+    deadline: Deadline | None = None
+
+    def note_answer(self) -> None:
+        """A statement of the call has been answered."""
+        if self.deadline is not None:
+            self.deadline.note_answer()
+
+    @classmethod
+    def _connect_gen(cls, *args: Any, **options: Any) -> Any:  # psycopg 3.1 to 3.3: once for each host
+        return _connecting(super()._connect_gen(*args, **options))
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -55,10 +101,10 @@ class PatientConnection(Connection[Any]):
 
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         """As psycopg's, in time."""
-        if self.patience_seconds is None:
+        if self.deadline is None:
             return super().wait(gen, *args, **options)
         try:
-            return super().wait(within(gen, self.patience_seconds), *args, **options)
+            return super().wait(within(gen, self.deadline.for_answer()), *args, **options)
         except Overdue:
             self.pgconn.finish()  # so that nothing is waited for on the way out
             raise
@@ -87,7 +133,16 @@ class PatientConnection(Connection[Any]):
 class PatientAsyncConnection(AsyncConnection[Any]):
     """As :class:`PatientConnection`, on an event loop."""
 
-    patience_seconds: float | None = None
+    deadline: Deadline | None = None
+
+    def note_answer(self) -> None:
+        """A statement of the call has been answered."""
+        if self.deadline is not None:
+            self.deadline.note_answer()
+
+    @classmethod
+    def _connect_gen(cls, *args: Any, **options: Any) -> Any:
+        return _connecting(super()._connect_gen(*args, **options))
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -96,10 +151,10 @@ class PatientAsyncConnection(AsyncConnection[Any]):
 
     async def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         """As psycopg's, in time."""
-        if self.patience_seconds is None:
+        if self.deadline is None:
             return await super().wait(gen, *args, **options)
         try:
-            return await super().wait(within(gen, self.patience_seconds), *args, **options)
+            return await super().wait(within(gen, self.deadline.for_answer()), *args, **options)
         except Overdue:
             self.pgconn.finish()  # so that nothing is waited for on the way out
             raise

@@ -20,13 +20,14 @@ from psycopg.pq import PGconn, TransactionStatus
 from semel.core.flow import Ask, MakeFlow
 from semel.engine.shield import later
 from semel.errors import HandlerRefused
+from semel.stores.deadline import Deadline
 from semel.stores.failures import WENT_ON
 from semel.stores.pool import Lifo
 from semel.stores.postgres.errors import cannot_connect, is_conflict
 from semel.stores.postgres.psycopg_arrays import with_arrays
 from semel.stores.postgres.psycopg_driver import CONFLICTS_MAX, PostgresServer, is_lost, is_stale, told
 from semel.stores.postgres.psycopg_pipeline import Said, is_outdated, names_of, said
-from semel.stores.postgres.psycopg_timeout import PatientConnection
+from semel.stores.postgres.psycopg_timeout import PatientConnection, opening
 from semel.stores.process import begin_in_children
 from semel.stores.sql.statements import Query
 
@@ -178,7 +179,7 @@ class PsycopgUnit:
     def hand_out(self) -> PsycopgUnitConnection:
         """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
         self._connection.handed_out = self._connection.worn = True
-        self._connection.patience_seconds = None
+        self._connection.deadline = None
         return self._connection
 
     def settle(self, needed: Ask[Any]) -> bool:
@@ -192,10 +193,10 @@ class PsycopgUnit:
         if self._ended or self._pid != os.getpid():  # a forked handler's: as in ``rollback``
             return False
         connection = self._connection
-        connection.patience_seconds = self._pool.server.patience_seconds
         if not connection.is_left_alone(self._pool.server.patience_seconds):
             self._end(sound=False)
             raise HandlerRefused(LEFT)
+        connection.deadline = Deadline(self._pool.server.patience_seconds)
         values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
         try:
             self._tripped((needed.statement.numbered.encode(), values), (b"COMMIT", None))
@@ -225,7 +226,8 @@ class PsycopgUnit:
         patience = self._pool.server.patience_seconds
         sound = self._connection.is_left_alone(patience)
         if sound and self._connection.info.transaction_status is not TransactionStatus.IDLE:
-            self._connection.patience_seconds = patience
+            if self._connection.deadline is None:  # else it is the end of a call that has failed
+                self._connection.deadline = Deadline(patience)
             try:
                 if self._connection.handed_out:
                     self._connection.execute(b"ROLLBACK")
@@ -271,10 +273,11 @@ class PsycopgUnitPool:
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
+        deadline = Deadline(self.server.patience_seconds)
         while True:
-            connection, was_idle = self.lifo.take(self.server.patience_seconds)
+            connection, was_idle = self.lifo.take(deadline)
             if not connection.closed:
-                connection.patience_seconds = self.server.patience_seconds
+                connection.deadline = deadline
                 return PsycopgUnit(self, connection, was_idle=was_idle)
             self.lifo.gone()
 
@@ -282,8 +285,9 @@ class PsycopgUnitPool:
         """A new connection for one that was lost, and probably all idle ones with it."""
         connection.close()
         self.close()
-        fresh = self._open()
-        fresh.patience_seconds = self.server.patience_seconds
+        assert connection.deadline is not None
+        fresh = self._open(connection.deadline)
+        fresh.deadline = connection.deadline
         return fresh
 
     def give(self, connection: PsycopgUnitConnection, *, sound: bool) -> None:
@@ -294,9 +298,10 @@ class PsycopgUnitPool:
             connection.close()
             self.lifo.gone()
 
-    def _open(self) -> PsycopgUnitConnection:
+    def _open(self, deadline: Deadline) -> PsycopgUnitConnection:
         try:
-            return PsycopgUnitConnection.connect(self.server.conninfo, **self.server.plain_options())
+            with opening(self.server.conninfo, deadline):
+                return PsycopgUnitConnection.connect(self.server.conninfo, **self.server.plain_options())
         except psycopg.Error as error:
             raise cannot_connect(str(error), error.sqlstate) from error
 

@@ -10,6 +10,7 @@ from psycopg.pq import TransactionStatus
 
 from semel.core.flow import Ask, MakeFlow
 from semel.errors import HandlerRefused
+from semel.stores.deadline import Deadline
 from semel.stores.failures import WENT_ON
 from semel.stores.loops import Loops
 from semel.stores.pool import AsyncLifo
@@ -17,7 +18,7 @@ from semel.stores.postgres.errors import cannot_connect, is_conflict
 from semel.stores.postgres.psycopg_arrays import with_arrays
 from semel.stores.postgres.psycopg_driver import CONFLICTS_MAX, PostgresServer, is_lost, is_stale, told
 from semel.stores.postgres.psycopg_pipeline import Said, is_outdated, said_async
-from semel.stores.postgres.psycopg_timeout import PatientAsyncConnection
+from semel.stores.postgres.psycopg_timeout import PatientAsyncConnection, opening
 from semel.stores.postgres.psycopg_transaction import (
     BROKEN,
     LATE,
@@ -144,7 +145,7 @@ class AsyncPsycopgUnit:
     def hand_out(self) -> AsyncPsycopgUnitConnection:
         """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
         self._connection.handed_out = self._connection.worn = True
-        self._connection.patience_seconds = None
+        self._connection.deadline = None
         return self._connection
 
     async def settle_async(self, needed: Ask[Any]) -> bool:
@@ -158,10 +159,10 @@ class AsyncPsycopgUnit:
         if self._ended or self._pid != os.getpid():  # a forked handler's: as in ``rollback_async``
             return False
         connection = self._connection
-        connection.patience_seconds = self._pool.server.patience_seconds
         if not await connection.is_left_alone(self._pool.server.patience_seconds):
             await self._end(sound=False)
             raise HandlerRefused(LEFT)
+        connection.deadline = Deadline(self._pool.server.patience_seconds)
         values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
         try:
             await self._tripped((needed.statement.numbered.encode(), values), (b"COMMIT", None))
@@ -191,7 +192,8 @@ class AsyncPsycopgUnit:
         patience = self._pool.server.patience_seconds
         sound = await self._connection.is_left_alone(patience)
         if sound and self._connection.info.transaction_status is not TransactionStatus.IDLE:
-            self._connection.patience_seconds = patience
+            if self._connection.deadline is None:  # else it is the end of a call that has failed
+                self._connection.deadline = Deadline(patience)
             try:
                 if self._connection.handed_out:
                     await self._connection.execute(b"ROLLBACK")
@@ -239,10 +241,11 @@ class AsyncPsycopgUnitPool:
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
         lifo = self.lifo
+        deadline = Deadline(self.server.patience_seconds)
         while True:
-            connection, was_idle = await lifo.take(self.server.patience_seconds)
+            connection, was_idle = await lifo.take(deadline)
             if not connection.closed:
-                connection.patience_seconds = self.server.patience_seconds
+                connection.deadline = deadline
                 return AsyncPsycopgUnit(self, connection, was_idle=was_idle)
             lifo.gone()
 
@@ -250,8 +253,9 @@ class AsyncPsycopgUnitPool:
         """A new connection for one that was lost, and probably all idle ones with it."""
         await connection.close()
         await self.close()
-        fresh = await self._open()
-        fresh.patience_seconds = self.server.patience_seconds
+        assert connection.deadline is not None
+        fresh = await self._open(connection.deadline)
+        fresh.deadline = connection.deadline
         return fresh
 
     async def give(self, connection: AsyncPsycopgUnitConnection, *, sound: bool) -> None:
@@ -262,9 +266,10 @@ class AsyncPsycopgUnitPool:
             await connection.close()
             self.lifo.gone()
 
-    async def _open(self) -> AsyncPsycopgUnitConnection:
+    async def _open(self, deadline: Deadline) -> AsyncPsycopgUnitConnection:
         try:
-            return await AsyncPsycopgUnitConnection.connect(self.server.conninfo, **self.server.plain_options())
+            with opening(self.server.conninfo, deadline):
+                return await AsyncPsycopgUnitConnection.connect(self.server.conninfo, **self.server.plain_options())
         except psycopg.Error as error:
             raise cannot_connect(str(error), error.sqlstate) from error
 

@@ -13,7 +13,7 @@ from functools import partial
 from importlib import resources
 from typing import Any, Final, cast
 
-from semel.core.contract import Capabilities, Identity, Observed
+from semel.core.contract import Capabilities, Identity, Observed, Turn
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     Audit,
@@ -49,6 +49,7 @@ from semel.stores.versions import Rule, Verdicts
 SQL: Final = statements("semel.stores.postgres", "sql/upkeep.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
+ADDITION: Final = "turns"  # no process needs it, so that it raises no version and keeps no older process away
 MIGRATION_LOCK: Final = 0x53656D656C  # "Semel", as the number of an advisory lock
 _WANTED: Final = frozenset({State.UNKNOWN})
 
@@ -57,7 +58,7 @@ def _keep(ids: Sequence[bytes], horizon: int) -> Flow[None]:
     yield from ask(Query(SQL["keep_horizon"], {"ids": list(ids), "horizon": horizon}))
 
 
-_WALK: Final = Walk(SQL["read_horizon"], SQL["scan_open"], SQL["find_lapsed"], _keep, VERSIONS)
+_WALK: Final = Walk(SQL["read_horizon"], SQL["scan_open"], SQL["find_lapsed"], SQL["turn"], _keep, VERSIONS)
 
 
 class PostgresStore:
@@ -191,6 +192,10 @@ class PostgresStore:
     def lapse(self, limit: int) -> Flow[list[Record]]:
         return (yield from _WALK.lapse(self._horizon, limit))
 
+    def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
+        """As :class:`~semel.core.contract.TakesTurns`. Raises SchemaError where ``turns`` did not run."""
+        return (yield from _WALK.take_turn(self._horizon, kind, mine, every_us))
+
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         [row] = yield from ask(Query(SQL["purge"], {"after": after or 0, "chunk": chunk, "grace": PURGE_GRACE_US}))
         scanned, dropped, forgotten, last = cast("tuple[int, int, int, int | None]", row)
@@ -223,11 +228,19 @@ class PostgresStore:
             if number > done:
                 yield from ask(Script(script(_migration(name))))
                 ran.append(name)
+        lacking = yield from self.lacking()
+        for name in lacking:
+            yield from ask(Script(script(_migration(name))))
         first: dict[str, Argument] = {"store_id": store_id, "schema_version": SCHEMA_VERSION}
         if ran:
             yield from ask(Query(SQL["first_meta"], {**first, "secret_check": secret_check}))
             yield from ask(Query(SQL["write_schema_version"], {"schema_version": SCHEMA_VERSION}))
-        return ran
+        return [*ran, *lacking]
+
+    def lacking(self) -> Flow[list[str]]:
+        """The migrations without a version that did not run yet."""
+        [(has_turns,)] = yield from ask(Query(SQL["has_turns"], {}))
+        return [] if has_turns else [ADDITION]
 
 
 def _migration(name: str) -> str:

@@ -18,6 +18,7 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.retry import Retry
 
 from semel.errors import StoreError
+from semel.stores.deadline import Deadline
 from semel.stores.loops import cut
 from semel.stores.pool import AsyncLifo, Lifo
 from semel.stores.redis.errors import cannot_connect, error_reply, lost
@@ -35,8 +36,8 @@ class RedisServer:
     Parameters: ``nodes`` the server, some nodes of a ``cluster``, or the Sentinels of ``service``, which are told user
     and password where ``sentinel_auth`` says so; ``tls`` whether the connection is encrypted;
     ``options`` of redis-py's connections (username, password, db, ssl_…); ``connections_max`` to each node, per
-    process and per event loop; ``patience_seconds`` how long a call may wait for a connection, and then for its
-    answer; ``terms`` what goes with each call: the replicas waited for, a clock for tests.
+    process and per event loop; ``patience_seconds`` how long a call may take, with its waits for its turn and for a
+    connection; ``terms`` what goes with each call: the replicas waited for, a clock for tests.
     """
 
     nodes: tuple[Node, ...]
@@ -81,22 +82,23 @@ class RedisThreads:
         self._server = server
         self._pools: dict[Node, Lifo[Any]] = {}
 
-    def exchange(self, wanted: NodeExchange) -> Replies:
+    def exchange(self, wanted: NodeExchange, deadline: Deadline) -> Replies:
         """Send, and wait for all replies: those, or what became of them."""
+        deadline = deadline.share(wanted.ways)
         pool = self._pools.get(wanted.node)
         if pool is None:
             pool = self._pools.setdefault(
-                wanted.node, Lifo(lambda: self._open(wanted.node), self._server.connections_max)
+                wanted.node, Lifo(lambda until: self._open(wanted.node, until), self._server.connections_max)
             )
         try:
-            connection, was_idle = pool.take(self._server.patience_seconds)
+            connection, was_idle = pool.take(deadline)
         except StoreError as error:
             return error
         replies: Replies
         try:
-            replies = self._connected(connection, wanted.node, was_idle)
+            replies = self._connected(connection, wanted.node, was_idle, deadline)
             if not isinstance(replies, StoreError):
-                replies = _said(connection, wanted)
+                replies = _said(connection, wanted, deadline)
         except BaseException:
             connection.disconnect()
             pool.gone()
@@ -109,20 +111,14 @@ class RedisThreads:
             pool.give(connection)
         return replies
 
-    def _open(self, node: Node) -> Any:
+    def _open(self, node: Node, deadline: Deadline) -> Any:
         kind: Any = UnixDomainSocketConnection if not node.port else SSLConnection if self._server.tls else Connection
         settings = self._server.settings(node)
-        connection = kind(
-            **settings, socket_timeout=self._server.patience_seconds, retry=Retry(NoBackoff(), NO_RETRIES)
-        )
-        try:
-            connection.connect()
-        except (redis.RedisError, OSError) as error:
-            connection.disconnect()
-            raise cannot_connect(node, error) from error
+        connection = kind(**settings, retry=Retry(NoBackoff(), NO_RETRIES))
+        _connect(connection, node, deadline)
         return connection
 
-    def _connected(self, connection: Any, node: Node, was_idle: bool) -> Replies:
+    def _connected(self, connection: Any, node: Node, was_idle: bool, deadline: Deadline) -> Replies:
         """Make sure that the server has not hung up meanwhile."""
         if not was_idle:
             return []
@@ -133,9 +129,9 @@ class RedisThreads:
             pass  # it is closed; a new one is opened
         connection.disconnect()
         try:
-            connection.connect()
-        except (redis.RedisError, OSError) as error:
-            return cannot_connect(node, error)
+            _connect(connection, node, deadline)
+        except StoreError as error:
+            return error
         return []
 
     def close(self) -> None:
@@ -144,12 +140,23 @@ class RedisThreads:
             _close_all(pool)
 
 
-def _said(connection: Any, wanted: NodeExchange) -> Replies:
+def _connect(connection: Any, node: Node, deadline: Deadline) -> None:
+    connection.socket_connect_timeout = connection.socket_timeout = deadline.before_sending()
+    try:
+        connection.connect()
+    except (redis.RedisError, OSError) as error:
+        connection.disconnect()
+        raise cannot_connect(node, error) from error
+
+
+def _said(connection: Any, wanted: NodeExchange, deadline: Deadline) -> Replies:
     replies: list[Any] = []
     taken_over = False
     try:
+        connection._sock.settimeout(deadline.for_answer())
         connection.send_packed_command([packed(wanted.commands)], check_health=False)
         for _ in wanted.commands:
+            connection._sock.settimeout(deadline.for_answer())
             try:
                 replies.append(connection.read_response())
             except redis.ResponseError as error:
@@ -176,20 +183,23 @@ class RedisLoop:
         self._pools: dict[Node, AsyncLifo[Any]] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
 
-    async def exchange(self, wanted: NodeExchange) -> Replies:
+    async def exchange(self, wanted: NodeExchange, deadline: Deadline) -> Replies:
         """As :meth:`RedisThreads.exchange`."""
+        deadline = deadline.share(wanted.ways)
         pool = self._pools.get(wanted.node)
         if pool is None:
-            pool = self._pools[wanted.node] = AsyncLifo(lambda: self._open(wanted.node), self._server.connections_max)
+            pool = self._pools[wanted.node] = AsyncLifo(
+                lambda until: self._open(wanted.node, until), self._server.connections_max
+            )
         try:
-            connection, was_idle = await pool.take(self._server.patience_seconds)
+            connection, was_idle = await pool.take(deadline)
         except StoreError as error:
             return error
         replies: Replies
         try:
-            replies = await self._connected(connection, wanted.node, was_idle)
+            replies = await self._connected(connection, wanted.node, was_idle, deadline)
             if not isinstance(replies, StoreError):
-                replies = await _said_async(connection, wanted, self._server.patience_seconds)
+                replies = await _said_async(connection, wanted, deadline)
         except BaseException:
             await connection.disconnect(nowait=True)
             pool.gone()
@@ -202,7 +212,7 @@ class RedisLoop:
             pool.give(connection)
         return replies
 
-    async def _open(self, node: Node) -> Any:
+    async def _open(self, node: Node, deadline: Deadline) -> Any:
         from redis.asyncio.retry import Retry as AsyncRetry
 
         kind: Any = aio.Connection
@@ -210,18 +220,18 @@ class RedisLoop:
             kind = aio.SSLConnection if node.port else aio.UnixDomainSocketConnection
         settings = self._server.settings(node)
         connection = kind(**settings, socket_timeout=None, retry=AsyncRetry(NoBackoff(), NO_RETRIES))
-        await self._connect(connection, node)
+        await self._connect(connection, node, deadline)
         return connection
 
-    async def _connect(self, connection: Any, node: Node) -> None:
+    async def _connect(self, connection: Any, node: Node, deadline: Deadline) -> None:
         try:
-            async with asyncio.timeout(self._server.patience_seconds):
+            async with asyncio.timeout(deadline.before_sending()):
                 await connection.connect()
         except (redis.RedisError, OSError) as error:
             await connection.disconnect(nowait=True)
             raise cannot_connect(node, error) from error
 
-    async def _connected(self, connection: Any, node: Node, was_idle: bool) -> Replies:
+    async def _connected(self, connection: Any, node: Node, was_idle: bool, deadline: Deadline) -> Replies:
         if not was_idle:
             return []
         try:
@@ -233,7 +243,7 @@ class RedisLoop:
             pass  # it is closed; a new one is opened
         await connection.disconnect(nowait=True)
         try:
-            await self._connect(connection, node)
+            await self._connect(connection, node, deadline)
         except StoreError as error:
             return error
         return []
@@ -260,11 +270,11 @@ def drop(connection: Any) -> None:
         cut(writer.transport)
 
 
-async def _said_async(connection: Any, wanted: NodeExchange, seconds: float) -> Replies:
+async def _said_async(connection: Any, wanted: NodeExchange, deadline: Deadline) -> Replies:
     replies: list[Any] = []
     taken_over = False
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(deadline.for_answer()):
             await connection.send_packed_command([packed(wanted.commands)], check_health=False)
             for _ in wanted.commands:
                 try:

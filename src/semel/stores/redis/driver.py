@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from semel.core.flow import MakeFlow
+from semel.stores.deadline import Deadline
 from semel.stores.loops import Loops
 from semel.stores.process import begin_in_children
 from semel.stores.redis.connections import RedisLoop, RedisServer, RedisThreads
@@ -45,6 +46,11 @@ class RedisDriver:
         """Calls on keys of one lane share their round trips: one lane for each node of a cluster, as far as known."""
         return self.routes.lane(key)
 
+    @property
+    def patience_seconds(self) -> float:
+        """How long a call may take."""
+        return self.server.patience_seconds
+
     # --- threads ----------------------------------------------------------------------------
 
     def run(self, make: MakeFlow[T]) -> T:
@@ -54,22 +60,27 @@ class RedisDriver:
             StoreUnavailable: the server cannot be reached or refuses; nothing was written by that call.
             StoreTimeout: the answer was lost; whether it took effect is not known yet.
         """
-        flow = make()
+        flow, deadline = make(), Deadline(self.server.patience_seconds)
         try:
             needed = next(flow)
             while True:
                 assert type(needed) is Calls
-                needed = flow.send(self._answer(needed.calls))
+                replies = self._answer(needed.calls, deadline)
+                deadline.note_answer()
+                needed = flow.send(replies)
         except StopIteration as stop:
             result: T = stop.value
             return result
 
-    def _answer(self, calls: Sequence[RedisCall]) -> list[Any]:
+    def _answer(self, calls: Sequence[RedisCall], deadline: Deadline) -> list[Any]:
         performing = perform(self.routes, self.server.terms, calls)
         try:
             wanted = next(performing)
             while True:
-                answers: list[Replies] = [self._threads.exchange(each) for each in wanted]
+                if len(wanted) == 1:
+                    answers: list[Replies] = [self._threads.exchange(wanted[0], deadline)]
+                else:  # one node after the other (the reaper, a purge): one that hangs takes no time from the next
+                    answers = [self._threads.exchange(each, Deadline(self.server.patience_seconds)) for each in wanted]
                 wanted = performing.send(answers)
         except StopIteration as stop:
             return _sound(stop.value)
@@ -89,28 +100,30 @@ class RedisDriver:
         result: T = await asyncio.shield(task)
         return result
 
-    async def run_uncut(self, make: MakeFlow[T]) -> T:
-        """As ``run_async``, for a task of the engine's that nobody cancels."""
+    async def run_uncut(self, make: MakeFlow[T], waited: float = 0.0) -> T:
+        """As ``run_async``, for a task of the engine's that nobody cancels; it has ``waited`` for so many seconds."""
         loop = self._loop()
-        flow = make()
+        flow, deadline = make(), Deadline(self.server.patience_seconds, waited)
         try:
             needed = next(flow)
             while True:
                 assert type(needed) is Calls
-                needed = flow.send(await self._answer_async(loop, needed.calls))
+                replies = await self._answer_async(loop, needed.calls, deadline)
+                deadline.note_answer()
+                needed = flow.send(replies)
         except StopIteration as stop:
             result: T = stop.value
             return result
 
-    async def _answer_async(self, loop: RedisLoop, calls: Sequence[RedisCall]) -> list[Any]:
+    async def _answer_async(self, loop: RedisLoop, calls: Sequence[RedisCall], deadline: Deadline) -> list[Any]:
         performing = perform(self.routes, self.server.terms, calls)
         try:
             wanted = next(performing)
             while True:
                 if len(wanted) == 1:
-                    answers: list[Replies] = [await loop.exchange(wanted[0])]
+                    answers: list[Replies] = [await loop.exchange(wanted[0], deadline)]
                 else:
-                    answers = await asyncio.gather(*(loop.exchange(each) for each in wanted))
+                    answers = await asyncio.gather(*(loop.exchange(each, deadline) for each in wanted))
                 wanted = performing.send(answers)
         except StopIteration as stop:
             return _sound(stop.value)

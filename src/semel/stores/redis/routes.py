@@ -25,6 +25,8 @@ MARK_MS: Final = 30 * 24 * 3600 * 1000  # how long the key is kept that is writt
 # A server that answers so takes no writes, and cannot know whether another one does by now.
 TAKEN_OVER: Final = frozenset({"READONLY", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "NOREPLICAS"})
 
+WAYS: Final = 4  # who only says where to go gets a quarter of what is left: one that hangs is not all that is asked
+
 Command = tuple[Any, ...]
 
 
@@ -49,10 +51,14 @@ class RedisRefused:
 
 @dataclass(frozen=True, slots=True)
 class NodeExchange:
-    """Commands for one node in one round trip. Answered by a list of replies, or by a StoreError."""
+    """Commands for one node in one round trip. Answered by a list of replies, or by a StoreError.
+
+    ``ways``: how many ways the call's remaining time is divided, because other nodes can be asked instead.
+    """
 
     node: Node
     commands: tuple[Command, ...]
+    ways: int = field(default=1, compare=False)
 
 
 Replies = list[Any] | StoreError
@@ -202,7 +208,7 @@ class Cluster:
         """Ask one node after the other for the map."""
         error: StoreError | None = None
         for node in self.asked_for_map():
-            [answer] = yield [NodeExchange(node, (("CLUSTER", "SLOTS"),))]
+            [answer] = yield [NodeExchange(node, (("CLUSTER", "SLOTS"),), WAYS)]
             if isinstance(answer, StoreError):
                 self.failed(node)
                 error = error or answer

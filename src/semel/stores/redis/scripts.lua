@@ -20,6 +20,19 @@ local function readable(record)
         and string.len(record) > HEAD
 end
 
+local function first_due(sets, from, earliest)
+    local elsewhere = {}
+    for place = from, #sets do
+        local due = redis.pcall('ZRANGE', sets[place], 0, 0, 'WITHSCORES')
+        if due.err then
+            elsewhere[#elsewhere + 1] = sets[place]
+        elseif due[2] and (not earliest or tonumber(due[2]) < earliest) then
+            earliest = tonumber(due[2])
+        end
+    end
+    return earliest, elsewhere
+end
+
 -- name: look
 -- flags: no-writes
 -- KEYS: record. The time to decide by, and the record.
@@ -146,27 +159,34 @@ local now = time(ARGV[1])
 return {now, redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[2])}
 
 -- name: turn
--- flags: allow-oom
+-- flags: allow-oom,allow-cross-slot-keys
 -- KEYS: turns, and the due sets of all tags (none in a cluster). ARGV: time, the turn that the caller has ('' for none),
--- microseconds between two turns. All processes take turns at looking, so that the looks of a fleet are as far apart as
--- those of one process: whoever looks takes the turn after the last one that was taken. Where the last look is longer
--- ago than it should be, a process that had a turn is gone: the turns begin anew. Answers the time, the caller's next
--- turn, and the earliest that is due: '' for nothing, the time itself where that is not known.
+-- microseconds between two turns, in a cluster the due sets that may be on this node. All processes take turns at
+-- looking, so that the looks of a fleet are as far apart as those of one process: whoever looks takes the turn after the
+-- last one that was taken. Where the last look is longer ago than it should be, a process that had a turn is gone: the
+-- turns begin anew. Answers the time, the caller's next turn, the earliest that is due ('' for nothing), and the due sets
+-- that are on other nodes.
 local now, mine, every = time(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local earliest = #KEYS == 1 and now or ''
-for place = 2, #KEYS do
-    local due = redis.call('ZRANGE', KEYS[place], 0, 0, 'WITHSCORES')[2]
-    if due and (earliest == '' or tonumber(due) < earliest) then earliest = tonumber(due) end
+local earliest, elsewhere = first_due(ARGV, 4, first_due(KEYS, 2, nil))
+earliest = earliest and string.format('%.0f', earliest) or ''
+if mine and now < mine and mine < now + 100 * every then
+    return {now, string.format('%.0f', mine), earliest, elsewhere}
 end
-if earliest ~= '' then earliest = string.format('%.0f', earliest) end
-if mine and now < mine and mine < now + 100 * every then return {now, string.format('%.0f', mine), earliest} end
 local seen = redis.call('HMGET', KEYS[1], 'last', 'looked')
 local last, looked = tonumber(seen[1]) or now, tonumber(seen[2]) or 0
 if last < now or looked > now or now - looked > every * 1.5 then last = now end
 local turn = math.min(last, now + 60 * every) + every
 redis.call('HSET', KEYS[1], 'last', string.format('%.0f', turn), 'looked', string.format('%.0f', now))
 redis.call('PEXPIRE', KEYS[1], 600000)
-return {now, string.format('%.0f', turn), earliest}
+return {now, string.format('%.0f', turn), earliest, elsewhere}
+
+-- name: earliest
+-- flags: no-writes,allow-cross-slot-keys
+-- KEYS: a due set of this node of a cluster. ARGV: time, and the due sets that may be on this node, too. Answers the time,
+-- the earliest that is due ('' for nothing), and the due sets that are on other nodes.
+local now = time(ARGV[1])
+local earliest, elsewhere = first_due(ARGV, 2, first_due(KEYS, 1, nil))
+return {now, earliest and string.format('%.0f', earliest) or '', elsewhere}
 
 -- name: postpone
 -- flags: allow-oom

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.redis.routes import REFRESH_SECONDS_MIN, Node, NodeExchange, RedisRefused, Refreshing
+from semel.stores.redis.routes import REFRESH_SECONDS_MIN, WAYS, Node, NodeExchange, RedisRefused, Refreshing
 
 PRIMARY: Final = b"master"
 
@@ -53,7 +53,7 @@ class Sentinel:
         asked: set[Node] = set()
         said: list[str] = []
         for sentinel in sorted(self.seeds, key=lambda node: node in self._deaf):
-            [answer] = yield [NodeExchange(sentinel, (("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service),))]
+            [answer] = yield [NodeExchange(sentinel, (("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service),), WAYS)]
             if isinstance(answer, StoreError):
                 self._deaf.add(sentinel)
                 said.append(str(answer))
@@ -64,7 +64,7 @@ class Sentinel:
                 said.append(named)
             elif named not in asked:
                 asked.add(named)
-                [role] = yield [NodeExchange(named, (("ROLE",),))]
+                [role] = yield [NodeExchange(named, (("ROLE",),), WAYS)]
                 why = _no_primary(named, role)
                 if why is None:
                     self._node, self._stale = named, False

@@ -97,6 +97,7 @@ class RedisStore:
         self.accepts_loss = accepts_loss
         self._cluster = cluster
         self._marked = False  # whether the store is known to have its markers: one of the first version has none
+        self._due_by_node: list[list[bytes]] | None = None  # a cluster's due sets; first the turns' node
         self._newest = 0  # the last place that this process has seen: what it claims next is listed after it
 
     # --- a command's life -------------------------------------------------------------------
@@ -268,13 +269,30 @@ class RedisStore:
     def lapse(self, limit: int) -> Flow[list[Record]]:
         return self._pages.lapse(limit)
 
-    def turn(self, mine: int | None, every_us: int) -> Flow[Turn]:
-        """As :class:`~semel.core.contract.TakesTurns`. In a cluster no script sees all slots: a look is always due."""
-        keys = (self.keys.turns,) if self._cluster else (self.keys.turns, *[tag + b"due" for tag in self.keys.tags])
-        [(now, turn, earliest)] = yield from ask(
-            Calls((RedisCall(LUA["turn"], keys, (b"" if mine is None else mine, every_us)),))
-        )
-        return Turn(int(now), int(turn), None if earliest == b"" else int(earliest))
+    def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
+        """As :class:`~semel.core.contract.TakesTurns`, in one script for each server: only reapers take turns here."""
+        due = [tag + b"due" for tag in self.keys.tags]
+        arguments = (b"" if mine is None else mine, every_us)
+        if not self._cluster:
+            call = RedisCall(LUA["turn"], (self.keys.turns, *due), arguments)
+            [(now, turn, earliest, _)] = yield from ask(Calls((call,)))
+            return Turn(int(now), int(turn), None if earliest == b"" else int(earliest))
+        known = self._due_by_node or [due]
+        taking = RedisCall(LUA["turn"], (self.keys.turns,), (*arguments, *known[0]))
+        first, *others = yield from ask(Calls((taking, *map(_earliest_call, known[1:]))))
+        answers = [(first[2], first[3]), *((earliest, elsewhere) for _, earliest, elsewhere in others)]
+        unread = [each for _, elsewhere in answers for each in elsewhere]
+        by_node = [[each for each in sets if each not in unread] for sets in known]
+        while unread:
+            [(_, earliest, elsewhere)] = yield from ask(Calls((_earliest_call(unread),)))
+            answers.append((earliest, elsewhere))
+            by_node.append([each for each in unread if each not in elsewhere])
+            unread = list(elsewhere)
+        # Where slots have moved, the next turn asks each node anew.
+        is_known = len(by_node) == len(known) or self._due_by_node is None
+        self._due_by_node = by_node if is_known else None
+        found = [int(earliest) for earliest, _ in answers if earliest != b""]
+        return Turn(int(first[0]), int(first[1]), min(found, default=None))
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         return self._pages.purge(after, chunk)
@@ -347,6 +365,10 @@ class RedisStore:
             yield from ask(Calls((RedisCall(LUA["version"], (self.keys.meta,), (SCHEMA_VERSION,)),)))
         self._marked = True
         return list(MIGRATIONS[done:])
+
+
+def _earliest_call(sets: Sequence[bytes]) -> RedisCall:
+    return RedisCall(LUA["earliest"], (sets[0],), tuple(sets[1:]))
 
 
 def _record(tag: bytes, id: bytes) -> bytes:

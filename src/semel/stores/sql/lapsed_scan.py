@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
+from semel.core.contract import REAPER, Turn
 from semel.core.flow import Flow, ask
 from semel.core.model import Record
 from semel.core.settle import lapsed_row
-from semel.stores.sql.statements import Query, Statement
+from semel.stores.sql.statements import Params, Query, Statement
 from semel.stores.versions import Versions
 
 PAGE: Final = 2_000
@@ -23,6 +24,8 @@ LAG_US: Final = 5_000_000  # a statement that goes on for longer has been given 
 OPEN_MAX: Final = 20_000
 ROUNDS_PER_KEEP: Final = 60
 COUNTED_AT_ONCE: Final = 20_000
+TURN_PAGE: Final = 500  # new records at a turn from which the walk goes on
+SEQ_MAX: Final = 2**63 - 1
 
 
 @dataclass(slots=True)
@@ -41,6 +44,7 @@ class Walk:
     read_horizon: Statement
     scan_open: Statement
     find_lapsed: Statement
+    turn: Statement
     keep: Callable[[Sequence[bytes], int], Flow[None]]
     versions: Versions
 
@@ -64,12 +68,29 @@ class Walk:
             horizon.open.clear()  # from now on they are found in the small table
         return marked
 
+    def take_turn(self, horizon: Horizon, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
+        """As :class:`~semel.core.contract.TakesTurns`, in one statement."""
+        if horizon.after is None and kind == REAPER:
+            yield from self._begin(horizon)
+        walks = kind == REAPER  # the others have no use for what was created since
+        params: Params = {
+            **{"kind": kind, "mine": mine, "every": every_us, "page": TURN_PAGE},
+            "ids": sorted(horizon.open) if walks else [],
+            "after": horizon.after if walks else SEQ_MAX,
+        }
+        [row] = yield from ask(Query(self.turn, params))
+        now, following, earliest, met = cast("tuple[int, int, int | None, int]", row)
+        return Turn(now, following, now if met == TURN_PAGE else earliest)  # the walk has fallen behind
+
+    def _begin(self, horizon: Horizon) -> Flow[None]:
+        [(start,)] = yield from ask(Query(self.read_horizon, {}))
+        horizon.after = cast(int, start)
+
     def _go_on(self, horizon: Horizon) -> Flow[list[bytes]]:
         """Go on to the end; answers the open records that are too young to be left behind."""
         if horizon.after is None:
-            [(start,)] = yield from ask(Query(self.read_horizon, {}))
-            horizon.after = cast(int, start)
-        after = horizon.after
+            yield from self._begin(horizon)
+        after = cast(int, horizon.after)
         young: list[bytes] = []
         for _ in range(PAGES_PER_ROUND):
             rows = yield from ask(Query(self.scan_open, {"after": after, "page": PAGE, "lag": LAG_US}))

@@ -47,6 +47,20 @@ class Now(Ask[int]):
     __slots__ = ()
 
 
+class TakeTurn(Ask[int | None]):
+    """The next turn of a worker, as ``core.contract.TakesTurns`` has it, where the database is a file of this host.
+
+    None: no turns can be taken there.
+    """
+
+    __slots__ = ("every_us", "kind", "mine")
+
+    def __init__(self, kind: str, mine: int | None, every_us: int) -> None:
+        self.kind = kind
+        self.mine = mine
+        self.every_us = every_us
+
+
 class Query(Ask[list[Row]]):
     """Rows of one statement. ``params`` by name, or a tuple in the statement's order where speed matters."""
 

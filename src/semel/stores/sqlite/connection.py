@@ -7,14 +7,15 @@ import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from semel.core.flow import Ask
 from semel.errors import HandlerRefused, SchemaError, StoreError, StoreTimeout, StoreUnavailable
 from semel.stores.clock import Clock
 from semel.stores.failures import BROKEN_RULE
-from semel.stores.sql.statements import NOW_LOCKED, Execute, Now, Query, Script
+from semel.stores.sql.statements import NOW_LOCKED, Execute, Now, Query, Script, TakeTurn
 from semel.stores.sqlite.fork import refuse_inherited
+from semel.stores.sqlite.turns import take_turn
 
 STATEMENTS_CACHED: Final = 256
 READ_WAIT_MS: Final = 100
@@ -146,6 +147,9 @@ def answering(connection: sqlite3.Connection, clock: Clock) -> Answer:
             return clock()
         if kind is TransactionAsk:
             return execute(needed.text)  # type: ignore[attr-defined]
+        if kind is TakeTurn:
+            [path] = [file for _, name, file in execute("PRAGMA database_list") if name == "main"]
+            return take_turn(path, cast(TakeTurn, needed), clock()) if path else None
         assert isinstance(needed, Script)
         for statement in needed.statements:
             execute(statement)

@@ -13,7 +13,7 @@ from functools import partial
 from importlib import resources
 from typing import Any, Final, cast
 
-from semel.core.contract import Capabilities, Identity
+from semel.core.contract import Capabilities, Identity, Turn
 from semel.core.decide import decide, first_grant, is_grant_new, needs_steps
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
@@ -55,7 +55,19 @@ from semel.steps.findings import steps_after
 from semel.steps.store import decide_with_steps, rewrite_steps, stored_steps
 from semel.stores.memory.store import granted_row
 from semel.stores.sql.dialect import SQLITE, Dialect
-from semel.stores.sql.statements import NOW, NOW_LOCKED, Execute, Params, Query, Row, Script, Value, script, statements
+from semel.stores.sql.statements import (
+    NOW,
+    NOW_LOCKED,
+    Execute,
+    Params,
+    Query,
+    Row,
+    Script,
+    TakeTurn,
+    Value,
+    script,
+    statements,
+)
 
 SQL: Final = statements("semel.stores.sqlite", "sql/records.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects")
@@ -223,6 +235,13 @@ class SqliteStore:
             if row is not None and lapsed is not None and (yield from _replace(row, lapsed)):
                 marked.append(lapsed)
         return marked
+
+    def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
+        """As :class:`~semel.core.contract.TakesTurns`. Where no turns can be taken, each look is a turn."""
+        now = yield from ask(NOW)
+        taken = yield from ask(TakeTurn(kind, mine, every_us))
+        [(earliest,)] = yield from ask(Query(SQL["find_earliest"], {"now": now, "kind": kind}))
+        return Turn(now, now + every_us // 2 if taken is None else taken, cast("int | None", earliest))
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         now = yield from ask(NOW)

@@ -17,7 +17,7 @@ SELECT
 SELECT c.relname::text, CASE c.relkind WHEN 'f' THEN 'f' ELSE 'u' END
 FROM pg_class AS c
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE (c.relkind = 'f' OR (c.relkind IN ('r', 'p') AND c.relpersistence = 'u'))
+WHERE (c.relkind = 'f' OR (c.relkind IN ('r', 'p') AND c.relpersistence = 'u')) AND c.relname <> 'semel_turn'
     AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg~_toast%' ESCAPE '~'
 ORDER BY c.relname LIKE 'semel~_%' ESCAPE '~' DESC, c.relname
 LIMIT 100;

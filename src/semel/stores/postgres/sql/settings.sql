@@ -20,7 +20,8 @@ FROM (
     VALUES
         ('semel_record', 'SELECT'), ('semel_record', 'INSERT'), ('semel_record', 'UPDATE'), ('semel_record', 'DELETE'),
         ('semel_attention', 'SELECT'), ('semel_attention', 'INSERT'), ('semel_attention', 'UPDATE'),
-        ('semel_attention', 'DELETE'), ('semel_audit', 'SELECT'), ('semel_audit', 'INSERT'), ('semel_meta', 'SELECT')
+        ('semel_attention', 'DELETE'), ('semel_audit', 'SELECT'), ('semel_audit', 'INSERT'), ('semel_meta', 'SELECT'),
+        ('semel_turn', 'SELECT'), ('semel_turn', 'INSERT'), ('semel_turn', 'UPDATE')
     UNION ALL
     SELECT many.tab, every.right_name
     FROM unnest(ARRAY[

@@ -75,6 +75,56 @@ FROM page, clock
 WHERE page.state IN (1, 2) OR page.seq = (SELECT max(seq) FROM page)
 ORDER BY page.seq;
 
+-- name: turn
+-- A worker takes its next turn (core/contract.py, next_turn), and learns when the first of the open records will lapse. It
+-- reads one page of what was created since, so that an idle fleet sends one statement a turn.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+),
+taken AS (
+    INSERT INTO semel_turn AS t (kind, last, looked)
+    SELECT :kind::text, now + :every::bigint, now FROM clock
+    WHERE (:mine::bigint > now AND :mine::bigint < now + 100 * :every::bigint) IS NOT TRUE
+    ON CONFLICT (kind) DO UPDATE SET
+        last = CASE
+            WHEN t.last < excluded.looked OR t.looked > excluded.looked
+                OR 2 * (excluded.looked - t.looked) > 3 * :every::bigint
+            THEN excluded.last
+            ELSE least(t.last, excluded.looked + 60 * :every::bigint) + :every::bigint
+        END,
+        looked = excluded.looked
+    RETURNING last
+),
+page AS MATERIALIZED (
+    SELECT id, state FROM semel_record WHERE seq > :after::bigint ORDER BY seq LIMIT :page::bigint
+),
+seen AS (
+    SELECT unnest(:ids::bytea[]) AS id
+    UNION SELECT id FROM semel_attention
+    UNION SELECT id FROM page WHERE state IN (1, 2)
+)
+SELECT
+    clock.now,
+    coalesce((SELECT last FROM taken), :mine::bigint),
+    (
+        SELECT min(
+            CASE
+                WHEN r.effects = 2 AND r.lapses + (r.lease_until > 0)::int < r.attempts_max
+                THEN greatest(r.lease_until, r.dedup_until)
+                ELSE r.lease_until
+            END
+        )
+        FROM seen JOIN semel_record AS r ON r.id = seen.id
+        WHERE r.state = 2
+            OR (r.state = 1 AND (r.lease_until > clock.now OR (:kind::text <> 'reaper' AND r.request IS NOT NULL)))
+    ),
+    (SELECT count(*) FROM page)
+FROM clock;
+
+-- name: has_turns
+-- Whether the workers of this schema may take turns.
+SELECT count(*) FROM pg_class WHERE oid = to_regclass('semel_turn');
+
 -- name: find_lapsed
 -- Which of these records, and of those that need attention, have lapsed with an outcome nobody knows: the reaper's work.
 WITH clock AS MATERIALIZED (

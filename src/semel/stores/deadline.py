@@ -1,0 +1,57 @@
+"""One deadline for each store call: whatever the call waits for, all of it together ends in time.
+
+A call may wait in the engine's queue, for a connection of the pool, for a new connection, and then for its answer. Each
+stage gets what the stages before it have left. A statement that is sent gets a little more than that: a call that
+waited nearly to its end for its turn would otherwise send a statement whose answer it cannot wait for. It is also what
+lets the server's own time-out speak first, which says for certain that nothing was written.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+MARGIN_SECONDS_MAX: Final = 1.0
+STATEMENTS: Final = 3  # that share a deadline; a call of more (a count, a list) is a walk, and each page has its own
+_LEAST: Final = 0.001  # client libraries take no time-out of zero
+
+
+class Deadline:
+    """When a store call that begins now must have ended.
+
+    Parameters: ``seconds`` the store's patience; ``waited`` how many of them the call has waited already.
+
+    >>> call = Deadline(5.0, waited=4.9)
+    >>> call.before_sending() <= 0.1, 1.0 < call.for_answer() <= 1.1
+    (True, True)
+    """
+
+    __slots__ = ("_answers", "_ends", "_seconds")
+
+    def __init__(self, seconds: float, waited: float = 0.0) -> None:
+        self._seconds = seconds
+        self._ends = time.monotonic() + seconds - waited
+        self._answers = 0
+
+    def before_sending(self) -> float:
+        """Seconds that are left to get as far as a connection. After them nothing is sent any more."""
+        return max(_LEAST, self._ends - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is sent."""
+        return time.monotonic() >= self._ends
+
+    def share(self, ways: int) -> Deadline:
+        """A deadline for one of several questions, so that one that stays unanswered leaves time for the others."""
+        return self if ways == 1 else Deadline(self.before_sending() / ways)
+
+    def for_answer(self) -> float:
+        """Seconds that are left for the answer to what is sent now."""
+        return max(_LEAST, self._ends + min(MARGIN_SECONDS_MAX, self._seconds / 5) - time.monotonic())
+
+    def note_answer(self) -> None:
+        """The store has answered one of the call's statements: a walk through many of them goes on."""
+        self._answers += 1
+        if self._answers >= STATEMENTS:
+            self._ends = time.monotonic() + self._seconds

@@ -1,0 +1,152 @@
+"""Processes on one store whose workers wake by a clock that stands still while they look, and what they ask of it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from semel import AsyncEngine
+from semel.core.flow import Flow, MakeFlow
+from semel.core.model import Record
+from semel.engine.backend import Backend
+from semel.errors import StoreUnavailable
+from semel.stores.mariadb.requests import SeveralStatements
+from semel.stores.redis.scripts import Calls
+from semel.stores.sql.statements import Now, TakeTurn, Together
+from semel.testing.clock import SettableClock
+from semel.workers.loop import Loop
+from semel.workers.reaper import Reaper
+
+SECOND_US = 1_000_000
+
+
+class CountingDriver:
+    """Counts the statements that a driver sends; a transaction's begin and commit are two more."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        self.statements = 0
+        self.is_away = False  # whether the store cannot be reached
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    async def run_async(self, make: MakeFlow[Any]) -> Any:
+        self._check()
+        return await self._driver.run_async(lambda: self._counted(make()))
+
+    async def run_uncut(self, make: MakeFlow[Any], waited: float = 0.0) -> Any:
+        self._check()
+        return await self._driver.run_uncut(lambda: self._counted(make()), waited)
+
+    def _check(self) -> None:
+        if self.is_away:
+            raise StoreUnavailable("the store is away")
+
+    def _counted(self, flow: Flow[Any]) -> Flow[Any]:
+        try:
+            needed = next(flow)
+            while True:
+                self.statements += _statements_of(needed)
+                needed = flow.send((yield needed))
+        except StopIteration as stop:
+            return stop.value
+
+
+def _statements_of(needed: Any) -> int:
+    match needed:
+        case Now() | TakeTurn():  # the host's clock, and a file that is no database
+            return 0
+        case Together():
+            return 2
+        case SeveralStatements():
+            return len(needed.parts)
+        case Calls():
+            return len(needed.calls)
+        case _:
+            return 1
+
+
+@dataclass
+class Fleet:
+    """Processes on one store.
+
+    Parameters: ``open_backend`` one process's, whose store has this clock; ``make_worker`` what runs in it.
+    """
+
+    open_backend: Callable[[SettableClock], Backend]
+    make_worker: Callable[[AsyncEngine], Loop] = Reaper
+    clock: SettableClock = field(default_factory=SettableClock)
+
+    def __post_init__(self) -> None:
+        self._wakes: list[tuple[int, int, Loop]] = []
+        self.engines: list[AsyncEngine] = []
+        self.drivers: list[CountingDriver] = []
+
+    async def begin(self, processes: int, apart_us: int = 50_000) -> None:
+        """Start so many more processes."""
+        for number in range(processes):
+            made = self.open_backend(self.clock)
+            self.drivers.append(CountingDriver(made.driver))
+            engine = AsyncEngine(replace(made, driver=self.drivers[-1]))
+            if not self.engines:
+                await engine.migrate()
+            self.engines.append(engine)
+            wakes = self.clock() + number * apart_us
+            worker = self.make_worker(engine)
+            if isinstance(worker, Reaper):
+                worker._purge_at = float("inf")  # the purge has its own hour
+            heapq.heappush(self._wakes, (wakes, len(self.engines), worker))
+
+    def kill(self, *numbers: int) -> None:
+        """End these processes without a word."""
+        self._wakes = [each for each in self._wakes if each[1] not in numbers]
+        heapq.heapify(self._wakes)
+
+    @property
+    def statements(self) -> int:
+        """How many statements all processes have sent."""
+        return sum(driver.statements for driver in self.drivers)
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        """The store cannot be reached meanwhile."""
+        for driver in self.drivers:
+            driver.is_away = True
+        yield
+        for driver in self.drivers:
+            driver.is_away = False
+
+    async def run(self, seconds: float, until: Callable[[], Any] | None = None) -> float:
+        """Let the time go by; how many seconds it were when ``until`` held."""
+        began = self.clock()
+        ends = began + int(seconds * SECOND_US)
+        while self._wakes and self._wakes[0][0] <= ends:
+            wakes, number, worker = heapq.heappop(self._wakes)
+            self.clock.set(max(wakes, self.clock()))
+            rest = await worker._look_safely()
+            again = self.clock() + max(1, int(max(rest, worker._next_rest()) * SECOND_US))
+            heapq.heappush(self._wakes, (again, number, worker))
+            if until is not None and await until():
+                return (self.clock() - began) / SECOND_US
+        self.clock.set(ends)
+        return seconds
+
+    async def record(self, operation_id: bytes) -> Record:
+        """A record as the store has it. It is not counted."""
+        before = self.drivers[0].statements
+        store = self.engines[0].store
+        [found] = await self.engines[0].perform("read", lambda: store.read_operations((operation_id,)))
+        self.drivers[0].statements = before
+        assert found is not None
+        return found
+
+    async def close(self) -> None:
+        """Let what runs come to its end."""
+        for _, _, worker in self._wakes:
+            await worker._leave()
+        for engine in self.engines:
+            await engine.close()

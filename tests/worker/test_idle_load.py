@@ -1,0 +1,210 @@
+"""What an idle fleet asks of a SQL store: its workers take turns, and a lapse is still visible in time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope, State
+from semel.core.contract import REAPER
+from semel.engine.backend import Backend
+from semel.reconciliation.rules import StillUnknown
+from semel.reconciliation.worker import Case, Reconciling, reconciler
+from semel.resuming.worker import Completer
+from semel.stores.mariadb.url import mariadb_backend
+from semel.stores.postgres.url import postgres_backend
+from semel.testing.clock import SettableClock
+from semel.testing.mariadb import mariadb_subject
+from semel.testing.postgres import empty_schema
+from semel.workers.loop import Loop
+from tests.engine.drivers import sqlite
+from tests.engine.shells import MADE, command
+from tests.servers.mariadb import mariadb
+from tests.servers.postgres import postgres, schema
+from tests.worker.fleets import Fleet
+
+FLEET = 20
+OpenBackend = Callable[[SettableClock], Backend]
+
+
+@pytest.fixture(params=["sqlite", "psycopg", "asyncpg", "asyncmy"])
+def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> OpenBackend:
+    """An empty store of one kind, and how a process opens it."""
+    match request.param:
+        case "sqlite":
+            return lambda clock: sqlite(tmp_path / "semel.db", clock)
+        case "asyncmy":
+            server = mariadb()
+            _ = mariadb_subject(server, None)
+            return lambda clock: mariadb_backend(replace(server, clock=clock, connections_max=1))
+        case library:
+            empty_schema(postgres(), schema())
+            options: dict[str, Any] = {"schema": schema(), "connections_max": 1, "asyncpg": library == "asyncpg"}
+            return lambda clock: postgres_backend(postgres(), clock=clock, **options)
+
+
+def test_an_idle_fleet_of_20_sends_one_statement_a_second(open_backend: OpenBackend) -> None:
+    async def scenario() -> None:
+        fleet = Fleet(open_backend)
+        await fleet.begin(FLEET)
+        await fleet.run(FLEET * 2)  # each has taken its first turns
+        before = fleet.statements
+        await fleet.run(60)
+        assert 50 <= fleet.statements - before <= 61
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("killed", [(), (1,), (3, 4)], ids=["none", "one", "two"])
+def test_a_lapse_is_unknown_within_its_lease_and_one_second(killed: tuple[int, ...], open_backend: OpenBackend) -> None:
+    """Also where processes have died that had a turn, as the holder itself has."""
+
+    async def scenario() -> None:
+        fleet = Fleet(open_backend)
+        await fleet.begin(FLEET // 2)
+        await fleet.run(FLEET)
+        fleet.kill(*killed)
+        for lease_seconds in (1, 5, 30):
+            assert await seconds_until_unknown(fleet, lease_seconds) <= lease_seconds + 1.0
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+async def seconds_until_unknown(fleet: Fleet, lease_seconds: float) -> float:
+    """How long a command reads PROCESSING whose holder dies at once."""
+    engine = fleet.engines[-1]
+    policy = Policy(effects="external", lease_seconds=lease_seconds)
+    permit = await engine.claim(command(f"k{lease_seconds}", policy=policy))
+    operation_id = permit.grant.operation_id  # type: ignore[union-attr]
+    engine.core.live.clear()  # nothing renews it
+
+    async def is_unknown() -> bool:
+        return (await fleet.record(operation_id)).state == State.UNKNOWN
+
+    return await fleet.run(lease_seconds + 5, is_unknown)
+
+
+def test_a_fleet_goes_on_after_an_outage_and_after_all_but_one_have_died(open_backend: OpenBackend) -> None:
+    async def scenario() -> None:
+        fleet = Fleet(open_backend)
+        await fleet.begin(5)
+        await fleet.run(10)
+        with fleet.outage():
+            await fleet.run(10)
+        assert await seconds_until_unknown(fleet, 2) <= 3.0
+        fleet.kill(1, 2, 3, 4)
+        await fleet.run(6)  # the turns of the others are over
+        assert await seconds_until_unknown(fleet, 3) <= 4.0
+        before = fleet.statements
+        await fleet.run(20)
+        assert fleet.statements - before <= 21
+        await fleet.begin(1)  # one that opens takes its place in the turns
+        await fleet.run(5)
+        before = fleet.statements
+        await fleet.run(20)
+        assert fleet.statements - before <= 21
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+def completer_of(engine: AsyncEngine) -> Loop:
+    completer = Completer(engine)
+
+    async def handler(permit: Permit, request: bytes) -> Answer:
+        return MADE
+
+    completer.register("pay", Policy(steps=True, resumable=True), handler)
+    return completer
+
+
+def reconciling_of(engine: AsyncEngine) -> Loop:
+    @reconciler("pay", quiet_for=0)
+    def ask(case: Case) -> StillUnknown:
+        return StillUnknown("no word yet")
+
+    return Reconciling(engine, [ask])
+
+
+@pytest.mark.parametrize("make_worker", [completer_of, reconciling_of])
+def test_idle_completers_and_reconcilers_take_turns(
+    make_worker: Callable[[AsyncEngine], Loop], open_backend: OpenBackend
+) -> None:
+    async def scenario() -> None:
+        fleet = Fleet(open_backend, make_worker)
+        await fleet.begin(FLEET)
+        await fleet.run(FLEET * 6)
+        before = fleet.statements
+        await fleet.run(60)
+        assert 10 <= fleet.statements - before <= 61
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_abandoned_execution_is_taken_over_within_a_second_of_its_lapse(open_backend: OpenBackend) -> None:
+    async def scenario() -> None:
+        fleet = Fleet(open_backend, completer_of)
+        await fleet.begin(5)
+        await fleet.run(10)
+        fleet.kill(5)
+        dying = fleet.engines[-1]
+        policy = Policy(steps=True, resumable=True, lease_seconds=5)
+        scope = Scope("demo", "alice", "pay")
+        assert isinstance(await dying.claim(Command(scope, "k", bytes(32), "1.tests", policy, request=b"x")), Permit)
+        dying.core.live.clear()  # nothing renews it
+
+        async def is_begun() -> bool:
+            return any(worker._running for _, _, worker in fleet._wakes)  # type: ignore[attr-defined]
+
+        assert await fleet.run(10, is_begun) <= 6.0
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_store_without_turns_is_looked_at_by_each_process() -> None:
+    """A process of this release on a store that the former one migrated: what it lacks only costs statements."""
+    empty_schema(postgres(), schema())
+
+    async def scenario() -> None:
+        fleet = Fleet(lambda clock: postgres_backend(postgres(), clock=clock, schema=schema()))
+        await fleet.begin(2)
+        with psycopg.connect(postgres(), autocommit=True, options=f"-c search_path={schema()}") as outside:
+            outside.execute("DROP TABLE semel_turn")
+        assert await seconds_until_unknown(fleet, 1) <= 2.0
+        assert await fleet.engines[0].migrate() == ["turns"]
+        assert await AsyncEngine(fleet.engines[0].backend).migrate() == []
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("library", ["psycopg", "pymysql"])
+def test_turns_go_by_the_server_s_clock_in_threads_too(library: str) -> None:
+    if library == "pymysql":
+        _ = mariadb_subject(mariadb(), None)
+        made = mariadb_backend(mariadb())
+    else:
+        empty_schema(postgres(), schema())
+        made = postgres_backend(postgres(), schema=schema())
+    store: Any = made.store
+    with closing(Engine(made)) as engine:
+        engine.migrate()
+        first = engine.perform("turn", lambda: store.turn(REAPER, None, 60_000_000))
+        again = engine.perform("turn", lambda: store.turn(REAPER, first.next, 60_000_000))
+        other = engine.perform("turn", lambda: store.turn(REAPER, None, 60_000_000))
+    assert abs(first.now / 1_000_000 - time.time()) < 60
+    assert first.next == first.now + 60_000_000
+    assert (again.next, again.earliest) == (first.next, None)  # it looked out of turn
+    assert other.next == first.next + 60_000_000
