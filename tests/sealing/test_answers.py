@@ -15,6 +15,7 @@ from semel.core.model import AlreadyMine, AnswerKind, Record, Reseal, Settled, S
 from semel.core.outcomes import Succeeded
 from semel.core.record import answer_of
 from semel.core.sealing import MARK
+from semel.core.timing import PURGE_GRACE_US
 from semel.errors import ConfigurationError, NotReplayableError, PolicyError, RecordUnreadableError
 from tests.sealing.conftest import NEW, OLD, PAID, RING, SECRET, Place, command, rows_of
 
@@ -104,6 +105,17 @@ def test_an_answer_that_is_not_stored_is_never_run_again(place: Place) -> None:
         process.run(command(policy=policy), never)
     [row] = rows_of(process)
     assert (row.answer_kind, row.status, SECRET in repr(row)) == (AnswerKind.NOT_KEPT, 201, False)
+
+
+@pytest.mark.parametrize("kind", EACH, indirect=True)
+def test_a_sealed_answer_is_dropped_when_its_time_is_over(place: Place) -> None:
+    process = place.process()
+    process.run(command(policy=SEAL), pay)
+    place.clock.advance(SEAL.terms.answer_us + PURGE_GRACE_US)
+    purged = process.perform("purge", lambda: process.engine.store.purge(None, 100))
+    assert purged.answers_dropped == 1
+    [row] = rows_of(process)
+    assert (row.answer_kind, row.body, row.headers) == (AnswerKind.NOT_KEPT, None, None)
 
 
 # --- what does not open ---------------------------------------------------------------------------
