@@ -129,7 +129,8 @@ class AsgiWeb:
         self.seen: list[Seen] = []
         self.counting = Counting()
         self.runner = asyncio.Runner()
-        self.engine = AsyncEngine.connect("memory://?persistence=none", observer=self.counting)
+        sealer = settings.pop("sealer", None)
+        self.engine = AsyncEngine.connect("memory://?persistence=none", observer=self.counting, sealer=sealer)
         self.runner.run(self.engine.open())
         settings.setdefault("caller", from_state("user"))
         self.middleware = AsgiMiddleware(self.app, self.engine, **settings)
@@ -220,7 +221,8 @@ class WsgiWeb:
         self.handler = handler
         self.seen: list[Seen] = []
         self.counting = Counting()
-        self.engine = Engine.connect("memory://?persistence=none", observer=self.counting)
+        sealer = settings.pop("sealer", None)
+        self.engine = Engine.connect("memory://?persistence=none", observer=self.counting, sealer=sealer)
         self.engine.open()
         settings.setdefault("caller", from_state("user"))
         self.middleware = WsgiMiddleware(self.app, self.engine, **settings)

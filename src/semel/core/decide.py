@@ -27,10 +27,12 @@ from semel.core.model import (
     NotReplayable,
     OutcomeUnknown,
     Proceed,
+    Rebuild,
     Record,
     Replay,
     State,
     Unreadable,
+    Unseal,
     Verdict,
 )
 from semel.core.record import answer_of, is_sound, state_of, uuid_of
@@ -57,8 +59,11 @@ class Situation(Enum):
     IDEMPOTENT_ATTEMPTS_OVER = "PROCESSING, lapsed, IDEMPOTENT, past attempts_max"
     EXTERNAL_LAPSED = "PROCESSING, lapsed, EXTERNAL"
     ANSWER_KEPT = "SUCCEEDED, answer kept"
+    ANSWER_SEALED = "SUCCEEDED, answer sealed"
+    ANSWER_REBUILT = "SUCCEEDED, answer to be rebuilt"
     ANSWER_NOT_KEPT = "SUCCEEDED, answer not kept"
     REFUSAL_KEPT = "FAILED_REPLAYABLE, answer kept"
+    REFUSAL_SEALED = "FAILED_REPLAYABLE, answer sealed"
     REFUSAL_NOT_KEPT = "FAILED_REPLAYABLE, answer not kept"
     NOTHING_HAPPENED = "FAILED_NOT_REPLAYABLE"
     UNKNOWN = "UNKNOWN"
@@ -94,8 +99,11 @@ TABLE: Final[Mapping[Situation, Rule]] = {
     Situation.IDEMPOTENT_ATTEMPTS_OVER: Rule(OutcomeUnknown, "it keeps crashing its workers"),
     Situation.EXTERNAL_LAPSED: Rule(OutcomeUnknown, "the effect may have happened, and nobody can prove it"),
     Situation.ANSWER_KEPT: Rule(Replay, "the effect is committed and the answer stored"),
+    Situation.ANSWER_SEALED: Rule(Unseal, "replayed once it is opened; what does not open is never shown"),
+    Situation.ANSWER_REBUILT: Rule(Rebuild, "made again of what is there today; the handler never runs for that"),
     Situation.ANSWER_NOT_KEPT: Rule(NotReplayable, "it was done; its answer could not be kept"),
     Situation.REFUSAL_KEPT: Rule(Replay, "a definite refusal is stable"),
+    Situation.REFUSAL_SEALED: Rule(Unseal, "a definite refusal is stable, and opened as an answer is"),
     Situation.REFUSAL_NOT_KEPT: Rule(NotReplayable, "a definite refusal whose answer could not be kept"),
     Situation.NOTHING_HAPPENED: Rule(Proceed, "proven: no effect happened"),
     Situation.UNKNOWN: Rule(OutcomeUnknown, "until the holder, a reconciler or an operator settles it"),
@@ -197,9 +205,14 @@ def situation(row: Record | None, claim: Claim, now: int, *, begun: bool = True)
 def _answered(row: Record, claim: Claim, now: int) -> Situation:
     if row.answer_until is not None and now >= row.answer_until:
         return Situation.EXPIRED_NEW if row.after_expiry == AfterExpiry.NEW else Situation.EXPIRED
-    if row.answer_kind != AnswerKind.KEPT:
-        return Situation.ANSWER_NOT_KEPT if row.state == State.SUCCEEDED else Situation.REFUSAL_NOT_KEPT
-    return Situation.ANSWER_KEPT if row.state == State.SUCCEEDED else Situation.REFUSAL_KEPT
+    succeeded = row.state == State.SUCCEEDED
+    if row.answer_kind == AnswerKind.KEPT:
+        return Situation.ANSWER_KEPT if succeeded else Situation.REFUSAL_KEPT
+    if row.answer_kind == AnswerKind.SEALED:
+        return Situation.ANSWER_SEALED if succeeded else Situation.REFUSAL_SEALED
+    if row.answer_kind == AnswerKind.REBUILT and succeeded:
+        return Situation.ANSWER_REBUILT
+    return Situation.ANSWER_NOT_KEPT if succeeded else Situation.REFUSAL_NOT_KEPT
 
 
 def _open(row: Record, claim: Claim, now: int, begun: bool) -> Situation:
@@ -268,11 +281,19 @@ def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) ->
         return Proceed(first_grant(claim, now))
     found = situation(row, claim, now, begun=begun)
     verdict = TABLE[found].verdict
-    if verdict is Replay:
+    if verdict is Replay or verdict is Unseal:
         answer = answer_of(row)
         if answer is None:
             return Unreadable(row.operation_id, "corrupt")
-        return Replay(answer, row.operation_id, State(row.state))
+        state = State(row.state)
+        return (
+            Replay(answer, row.operation_id, state)
+            if verdict is Replay
+            else Unseal(row.id, answer, row.operation_id, state)
+        )
+    if verdict is Rebuild:
+        resource = (row.resource_type, row.resource_id, row.business_ref)
+        return Rebuild(row.status, row.operation_id, State(row.state), *resource)
     if verdict is Proceed:
         return Proceed(grant_again(row, claim, now, found))
     if verdict is InProgress:

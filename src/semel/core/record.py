@@ -12,11 +12,23 @@ from hashlib import sha256 as _sha256
 from struct import Struct
 from typing import get_type_hints
 
-from semel.core.model import OPEN_STATES, AfterExpiry, Answer, AnswerKind, Effects, Find, Record, State
+from semel.core.model import (
+    OPEN_STATES,
+    STORED_ANSWERS,
+    AfterExpiry,
+    Answer,
+    AnswerKind,
+    Effects,
+    Find,
+    Record,
+    State,
+)
+from semel.core.sealing import MARK
 
 DIGEST_BYTES = 16
 _UUID_BYTES = 16
 _REMEMBERED_BYTES_MAX = 128
+_NAMELESS = b"\x00\x00"  # how the headers of a sealed answer begin, and no others: a name of no bytes
 _PAIR = Struct(">HI")  # length of the name, length of the value
 
 
@@ -57,15 +69,17 @@ def answer_digest(status: int | None, header_block: bytes, body: bytes) -> bytes
 
 
 def answer_of(row: Record) -> Answer | None:
-    """The stored answer, or None where it is corrupt."""
+    """The stored answer, as it is stored: a sealed one is sealed. None where there is none, or it is corrupt."""
     # SQLite keeps a value of any type in any column: a statement by hand may have left text.
-    if row.answer_kind != AnswerKind.KEPT or not isinstance(row.headers, bytes) or not isinstance(row.body, bytes):
+    if row.answer_kind not in STORED_ANSWERS or not isinstance(row.headers, bytes) or not isinstance(row.body, bytes):
         return None
     try:
         if answer_digest(row.status, row.headers, row.body) != row.answer_digest:
             return None
     except TypeError:
         return None  # the status is no number
+    if row.answer_kind == AnswerKind.KEPT and row.body.startswith(MARK) and row.headers.startswith(_NAMELESS):
+        return None  # a sealed answer whose kind was changed: what is sealed is never shown
     headers = unpack_headers(row.headers)
     return None if headers is None else Answer(row.status, headers, row.body)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from semel.core.decide import Situation, doubt_of, lapsed_situation
 from semel.core.model import (
     OPEN_STATES,
+    STORED_ANSWERS,
     AlreadyMine,
     AnswerKind,
     Effects,
     MovedOn,
     Record,
     Renewal,
+    Reseal,
     Resolution,
     Resolved,
     Settled,
@@ -34,7 +36,6 @@ SETTLEABLE = (*OPEN_STATES, State.UNKNOWN)
 _NO_END = (None, None, None)
 _PROCESSING = State.PROCESSING
 _FAILED_NOT_REPLAYABLE = State.FAILED_NOT_REPLAYABLE
-_KEPT = AnswerKind.KEPT
 _SETTLED = Settled()
 _WITHOUT_OUTCOME = (State.CLAIMED, State.UNKNOWN)
 
@@ -99,7 +100,7 @@ def write_settlement(
     status = body = None
     if answer is not None:
         status = answer.status
-        if kind == _KEPT:
+        if kind in STORED_ANSWERS:
             body = answer.body
         else:
             header_block = None
@@ -214,7 +215,8 @@ def resolved_row(
     answer = word.answer if word.happened else None
     block = None if answer is None else pack_headers(answer.headers)
     digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
-    kind = AnswerKind.KEPT if answer is not None else AnswerKind.NOT_KEPT if word.happened else AnswerKind.NONE
+    kind = word.answer_kind if answer is not None else AnswerKind.NOT_KEPT if word.happened else AnswerKind.NONE
+    is_kept = kind in STORED_ANSWERS
     return Resolved(state), row._replace(
         state=state,
         fence=next_fence(row.fence, now),
@@ -229,9 +231,22 @@ def resolved_row(
         answer_kind=kind,
         answer_digest=digest,
         status=answer.status if answer is not None else None,
-        headers=block,
-        body=answer.body if answer is not None else None,
+        headers=block if is_kept else None,
+        body=answer.body if answer is not None and is_kept else None,
         request=None,
+    )
+
+
+def resealed_row(row: Record | None, change: Reseal) -> Record | None:
+    """The row with its answer in another form, or None where it is not the answer that was seen."""
+    if row is None or not is_sound(row) or row.answer_kind not in STORED_ANSWERS or row.answer_digest != change.seen:
+        return None
+    block = pack_headers(change.answer.headers)
+    return row._replace(
+        answer_kind=change.answer_kind,
+        answer_digest=answer_digest(change.answer.status, block, change.answer.body),
+        headers=block,
+        body=change.answer.body,
     )
 
 

@@ -24,6 +24,7 @@ from semel.engine.atomic_block import AsyncAtomic
 from semel.engine.backend import Backend, UnitRuns
 from semel.engine.opening import introduction, opened_async
 from semel.engine.permit import Permit
+from semel.engine.rebuild import WITHHELD, give_async
 from semel.engine.renewal import AsyncUpkeep
 from semel.engine.reported import Reported, settle_reported
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, lost_result, outcome_from
@@ -160,6 +161,8 @@ class AsyncEngine:
                 verdict = await attempt(claim, command)
             if type(verdict) is InProgress and not isinstance(command.refusal, RequestTooLarge):
                 verdict = await self._wait(attempt, claim, command, verdict, wait_seconds)
+            if type(verdict) in WITHHELD:
+                verdict = await give_async(core, command, verdict)
             met = core.met(command, claim, verdict)
         finally:
             core.entering.discard(claim.nonce)
@@ -260,7 +263,9 @@ class AsyncEngine:
 
     async def reread(self, permit: Permit) -> Verdict:
         """What the record says now: the verdict that a refused settlement must be answered with."""
-        return await self._performer.drive(reread(self.store, permit.claim, permit.grant, permit.command.under))
+        command = permit.command
+        verdict = await self._performer.drive(reread(self.store, permit.claim, permit.grant, command.under))
+        return await give_async(self.core, command, verdict)
 
     async def mark_not_kept(self, permit: Permit) -> bool:
         """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
@@ -269,7 +274,9 @@ class AsyncEngine:
 
     async def settle_by(self, operation_id: str, outcome: Reported, proof: str, *, actor: str = "report") -> State:
         """As :meth:`Engine.settle_by <semel.engine.sync_engine.Engine.settle_by>`."""
-        return await self._performer.drive(settle_reported(self.store, operation_id, outcome, proof, actor))
+        return await self._performer.drive(
+            settle_reported(self.store, operation_id, outcome, proof, actor, self.core.cover)
+        )
 
     def atomic(self, connection: Any, command: Command) -> AsyncAtomic:
         """Join the user's own transaction: see :class:`~semel.engine.atomic_block.AsyncAtomic`."""

@@ -18,7 +18,8 @@ from semel.core.outcomes import Refused, Succeeded
 from semel.core.requests import Begin
 from semel.engine.backend import Backend
 from semel.engine.permit import Permit
-from semel.engine.result import begun_result
+from semel.engine.rebuild import give, give_async
+from semel.engine.result import lost_result
 from semel.engine.runner import AsyncPerformer, SyncPerformer
 from semel.engine.shield import shielded
 from semel.engine.state import Core
@@ -64,26 +65,31 @@ class _Block(Generic[P]):
             )
         return self._core.attempt(self._command)
 
-    def _enter(self, claim: Claim, join: Callable[[], Any]) -> Flow[None]:
+    def _enter(self, claim: Claim, join: Callable[[], Any]) -> Flow[Verdict]:
         store, command = self._backend.store, self._command
-        seen: Verdict | None = None
         if command.refusal is not None:  # a limit of today is no word about what was taken before
             seen = yield from look_before_refusing(store, claim, command.under, command.refusal)
-        if seen is not None:
-            verdict, unit = seen, None
-        else:
-            verdict, unit = yield from claim_unit(store, claim, command.under, Begin(join))
-        self._core.tell_verdict(claim, verdict)
+            if seen is not None:
+                return seen
+        verdict, unit = yield from claim_unit(store, claim, command.under, Begin(join))
         if not isinstance(verdict, Proceed):
-            self.verdict = verdict
-            result = begun_result(verdict)
-            self.replayed, self.answer, self.operation_id = True, result.answer, result.operation_id
-            return
+            return verdict
+        self._core.tell_verdict(claim, verdict)
         assert unit is not None
         self._claim = claim
         self._core.units[claim.nonce] = unit
         self.permit = self._core.permit(self._command, claim, verdict.grant)
         self.operation_id = uuid_text(verdict.grant.operation_id)
+        return verdict
+
+    def _meet(self, claim: Claim, verdict: Verdict) -> None:
+        """What the block has come to: where it is not granted, the answer that was given before."""
+        if isinstance(verdict, Proceed):
+            return
+        self._core.tell_verdict(claim, verdict)
+        self.verdict = verdict
+        result = lost_result(verdict)
+        self.replayed, self.answer, self.operation_id = True, result.answer, result.operation_id
 
     def _forget(self, claim: Claim) -> None:
         """The block was not entered: nothing of it is left here, and the user rolls back."""
@@ -159,7 +165,8 @@ class Atomic(_Block[SyncPerformer]):
         claim = self._attempt()
         try:
             self._core.entering.add(claim.nonce)
-            self._performer.drive_here(self._enter(claim, lambda: self._backend.join(self._connection)))
+            verdict = self._performer.drive_here(self._enter(claim, lambda: self._backend.join(self._connection)))
+            self._meet(claim, give(self._core, self._command, verdict))
         except BaseException:
             self._forget(claim)
             raise
@@ -205,7 +212,8 @@ class AsyncAtomic(_Block[AsyncPerformer]):
         claim = self._attempt()
         try:
             self._core.entering.add(claim.nonce)
-            await self._performer.drive(self._enter(claim, lambda: self._backend.join_async(self._connection)))
+            flow = self._enter(claim, lambda: self._backend.join_async(self._connection))
+            self._meet(claim, await give_async(self._core, self._command, await self._performer.drive(flow)))
         finally:
             self._core.entering.discard(claim.nonce)
         return self

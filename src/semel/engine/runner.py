@@ -30,6 +30,7 @@ from semel.core.requests import (
     SettleWithin,
     Within,
 )
+from semel.core.sealing import Seals
 from semel.engine.backend import Backend
 from semel.engine.batching import Coalescers
 from semel.engine.opening import AsyncFirstLook, FirstLook, introduction
@@ -64,6 +65,11 @@ class AsyncPerformer:
             self._driver.kept_answer if self._answers_at_once else None
         )
         self.first_look = AsyncFirstLook(core, lambda: self.drive(introduction(core, backend)))
+
+    @property
+    def sealer(self) -> Seals | None:
+        """The engine's sealer."""
+        return self._core.sealer
 
     def steps_of(self, permit: Permit) -> AsyncSteps:
         """The steps of a permit whose operation declares them."""
@@ -197,6 +203,11 @@ class SyncPerformer:
         core.emits = hasattr(backend.store, "dialect")
         self._driver = backend.driver
         self.first_look = FirstLook(core, lambda: self.drive(introduction(core, backend)))
+
+    @property
+    def sealer(self) -> Seals | None:
+        """The engine's sealer."""
+        return self._core.sealer
 
     def steps_of(self, permit: Permit) -> SyncSteps:
         """The steps of a permit whose operation declares them."""

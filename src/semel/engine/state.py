@@ -5,6 +5,7 @@ No IO happens here and nothing waits; the shells in ``aio`` and ``sync`` perform
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import socket
@@ -30,17 +31,29 @@ from semel.core.model import (
     Proceed,
     Renewal,
     Replay,
+    Resolution,
     Settlement,
     Settling,
     State,
     Superseded,
     Unreadable,
+    Unseal,
     Verdict,
 )
 from semel.core.outcomes import Outcome, Succeeded
 from semel.core.requests import AnyUnit, Elapsed, Pause, PauseToLook
+from semel.core.sealing import (
+    SEAL,
+    SEALING_KEY,
+    UNSEALED,
+    check_sealer,
+    checked,
+    cover,
+    cover_resolution,
+    reveal,
+    sealed,
+)
 from semel.core.sealing import Seals as Seals
-from semel.core.sealing import checked, sealed
 from semel.core.spans import check_seconds
 from semel.core.timing import RENEWALS_PER_LEASE
 from semel.engine.backend import Backend, pasted_url
@@ -66,6 +79,16 @@ SCHEMA_VERSION_MAX: Final = 2
 ID_SECRET_BYTES_MIN: Final = 16
 CONFIRM_SECONDS_MAX: Final = 600.0
 DRAIN_LOOK_SECONDS: Final = 0.02
+NOTED_MAX: Final = 1000
+SEALED_REMEDIES: Final = {
+    UNSEALED: "a stored answer is sealed under the key {key}, and this process has no sealer: give the engine its "
+    "sealer, Engine.connect(..., sealer=Sealer(ring))",
+    SEALING_KEY: "a stored answer is sealed under the key {key}, which is not in this process's ring: add it behind "
+    "the others",
+    SEAL: "a stored answer does not open under the key {key}: it was changed, it is another record's, or the key of "
+    "this name is another one; see semel doctor",
+}
+_LOG: Final = logging.getLogger("semel")
 FOLLOW_SECONDS: Final = 1.0  # after which a waiter makes sure that another one of its process still looks
 
 
@@ -93,7 +116,8 @@ class Core:
         self.id_secret = id_secret
         self.sealer = checked(sealer)
         self.draining = False
-        self.needs = Needs()
+        self.needs = Needs(self.sealer)
+        self._noted: set[tuple[str, str]] = set()  # what the log has been told of answers that cannot be given
         self.emits = False  # whether the store keeps events
         self.checked = False  # whether the store was looked at: at the opening, or before the first claim
         self.waiters_max = waiters_max
@@ -131,6 +155,8 @@ class Core:
         policy, scope, key, secret = command.policy, command.scope, command.key, self.id_secret
         if policy.steps and not self.emits:
             raise ConfigurationError(NO_STEPS.format(operation=repr(scope.operation)))
+        if policy.covers:
+            check_sealer(scope.operation, policy, self.sealer)
         if self.needs.refuse:
             self.needs.check(scope.operation, policy)
         bits = os.urandom(26)
@@ -190,6 +216,26 @@ class Core:
         self.live[grant.nonce] = permit
         return permit
 
+    def reveal(self, operation: str, verdict: Unseal) -> Replay | Unreadable:
+        """Open a sealed answer. Where that cannot be, it is unreadable, and the log says why."""
+        seen = reveal(verdict, self.sealer)
+        if isinstance(seen, Unreadable):
+            self._note(seen.reason, SEALED_REMEDIES[seen.reason].format(key=repr(seen.key)), operation)
+        return seen
+
+    def note_rebuild_failed(self, operation: str, why: str) -> None:
+        """Log that a builder does not answer: once for each operation and reason."""
+        self._note(why, "an answer could not be rebuilt, and its client is told to look at the resource", operation)
+
+    def _note(self, reason: str, text: str, operation: str) -> None:
+        if len(self._noted) < NOTED_MAX and (operation, reason) not in self._noted:
+            self._noted.add((operation, reason))
+            _LOG.error("%s: %s (%s)", operation, text, reason)
+
+    def cover(self, operation: str, word: Resolution) -> Resolution:
+        """An operator's or reconciler's settlement, with its answer stored as the operation declares it here."""
+        return cover_resolution(word, self.needs.policies.get(operation), self.sealer)
+
     def conclude(self, permit: Permit) -> None:
         """The permit is over: no more renewals; whoever waits in this process looks again."""
         self.live.pop(permit.grant.nonce, None)
@@ -207,6 +253,9 @@ class Core:
             outcome = permit.outcome(outcome)
         resource = (permit.resource_type, permit.resource_id)
         word = settlement(permit.grant, outcome, kept=permit.kept, resource=resource)
+        policy = permit.command.policy
+        if policy.covers:
+            word = cover(word, policy, self.sealer)
         if permit.emission is not None:
             word = permit.emission.with_events(word)
         kept = permit.claim.kept

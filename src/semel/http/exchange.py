@@ -19,10 +19,12 @@ from semel.core.model import (
     InProgress,
     NotReplayable,
     Proceed,
+    Rebuild,
     ReferenceTaken,
     Replay,
     Scope,
     Unreadable,
+    Unseal,
     Verdict,
 )
 from semel.core.outcomes import Outcome, Refused, Released, Succeeded, Unprovable, classify_answer, classify_exception
@@ -468,6 +470,7 @@ class Exchange:
         problems, lifetime = self._surface.problems, self.route.honoured.lifetime
         if isinstance(verdict, Replay):
             return self._replay(verdict)
+        assert not isinstance(verdict, Unseal | Rebuild), "an engine gives what it withholds from a store's verdict"
         if isinstance(verdict, Proceed):
             # Read again after a refused settlement, and yet still ours: nobody can say what that means.
             return _with(problems.unknown(verdict.grant.operation_id), lifetime)

@@ -17,7 +17,7 @@ from semel.bulk.store import Items
 from semel.core.damage import damage_of
 from semel.core.flow import Flow
 from semel.core.identity import record_id, reference_id, uuid_bytes, uuid_text
-from semel.core.model import OPEN_STATES, Answer, AnswerKind, Operation, Record, Scope, State, Unreadable
+from semel.core.model import ANSWERABLE, OPEN_STATES, Answer, Operation, Record, Scope, State, Unreadable
 from semel.core.record import is_sound, state_of, uuid_of
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.sync_engine import Engine
@@ -269,7 +269,7 @@ def describe(row: Record, now: int) -> dict[str, Any]:
         "operation": row.operation,
         "state": "UNREADABLE" if state is None else state.name,
         "running": row.state in OPEN_STATES and row.lease_until > now,
-        "answerKept": row.answer_kind == AnswerKind.KEPT and (row.answer_until is None or now < row.answer_until),
+        "answerKept": row.answer_kind in ANSWERABLE and (row.answer_until is None or now < row.answer_until),
         "attempt": row.attempt,
         "createdAt": _time(row.created_at),
         "settledAt": _time(row.settled_at),

@@ -17,6 +17,7 @@ from semel.core.decide import decide, is_grant_new
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     RECORD_FORMAT,
+    STORED_ANSWERS,
     AnswerKind,
     Audit,
     Claim,
@@ -27,6 +28,7 @@ from semel.core.model import (
     Purged,
     Record,
     Renewal,
+    Reseal,
     Resolution,
     Resolved,
     Resolving,
@@ -42,6 +44,7 @@ from semel.core.settle import (
     lapsed_row,
     marked_row,
     renewed_row,
+    resealed_row,
     resolved_row,
     settled_row,
 )
@@ -231,6 +234,16 @@ class MemoryStore:
 
         return ask(TableCall("mark_not_kept", act))
 
+    def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
+        def act(table: Table, now: int) -> list[bool]:
+            rows = [resealed_row(table.records.get(change.id), change) for change in changes]
+            for row in rows:
+                if row is not None:
+                    table.put(row)
+            return [row is not None for row in rows]
+
+        return ask(TableCall("reseal", act))
+
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
             rows = [renewed_row(table.records.get(renewal.id), renewal, now) for renewal in renewals]
@@ -306,7 +319,7 @@ class MemoryStore:
                 if may_forget(row.forget_after, now):
                     table.drop(row)
                     forgotten += 1
-                elif may_drop_answer(row.answer_until, now) and row.answer_kind == AnswerKind.KEPT:
+                elif may_drop_answer(row.answer_until, now) and row.answer_kind in STORED_ANSWERS:
                     table.put(row._replace(answer_kind=AnswerKind.NOT_KEPT, headers=None, body=None))
                     dropped += 1
             return Purged(len(window), dropped, forgotten, window[-1][0] if len(window) == chunk else None)
