@@ -16,6 +16,7 @@ The first split is whose fault it is, the second whether the same call may be re
     │   ├── MissingKey
     │   ├── InvalidBody
     │   ├── BulkRefused           a list of items, with the place and the member that is wrong
+    │   ├── ImportRefused         a file that cannot be taken; nothing of it is kept
     │   └── RequestTooLarge
     ├── CommandError              the command's: a verdict, raised only by the engine's shells
     │   ├── KeyReusedError
@@ -118,6 +119,17 @@ class BulkRefused(RequestError):
         super().__init__(f"{where}: {message}")
         self.place = place
         self.member = member
+        self.code = code
+
+
+class ImportRefused(RequestError):
+    """A file that cannot be taken, or a job that cannot be had so: nothing was done, and nothing is kept.
+
+    Parameters: ``code`` for machines, such as ``"EMPTY_FILE"``.
+    """
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
         self.code = code
 
 
@@ -242,7 +254,7 @@ class ItemFailed(Exception):
 
     Parameters: ``code`` for machines; ``retryable`` whether a new bulk may hold it again; ``target_id`` what it was
     about; ``written`` False where the handler had written nothing yet: the transaction's other items then need not be
-    done over.
+    done over; ``detail`` bytes of the application's, kept with the outcome (at most 64 KiB).
 
     >>> raise ItemFailed("ACCOUNT_CLOSED", written=False)
     Traceback (most recent call last):
@@ -251,10 +263,17 @@ class ItemFailed(Exception):
     """
 
     def __init__(
-        self, code: str, *, retryable: bool = False, target_id: str | None = None, written: bool = True
+        self,
+        code: str,
+        *,
+        retryable: bool = False,
+        target_id: str | None = None,
+        written: bool = True,
+        detail: bytes | None = None,
     ) -> None:
         super().__init__(code)
         self.code = code
         self.retryable = retryable
         self.target_id = target_id
         self.written = written
+        self.detail = detail

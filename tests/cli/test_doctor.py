@@ -134,11 +134,12 @@ def test_a_large_file_is_checked_when_asked(semel: Run, monkeypatch: pytest.Monk
 
 
 def test_a_pending_migration_is_found(semel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_schema, "migrations_of", lambda store: ("0001_first", "0002_many_effects", "0003_third"))
+    names = ("0001_first", "0002_many_effects", "0003_imports", "0004_fourth")
+    monkeypatch.setattr(doctor_schema, "migrations_of", lambda store: names)
     finding = found(semel("doctor", "--json"), "schema")
     assert (finding["level"], finding["detail"], finding["remedy"]) == (
         "warning",
-        "pending: 0003_third",
+        "pending: 0004_fourth",
         "run: semel migrate",
     )
 

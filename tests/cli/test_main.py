@@ -31,7 +31,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_there_are_these_commands() -> None:
     own = ["completion", "config", "demo", "doctor", "explain", "export", "list", "migrate", "purge", "serve", "settle"]
-    assert set(COMMANDS) >= {*own, "show", "watch"}
+    assert set(COMMANDS) >= {*own, "imports", "show", "watch"}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
@@ -115,7 +115,7 @@ def test_a_wrong_variable_is_named(
 
 def test_migrating_twice_is_safe(semel: Run, shelf: Shelf) -> None:
     shelf.path.unlink()
-    assert semel("migrate", "--json").document == {"migrations": ["0001_first", "0002_many_effects"]}
+    assert semel("migrate", "--json").document == {"migrations": ["0001_first", "0002_many_effects", "0003_imports"]}
     assert semel("migrate").out == "the store is up to date: nothing to do\n"
 
 

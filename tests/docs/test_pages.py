@@ -22,6 +22,7 @@ from semel.http.fingerprint.recipe import Recipe
 from semel.http.problems import KINDS, MIDDLEWARE_KINDS, Kind
 from semel.http.settings import HttpSettings
 from semel.http.wsgi import SemelMiddleware as WsgiMiddleware
+from semel.imports.http import KINDS as IMPORT_KINDS
 from semel.operations.http import BAD_QUERY, NOT_FOUND
 from semel.policy import REPLAY_HEADERS, Policy
 from semel.reference.settings import Settings
@@ -170,7 +171,7 @@ def _as_shown(value: float) -> str:
 
 def test_problem_codes_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| `([A-Z_]+)` \| (\d{3}) \| (\w+) \| (yes|no) \|", page("http.md"), flags=re.MULTILINE)
-    kinds = (*KINDS, *MIDDLEWARE_KINDS, *BULK_KINDS, NOT_FOUND, BAD_QUERY)
+    kinds = (*KINDS, *MIDDLEWARE_KINDS, *BULK_KINDS, *IMPORT_KINDS.values(), NOT_FOUND, BAD_QUERY)
     assert sorted(rows) == sorted(_row(kind) for kind in kinds)
 
 

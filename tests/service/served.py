@@ -92,11 +92,12 @@ class Served:
         key: str | None = None,
         raw: bytes | None = None,
         timeout: float = DEADLINE_SECONDS,
+        content_type: str = "application/json",
     ) -> Answered:
         parts = urlsplit(self.url)
         assert parts.hostname is not None
         connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": content_type}
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         if key is not None:

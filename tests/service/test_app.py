@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from semel.reference.provider import Provider
-from tests.service.served import Served, serving
+from tests.service.served import Served, await_true, serving
 
 PAYMENT = {"customerId": "c-1", "amount": "10.00", "currency": "EUR"}
 ORDER = {"sku": "book-1", "quantity": 2}
@@ -208,6 +208,25 @@ def test_an_operation_tells_where_it_stands_to_its_caller_alone(service: Served)
     assert service.get(f"/operations/{operation_id}", token="bob").status == 404
     assert service.get(f"/operations/{operation_id}", token=None).status == 401
     assert service.get(f"/operations?operation=payments.create&key={fresh()}").status == 404
+
+
+def test_a_suppliers_file_is_one_import_and_its_rows_are_orders(service: Served) -> None:
+    path, file = "/suppliers/ACME/imports", b"sku,quantity\nA-1,2\nB-2,none\n"
+    first = service.request("POST", path, raw=file, content_type="text/csv")
+    assert (first.status, first.headers["semel-import"]) == (202, "created")
+    again = service.request("POST", f"{path}?filename=other.csv", raw=file, content_type="text/csv", key=fresh())
+    assert (again.status, again.headers["semel-import"], again.json["id"]) == (200, "existing", first.json["id"])
+    job = first.headers["location"]
+    await_true(lambda: service.get(job).json["state"] == "DONE", "the import's end")
+    rows = service.get(f"{job}/rows").json["rows"]
+    assert [(row["state"], row["line"], row["column"]) for row in rows] == [
+        ("BOOKED", None, None),
+        ("FAILED", 3, "quantity"),
+    ]
+    assert rows[0]["resultId"].startswith("ord_")
+    assert service.get(f"/imports?key={first.json['key'][:11]}").json["imports"][0]["id"] == first.json["id"]
+    assert service.get(job, token=None).status == 401
+    assert service.request("POST", path, raw=file, content_type="text/csv", token=None).status == 401
 
 
 def test_the_service_describes_itself(service: Served) -> None:

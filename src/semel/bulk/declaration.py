@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
-from semel.bulk.flow import BulkRun, Handled
+from semel.bulk.flow import BulkRun, Handled, KnownItems
 from semel.bulk.rules import (
     Done,
     ItemOutcome,
@@ -185,12 +185,12 @@ class BulkPolicy:
             refusal=refusal,
         )
 
-    def begin(self, store: Store, grant: Grant, total: int) -> BulkRun:
+    def begin(self, store: Store, grant: Grant, total: int, known: KnownItems | None = None) -> BulkRun:
         """One run under a grant."""
         inside = self.effects == "atomic"
         repeatable_us = self.policy.terms.dedup_us if self.effects == "idempotent" else 0
         size = self.chunk_items if inside else self.at_once
-        return BulkRun(store, grant, total, size, self.effects.encode(), inside, repeatable_us)
+        return BulkRun(store, grant, total, size, self.effects.encode(), inside, repeatable_us, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +257,15 @@ def succeeded(listed: ListedItem, returned: object) -> ItemOutcome:
         target, result = checked_text("target_id", done.target_id), checked_text("result_id", done.result_id)
     except (TypeError, ValueError) as error:
         raise PolicyError(f"what the handler returned cannot be kept: {error}") from None
-    if done.detail is not None and (not isinstance(done.detail, bytes) or len(done.detail) > DETAIL_BYTES_MAX):
-        raise PolicyError(f"an item's detail must be bytes, at most {DETAIL_BYTES_MAX}")
+    check_detail(done.detail)
     place, name = listed.place, listed.item_id
     return ItemOutcome(place, name, ItemState.SUCCEEDED, target, result, detail=done.detail)
+
+
+def check_detail(detail: object) -> None:
+    """Raise PolicyError where an item's detail cannot be kept."""
+    if detail is not None and (not isinstance(detail, bytes) or len(detail) > DETAIL_BYTES_MAX):
+        raise PolicyError(f"an item's detail must be bytes, at most {DETAIL_BYTES_MAX}")
 
 
 def failed_inside(listed: ListedItem, error: Exception) -> tuple[ItemOutcome, bool, bool]:
@@ -285,8 +290,9 @@ def _failed(listed: ListedItem, error: ItemFailed) -> ItemOutcome:
         code, target = checked_text("code", error.code), checked_text("target_id", error.target_id)
     except (TypeError, ValueError) as wrong:
         raise PolicyError(f"what ItemFailed says cannot be kept: {wrong}") from None
+    check_detail(error.detail)
     place, name = listed.place, listed.item_id
-    return ItemOutcome(place, name, ItemState.FAILED, target, None, code, bool(error.retryable))
+    return ItemOutcome(place, name, ItemState.FAILED, target, None, code, bool(error.retryable), error.detail)
 
 
 def may_repeat(error: Exception, policy: BulkPolicy, tried: int) -> bool:

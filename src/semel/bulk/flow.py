@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from semel.bulk.rules import ItemOutcome, ListedItem, Tally
 from semel.bulk.store import BulkStanding, Items
@@ -51,6 +51,19 @@ class Handled:
     blurred: bool = False
 
 
+class KnownItems(Protocol):
+    """Items of whatever list that were done before, for lists whose items are done once over all of them.
+
+    Both flows run in the transaction of a chunk.
+    """
+
+    def known(self, items: Sequence[ListedItem]) -> Flow[frozenset[int]]:
+        """The places of those that were done before."""
+
+    def note(self, items: Sequence[ListedItem], outcomes: Sequence[ItemOutcome]) -> Flow[bool]:
+        """Write down which of these were done now; False where another list was quicker with one of them."""
+
+
 class Read(Ask[list[ListedItem]]):
     """A page of the list."""
 
@@ -64,15 +77,19 @@ class Read(Ask[list[ListedItem]]):
 class HandleInside(Ask[Handled]):
     """Run the handler for items, one by one, in the unit's transaction; ``exact``: each statement by itself.
 
-    ``called`` counts the items whose turn has come, so that also a run that is cut short knows them.
+    ``called`` counts the items whose turn has come, so that also a run that is cut short knows them; ``known`` are the
+    places of items that other lists have done.
     """
 
-    __slots__ = ("called", "exact", "items", "unit")
+    __slots__ = ("called", "exact", "items", "known", "unit")
 
-    def __init__(self, items: Sequence[ListedItem], unit: AnyUnit, *, exact: bool) -> None:
+    def __init__(
+        self, items: Sequence[ListedItem], unit: AnyUnit, *, exact: bool, known: frozenset[int] = frozenset()
+    ) -> None:
         self.items = items
         self.unit = unit
         self.exact = exact
+        self.known = known
         self.called = 0
 
 
@@ -101,6 +118,7 @@ class BulkRun:
     effects: bytes
     inside: bool
     repeatable_us: int = 0
+    known: KnownItems | None = None
     items: Items = field(init=False)
     tally: Tally = field(init=False)
     handling: HandleInside | None = field(default=None, init=False)  # the chunk whose transaction is open
@@ -262,7 +280,7 @@ def _chunk(run: BulkRun, cut: _Cut) -> Flow[bool]:
     try:
         handled = yield from _handle(run, cut, unit, page, entered)
         if handled.failed is None and not handled.blurred:
-            yield from _commit(run, cut, unit, handled.outcomes, entered)
+            yield from _commit(run, cut, unit, page, handled.outcomes, entered)
             return True
     except HandlerRefused:
         yield from run.undo(unit)
@@ -280,15 +298,24 @@ def _handle(run: BulkRun, cut: _Cut, unit: AnyUnit, page: list[ListedItem], ente
     was = run.tally
     if not (yield from ask(Within(unit, "bulk", lambda: run.items.enter(run.grant, was, entered)))):
         raise StoreUnavailable(MOVED)  # looked at again: somebody else's by now, or a commit whose reply was lost
+    known = frozenset[int]()
+    ledger = run.known
+    if ledger is not None:
+        known = yield from ask(Within(unit, "bulk", lambda: ledger.known(page)))
     unit.hand_out()
-    run.carried, run.handling = cut.carried, HandleInside(page, unit, exact=cut.exact)
+    run.carried, run.handling = cut.carried, HandleInside(page, unit, exact=cut.exact, known=known)
     handled = yield from ask(run.handling)
     if handled.conflict is not None:
         raise StoreUnavailable("other transactions were first, again and again") from handled.conflict
     return handled
 
 
-def _commit(run: BulkRun, cut: _Cut, unit: AnyUnit, outcomes: list[ItemOutcome], entered: Tally) -> Flow[None]:
+def _commit(
+    run: BulkRun, cut: _Cut, unit: AnyUnit, page: list[ListedItem], outcomes: list[ItemOutcome], entered: Tally
+) -> Flow[None]:
+    ledger = run.known
+    if ledger is not None and not (yield from ask(Within(unit, "bulk", lambda: ledger.note(page, outcomes)))):
+        raise StoreUnavailable("another list was quicker with one of the items")  # looked at again: known by then
     puts = [*cut.carried, *outcomes]
     if cut.ending is not None and run.tally.done + len(puts) == entered.done:
         puts.append(cut.ending)

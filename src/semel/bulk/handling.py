@@ -72,6 +72,9 @@ class Handling:
             if listed.error is not None:
                 outcomes.append(listed.as_refused())
                 continue
+            if listed.place in needed.known:
+                outcomes.append(listed.as_known())
+                continue
             try:
                 returned = yield CallHandler(given(listed, self.scope, self.grant, connection))
                 outcomes.append(self._covered(succeeded(listed, returned)))

@@ -21,6 +21,7 @@ from semel.http.fingerprint.canonical import canonical_json
 ITEM_ID_MAX: Final = 255  # characters: MariaDB's column, and enough for every UUID, URN and invoice number
 TEXT_MAX: Final = 1000
 BY_CONTENT: Final = "#"  # how the names begin that Semel gives; no client's may begin so
+KNOWN: Final = "KNOWN"  # the code of an item that another list has done before
 UNNAMED: Final = "!"  # and those of items that could not be understood
 
 
@@ -139,6 +140,10 @@ class ListedItem(NamedTuple):
         """How an item ends that could not be understood."""
         return ItemOutcome(self.place, self.item_id, ItemState.FAILED, error_code=self.error)
 
+    def as_known(self) -> ItemOutcome:
+        """An item that another list has done before: its handler is not called."""
+        return ItemOutcome(self.place, self.item_id, ItemState.SUCCEEDED, error_code=KNOWN)
+
     def as_failed(self, code: str) -> ItemOutcome:
         """Its handler failed, and nothing of it remains. Nobody said that it would fail again: it may be retried."""
         return ItemOutcome(self.place, self.item_id, ItemState.FAILED, error_code=code, retryable=True)
@@ -239,6 +244,11 @@ def content_id(raw: bytes, occurrence: int) -> str:
     False
     """
     return f"{BY_CONTENT}{hashlib.sha256(raw).hexdigest()[:40]}-{occurrence}"
+
+
+def occurrence_of(item_id: str) -> int:
+    """Which of the equal items of its list one without a name is, from 1."""
+    return int(item_id.rpartition("-")[2])
 
 
 def unnamed_id(place: int) -> str:

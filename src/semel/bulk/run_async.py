@@ -29,7 +29,7 @@ from semel.bulk.declaration import (
     replayed,
     with_details,
 )
-from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, Read
+from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, KnownItems, Read
 from semel.bulk.handling import CallHandler, Handling, Pipelined
 from semel.bulk.rules import ItemOutcome, ItemState, ListedItem, Tally, given_again
 from semel.bulk.spool import ItemSpool
@@ -76,17 +76,18 @@ class AsyncBulk:
         counts: Counts | None = None,
         content_digest: str | None = None,
         limit: Callable[[], BulkRefused | None] | None = None,
+        known: KnownItems | None = None,
     ) -> BulkResult:
         """As :meth:`Bulk.run`; ``items`` may be an async iterable. A cancelled run gives its lease back."""
         with closing(ItemSpool(self.policy.list_terms)) as spool:
-            await _fill(spool, items, content_digest)
+            await fill_async(spool, items, content_digest)
             listed, further = spool.fingerprint(), counted(counts)
             refusal = (limit() if limit is not None else None) or spool.refusal
             command = self.policy.command((tenant, caller), key, listed, further, refusal)
             permit = await self._engine.claim(command, wait_seconds=wait_seconds)
             if not isinstance(permit, Permit):
                 return replayed(permit)
-            work = _AsyncWork(self._engine, self.policy, spool, handler, permit)
+            work = _AsyncWork(self._engine, self.policy, spool, handler, permit, known)
             return await self._settle(permit, await work.whole(begun))
 
     async def _settle(self, permit: Permit, tally: Tally) -> BulkResult:
@@ -148,7 +149,7 @@ class AsyncBulk:
         """
         id = operation_bytes(operation_id)
         with closing(ItemSpool(self.policy.list_terms)) as spool:
-            await _fill(spool, items)
+            await fill_async(spool, items)
             [record] = await self._engine.perform("read_operations", lambda: self._engine.store.read_operations((id,)))
             check_same(record, spool)
             async for outcome in self.outcomes(operation_id, state=ItemState.FAILED, retryable=True):
@@ -160,18 +161,25 @@ class _AsyncWork:
     """One run on an event loop, in its caller's task; what speaks to the store is never cut in half."""
 
     def __init__(
-        self, engine: AsyncEngine, policy: BulkPolicy, spool: ItemSpool, handler: AsyncHandler, permit: Permit
+        self,
+        engine: AsyncEngine,
+        policy: BulkPolicy,
+        spool: ItemSpool,
+        handler: AsyncHandler,
+        permit: Permit,
+        known: KnownItems | None,
     ) -> None:
         self._engine = engine
         self._policy = policy
         self._spool = spool
         self._handler = handler
         self._permit = permit
+        self._known = known
         self._handling = Handling(policy, engine.backend, permit.command.scope, permit.grant, engine.core.sealer)
         self._unit: AsyncUnit | None = None
 
     async def whole(self, begun: Callable[[str], object] | None) -> Tally:
-        run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total)
+        run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total, self._known)
         try:
             if begun is not None:
                 begun(self._permit.operation_id)
@@ -248,7 +256,7 @@ async def _uncut(work: Coroutine[Any, Any, T]) -> T:
     return done
 
 
-async def _fill(spool: ItemSpool, items: Source | AsyncIterable[Any], content_digest: str | None = None) -> None:
+async def fill_async(spool: ItemSpool, items: Source | AsyncIterable[Any], content_digest: str | None = None) -> None:
     """Read a whole source without blocking the loop, a batch at a time."""
     check_source(items)
     if isinstance(items, PathLike):

@@ -25,7 +25,7 @@ from semel.bulk.declaration import (
     replayed,
     with_details,
 )
-from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, Read
+from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, KnownItems, Read
 from semel.bulk.handling import CallHandler, Handling, Pipelined
 from semel.bulk.rules import ItemOutcome, ItemState, Tally, given_again
 from semel.bulk.spool import ItemSpool
@@ -88,6 +88,7 @@ class Bulk:
         counts: Counts | None = None,
         content_digest: str | None = None,
         limit: Callable[[], BulkRefused | None] | None = None,
+        known: KnownItems | None = None,
     ) -> BulkResult:
         """Do every item once. The same call after a crash goes on; after the end it gets the same result.
 
@@ -97,7 +98,8 @@ class Bulk:
         ``begun`` is called with the operation's id once this run has the key, before its first item; ``counts`` what
         makes another command of the same list, such as ``{"store": 8, "dry_run": True}``, or a function that gives it
         once the list is read; ``content_digest`` of a path's file, such as ``"sha-256=:...:"`` (RFC 9530); ``limit``
-        is called once the list is read: the limit of yours that it breaks, or None.
+        is called once the list is read: the limit of yours that it breaks, or None; ``known`` of atomic items that are
+        done once over many lists, as imports do.
 
         A list that breaks a limit is refused where its key is on no record. One that was taken before, under former
         limits, gets its result, or goes on.
@@ -116,7 +118,7 @@ class Bulk:
                 permit = self._engine._claim_into(hold, command, wait_seconds)
                 if not isinstance(permit, Permit):
                     return replayed(permit)
-                work = _Work(self._engine, self.policy, spool, handler, permit)
+                work = _Work(self._engine, self.policy, spool, handler, permit, known)
                 result = self._settle(permit, work.whole(begun))
                 hold.end()
             except BaseException as error:
@@ -200,17 +202,26 @@ class Bulk:
 class _Work:
     """One run in the calling thread."""
 
-    def __init__(self, engine: Engine, policy: BulkPolicy, spool: ItemSpool, handler: Handler, permit: Permit) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        policy: BulkPolicy,
+        spool: ItemSpool,
+        handler: Handler,
+        permit: Permit,
+        known: KnownItems | None,
+    ) -> None:
         self._engine = engine
         self._policy = policy
         self._spool = spool
         self._handler = handler
         self._permit = permit
+        self._known = known
         self._handling = Handling(policy, engine.backend, permit.command.scope, permit.grant, engine.core.sealer)
         self._unit: Unit | None = None
 
     def whole(self, begun: Callable[[str], object] | None) -> Tally:
-        run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total)
+        run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total, self._known)
         try:
             self._permit.handler_thread = get_ident()
             if begun is not None:

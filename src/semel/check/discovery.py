@@ -151,10 +151,21 @@ def discover(app: Any) -> Discovered:
         said = "operations are declared, but semel.install(app) was not called: every call of them fails"
         mistakes.append(Mistake(said, "call semel.install(app) once, after the application is made"))
     mistakes += _routed_to_by_reads(routes)
-    listed = [f"{method} {route.path}" for route in routes for method in route.methods if method in UNSAFE_METHODS]
+    listed = [
+        f"{method} {route.path}"
+        for route in routes
+        if not _takes_imports(route.endpoint)  # known by their content: no client's key protects them
+        for method in route.methods
+        if method in UNSAFE_METHODS
+    ]
     found = Discovered("WSGI" if is_wsgi(app) else "ASGI", tuple(operations), (), tuple(dict.fromkeys(listed)))
     bare = [each for each in found.routes if found.find(*_sample(each)) is None]
     return Discovered(found.kind, found.operations, tuple(bare), found.routes, tuple(mistakes))
+
+
+def _takes_imports(endpoint: Any) -> bool:
+    """Whether an endpoint is that of uploads (``semel.imports(...)``)."""
+    return type(getattr(endpoint, "__self__", None)).__name__ == "ImportEndpoint"
 
 
 def function_operation(thing: Any) -> DeclaredFunction | None:

@@ -16,6 +16,7 @@ from semel.cli.commands import conform as conforming
 from semel.cli.commands import events as eventing
 from semel.cli.commands import explain as explaining
 from semel.cli.commands import export as exporting
+from semel.cli.commands import imports as importing
 from semel.cli.commands import messages as messaging
 from semel.cli.commands import migrate as schema
 from semel.cli.commands import move as moving
@@ -51,6 +52,7 @@ _GROUPS: Final = (
     sending,
     watching,
     bulk,
+    importing,
     purge,
     reseal,
     working,

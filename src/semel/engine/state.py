@@ -75,7 +75,7 @@ from semel.stores.failures import BROKEN_RULE
 from semel.stores.process import begin_in_children
 from semel.telemetry import Observer, Silence, UnknownOutcomes, guarded
 
-SCHEMA_VERSION_MAX: Final = 2
+SCHEMA_VERSION_MAX: Final = 3
 ID_SECRET_BYTES_MIN: Final = 16
 CONFIRM_SECONDS_MAX: Final = 600.0
 DRAIN_LOOK_SECONDS: Final = 0.02

@@ -158,9 +158,10 @@ def _describe(operation: dict[str, Any], endpoint: Any) -> None:
         counts = declared.route.fingerprinter.recipe.headers
         describe_operation(operation, declared.name, declared.policy, counts=counts)
         return
-    bulk = bulk_used_by(endpoint)
-    if bulk is not None:
-        bulk.describe(operation)
+    owner = getattr(endpoint, "__self__", None)
+    described = owner if type(owner).__name__ == "ImportEndpoint" else bulk_used_by(endpoint)
+    if described is not None:
+        described.describe(operation)
 
 
 def _endpoints(routes: Any, prefix: str) -> Iterator[tuple[str, set[str], Any]]:

@@ -12,7 +12,7 @@ import inspect
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, MutableMapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from uuid import UUID
 
@@ -58,6 +58,8 @@ from semel.workers.reaper import Reaper
 if TYPE_CHECKING:
     from semel.bulk.endpoint import BulkEndpoint
     from semel.bulk.run_async import AsyncBulk, AsyncHandler
+    from semel.imports.endpoint import ImportEndpoint
+    from semel.imports.run import Imports
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -94,6 +96,7 @@ class Semel:
         self.surface = HttpSettings.of(engine, {"caller": caller, **settings})
         self.declared: dict[str, DeclaredEndpoint] = {}
         self._bulks: list[str] = []
+        self.import_jobs: dict[str, Any] = {}  # by the path that their jobs are asked for at
         self.operations = Operations(self.surface, engine, lambda: (*self.declared, *self._bulks), Request)
         self.completes = False  # whether the application that this is installed in runs a completer
         self._kept_alive = KeptAlive()
@@ -163,6 +166,42 @@ class Semel:
             raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
         self._bulks.append(name)
         return made
+
+    def imports(
+        self,
+        app: Starlette,
+        imports: Imports,
+        *,
+        path: str,
+        supplier: str | Callable[[Request], object],
+        may: Callable[[Request, str], Any],
+        jobs_path: str = "/imports",
+        idle_seconds: float = 60.0,
+        dependencies: Sequence[Any] = (),
+    ) -> ImportEndpoint:
+        """Take files at a path, answer questions about their jobs, and run the jobs beside the application.
+
+        Parameters: ``imports`` on this engine, with a handler; ``path`` of uploads, such as
+        ``"/suppliers/{supplier}/imports"``; ``supplier`` where its code is: ``"path:supplier"``, ``"header:NAME"``,
+        ``"query:NAME"`` or a function of the request; ``may`` a function of the request and the supplier's code that
+        says whether this caller may send and see its files; ``jobs_path`` of the questions; ``idle_seconds`` how long a
+        client may send nothing; ``dependencies`` of FastAPI, such as the one that authenticates.
+
+        Raises ConfigurationError, when the application is built.
+        """
+        from semel.imports.endpoint import add_imports  # which answers in Starlette's terms
+
+        return add_imports(
+            self,
+            app,
+            imports,
+            path=path,
+            supplier=supplier,
+            may=may,
+            jobs_path=jobs_path,
+            idle_seconds=idle_seconds,
+            dependencies=dependencies,
+        )
 
     def filled(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Filled:
         """The parameters of an endpoint that Semel fills. Raises ConfigurationError where it cannot."""
@@ -465,13 +504,25 @@ def _manage(app: Starlette, semel: Semel, kept_alive: KeptAlive, *, reap: bool, 
             await engine.open()
             async with Reaper(engine) if reap else nullcontext(), inner(scope) as state:
                 routes = [each.route for each in semel.declared.values()] if complete else []
-                async with running(completer_for(engine, app, routes, lambda: state)):
+                async with running(completer_for(engine, app, routes, lambda: state)), _importing(semel):
                     yield state
         finally:
             await kept_alive.close()
             await engine.close()
 
     app.router.lifespan_context = lifespan
+
+
+@asynccontextmanager
+async def _importing(semel: Semel) -> AsyncIterator[None]:
+    """Run the application's imports meanwhile."""
+    async with AsyncExitStack() as stack:
+        for jobs in semel.import_jobs.values():
+            from semel.imports.worker import ImportWorker
+
+            for endpoint in jobs.endpoints.values():
+                await stack.enter_async_context(ImportWorker(endpoint.imports))
+        yield
 
 
 async def _call(endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

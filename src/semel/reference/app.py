@@ -25,11 +25,13 @@ from semel.errors import ConfigurationError, StoreError
 from semel.http import Caller
 from semel.http.openapi import problem_content
 from semel.http.problems import STORE_UNAVAILABLE, Problems
+from semel.imports import Csv, Imports, Row
 from semel.integrations.fastapi import Semel
 from semel.integrations.starlette import response_of
 from semel.reference import orders, page
 from semel.reference.models import (
     Health,
+    ImportedOrder,
     NoteIn,
     NoteOut,
     OrderIn,
@@ -50,6 +52,7 @@ TENANT: Final = "demo"
 CALLERS: Final = ("alice", "bob")  # the token is the name: this authenticates nobody, it shows where you would
 LEASE_SECONDS: Final = 30.0
 DEADLINE_SECONDS: Final = 60.0
+IMPORT_BYTES_MAX: Final = 64 * 1024 * 1024
 _STATUS: Final[dict[type[Exception], int]] = {Unreachable: 503, TimedOut: 504, Broken: 500}
 
 
@@ -112,7 +115,7 @@ def create_app(settings: Settings) -> FastAPI:
     provider, notes = Provider(ledger_path(engine, "provider")), Notes(ledger_path(engine, "notes"))
     troubles = Troubles(ledger_path(engine, "troubles"))
     parts = Parts(app, engine, Semel(engine, caller=caller_of), provider, notes, troubles, lease)
-    for add in (_add_payments, _add_orders, _add_notes, _add_health):
+    for add in (_add_payments, _add_orders, _add_imports, _add_notes, _add_health):
         add(parts)
     for kind in _STATUS:
         app.add_exception_handler(kind, _explain)
@@ -235,6 +238,37 @@ def _add_orders(parts: Parts) -> None:
             if order.order_id == order_id:
                 return order
         raise HTTPException(404, "no such order of this caller")
+
+
+def _add_imports(parts: Parts) -> None:
+    engine = parts.engine
+    imports = Imports(
+        engine,
+        operation="orders.import",
+        formats=[Csv()],
+        validate=ImportedOrder,
+        rows="skip-known",
+        file_bytes_max=IMPORT_BYTES_MAX,
+        lease_seconds=parts.lease_seconds,
+    )
+
+    @imports.row
+    async def place_order(row: Row) -> str:
+        """One row is one order of its supplier; it is committed with what became of the row."""
+        return orders.place(row.connection, row.supplier, row.value.sku, row.value.quantity).id
+
+    def may_upload(request: Request, supplier: str) -> bool:
+        """Everybody who is known may send files of every supplier here; a real service asks its own rights."""
+        return caller_of(request).tenant == TENANT
+
+    parts.semel.imports(
+        parts.app,
+        imports,
+        path="/suppliers/{supplier}/imports",
+        supplier="path:supplier",
+        may=may_upload,
+        dependencies=AUTHENTICATED,
+    )
 
 
 def _add_notes(parts: Parts) -> None:

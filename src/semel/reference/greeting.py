@@ -19,6 +19,10 @@ _TRY = """
   # what was really charged, and where the command stands
   curl {url}/payments -H 'Authorization: Bearer alice'
   curl "{url}/operations?operation=payments.create&key=$KEY" -H 'Authorization: Bearer alice'
+
+  # a supplier's file, known by its content: sent again, under whatever name, it is the same import
+  printf 'sku,quantity\nA-1,2\nB-2,1\n' | curl -i {url}/suppliers/ACME/imports -H 'Authorization: Bearer alice' \\
+       -H 'Content-Type: text/csv' --data-binary @-
 """
 _DEMO = """
   # a worker killed after the charge, before its answer was stored: send it, and again when its lease is over,

@@ -66,6 +66,13 @@ class OrderIn(Simulated):
     quantity: Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 
 
+class ImportedOrder(Strict):
+    """A row of a supplier's file: the cells of a CSV file are texts."""
+
+    sku: Name
+    quantity: Annotated[int, Field(ge=1, le=1_000_000)]
+
+
 class OrderOut(Strict):
     """An order that was placed."""
 

@@ -47,7 +47,7 @@ from semel.stores.sql.statements import TOGETHER, Argument, Query, Row, Script, 
 from semel.stores.versions import Rule, Verdicts
 
 SQL: Final = statements("semel.stores.postgres", "sql/upkeep.sql")
-MIGRATIONS: Final = ("0001_first", "0002_many_effects")
+MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
 ADDITION: Final = "turns"  # no process needs it, so that it raises no version and keeps no older process away
 MIGRATION_LOCK: Final = 0x53656D656C  # "Semel", as the number of an advisory lock

@@ -32,6 +32,7 @@ Values = Mapping[str, Value]
 _ROOMS: Final[Mapping[str, str]] = {
     "copies": "semel.stores.sql",
     "events": "semel.outbox",
+    "imports": "semel.imports",
     "inbox": "semel.inbox",
     "items": "semel.bulk",
     "lanes": "semel.outbox",

@@ -70,7 +70,7 @@ from semel.stores.sql.statements import (
 )
 
 SQL: Final = statements("semel.stores.sqlite", "sql/records.sql")
-MIGRATIONS: Final = ("0001_first", "0002_many_effects")
+MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
 _EMPTY: Final[Params] = {}
 _SEARCHED: Final = frozenset({State.CLAIMED, State.PROCESSING, State.UNKNOWN})

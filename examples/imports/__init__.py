@@ -1,0 +1,1 @@
+"""A small service that takes its suppliers' files."""

@@ -1,0 +1,213 @@
+"""One file's rows on their way to the application: read, checked, handed over, and what became of each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any, Final, Literal, NamedTuple
+
+from semel.bulk.declaration import BulkItem, failed_inside, succeeded
+from semel.bulk.rules import KNOWN, ItemOutcome, ItemState, ListedItem
+from semel.core.blame import is_wrong_for_all
+from semel.core.model import Scope
+from semel.engine.backend import Backend
+from semel.errors import HandlerError, ItemFailed, StoreUnavailable
+from semel.imports.readers import Format, Lines
+from semel.imports.rules import BadRow, Checks, RowInvalid, bad_item, invalid_of, packed_detail, read_detail, row_item
+
+NOT_BOOKED: Final = "NOT_BOOKED"
+Verdict = Literal["BOOKED", "SKIPPED", "FAILED", "UNKNOWN", "BEGUN"]
+_SAVEPOINT: Final = "semel_preview"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a row's handler gets.
+
+    ``number`` of the row from 1 and ``line`` of its file; ``value`` the row, as ``validate`` has made it;
+    ``connection`` what an atomic handler writes on (None for others); ``id`` its name in the job; ``preview`` whether
+    nothing of this will be kept.
+    """
+
+    number: int
+    line: int
+    value: Any
+    connection: Any
+    id: str
+    supplier: str
+    tenant: str
+    preview: bool
+    _item: BulkItem = field(repr=False)
+
+    def key_for(self, name: str, ordinal: int = 0) -> str:
+        """A key for one downstream call of this row, stable over retries; see :meth:`BulkItem.key_for`."""
+        return self._item.key_for(name, ordinal)
+
+
+RowHandler = Callable[[Row], Awaitable[object]]
+
+
+class RowOutcome(NamedTuple):
+    """What became of a row. ``number`` counts rows from 1; ``line``, ``column`` and ``reason`` of one that failed."""
+
+    number: int
+    state: Verdict
+    line: int | None = None
+    column: str | None = None
+    error_code: str | None = None
+    reason: str | None = None
+    target_id: str | None = None
+    result_id: str | None = None
+    retryable: bool = False
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "row": self.number,
+            "state": self.state,
+            "line": self.line,
+            "column": self.column,
+            "errorCode": self.error_code,
+            "reason": self.reason,
+            "targetId": self.target_id,
+            "resultId": self.result_id,
+            "retryable": self.retryable,
+        }
+
+
+def row_outcome(outcome: ItemOutcome) -> RowOutcome:
+    """A row's outcome from that of its item."""
+    told = read_detail(outcome.detail) if outcome.state is ItemState.FAILED else {}
+    skipped = outcome.state is ItemState.SUCCEEDED and outcome.error_code == KNOWN
+    names: dict[ItemState, Verdict] = {
+        ItemState.SUCCEEDED: "BOOKED",
+        ItemState.FAILED: "FAILED",
+        ItemState.UNKNOWN: "UNKNOWN",
+        ItemState.BEGUN: "BEGUN",
+    }
+    return RowOutcome(
+        outcome.place + 1,
+        "SKIPPED" if skipped else names[outcome.state],
+        told.get("line"),
+        told.get("column"),
+        None if skipped else outcome.error_code,
+        told.get("reason"),
+        outcome.target_id,
+        outcome.result_id,
+        outcome.retryable,
+    )
+
+
+def items_of(form: Format, file: IO[bytes], lines: Lines) -> Iterator[bytes]:
+    """The rows of a file as items of a bulk. Raises Unreadable."""
+    file.seek(0)
+    for row in form.rows(file, lines):
+        yield bad_item(row) if isinstance(row, BadRow) else row_item(row)
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """Makes a row of an item, and calls the handler: as a bulk's handler, and in a preview.
+
+    Parameters: ``handler`` None where it may not be called; ``refuses`` every row, since one of them is wrong.
+    """
+
+    checks: Checks
+    handler: RowHandler | None
+    lines: Lines
+    scope: Scope
+    refuses: bool = False
+    preview: bool = False
+
+    async def __call__(self, item: BulkItem) -> object:
+        """Book the row of an item. Raises ItemFailed, with the line, the column and the reason."""
+        found = item.value
+        if len(found) == 2:
+            raise _failed(BadRow(*found[1]), written=False)
+        line = self.lines.line_of(item.place)
+        try:
+            value = self.checks(found[0])
+        except Exception as error:  # of pydantic, of a function, or of a row that is not what a function expects
+            if is_wrong_for_all(error):
+                raise
+            raise _failed(invalid_of(error, line), written=False) from None
+        if self.refuses:
+            reason = "another row of the file is wrong, and all of them are booked or none"
+            raise _failed(BadRow(line, None, NOT_BOOKED, reason), written=False)
+        if self.handler is None:
+            return None
+        scope = self.scope
+        row = Row(item.place + 1, line, value, item.connection, item.id, scope.caller, scope.tenant, self.preview, item)
+        try:
+            return await self.handler(row)
+        except RowInvalid as error:
+            raise _failed(invalid_of(error, line), written=True) from None
+        except ItemFailed as error:
+            if error.detail is None:
+                error.detail = packed_detail(BadRow(line, None, error.code, ""))
+            raise
+
+    def first_wrong(self, listed: Iterator[bytes]) -> bool:
+        """Whether a row cannot be read, or is not valid: without its handler."""
+        from semel.bulk.rules import read_item
+
+        for raw in listed:
+            found = read_item(raw)
+            if len(found) == 2:
+                return True
+            try:
+                self.checks(found[0])
+            except Exception as error:  # as where the row is booked
+                if is_wrong_for_all(error):
+                    raise
+                return True
+        return False
+
+
+def _failed(bad: BadRow, *, written: bool) -> ItemFailed:
+    return ItemFailed(bad.code, written=written, detail=packed_detail(bad))
+
+
+async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connection: Any) -> ItemOutcome:
+    """What a run would make of a row, in a transaction that will be undone: a failed row's writes are undone at once.
+
+    Raises what is wrong for all rows, and StoreUnavailable for a conflict.
+    """
+    if listed.error is not None:
+        return listed.as_refused()
+    item = BulkItem(listed.place, listed.item_id, listed.raw, connection, booking.scope, bytes(16), 0)
+    for attempt in range(2):
+        if connection is not None:
+            await _execute(connection, f"SAVEPOINT {_SAVEPOINT}")
+        try:
+            outcome = succeeded(listed, await booking(item))
+        except Exception as error:
+            if is_wrong_for_all(error):
+                raise
+            if backend.conflicts(error):
+                raise StoreUnavailable("another transaction was first; ask for the preview again") from error
+            if connection is not None:
+                await _execute(connection, f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+            outcome, sure, _ = failed_inside(listed, error)
+            if sure or attempt:  # as in a run, what the handler did not say itself is tried once more
+                return outcome
+        else:
+            if connection is not None:
+                await _execute(connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")
+            return outcome
+    raise AssertionError("a row has an outcome after two attempts")
+
+
+async def _execute(connection: Any, text: str) -> None:
+    target = connection if hasattr(connection, "execute") else connection.cursor()
+    done = target.execute(text)
+    if inspect.isawaitable(done):
+        await done
+
+
+def check_handler(handler: object) -> None:
+    """Raise HandlerError where rows cannot be handed to it."""
+    called = getattr(handler, "__call__", None)  # noqa: B004 - whether an object's call is awaited
+    if not inspect.iscoroutinefunction(handler) and not inspect.iscoroutinefunction(called):
+        raise HandlerError("a row's handler must be a coroutine function: async def book(row): ...")

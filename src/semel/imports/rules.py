@@ -1,0 +1,438 @@
+"""Imports by rule: which key a file has, what a job says of itself, and what a row is. Pure.
+
+The server derives a file's key from the supplier's code and the file's bytes; a client never asserts it. Supplier codes
+have no colon, so that the parts of a key cannot be forged from one another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, tzinfo
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, Protocol
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from semel.core.identity import frame, uuid_text
+from semel.errors import ImportRefused, PolicyError
+
+KEY_LENGTH_MAX: Final = 255  # characters: the column of the unique index
+NAME_LENGTH_MAX: Final = 255
+_SUPPLIER: Final = re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch
+_PART: Final = re.compile(r"[A-Za-z0-9._+-]{1,64}").fullmatch
+_CLIENT_KEY: Final = re.compile(r"[!-~]{1,180}").fullmatch
+_KEY: Final = re.compile(r"[!-~]{1,255}").fullmatch
+
+
+class ImportState(IntEnum):
+    """Where a job stands. The numbers are those of :class:`~semel.core.model.State` that mean about the same."""
+
+    QUEUED = 1
+    RUNNING = 2
+    DONE = 3  # every row has its outcome; rows that failed are counted
+    FAILED = 5  # the file could not be imported: see ``error_code`` and ``reason``
+    UNKNOWN = 6  # nobody can prove what became of some of its rows
+
+
+OPEN_STATES: Final = frozenset({ImportState.QUEUED, ImportState.RUNNING})
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a key may be made of. ``digest`` is the SHA-256 of the file's bytes, in hex; ``now`` has a time zone."""
+
+    supplier: str
+    digest: str
+    now: datetime
+    version: str | None = None
+    client_key: str | None = None
+
+
+class Keying(Protocol):
+    """How files get their keys. ``checks_content``: another file under a stored key is refused with 422."""
+
+    @property
+    def checks_content(self) -> bool: ...
+
+    def key(self, facts: Facts) -> str:
+        """The key of a file. Raises ImportRefused where a part of it is missing or malformed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContentKey:
+    """``SUPPLIER:SHA256``: the same bytes of the same supplier are one job, whatever they are called.
+
+    >>> ContentKey().key(Facts("ACME", "a3f8", datetime(2026, 11, 1, tzinfo=UTC)))
+    'ACME:a3f8'
+    """
+
+    checks_content: bool = field(default=False, init=False)
+
+    def key(self, facts: Facts) -> str:
+        return f"{checked_supplier(facts.supplier)}:{facts.digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodKey:
+    """``SUPPLIER:PERIOD:SHA256``: the same bytes may be imported once in each period.
+
+    Parameters: ``form`` of the period as of ``strftime``, such as ``"%Y-%m"``; ``timezone`` by its IANA name. The
+    period is that of the upload's arrival: a retry behind its end is another job.
+
+    >>> PeriodKey("%Y-%m").key(Facts("ACME", "a3f8", datetime(2026, 11, 30, 23, tzinfo=UTC)))
+    'ACME:2026-11:a3f8'
+    >>> PeriodKey("%Y-%m", "Europe/Berlin").key(Facts("ACME", "a3f8", datetime(2026, 11, 30, 23, tzinfo=UTC)))
+    'ACME:2026-12:a3f8'
+    """
+
+    form: str
+    timezone: str = "UTC"
+    checks_content: bool = field(default=False, init=False)
+    _zone: tzinfo = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "_zone", UTC if self.timezone == "UTC" else ZoneInfo(self.timezone))
+        except (ZoneInfoNotFoundError, ValueError, OSError, TypeError):
+            raise PolicyError(
+                f"timezone must be an IANA name, such as 'Europe/Berlin'; it is {self.timezone!r}"
+            ) from None
+        periods = {self._period(datetime(2001, 1, 1, tzinfo=UTC)), self._period(datetime(2032, 12, 31, tzinfo=UTC))}
+        if len(periods) < 2 or not all(map(_PART, periods)):
+            raise PolicyError(
+                f"form must be a strftime form whose text changes with time and has only letters, digits and ._+-, "
+                f"such as '%Y-%m'; it is {self.form!r}"
+            )
+
+    def _period(self, now: datetime) -> str:
+        return now.astimezone(self._zone).strftime(self.form) if isinstance(self.form, str) else ""
+
+    def key(self, facts: Facts) -> str:
+        return f"{checked_supplier(facts.supplier)}:{self._period(facts.now)}:{facts.digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionKey:
+    """``SUPPLIER:v=VERSION:SHA256``: the client says by a version that the same bytes are meant once more.
+
+    Parameters: ``field`` the name of the query parameter, or of the form field, that has the version over HTTP.
+
+    >>> VersionKey("version").key(Facts("ACME", "a3f8", datetime(2026, 11, 1, tzinfo=UTC), version="2"))
+    'ACME:v=2:a3f8'
+    """
+
+    field: str = "version"
+    checks_content: bool = False
+
+    def key(self, facts: Facts) -> str:
+        if facts.version is None or not _PART(facts.version):
+            raise ImportRefused(
+                f"{self.field} must be 1 to 64 letters, digits or ._+-: it says which version of the file this is",
+                "INVALID_VERSION",
+            )
+        return f"{checked_supplier(facts.supplier)}:v={facts.version}:{facts.digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKey:
+    """``SUPPLIER:key=CLIENT-KEY``: the client names the upload by its ``Idempotency-Key``, and its content must match.
+
+    Another file under the same key is refused with 422.
+
+    >>> ClientKey().key(Facts("ACME", "a3f8", datetime(2026, 11, 1, tzinfo=UTC), client_key="n-1"))
+    'ACME:key=n-1'
+    """
+
+    checks_content: bool = field(default=True, init=False)
+
+    def key(self, facts: Facts) -> str:
+        if facts.client_key is None or not _CLIENT_KEY(facts.client_key):
+            raise ImportRefused(
+                "Idempotency-Key must be 1 to 180 visible ASCII characters: it names this upload", "INVALID_KEY"
+            )
+        return f"{checked_supplier(facts.supplier)}:key={facts.client_key}"
+
+
+def checked_supplier(supplier: object) -> str:
+    """A supplier's code. Raises ImportRefused where it is none.
+
+    >>> checked_supplier("ACME-7")
+    'ACME-7'
+    >>> checked_supplier("ACME:7")
+    Traceback (most recent call last):
+        ...
+    semel.errors.ImportRefused: supplier must be 1 to 64 letters, digits, dots, underscores or hyphens of ASCII
+    """
+    if not isinstance(supplier, str) or not _SUPPLIER(supplier):
+        raise ImportRefused(
+            "supplier must be 1 to 64 letters, digits, dots, underscores or hyphens of ASCII", "INVALID_SUPPLIER"
+        )
+    return supplier
+
+
+def supplier_of_key(key: str) -> str | None:
+    """The supplier in a key, or in the beginning of one; None where it has none.
+
+    >>> supplier_of_key("ACME:a3f8"), supplier_of_key("a3f8")
+    ('ACME', None)
+    """
+    supplier, colon, _ = key.partition(":")
+    return supplier if colon and _SUPPLIER(supplier) and _KEY(key) else None
+
+
+def key_range(beginning: str) -> tuple[str, str]:
+    """The keys that begin so, as a range: at least the first, less than the second."""
+    return beginning, beginning + "\x7f"
+
+
+def checked_name(name: str | None) -> str:
+    """A file's name as data: never a path, cut to what a column takes; characters that no store takes are replaced."""
+    text = (name or "").encode("utf-8", "replace").decode("utf-8").replace("\x00", "\ufffd")
+    return text[:NAME_LENGTH_MAX]
+
+
+# --- rows ------------------------------------------------------------------------------------------
+
+
+class RowInvalid(ValueError):
+    """Raise it from a validating function, or from a row's handler before it has written: this row is wrong.
+
+    Parameters: ``column`` that is wrong, or None; ``reason`` for people, without the row's values.
+
+    >>> raise RowInvalid("quantity", "must be at least 1")
+    Traceback (most recent call last):
+        ...
+    semel.imports.rules.RowInvalid: quantity: must be at least 1
+    """
+
+    def __init__(self, column: str | None, reason: str) -> None:
+        super().__init__(reason if column is None else f"{column}: {reason}")
+        self.column = column
+        self.reason = reason
+
+
+class BadRow(NamedTuple):
+    """Why a row cannot be booked: its line in the file (from 1), the column, a code for machines, the reason."""
+
+    line: int
+    column: str | None
+    code: str
+    reason: str
+
+
+DETAIL_TEXT_MAX: Final = 300
+
+
+def packed_detail(bad: BadRow) -> bytes:
+    """Why a row failed, as it is kept beside its outcome."""
+    column = None if bad.column is None else bad.column[:DETAIL_TEXT_MAX]
+    document = {"line": bad.line, "column": column, "reason": bad.reason[:DETAIL_TEXT_MAX]}
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def read_detail(detail: bytes | None) -> dict[str, Any]:
+    """What is kept beside a row's outcome; empty where it is nothing of Semel's."""
+    try:
+        found = json.loads(detail or b"{}")
+    except ValueError:
+        return {}
+    return {name: found.get(name) for name in ("line", "column", "reason")} if isinstance(found, dict) and found else {}
+
+
+def row_item(row: bytes) -> bytes:
+    """A row's JSON as an item of the bulk."""
+    return b"[" + row + b"]"
+
+
+def bad_item(bad: BadRow) -> bytes:
+    """A row that cannot be read, as an item of the bulk, where it fails."""
+    return b"[null," + json.dumps(bad, separators=(",", ":")).encode() + b"]"
+
+
+def known_row(tenant: str, operation: str, supplier: str, raw: bytes, occurrence: int) -> bytes:
+    """The name of a row among all that were ever booked: 32 bytes; equal rows of one file differ by occurrence."""
+    row = hashlib.sha256(raw).digest()
+    return hashlib.sha256(frame("semel.import.row.1", tenant, operation, supplier, row, str(occurrence))).digest()
+
+
+# --- jobs ------------------------------------------------------------------------------------------
+
+
+class Job(NamedTuple):
+    """A job as the store has it; times in microseconds. ``sha256`` and ids are bytes."""
+
+    id: bytes
+    tenant: str
+    operation: str
+    supplier: str
+    key: str
+    generation: int
+    sha256: bytes
+    size: int
+    media_type: str
+    recipe: str
+    state: int
+    attempts: int
+    next_at: int
+    error_code: str | None
+    reason: str | None
+    row_count: int | None
+    booked: int | None
+    skipped: int
+    failed: int | None
+    unknown: int | None
+    submissions: int
+    bulk_id: bytes | None
+    content_ref: str | None
+    content_until: int | None
+    keep_content_us: int
+    keep_us: int
+    created_at: int
+    last_seen_at: int
+    started_at: int | None
+    ended_at: int | None
+    forget_after: int | None
+
+    @property
+    def bulk_key(self) -> str:
+        """The key of the bulk that has this job's rows."""
+        return f"import:{uuid_text(self.id)}:{self.generation}"
+
+
+class FileName(NamedTuple):
+    """A name that a job's bytes came under."""
+
+    name: str
+    times: int
+    first_seen_at: int
+    last_seen_at: int
+
+
+class Counts(NamedTuple):
+    """The rows of a job: how many there are (None: not read yet), and what became of them so far."""
+
+    rows: int | None = None
+    done: int = 0
+    booked: int = 0
+    skipped: int = 0
+    failed: int = 0
+    unknown: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ImportJob:
+    """A job as it stands now.
+
+    Parameters: ``is_new`` whether this submission has made it; ``names`` that its bytes came under; the rest as in
+    :class:`Job`.
+    """
+
+    id: str
+    key: str
+    supplier: str
+    operation: str
+    tenant: str
+    state: ImportState
+    counts: Counts
+    sha256: str
+    size: int
+    media_type: str
+    is_new: bool
+    submissions: int
+    generation: int
+    error_code: str | None
+    reason: str | None
+    names: tuple[FileName, ...]
+    has_content: bool
+    created_at: int
+    last_seen_at: int
+    started_at: int | None
+    ended_at: int | None
+    bulk_id: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more happens to it by itself."""
+        return self.state not in OPEN_STATES
+
+    def document(self) -> dict[str, Any]:
+        """As JSON, for clients and operators."""
+        return {
+            "id": self.id,
+            "key": self.key,
+            "supplier": self.supplier,
+            "operation": self.operation,
+            "state": self.state.name,
+            "counts": self.counts._asdict(),
+            "sha256": self.sha256,
+            "bytes": self.size,
+            "mediaType": self.media_type,
+            "submissions": self.submissions,
+            "generation": self.generation,
+            "errorCode": self.error_code,
+            "reason": self.reason,
+            "fileNames": [
+                {"name": name, "times": times, "firstSeenAt": shown_time(first), "lastSeenAt": shown_time(last)}
+                for name, times, first, last in self.names
+            ],
+            "contentKept": self.has_content,
+            "createdAt": shown_time(self.created_at),
+            "lastSeenAt": shown_time(self.last_seen_at),
+            "startedAt": None if self.started_at is None else shown_time(self.started_at),
+            "endedAt": None if self.ended_at is None else shown_time(self.ended_at),
+        }
+
+
+def shown_time(microseconds: int) -> str:
+    """A time as clients read it.
+
+    >>> shown_time(0)
+    '1970-01-01T00:00:00Z'
+    """
+    return datetime.fromtimestamp(microseconds // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# --- checking rows ---------------------------------------------------------------------------------
+
+
+class Checks(Protocol):
+    """Makes of a row what its handler gets. Raises RowInvalid, ValueError or what a pydantic model raises."""
+
+    def __call__(self, value: Any) -> Any: ...
+
+
+def checks_of(validate: Any) -> Checks:
+    """What checks rows: a pydantic model, a function, or nothing. Raises PolicyError."""
+    if validate is None:
+        return lambda value: value
+    model = getattr(validate, "model_validate", None)
+    if isinstance(validate, type) and callable(model):
+        return model  # type: ignore[no-any-return]
+    if not callable(validate):
+        raise PolicyError(f"validate must be a pydantic model or a function of a row; it is {validate!r}")
+    return validate  # type: ignore[no-any-return]
+
+
+def invalid_of(error: Exception, line: int) -> BadRow:
+    """Why a row was refused by what checks it."""
+    if isinstance(error, RowInvalid):
+        return BadRow(line, error.column, "ROW_INVALID", error.reason)
+    for found in _errors_of(error):
+        where = found.get("loc") or ()
+        column = ".".join(str(part) for part in where) or None
+        return BadRow(line, column, "ROW_INVALID", str(found.get("msg", "is invalid")))
+    reason = str(error) if isinstance(error, ValueError) else f"the check failed: {type(error).__name__} {error}"
+    return BadRow(line, None, "ROW_INVALID", reason or type(error).__name__)
+
+
+def _errors_of(error: Exception) -> Iterator[Mapping[str, Any]]:
+    """The single errors of a pydantic ValidationError, without the values that they are about."""
+    errors = getattr(error, "errors", None)
+    if callable(errors):
+        try:
+            yield from errors(include_url=False, include_context=False, include_input=False)
+        except TypeError:
+            return

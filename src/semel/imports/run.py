@@ -1,0 +1,801 @@
+"""Imports: files that suppliers send, each a job that is had once, and whose rows are booked once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import IO, Any, Final, Literal, TypeVar
+
+from semel.bulk.declaration import operation_bytes
+from semel.bulk.flow import KnownItems
+from semel.bulk.rules import ItemOutcome, ItemState, Tally
+from semel.bulk.run_async import AsyncBulk, fill_async
+from semel.bulk.spool import ItemSpool
+from semel.core.flow import Flow, ask
+from semel.core.identity import uuid7_bytes, uuid_bytes
+from semel.core.model import Scope
+from semel.core.requests import Begin, Rollback, Within
+from semel.engine.async_engine import AsyncEngine
+from semel.engine.uncancelled import whole
+from semel.errors import (
+    BulkRefused,
+    CommandError,
+    ConfigurationError,
+    ImportRefused,
+    InProgressError,
+    KeyReusedError,
+    PolicyError,
+    SchemaError,
+    StoreError,
+    SupersededError,
+)
+from semel.imports.booking import (
+    Booking,
+    RowHandler,
+    RowOutcome,
+    Verdict,
+    check_handler,
+    items_of,
+    row_outcome,
+    try_row,
+)
+from semel.imports.content import BLOCK_BYTES, Content, ContentMissing, DatabaseContent, FolderContent, Forgets
+from semel.imports.readers import (
+    Csv,
+    Format,
+    JsonArray,
+    JsonLines,
+    Lines,
+    Unreadable,
+    format_for,
+    packed_recipe,
+    read_recipe,
+)
+from semel.imports.rules import (
+    OPEN_STATES,
+    ContentKey,
+    Counts,
+    Facts,
+    ImportJob,
+    ImportState,
+    Job,
+    Keying,
+    checked_name,
+    checked_supplier,
+    checks_of,
+)
+from semel.imports.store import ROWS_CHECKED, ImportRows, KnownRows, NewJob, Purged
+from semel.imports.upload import Source, Upload
+
+T = TypeVar("T")
+H = TypeVar("H", bound=RowHandler)
+
+GIB: Final = 1024**3
+DAY: Final = 86_400
+SECOND_US: Final = 1_000_000
+ATTEMPTS_MAX: Final = 5  # of a run that fails for what is neither the store's nor the file's fault
+ROWS_REFUSED: Final = "ROWS_REFUSED"
+PAGE: Final = 500
+CHUNK: Final = 1000
+_BULK_OPTIONS: Final = frozenset(
+    {"chunk_items", "chunk_seconds", "pipelined", "at_once", "nothing_happened", "dedup_for_seconds", "lease_seconds"}
+    | {"deadline_seconds"}
+)
+_SCOPED: Final = "operation must be a text of 1 to 255 characters"
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a run would do, and nothing of it is done.
+
+    Parameters: ``key`` the file has; ``job`` that has this key already (then a submission does nothing but answer
+    with it); ``state`` the job would end in; ``counts``; ``rows`` the first verdicts that are not BOOKED.
+    """
+
+    key: str
+    job: ImportJob | None
+    state: ImportState
+    counts: Counts
+    rows: tuple[RowOutcome, ...]
+    error_code: str | None = None
+    reason: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "preview": True,
+            "key": self.key,
+            "job": None if self.job is None else self.job.document(),
+            "state": self.state.name,
+            "counts": self.counts._asdict(),
+            "errorCode": self.error_code,
+            "reason": self.reason,
+            "rows": [row.document() for row in self.rows],
+        }
+
+
+class Imports:
+    """Files that suppliers send: the same bytes are one job, whatever they are called and how often they come.
+
+    Parameters: ``engine`` on a SQL store; ``operation`` the name of these imports; ``key`` how files get their keys;
+    ``content`` where bytes are kept (in the database by default); ``formats`` that are taken, each with its own media
+    types; ``validate`` a pydantic model or a function of a row; ``effects`` of a row: ``"atomic"`` (default),
+    ``"idempotent"`` or ``"external"``; ``rows`` ``"all"``, or ``"skip-known"``: only rows that were never booked
+    (atomic alone); ``all_or_nothing`` books nothing of a file with a row that cannot be read or is not valid;
+    ``file_bytes_max``, ``rows_max`` limits; ``keep_seconds`` how long a job is remembered after its end (then the same
+    file is new), ``keep_content_seconds`` how long its bytes are; ``spool_folder`` for temporary files; further options
+    as of :class:`~semel.bulk.declaration.BulkPolicy`, such as ``chunk_items`` and ``lease_seconds``.
+
+    Raises ConfigurationError where the store cannot hold imports, and PolicyError, naming the option.
+
+    >>> import asyncio, tempfile
+    >>> from semel import AsyncEngine
+    >>> async def main(folder):
+    ...     engine = AsyncEngine.connect(f"sqlite:///{folder}/app.db")
+    ...     _ = await engine.migrate()
+    ...     async with engine:
+    ...         stock = Imports(engine, operation="stock.import")
+    ...
+    ...         @stock.row
+    ...         async def book(row):
+    ...             return f"line {row.line}: {row.value['sku']}"
+    ...
+    ...         file = b"sku,quantity\\nA-1,2\\nB-2,1\\n"
+    ...         job = await stock.submit(file, supplier="ACME", filename="a.csv")
+    ...         again = await stock.submit(file, supplier="ACME", filename="b.csv")
+    ...         print(job.is_new, again.is_new, job.id == again.id, job.key[:12])
+    ...         await stock.run_due()
+    ...         done = await stock.job(job.id)
+    ...         print(done.state.name, done.counts.booked, [name.name for name in done.names])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     asyncio.run(main(folder))
+    True False True ACME:0b98665
+    DONE 2 ['a.csv', 'b.csv']
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *,
+        operation: str,
+        key: Keying | None = None,
+        content: Content | None = None,
+        formats: Sequence[Format] | None = None,
+        validate: Any = None,
+        effects: Literal["atomic", "idempotent", "external"] = "atomic",
+        rows: Literal["all", "skip-known"] = "all",
+        all_or_nothing: bool = False,
+        file_bytes_max: int = 2 * GIB,
+        rows_max: int = 1_000_000,
+        keep_seconds: float = 400 * DAY,
+        keep_content_seconds: float = 7 * DAY,
+        spool_folder: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(engine, AsyncEngine):
+            raise ConfigurationError(f"imports need an AsyncEngine, not {type(engine).__name__}")
+        if not isinstance(operation, str) or not 1 <= len(operation) <= 255:
+            raise PolicyError(_SCOPED)
+        if unknown := sorted(set(options) - _BULK_OPTIONS):
+            raise PolicyError(f"{unknown[0]} is no option of imports")
+        if rows not in ("all", "skip-known"):
+            raise PolicyError(f"rows must be 'all' or 'skip-known'; it is {rows!r}")
+        if rows == "skip-known" and effects != "atomic":
+            raise PolicyError(
+                "rows='skip-known' needs effects='atomic': that a row was booked is written in the transaction that "
+                "books it, and a call to another system is in none"
+            )
+        for name, value, least, most in (
+            ("file_bytes_max", file_bytes_max, 1, 1024 * GIB),
+            ("rows_max", rows_max, 1, 100_000_000),
+        ):
+            if type(value) is not int or not least <= value <= most:
+                raise PolicyError(f"{name} must be a whole number from {least} to {most}; it is {value!r}")
+        for name, seconds in (("keep_seconds", keep_seconds), ("keep_content_seconds", keep_content_seconds)):
+            if type(seconds) not in (int, float) or not 0 <= seconds <= 3660 * DAY:
+                raise PolicyError(f"{name} must be a number of seconds from 0 to ten years; it is {seconds!r}")
+        if keep_content_seconds > keep_seconds:
+            raise PolicyError("keep_content_seconds must not be longer than keep_seconds: the job goes with its bytes")
+        self.engine = engine
+        self.operation = operation
+        self.rows_kept = ImportRows(engine.store)
+        self.key: Keying = ContentKey() if key is None else key
+        self.content: Content = DatabaseContent(engine) if content is None else content
+        self.formats: tuple[Format, ...] = _checked_formats(formats)
+        self.checks = checks_of(validate)
+        self.skips_known = rows == "skip-known"
+        self.all_or_nothing = bool(all_or_nothing)
+        self.file_bytes_max = file_bytes_max
+        self.keep_us = int(keep_seconds * SECOND_US)
+        self.keep_content_us = int(keep_content_seconds * SECOND_US)
+        self.spool_folder = None if spool_folder is None else os.fspath(spool_folder)
+        self.bulk = AsyncBulk(
+            engine,
+            operation=operation,
+            effects=effects,
+            member=None,
+            bad_item="fail",
+            items_max=rows_max,
+            item_bytes_max=16 * 1024 * 1024,
+            answer_seconds=max(keep_seconds, DAY),
+            tombstone_seconds=max(keep_seconds, DAY),
+            **options,
+        )
+        self.lease_us = int(self.bulk.policy.lease_seconds * SECOND_US)
+        self.waker: Callable[[], object] | None = None  # of the worker that runs beside the application
+        self._handler: RowHandler | None = None
+
+    def row(self, handler: H) -> H:
+        """Declare what books a row: ``@imports.row``. It returns None, a result's id or ``Done``, or raises
+        :class:`~semel.imports.rules.RowInvalid` or :class:`~semel.errors.ItemFailed`.
+        """
+        check_handler(handler)
+        if self._handler is not None:
+            raise ConfigurationError(f"the imports {self.operation!r} have a handler already")
+        self._handler = handler
+        return handler
+
+    @property
+    def handler(self) -> RowHandler:
+        """What books a row. Raises ConfigurationError where it was not declared."""
+        if self._handler is None:
+            raise ConfigurationError(f"the imports {self.operation!r} have no handler; declare one: @imports.row")
+        return self._handler
+
+    # --- taking files -----------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        file: Source,
+        *,
+        supplier: str,
+        filename: str | None = None,
+        media_type: str = "text/csv",
+        tenant: str = "default",
+        version: str | None = None,
+        client_key: str | None = None,
+    ) -> ImportJob:
+        """Take a file, or find the job that its key has: the job as it stands now.
+
+        Parameters: ``file`` bytes, a path, a file opened with ``"rb"``, or an async iterable of bytes; ``filename``
+        data to show, never a path; ``version`` and ``client_key`` for the keys that are made of them.
+
+        Raises ImportRefused (nothing is kept), PolicyError and StoreError.
+        """
+        checked_supplier(supplier)
+        format_for(media_type, self.formats)
+        with self.upload() as upload:
+            await upload.take(file)
+            return await self.submit_upload(
+                upload,
+                supplier=supplier,
+                filename=filename,
+                media_type=media_type,
+                tenant=tenant,
+                version=version,
+                client_key=client_key,
+            )
+
+    def upload(self) -> Upload:
+        """A file on its way in, for those who read it themselves. Raises ImportRefused where the disk is full."""
+        return Upload(self.file_bytes_max, self.spool_folder)
+
+    async def submit_upload(
+        self,
+        upload: Upload,
+        *,
+        supplier: str,
+        filename: str | None,
+        media_type: str,
+        tenant: str = "default",
+        version: str | None = None,
+        client_key: str | None = None,
+    ) -> ImportJob:
+        """As :meth:`submit`, of a file that is there as a whole."""
+        form = format_for(media_type, self.formats)
+        key = self._key(upload, supplier, version, client_key)
+        name = checked_name(filename)
+        rows = self.rows_kept
+        found = await self._perform(lambda: rows.by_key(tenant, self.operation, key))
+        if found is not None:
+            self._check_content(found, upload)
+            await self._perform(lambda: rows.note_submission(found, name))
+            return await self._show(found.id)
+        await self.content.write(upload.digest, upload.file)
+        new = NewJob(
+            uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10)),
+            tenant,
+            self.operation,
+            supplier,
+            key,
+            bytes.fromhex(upload.digest),
+            upload.size,
+            media_type.partition(";")[0].strip().lower()[:255],
+            packed_recipe(form),
+            getattr(self.content, "kind", "other"),
+            self.keep_content_us,
+            self.keep_us,
+        )
+        job, is_new = await self._perform(lambda: rows.submit(new, name))
+        if not is_new:
+            self._check_content(job, upload)
+            await self._perform(lambda: rows.note_submission(job, name))
+        elif self.waker is not None:
+            self.waker()
+        return await self._show(job.id, is_new=is_new)
+
+    def _key(self, upload: Upload, supplier: str, version: str | None, client_key: str | None) -> str:
+        key = self.key.key(Facts(supplier, upload.digest, datetime.now(UTC), version, client_key))
+        if len(key) > 255:
+            raise ImportRefused("the file's key has more than 255 characters", "INVALID_KEY")
+        return key
+
+    def _check_content(self, job: Job, upload: Upload) -> None:
+        if self.key.checks_content and job.sha256.hex() != upload.digest:
+            raise ImportRefused(
+                "the key belongs to another file of this supplier; nothing was done for this one. Use a new key for it",
+                "IMPORT_KEY_REUSED",
+            )
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    async def job(self, id: str) -> ImportJob | None:
+        """A job as it stands now; None where there is none of this id in these imports."""
+        raw = uuid_bytes(id)
+        job = None if raw is None else await self._perform(lambda: self.rows_kept.by_id(raw))
+        if job is None or job.operation != self.operation:
+            return None
+        return await self._perform(lambda: self.rows_kept.show(job))
+
+    async def find(self, key: str, *, tenant: str = "default", limit: int = 20) -> list[ImportJob]:
+        """Jobs of a tenant whose keys begin so."""
+        found = await self._perform(lambda: self.rows_kept.by_beginning(tenant, self.operation, key, limit))
+        return [await self._perform(lambda job=job: self.rows_kept.show(job)) for job in found]  # type: ignore[misc]
+
+    async def outcomes(
+        self, id: str, *, after: int = 0, limit: int = 100, state: Verdict | None = None
+    ) -> tuple[list[RowOutcome], int | None]:
+        """What became of a job's rows, those behind a row's number, and behind which number the next page begins."""
+        job = await self.job(id)
+        if job is None or job.bulk_id is None:
+            return [], None
+        return await row_page(self.bulk.page, job.bulk_id, after, limit, state)
+
+    async def retry(self, id: str, *, reason: str, actor: str) -> ImportJob:
+        """Have a job that is over go on, or have all of its bytes processed again: an operator's act, audited.
+
+        A job that stopped goes on where it stopped; any other is processed again, under a new generation.
+
+        Raises ImportRefused where there is none, where it is not over, and where its bytes are no longer kept.
+        """
+        raw = uuid_bytes(id)
+        job = None if raw is None else await self._perform(lambda: self.rows_kept.by_id(raw))
+        if job is None or job.operation != self.operation:
+            raise ImportRefused("there is no such import", "NOT_FOUND")
+        await self._perform(lambda: reopen(self.rows_kept, job, actor, reason))
+        if self.waker is not None:
+            self.waker()
+        return await self._show(job.id)
+
+    async def _show(self, id: bytes, *, is_new: bool = False) -> ImportJob:
+        def show() -> Flow[ImportJob]:
+            job = yield from self.rows_kept.by_id(id)
+            if job is None:
+                raise ImportRefused("the job was forgotten meanwhile", "NOT_FOUND")
+            return (yield from self.rows_kept.show(job, is_new=is_new))
+
+        return await self._perform(show)
+
+    # --- running ----------------------------------------------------------------------------------
+
+    async def run_due(self) -> int:
+        """Run every job that may be run now, one after the other; how many. Jobs of killed processes are among them.
+
+        Raises StoreError: what was done is done, and the rest goes on with the next call.
+        """
+        _ = self.handler
+        ran = 0
+        while True:
+            ids = await self._perform(lambda: self.rows_kept.due(self.operation, 10))
+            if not ids:
+                return ran
+            taken = 0
+            for id in ids:
+                taken += await self._run(id)
+            ran += taken
+            if not taken:  # others were quicker
+                return ran
+
+    async def _run(self, id: bytes) -> int:
+        job = await self._perform(lambda: self.rows_kept.take(id, self.lease_us))
+        if job is None:
+            return 0
+        alive = asyncio.create_task(self._beat(job))
+        try:
+            await self._run_taken(job)
+        except asyncio.CancelledError:
+            await whole(self._postpone(job, 0, "the process was stopped"))
+            raise
+        except (SupersededError, InProgressError):
+            pass  # another process has the rows: it will end the job
+        except (StoreError, SchemaError):
+            await self._postpone(job, 1, "the store failed")
+            raise
+        except Exception as error:  # noqa: BLE001 - one job that cannot be run must not keep the others waiting
+            await self._failed(job, error)
+        finally:
+            alive.cancel()
+            await asyncio.wait({alive})
+        return 1
+
+    async def _beat(self, job: Job) -> None:
+        while True:
+            await asyncio.sleep(self.lease_us / SECOND_US / 3)
+            with suppress(StoreError):
+                await self._perform(lambda: self.rows_kept.beat(job, self.lease_us))
+
+    async def _postpone(self, job: Job, seconds: float, reason: str) -> None:
+        with suppress(StoreError):
+            await self._perform(lambda: self.rows_kept.postpone(job, int(seconds * SECOND_US), reason))
+
+    async def _failed(self, job: Job, error: Exception) -> None:
+        """What is neither the store's nor the file's fault: tried again some times, each later than the last."""
+        code, reason = type(error).__name__, str(error)[:300]
+        if isinstance(error, ContentMissing):
+            code = "CONTENT_MISSING"
+        elif isinstance(error, CommandError):
+            code = "CONTENT_CHANGED" if isinstance(error, KeyReusedError) else code
+            await self._end(job, ImportState.FAILED, code=code, reason=reason)
+            return
+        elif not isinstance(error, ConfigurationError):
+            reason = f"{code}: the handler or the server failed"  # its own text may hold a row's values
+        if job.attempts < ATTEMPTS_MAX:
+            await self._postpone(job, min(60.0, 0.5 * 2**job.attempts), reason)
+        else:
+            await self._end(job, ImportState.FAILED, code=code, reason=reason)
+
+    async def _end(
+        self,
+        job: Job,
+        state: ImportState,
+        tally: Tally | None = None,
+        code: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        if tally is None:
+            tally = await self.bulk.progress(key=job.bulk_key, caller=job.supplier, tenant=job.tenant) or Tally(0)
+        final = tally
+        await self._perform(lambda: self.rows_kept.end(job, state, final, code, reason))
+
+    async def _run_taken(self, job: Job) -> None:
+        try:
+            # As it was declared when the rows began; a job that was not begun is read as is declared now.
+            form = format_for(job.media_type, self.formats) if job.bulk_id is None else read_recipe(job.recipe)
+            async with self._kept_file(job) as file:
+                await self._book(job, form, file)
+        except Unreadable as error:
+            await self._end(job, ImportState.FAILED, Tally(0), error.code, error.reason)
+        except ImportRefused as error:  # its media type is no longer declared
+            await self._end(job, ImportState.FAILED, Tally(0), error.code, str(error))
+        except BulkRefused as error:
+            if error.code == "NO_ITEMS":
+                await self._end(job, ImportState.DONE, Tally(0))
+            else:
+                code = "TOO_MANY_ROWS" if error.code == "TOO_MANY_ITEMS" else error.code
+                await self._end(job, ImportState.FAILED, Tally(0), code, str(error).replace("items", "rows"))
+
+    async def _book(self, job: Job, form: Format, file: IO[bytes]) -> None:
+        lines = Lines()
+        booking = Booking(self.checks, self.handler, lines, Scope(job.tenant, job.supplier, self.operation))
+        refuses = job.error_code == ROWS_REFUSED
+        if self.all_or_nothing and job.error_code is None and job.bulk_id is None:
+            # Written down before the first row has an outcome: a run after a crash decides nothing anew.
+            refuses = await asyncio.to_thread(booking.first_wrong, items_of(form, file, Lines()))
+            mark = ROWS_REFUSED if refuses else ROWS_CHECKED
+            await self._perform(lambda: self.rows_kept.refuse(job, mark))
+        if refuses:
+            booking = Booking(self.checks, None, lines, booking.scope, refuses=True)
+        noting: list[asyncio.Task[int]] = []
+
+        def begun(operation_id: str) -> None:
+            bulk_id = operation_bytes(operation_id)
+            flow = self._perform(lambda: self.rows_kept.begun(job, bulk_id, packed_recipe(form)))
+            noting.append(asyncio.ensure_future(flow))
+
+        try:
+            done = await self.bulk.run(
+                items_of(form, file, lines),
+                booking,
+                key=job.bulk_key,
+                caller=job.supplier,
+                tenant=job.tenant,
+                wait_seconds=0,
+                begun=begun,
+                known=KnownRows(self.engine.store, job, self.keep_us) if self.skips_known and not refuses else None,
+            )
+        finally:
+            if noting:
+                await asyncio.wait(noting)
+        for note in noting:
+            note.result()
+        if done.replayed:  # the process was killed between the last row and the job's end
+            bulk_id = operation_bytes(done.operation_id)
+            await self._perform(lambda: self.rows_kept.begun(job, bulk_id, packed_recipe(form)))
+        state = ImportState.UNKNOWN if done.tally.unknown else ImportState.FAILED if refuses else ImportState.DONE
+        reason = "a row is wrong, and all of them are booked or none" if refuses else None
+        await self._end(job, state, done.tally, ROWS_REFUSED if refuses else None, reason)
+
+    @asynccontextmanager
+    async def _kept_file(self, job: Job) -> AsyncIterator[IO[bytes]]:
+        """The bytes of a job as a file, checked to be what was sent. Raises ContentMissing."""
+        digest = job.sha256.hex()
+        if job.content_ref is None:
+            raise ContentMissing("the file's bytes are no longer kept")
+        with self._opened(digest) as file:
+            hashing = hashlib.sha256()
+            if isinstance(self.content, FolderContent):
+                await asyncio.to_thread(_hash_file, file, hashing)
+            else:
+                async for piece in self.content.read(digest):
+                    hashing.update(piece)
+                    await asyncio.to_thread(file.write, piece)
+            if hashing.hexdigest() != digest:
+                raise ContentMissing("the kept bytes are not those that were sent")
+            yield file
+
+    @contextmanager
+    def _opened(self, digest: str) -> Iterator[IO[bytes]]:
+        if isinstance(self.content, FolderContent):
+            try:
+                file: IO[bytes] = self.content.path(digest).open("rb")
+            except FileNotFoundError:
+                raise ContentMissing("the folder does not hold the file's bytes") from None
+        else:
+            file = tempfile.TemporaryFile(dir=self.spool_folder)  # noqa: SIM115 - closed below
+        with closing(file):
+            yield file
+
+    # --- preview ----------------------------------------------------------------------------------
+
+    async def preview(
+        self,
+        file: Source,
+        *,
+        supplier: str,
+        media_type: str = "text/csv",
+        tenant: str = "default",
+        version: str | None = None,
+        client_key: str | None = None,
+        rows_max: int = 1000,
+    ) -> Preview:
+        """What a run would do with a file: counts, and the first ``rows_max`` verdicts other than BOOKED.
+
+        Atomic rows are booked in one transaction that is rolled back, so that each sees what those before it wrote;
+        other handlers are not called, since nothing would undo their calls. What only a commit refuses (a deferred
+        constraint) is not seen. While it runs it holds the locks of its writes; on SQLite that is the writer's lock.
+
+        Raises ImportRefused and StoreError.
+        """
+        checked_supplier(supplier)
+        format_for(media_type, self.formats)
+        with self.upload() as upload:
+            await upload.take(file)
+            return await self.preview_upload(
+                upload,
+                supplier=supplier,
+                media_type=media_type,
+                tenant=tenant,
+                version=version,
+                client_key=client_key,
+                rows_max=rows_max,
+            )
+
+    async def preview_upload(
+        self,
+        upload: Upload,
+        *,
+        supplier: str,
+        media_type: str,
+        tenant: str = "default",
+        version: str | None = None,
+        client_key: str | None = None,
+        rows_max: int = 1000,
+    ) -> Preview:
+        """As :meth:`preview`, of a file that is there as a whole."""
+        form = format_for(media_type, self.formats)
+        key = self._key(upload, supplier, version, client_key)
+        found = await self._perform(lambda: self.rows_kept.by_key(tenant, self.operation, key))
+        if found is not None:
+            self._check_content(found, upload)
+            job = await self._perform(lambda: self.rows_kept.show(found))
+            return Preview(key, job, job.state, job.counts, (), job.error_code, job.reason)
+        try:
+            return await self._try_file(key, form, upload.file, Scope(tenant, supplier, self.operation), rows_max)
+        except Unreadable as error:
+            return Preview(key, None, ImportState.FAILED, Counts(0), (), error.code, error.reason)
+        except BulkRefused as error:
+            if error.code == "NO_ITEMS":
+                return Preview(key, None, ImportState.DONE, Counts(0), ())
+            code = "TOO_MANY_ROWS" if error.code == "TOO_MANY_ITEMS" else error.code
+            return Preview(key, None, ImportState.FAILED, Counts(0), (), code, str(error).replace("items", "rows"))
+
+    async def _try_file(self, key: str, form: Format, file: IO[bytes], scope: Scope, rows_max: int) -> Preview:
+        atomic = self.bulk.policy.effects == "atomic"
+        lines = Lines()
+        booking = Booking(self.checks, self.handler if atomic else None, lines, scope, preview=True)
+        refuses = self.all_or_nothing and await asyncio.to_thread(booking.first_wrong, items_of(form, file, Lines()))
+        if refuses:
+            booking = Booking(self.checks, None, lines, scope, refuses=True, preview=True)
+        known = _known_rows(self, scope) if self.skips_known and not refuses else None
+        trial = _Trial(rows_max)
+        with closing(ItemSpool(self.bulk.policy.list_terms)) as spool:
+            await fill_async(spool, items_of(form, file, lines))
+            spool.fingerprint()
+            if spool.refusal is not None:
+                raise spool.refusal
+            if atomic and not refuses:
+                await self._try_within(spool, booking, known, trial)
+            else:
+                await self._try_rows(spool, booking, None, None, trial)
+        state = ImportState.FAILED if refuses else ImportState.DONE
+        reason = "a row is wrong, and all of them are booked or none" if refuses else None
+        return Preview(key, None, state, trial.counts(), tuple(trial.rows), ROWS_REFUSED if refuses else None, reason)
+
+    async def _try_within(self, spool: ItemSpool, booking: Booking, known: KnownItems | None, trial: _Trial) -> None:
+        drive = self.engine._performer.drive
+        begun, cancelled = await whole(drive(ask(Begin())))
+        unit: Any = begun
+        try:
+            if cancelled is not None:
+                raise cancelled
+            # A unit's transaction begins with its first flow, and a handler comes behind that.
+            scope, rows = booking.scope, self.rows_kept
+            await drive(ask(Within(unit, "import", lambda: rows.by_key(scope.tenant, scope.operation, ""))))
+            unit.hand_out()
+            await self._try_rows(spool, booking, known, unit, trial)
+        finally:
+            await whole(drive(ask(Rollback(unit))))
+
+    async def _try_rows(
+        self, spool: ItemSpool, booking: Booking, known: KnownItems | None, unit: Any, trial: _Trial
+    ) -> None:
+        first = 0
+        connection = None if unit is None else unit.connection
+        while page := spool.page(first, PAGE):
+            first += len(page)
+            skipped = frozenset[int]()
+            if known is not None:
+                ledger, items = known, page
+                skipped = await self.engine._performer.drive(
+                    ask(Within(unit, "import", lambda: ledger.known(items)))  # noqa: B023 - performed at once
+                )
+            for listed in page:
+                trial.add(
+                    listed.as_known()
+                    if listed.place in skipped
+                    else await try_row(booking, self.engine.backend, listed, connection)
+                )
+
+    # --- forgetting -------------------------------------------------------------------------------
+
+    async def purge(self) -> Purged:
+        """Forget what need no longer be kept: bytes of jobs that are over, jobs and rows after ``keep_seconds``."""
+        perform, rows = self._perform, self.rows_kept
+        while due := await perform(lambda: rows.content_due(CHUNK)):
+            for id, _, _ in due:
+                await perform(lambda id=id: rows.drop_content(id))  # type: ignore[misc]
+        jobs = known = contents = 0
+        while gone := await perform(lambda: rows.forget(CHUNK)):
+            jobs += gone
+        while gone := await perform(lambda: rows.forget_rows(CHUNK)):
+            known += gone
+        if isinstance(self.content, Forgets):
+            contents = await self.content.forget(self._is_used, CHUNK)
+        return Purged(jobs, contents, known)
+
+    async def _is_used(self, digest: str) -> bool:
+        try:
+            id = bytes.fromhex(digest)
+        except ValueError:
+            return True  # no file of these imports
+        return await self._perform(lambda: self.rows_kept.is_used(id))
+
+    async def _perform(self, make: Callable[[], Flow[T]]) -> T:
+        return await self.engine.perform("import", make)
+
+
+class _Trial:
+    """What a preview has seen so far."""
+
+    def __init__(self, rows_max: int) -> None:
+        self._rows_max = rows_max
+        self._seen: dict[str, int] = {}
+        self.rows: list[RowOutcome] = []
+
+    def add(self, outcome: ItemOutcome) -> None:
+        row = row_outcome(outcome)
+        self._seen[row.state] = self._seen.get(row.state, 0) + 1
+        if row.state != "BOOKED" and len(self.rows) < self._rows_max:
+            self.rows.append(row)
+
+    def counts(self) -> Counts:
+        seen, total = self._seen, sum(self._seen.values())
+        return Counts(total, total, seen.get("BOOKED", 0), seen.get("SKIPPED", 0), seen.get("FAILED", 0), 0)
+
+
+def _known_rows(imports: Imports, scope: Scope) -> KnownRows:
+    none = Job._make([b"", scope.tenant, scope.operation, scope.caller, *[None] * (len(Job._fields) - 4)])
+    return KnownRows(imports.engine.store, none, imports.keep_us)
+
+
+def _hash_file(file: IO[bytes], hashing: Any) -> None:
+    while block := file.read(BLOCK_BYTES):
+        hashing.update(block)
+
+
+def _checked_formats(formats: Sequence[Format] | None) -> tuple[Format, ...]:
+    chosen: tuple[Format, ...] = (Csv(), JsonLines(), JsonArray()) if formats is None else tuple(formats)
+    known: set[str] = set()
+    for form in chosen:
+        if not isinstance(form, (Csv, JsonLines, JsonArray)):
+            raise PolicyError(f"formats must be Csv, JsonLines and JsonArray; one is {form!r}")
+        if known.intersection(form.media_types):
+            raise PolicyError(f"two formats take {form.media_types[0]}: a media type must say how a file is read")
+        known.update(form.media_types)
+    if not chosen:
+        raise PolicyError("formats must name one at least, such as Csv()")
+    return chosen
+
+
+async def row_page(
+    page: Any, bulk_id: str, after: int, limit: int, state: Verdict | None
+) -> tuple[list[RowOutcome], int | None]:
+    """Outcomes behind a row's number, and behind which the next page begins; None: there is none."""
+    states = {"BOOKED": ItemState.SUCCEEDED, "SKIPPED": ItemState.SUCCEEDED, "FAILED": ItemState.FAILED}
+    wanted = None if state is None else states.get(state, ItemState.UNKNOWN)
+    found: list[RowOutcome] = []
+    place = after - 1
+    for _ in range(PAGES_MAX):
+        outcomes = await page(bulk_id, after=place, limit=PAGE, state=wanted)
+        for outcome in outcomes:
+            row = row_outcome(outcome)
+            place = outcome.place
+            if state is None or row.state == state:
+                found.append(row)
+                if len(found) == limit:
+                    return found, place + 1
+        if len(outcomes) < PAGE:
+            return found, None
+    return found, place + 1
+
+
+PAGES_MAX: Final = 40
+
+
+def reopen(rows: ImportRows, job: Job, actor: str, reason: str) -> Flow[None]:
+    """Queue a job that is over once more. Raises ImportRefused."""
+    if not isinstance(reason, str) or not reason.strip() or len(reason) > 1000:
+        raise ImportRefused("reason must say why, in 1 to 1000 characters: it is written into the audit", "NO_REASON")
+    if ImportState(job.state) in OPEN_STATES:
+        raise ImportRefused("the import is not over: it goes on by itself", "NOT_OVER")
+    if job.content_ref is None:
+        raise ImportRefused(
+            "the file's bytes are no longer kept, so that they cannot be processed again; see keep_content_seconds",
+            "CONTENT_GONE",
+        )
+    # A bulk that has an outcome for every row would be answered, not run: its rows are processed under a new name.
+    again = job.bulk_id is not None and job.row_count == (job.booked or 0) + job.skipped + (job.failed or 0) + (
+        job.unknown or 0
+    )
+    if not (yield from rows.reopen(job, again=again, actor=actor, reason=reason)):
+        raise ImportRefused("the import has moved on meanwhile; look at it again", "MOVED_ON")
+
+
+__all__ = ["Imports", "Preview"]

@@ -1,0 +1,130 @@
+"""A file on its way in: hashed and written to a temporary file as it comes, so that memory holds one piece of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import tempfile
+from collections.abc import AsyncIterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any, Final, Self
+
+from semel.errors import ImportRefused, PolicyError
+from semel.imports.content import BLOCK_BYTES, of_disk
+
+Source = bytes | os.PathLike[str] | IO[bytes] | AsyncIterable[bytes]
+APART_BYTES: Final = 256 * 1024
+TOO_LARGE: Final = "the file has more than {most} bytes"
+
+
+class Upload:
+    """One file. Closing it forgets its bytes; the operating system does so where the process is killed.
+
+    Parameters: ``bytes_max`` of the file; ``folder`` for the temporary file (None: the system's).
+
+    >>> with Upload(100) as upload:
+    ...     upload.write(b"sku,quantity\\n")
+    ...     upload.end()
+    ...     upload.size, upload.digest[:8]
+    (13, '1e1a8f1d')
+    """
+
+    def __init__(self, bytes_max: int, folder: str | None = None) -> None:
+        self._bytes_max = bytes_max
+        self._hashing = hashlib.sha256()
+        self._waiting = bytearray()
+        self._hasher: ThreadPoolExecutor | None = None
+        self.size = 0
+        self.digest = ""
+        try:
+            self.file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - see close()
+        except OSError as error:
+            raise of_disk(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, piece: bytes | memoryview) -> None:
+        """Take a piece, in the calling thread. Raises ImportRefused for one too many, and where the disk is full."""
+        self.size += len(piece)
+        if self.size > self._bytes_max:
+            raise ImportRefused(TOO_LARGE.format(most=self._bytes_max), "FILE_TOO_LARGE")
+        hashed = None
+        if len(piece) >= APART_BYTES:  # both let go of the interpreter: hashed while the disk is written
+            if self._hasher is None:
+                self._hasher = ThreadPoolExecutor(1, "semel-import-hash")
+            hashed = self._hasher.submit(self._hashing.update, piece)
+        else:
+            self._hashing.update(piece)
+        view = memoryview(piece)
+        try:
+            while view:
+                view = view[self.file.write(view) :]
+        except OSError as error:
+            raise of_disk(error) from error
+        finally:
+            if hashed is not None:
+                hashed.result()
+
+    async def feed(self, piece: bytes) -> None:
+        """Take a piece; the disk is written by a thread, a mebibyte at a time."""
+        self._waiting += piece
+        if self.size + len(self._waiting) > self._bytes_max:
+            raise ImportRefused(TOO_LARGE.format(most=self._bytes_max), "FILE_TOO_LARGE")
+        if len(self._waiting) >= BLOCK_BYTES:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write what waits."""
+        if self._waiting:
+            block, self._waiting = self._waiting, bytearray()
+            await asyncio.to_thread(self.write, memoryview(block))
+
+    def end(self) -> None:
+        """All of it is there. Raises ImportRefused where that is nothing."""
+        if not self.size:
+            raise ImportRefused("the file is empty", "EMPTY_FILE")
+        self.digest = self._hashing.hexdigest()
+
+    def close(self) -> None:
+        """Forget the bytes."""
+        if self._hasher is not None:
+            self._hasher.shutdown()
+        self.file.close()
+
+    async def take(self, source: Any) -> None:
+        """Read a whole source: bytes, a path, an open binary file or an async iterable of bytes."""
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            await self.feed(bytes(source))
+        elif isinstance(source, os.PathLike):
+            await asyncio.to_thread(self._copy_path, Path(source))
+        elif isinstance(source, AsyncIterable):
+            async for piece in source:
+                await self.feed(piece)
+        elif callable(getattr(source, "read", None)):
+            await asyncio.to_thread(self._copy, source)
+        else:
+            raise PolicyError(
+                "file must be bytes, a pathlib.Path, a file opened with 'rb', or an async iterable of bytes; it is a "
+                f"{type(source).__name__}"
+            )
+        await self.flush()
+        self.end()
+
+    def _copy_path(self, path: Path) -> None:
+        try:
+            with path.open("rb", buffering=0) as file:
+                self._copy(file)
+        except OSError as error:
+            raise PolicyError(f"file {str(path)!r} cannot be read: {error.strerror or error}") from None
+
+    def _copy(self, file: IO[bytes]) -> None:
+        while block := file.read(BLOCK_BYTES):
+            if not isinstance(block, bytes):
+                raise PolicyError("file must be opened with 'rb'; what it reads is text")
+            self.write(block)
