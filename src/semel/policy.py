@@ -433,6 +433,28 @@ class Command:
         if not isinstance(self.fingerprint, bytes) or len(self.fingerprint) != FINGERPRINT_BYTES:
             raise PolicyError(f"a command's fingerprint must be {FINGERPRINT_BYTES} bytes, such as a SHA-256 digest")
 
+    @classmethod
+    def of_checked(
+        cls,
+        scope: Scope,
+        key: str,
+        fingerprint: bytes,
+        recipe: str,
+        policy: Policy,
+        under: Callable[[str], bytes | tuple[bytes, ...] | None],
+    ) -> Command:
+        """A command whose parts were checked where they come from, such as a request's head."""
+        made = _Draft()
+        made.scope = scope
+        made.key = key
+        made.fingerprint = fingerprint
+        made.recipe = recipe
+        made.policy = policy
+        made.under = under
+        made.business_ref = made.request = made.resumed = made.refusal = None
+        made.__class__ = cls  # type: ignore[assignment]  # it has the same slots, and may not be written from here on
+        return made  # type: ignore[return-value]
+
     @property
     def keep_us(self) -> int | None:
         """For how many microseconds its operation is remembered once it is settled; None: no longer than its key."""
@@ -442,3 +464,20 @@ class Command:
                 return None
             seconds = max(REFERENCE_SECONDS, self.policy.tombstone_seconds)
         return int(seconds * SECOND_US)
+
+
+class _Draft:
+    """A command in the making. Every request pays for one, and a frozen dataclass sets each field by a call."""
+
+    __slots__ = Command.__slots__
+
+    scope: Scope
+    key: str
+    fingerprint: bytes
+    recipe: str
+    policy: Policy
+    under: Callable[[str], bytes | tuple[bytes, ...] | None] | None
+    business_ref: str | None
+    request: bytes | None
+    resumed: Resumed | None
+    refusal: RequestError | None

@@ -37,6 +37,13 @@ class Response:
         assert len(found) <= 1, f"{name} is there {len(found)} times"
         return found[0] if found else None
 
+    def link(self, relation: str = "status") -> str | None:
+        """Where the link of a relation leads."""
+        links = [value for name, value in self.headers if name.lower() == "link"]
+        found = [value for value in ", ".join(links).split(", ") if value.endswith(f'; rel="{relation}"')]
+        assert len(found) <= 1, f"rel={relation} is there {len(found)} times"
+        return found[0][1 : found[0].index(">")] if found else None
+
     @property
     def problem(self) -> dict[str, Any]:
         assert self.header("content-type") == "application/problem+json"

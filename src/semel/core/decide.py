@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from semel.core.model import (
+    ANSWERED_STATES,
     RECORD_FORMAT,
     AfterExpiry,
     Answer,
@@ -162,6 +163,7 @@ _WAS: Final = {
     Situation.IDEMPOTENT_LAPSED: Was.IDEMPOTENT,
     Situation.EXTERNAL_LAPSED: Was.EXTERNAL,
 }
+_KEPT: Final = AnswerKind.KEPT
 _UNANSWERED: Final = (AnswerKind.NONE, AnswerKind.NOT_KEPT)
 
 
@@ -311,6 +313,27 @@ def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) ->
     return Unreadable(uuid_of(row), "corrupt")
 
 
+def kept_answer(row: Record | None, id: bytes, recipe: str, fingerprint: bytes, now: int) -> Replay | None:
+    """The replay that any attempt with this fingerprint gets, without the attempt; None wherever it takes more to tell.
+
+    What :func:`decide` says of :attr:`Situation.ANSWER_KEPT` and :attr:`Situation.REFUSAL_KEPT`, and of nothing else.
+    """
+    if (
+        row is None
+        or row.fingerprint != fingerprint
+        or row.recipe != recipe
+        or row.answer_kind != _KEPT
+        or row.state not in ANSWERED_STATES
+        or (row.answer_until is not None and now >= row.answer_until)
+        or row.id != id
+        or row.format != RECORD_FORMAT
+        or not is_sound(row)
+    ):
+        return None
+    answer = answer_of(row)
+    return None if answer is None else Replay(answer, row.operation_id, State(row.state))
+
+
 def _standing(row: Record, now: int) -> State | None:
     """The state of a record, as an attempt that wants something else may be told of it."""
     state = state_of(row)
@@ -325,20 +348,23 @@ def first_grant(claim: Claim, now: int) -> Grant:
     deadline_at = now + terms.deadline_us
     lease_until = lease_end(now, terms.lease_us, deadline_at)
     # In the order of Grant's fields: this is the one grant that every command pays for.
-    return Grant(
-        claim.id,
-        claim.nonce,
-        now,  # fence
-        terms.starts,
-        0,  # generation
-        1,  # attempt
-        0,  # lapses
-        claim.operation_id,
-        now,  # created
-        now,  # first started
-        lease_until,
-        deadline_at,
-        now + terms.dedup_us,
+    return tuple.__new__(
+        Grant,
+        (
+            claim.id,
+            claim.nonce,
+            now,  # fence
+            terms.starts,
+            0,  # generation
+            1,  # attempt
+            0,  # lapses
+            claim.operation_id,
+            now,  # created
+            now,  # first started
+            lease_until,
+            deadline_at,
+            now + terms.dedup_us,
+        ),
     )
 
 
@@ -405,6 +431,7 @@ __all__ = [
     "first_grant",
     "grant_again",
     "is_grant_new",
+    "kept_answer",
     "lapsed_situation",
     "needs_steps",
     "situation",

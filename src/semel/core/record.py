@@ -7,8 +7,8 @@ damage that leaves another record that could be, such as one with other effects 
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
+from hashlib import sha256 as _sha256
 from struct import Struct
 from typing import get_type_hints
 
@@ -34,7 +34,8 @@ _PAIR = Struct(">HI")  # length of the name, length of the value
 
 def pack_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     """Header pairs in their order, each framed by the lengths of name and value."""
-    return b"".join([_PAIR.pack(len(name), len(value)) + name + value for name, value in headers])
+    pack = _PAIR.pack
+    return b"".join([pack(len(name), len(value)) + name + value for name, value in headers])
 
 
 def unpack_headers(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
@@ -63,10 +64,8 @@ _unpacked_before = lru_cache(maxsize=256)(_unpacked)
 
 def answer_digest(status: int | None, header_block: bytes, body: bytes) -> bytes:
     """16 bytes of SHA-256 over the stored answer."""
-    hashing = hashlib.sha256(b"semel.answer.1:%d:%d:" % (-1 if status is None else status, len(header_block)))
-    hashing.update(header_block)
-    hashing.update(body)
-    return hashing.digest()[:DIGEST_BYTES]
+    head = b"semel.answer.1:%d:%d:%b" % (-1 if status is None else status, len(header_block), header_block)
+    return _sha256(head + body).digest()[:DIGEST_BYTES]
 
 
 def answer_of(row: Record) -> Answer | None:

@@ -34,6 +34,11 @@ from semel.steps.rules import Steps, doubtful, has_begun
 # A holder whose fence and nonce still stand may settle even after the record reads UNKNOWN.
 SETTLEABLE = (*OPEN_STATES, State.UNKNOWN)
 _NO_END = (None, None, None)
+_PROCESSING = State.PROCESSING
+_FAILED_NOT_REPLAYABLE = State.FAILED_NOT_REPLAYABLE
+_KEPT = AnswerKind.KEPT
+_SETTLED = Settled()
+_WITHOUT_OUTCOME = (State.CLAIMED, State.UNKNOWN)
 
 # A settlement writes these and all columns from settled_at on. It is spelled by position, because every command
 # pays for it; that the order is the record's is checked when this module is loaded.
@@ -57,15 +62,15 @@ def settled_row(row: Record | None, word: Settlement, now: int) -> tuple[Settlin
         return Superseded(None), None
     if not holds(row, word.fence, word.nonce):
         return Superseded(state_of(row)), None
-    if word.state == State.FAILED_NOT_REPLAYABLE and may_have_begun_before(row):
+    if word.state == _FAILED_NOT_REPLAYABLE and may_have_begun_before(row):
         word = word._replace(state=given_back_state(row))
     answer = word.answer
     block = None if answer is None else pack_headers(answer.headers)
     digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
-    if row.state not in SETTLEABLE or relinquished(row):
+    if (row.state != _PROCESSING or row.lease_until == 0) and (row.state not in SETTLEABLE or relinquished(row)):
         mine = row.state == word.state and row.answer_digest == digest
         return (AlreadyMine() if mine else Superseded(state_of(row))), None
-    return Settled(), write_settlement(row, word, block, digest, now)
+    return _SETTLED, write_settlement(row, word, block, digest, now)
 
 
 def relinquished(row: Record) -> bool:
@@ -91,10 +96,17 @@ def write_settlement(
     row: Record, word: Settlement, header_block: bytes | None, digest: bytes | None, now: int
 ) -> Record:
     """The row after the settlement: retention starts here, and never for UNKNOWN or relinquished."""
-    state, answer = word.state, word.answer
+    _, _, _, state, answer, kind, doubt, error_code, business_ref, resource_type, resource_id, _, _ = word
     ends = _NO_END if state in SETTLEABLE else (now, *retention(now, row.answer_us, row.tombstone_us))
-    is_kept = answer is not None and word.answer_kind in STORED_ANSWERS
-    return Record._make(
+    status = body = None
+    if answer is not None:
+        status = answer.status
+        if kind in STORED_ANSWERS:
+            body = answer.body
+        else:
+            header_block = None
+    return tuple.__new__(
+        Record,
         (
             *row[:_STATE],
             state,
@@ -102,20 +114,20 @@ def write_settlement(
             0 if state in OPEN_STATES else row.lease_until,
             *row[_LEASE_UNTIL + 1 : _SETTLED_AT],
             *ends,
-            word.doubt,
-            word.business_ref,
-            word.resource_type,
-            word.resource_id,
-            word.error_code,
-            word.answer_kind,
+            doubt,
+            business_ref,
+            resource_type,
+            resource_id,
+            error_code,
+            kind,
             digest,
             row.sealing_key_id,
-            None if answer is None else answer.status,
-            header_block if is_kept else None,
+            status,
+            header_block,
             # Until there is an outcome it is needed: what is found out may let a completer go on.
-            row.request if state in (State.CLAIMED, State.UNKNOWN) else None,
-            answer.body if answer is not None and is_kept else None,
-        )
+            row.request if state in _WITHOUT_OUTCOME else None,
+            body,
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from semel.core.command_flow import (
     reread,
 )
 from semel.core.flow import MakeFlow, ask
+from semel.core.identity import record_id
 from semel.core.model import Answer, Claim, Effects, InProgress, Settling, State, Superseded, Verdict
 from semel.core.outcomes import Outcome, Refused, classify_exception
 from semel.core.requests import AsyncUnit, Begin, Rollback
@@ -140,11 +141,18 @@ class AsyncEngine:
         core = self.core
         if not core.checked:
             await self._performer.first_look.take()
-        claim = core.attempt(command)
+        id = record_id(command.scope, command.key, core.id_secret)
+        look = self._performer.kept_answer
+        if look is not None and core.may_look(command):
+            kept = look(id, command.recipe, command.fingerprint)
+            if kept is not None:
+                return kept
+        claim = core.attempt(command, id)
         attempt = self._claim_atomic if claim.terms.effects is Effects.ATOMIC else self._claim
         core.entering.add(claim.nonce)
         try:
-            core.check_open()  # once more: a drain that did not see this claim is seen by it
+            if core.draining:  # looked at once more: a drain that did not see this claim is seen by it
+                core.check_open()
             verdict = None
             if command.refusal is not None:
                 flow = look_before_refusing(self.store, claim, command.under, command.refusal)
@@ -180,7 +188,10 @@ class AsyncEngine:
 
     async def _claim(self, claim: Claim, command: Command) -> Verdict:
         try:
-            verdict = await self._performer.claim_one(claim, command.under)
+            if claim.kept is None:
+                verdict: Verdict = await self._performer.store_one("claim", self.store.claim, claim)
+            else:
+                verdict = await self._performer.claim_one(claim, command.under)
             if type(verdict) in IN_OTHER_TERMS and claim.kept is None:
                 verdict = await self._performer.drive(claim_recast(self.store, claim, verdict, command.under))
             return verdict if claim.request is None else await self._performer.keep_request(claim, verdict)
@@ -218,8 +229,9 @@ class AsyncEngine:
 
         Raises StoreError: not confirmed; it is repeated in the background until the lease is over.
         """
-        settled = self._settle(permit, outcome)
-        return await (settled if permit.steps is None else asyncio.shield(self._upkeep.spawn(settled)))
+        if permit.steps is not None:
+            return await asyncio.shield(self._upkeep.spawn(self._settle(permit, outcome)))
+        return await self._settle(permit, outcome)
 
     async def _settle(self, permit: Permit, outcome: Outcome) -> Settling:
         core = self.core
@@ -233,7 +245,10 @@ class AsyncEngine:
                 reply: Settling = await asyncio.shield(self._upkeep.spawn(self._performer.drive(flow)))
             else:
                 try:
-                    reply = await self._performer.settle_one(word)
+                    if word.keeps:
+                        reply = await self._performer.settle_one(word)
+                    else:
+                        reply = await self._performer.store_one("settle", self.store.settle, word)
                 except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
                     raise
                 except StoreError:

@@ -40,7 +40,7 @@ from semel.core.model import (
     Unseal,
     Verdict,
 )
-from semel.core.outcomes import Outcome
+from semel.core.outcomes import Outcome, Succeeded
 from semel.core.requests import AnyUnit, Elapsed, Pause, PauseToLook
 from semel.core.sealing import (
     SEAL,
@@ -144,33 +144,43 @@ class Core:
 
     # --- claims -----------------------------------------------------------------------------
 
-    def attempt(self, command: Command) -> Claim:
-        """One attempt at a command, with a nonce of its own."""
-        self.check_open()
-        if command.policy.steps and not self.emits:
-            raise ConfigurationError(NO_STEPS.format(operation=repr(command.scope.operation)))
-        if command.policy.covers:
-            check_sealer(command.scope.operation, command.policy, self.sealer)
+    def may_look(self, command: Command) -> bool:
+        """Whether a kept answer is all that an attempt at this command could tell: nothing is asked or told besides."""
+        return not (self.observing or self.draining or self.needs.refuse or command.refusal or command.resumed)
+
+    def attempt(self, command: Command, id: bytes | None = None) -> Claim:
+        """One attempt at a command, with a nonce of its own. Parameters: ``id`` of its record, where it is known."""
+        if self.draining:
+            self.check_open()
+        policy, scope, key, secret = command.policy, command.scope, command.key, self.id_secret
+        if policy.steps and not self.emits:
+            raise ConfigurationError(NO_STEPS.format(operation=repr(scope.operation)))
+        if policy.covers:
+            check_sealer(scope.operation, policy, self.sealer)
         if self.needs.refuse:
-            self.needs.check(command.scope.operation, command.policy)
+            self.needs.check(scope.operation, policy)
         bits = os.urandom(26)
         if self.observing:
-            weak = weakness(command.key)
+            weak = weakness(key)
             if weak is not None:
-                self.tell("weak_keys", command.scope.operation, weakness=weak)
-        id = record_id(command.scope, command.key, self.id_secret)
-        claim = Claim(
-            id,
-            bits[:16],
-            command.scope,
-            key_hash(command.key, self.id_secret),
-            command.recipe,
-            command.fingerprint,
-            uuid7_bytes(time.time_ns() // 1_000_000, bits[16:]),
-            self.holder,
-            command.policy.terms,
-            None if command.business_ref is None and command.policy.operation_seconds is None else self._kept(command),
-            None if command.request is None else sealed(command.request, id, self.sealer),
+                self.tell("weak_keys", scope.operation, weakness=weak)
+        if id is None:
+            id = record_id(scope, key, secret)
+        claim = tuple.__new__(
+            Claim,
+            (
+                id,
+                bits[:16],
+                scope,
+                key_hash(key, secret),
+                command.recipe,
+                command.fingerprint,
+                uuid7_bytes(time.time_ns() // 1_000_000, bits[16:]),
+                self.holder,
+                policy.terms,
+                None if command.business_ref is None and policy.operation_seconds is None else self._kept(command),
+                None if command.request is None else sealed(command.request, id, self.sealer),
+            ),
         )
         resumed = command.resumed
         return claim if resumed is None else claim._replace(**resumed._asdict())
@@ -191,14 +201,16 @@ class Core:
 
     def met(self, command: Command, claim: Claim, verdict: Verdict) -> Permit | Refusal:
         """What an attempt has come to: the live permit of a grant, or the verdict that stands in its way."""
-        self.tell_verdict(claim, verdict)
+        if self.observing or type(verdict) is OutcomeUnknown:
+            self.tell_verdict(claim, verdict)
         if type(verdict) is not Proceed:
             return verdict  # type: ignore[return-value]  # every other verdict is a Refusal
         return self.permit(command, claim, verdict.grant)
 
     def permit(self, command: Command, claim: Claim, grant: Grant) -> Permit:
         """The live permit of a grant."""
-        permit = Permit(command, claim, grant, time.monotonic(), self.units.pop(claim.nonce, None))
+        unit = self.units.pop(claim.nonce, None) if self.units else None
+        permit = Permit(command, claim, grant, time.monotonic(), unit)
         if self.emits:
             permit.emission = Emission(grant.id, grant.generation, grant.operation_id, command.scope.tenant)
         self.live[grant.nonce] = permit
@@ -237,7 +249,8 @@ class Core:
     def word(self, permit: Permit, outcome: Outcome) -> Settlement:
         """What this permit says of its command in the end."""
         permit.settling = True
-        outcome = permit.outcome(outcome)
+        if permit.steps is not None:
+            outcome = permit.outcome(outcome)
         resource = (permit.resource_type, permit.resource_id)
         word = settlement(permit.grant, outcome, kept=permit.kept, resource=resource)
         policy = permit.command.policy
@@ -461,7 +474,7 @@ class Core:
         """How a permit ended."""
         if permit.emission is not None and permit.emission.events:
             ring()
-        if not self.observing and self._unknowns is None:
+        if not self.observing and (self._unknowns is None or (type(outcome) is Succeeded and permit.steps is None)):
             return
         scope = permit.command.scope
         outcome = permit.outcome(outcome)

@@ -26,7 +26,8 @@ from semel.http.asgi.call import Receive, Send, send_answer
 from semel.http.caller import Caller
 from semel.http.keys import parse_key
 from semel.http.outage import NO_STORE
-from semel.http.problems import Kind
+from semel.http.problem_page import problem_page
+from semel.http.problems import PAGE_NAME, Kind
 from semel.http.settings import AnyEngine, HttpSettings, Wanted
 from semel.operations.flow import find_operation, find_operations
 from semel.steps.doubts import DOUBT, names_a_step
@@ -296,7 +297,7 @@ class OperationsApp:
         self._operations = operations
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Serve ``GET /{id}``, ``GET /?key=…`` and ``GET /?reference=…``."""
+        """Serve ``GET /{id}``, ``GET /?key=…``, ``GET /?reference=…``, and ``GET /problems``: what the codes mean."""
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1000})
             return
@@ -306,6 +307,8 @@ class OperationsApp:
         rest = (path[len(root) :] if root and path.startswith(root) else path).strip("/")
         if scope["method"] not in ("GET", "HEAD"):
             await send_answer(send, Answer(405, ((b"allow", b"GET, HEAD"), (b"content-length", b"0")), b""))
+        elif rest == PAGE_NAME:
+            await send_answer(send, problem_page())
         elif rest:
             await send_answer(send, await self._operations.by_id(rest, request))
         else:
