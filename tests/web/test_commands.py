@@ -162,8 +162,8 @@ def test_no_session_and_no_credential_reaches_the_store(make_web: MakeWeb) -> No
     assert canary.encode() not in record.headers
     assert unpack_headers(record.headers) == ((b"content-type", b"text/plain"), (b"etag", b'"1, 2"'))
     names = [name for name, _ in again.headers]
-    own = ["cache-control", "idempotency-key-lifetime", "idempotency-replayed", "link"]
-    assert sorted(names) == sorted([*own, "content-length", "content-type", "etag"])
+    added = ["cache-control", "idempotency-key-lifetime", "idempotency-replayed", "link"]
+    assert sorted(names) == sorted([*added, "content-length", "content-type", "etag"])
 
 
 def test_a_policy_may_keep_more(make_web: MakeWeb) -> None:

@@ -67,11 +67,10 @@ class _Block(Generic[P]):
 
     def _enter(self, claim: Claim, join: Callable[[], Any]) -> Flow[Verdict]:
         store, command = self._backend.store, self._command
-        seen: Verdict | None = None
         if command.refusal is not None:  # a limit of today is no word about what was taken before
             seen = yield from look_before_refusing(store, claim, command.under, command.refusal)
-        if seen is not None:
-            return seen
+            if seen is not None:
+                return seen
         verdict, unit = yield from claim_unit(store, claim, command.under, Begin(join))
         if not isinstance(verdict, Proceed):
             return verdict
