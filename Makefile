@@ -11,7 +11,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test coverage servers lint types docs bench compare peers fuzz soak mutate house release lock clean
+.PHONY: help run test coverage servers lint types docs bench compare conform peers fuzz soak mutate house release lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -46,7 +46,10 @@ bench: .venv/dev.stamp ## measure Semel on every store beside a bare application
 compare: .venv/dev.stamp ## what hard cases do to effects: Semel, and peers where installed
 	$(BIN)/python -m bench.correctness $(ARGS)
 
-peers: .venv-peers/peers.stamp ## install the packages that bench and compare add, into .venv-peers
+conform: .venv/dev.stamp .venv-peers/peers.stamp .venv-peers/node.stamp ## what semel conform says of Semel on every store, and of peers
+	$(BIN)/python -m bench.conform $(ARGS)
+
+peers: .venv-peers/peers.stamp ## install the packages that bench, compare and conform add, into .venv-peers
 
 fuzz: .venv/dev.stamp ## fuzz every target with atheris, SECONDS=60 each (pip install atheris)
 	@for target in keys canonical form multipart fingerprint prefer urls records exchange files; do \
@@ -97,6 +100,16 @@ clean: ## remove the environment, caches and build results (databases stay)
 	@echo "semel: installing into .venv-peers what bench/peers/requirements.txt locks"
 	@.venv-peers/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes \
 		-r bench/peers/requirements.txt
+	@touch $@
+
+# Those for Node, in a folder of theirs, by their lock; without node and npm they are left out.
+.venv-peers/node.stamp: bench/peers/node/package.json bench/peers/node/package-lock.json .venv-peers/peers.stamp
+	@mkdir -p .venv-peers/node
+	@if command -v node >/dev/null && command -v npm >/dev/null; then \
+		echo "semel: installing into .venv-peers/node what bench/peers/node/package-lock.json locks"; \
+		cp bench/peers/node/package.json bench/peers/node/package-lock.json .venv-peers/node/ && \
+		npm ci --prefix .venv-peers/node --ignore-scripts --no-audit --no-fund --silent; \
+	else echo "semel: no node and npm here: the packages for Node are left out"; fi
 	@touch $@
 
 # A name on the PATH proves nothing (version managers leave names behind for versions they do not run), and Debian's

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,14 +46,24 @@ class Counts:
 class Child:
     """A Python child in a session of its own: Ctrl-C reaches the bench alone, which ends its children itself.
 
-    Parameters: ``python`` its interpreter; ``log`` where its stderr goes, by default to ours.
+    Parameters: ``python`` its interpreter; ``log`` where its stderr goes, by default to ours; ``program`` that runs
+    ``module`` in place of Python; ``environment`` beside ours.
     """
 
-    def __init__(self, module: str, *arguments: str, python: str = sys.executable, log: Path | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        python: str = sys.executable,
+        log: Path | None = None,
+        program: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         errors = None if log is None else log.open("ab")
         try:
             self._process = subprocess.Popen(
-                [python, "-m", module, *arguments],
+                [*([program] if program is not None else [python, "-m"]), module, *arguments],
+                env={**os.environ, **(environment or {})},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

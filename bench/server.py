@@ -15,6 +15,7 @@ from pathlib import Path
 
 import uvicorn
 
+from bench.conform.handlers import shop_handlers
 from bench.correctness.handlers import order_handlers
 from bench.payments import payment_handlers
 from bench.setup import App, Setup
@@ -22,7 +23,10 @@ from bench.setup import App, Setup
 
 def application(setup: Setup) -> App:
     """What the setup asks for."""
-    handlers = payment_handlers() if setup.book is None else order_handlers(Path(setup.book))
+    if setup.book is None:
+        handlers = payment_handlers()
+    else:
+        handlers = (shop_handlers if setup.shop else order_handlers)(Path(setup.book))
     app: App = import_module(setup.module).build(setup, handlers)
     return app
 
@@ -44,12 +48,14 @@ class AnnouncedServer(uvicorn.Server):
 
 def main() -> None:
     """Serve what the command line describes until stdin is closed."""
-    app = application(Setup.from_json(sys.argv[1]))
+    setup = Setup.from_json(sys.argv[1])
+    app = application(setup)
     config = uvicorn.Config(
         app, loop="uvloop", http="httptools", lifespan="on", access_log=False, log_level="warning", workers=1
     )
     listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart on the same port
+    listening.bind(("127.0.0.1", setup.port))
     with listening:
         AnnouncedServer(config).run(sockets=[listening])
 

@@ -27,6 +27,8 @@ class Setup:
         lease_seconds: the lease, where it shall differ from the default.
         callers: whether callers are told apart (by the header ``x-user``, for want of authentication).
         counted: whether Semel counts its store calls.
+        shop: whether ``book`` is for the shop of ``bench.conform``.
+        port: where it listens; 0 is any free port.
     """
 
     module: str
@@ -35,6 +37,8 @@ class Setup:
     lease_seconds: float | None = None
     callers: bool = False
     counted: bool = False
+    shop: bool = False
+    port: int = 0
 
     def to_json(self) -> str:
         """For a command line."""

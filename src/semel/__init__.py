@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from semel.core.outcomes import Refused as Refused
     from semel.engine.async_engine import AsyncEngine as AsyncEngine
     from semel.engine.permit import Permit as Permit
+    from semel.engine.rebuild import Rebuilding as Rebuilding
     from semel.engine.result import Result as Result
     from semel.engine.sealer import Sealer as Sealer
     from semel.engine.sync_engine import Engine as Engine
@@ -78,6 +79,7 @@ _HOMES = {
     "Refused": "semel.core.outcomes",
     "Result": "semel.engine.result",
     "Scope": "semel.core.model",
+    "Rebuilding": "semel.engine.rebuild",
     "Sealer": "semel.engine.sealer",
     "SemelError": "semel.errors",
     "State": "semel.core.model",
@@ -112,6 +114,7 @@ __all__ = [
     "Permit",
     "Poison",
     "Policy",
+    "Rebuilding",
     "Recipe",
     "Reference",
     "Refused",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
 from semel.core.model import AfterExpiry, Effects, Scope, State, Terms
+from semel.core.redaction import check_redact, paths_of
 from semel.errors import PolicyError, RequestError, RequestTooLarge
 from semel.http.fingerprint.fingerprinter import Body, Recipe, as_recipe, check_headers
 from semel.http.headers import NEVER_REPLAYED as NEVER_REPLAYED
@@ -31,6 +32,7 @@ SPANS_MAX: Final = {  # seconds; more is a span in milliseconds, or a mistake
     "deadline_seconds": 2 * 86_400,
     "wait_seconds": 3600,
     "dedup_for_seconds": 366 * 86_400,
+    "rebuild_seconds": 600,
 }
 COUNT_MAX: Final = 2**31 - 1  # what the stores' columns hold
 RETRY_BYTES_MAX: Final = 10 * 1024 * 1024  # read of a request that breaks a limit, to find the record of a retry
@@ -84,6 +86,13 @@ class Policy:
         replay_headers: further response headers to store and replay, lower-case.
         body_bytes_max: a larger request is refused with 413.
         answer_bytes_max: a longer answer is streamed through and not kept.
+        answers: what is stored of an answer: ``"keep"`` (as it is), ``"seal"`` (encrypted by the engine's sealer),
+            ``"rebuild"`` (only its status; ``rebuild`` makes it again) or ``"forget"`` (only its status; a retry is
+            told that it was done).
+        redact: members of JSON answers that are never stored, such as ``("card.number",)``: ``null`` in every replay.
+        rebuild: a function that makes the answer of an operation that was done before, with ``answers="rebuild"``: it
+            gets a :class:`~semel.Rebuilding` and returns an Answer, or a value of JSON's kinds.
+        rebuild_seconds: how long that may take.
         on_unprotected: what becomes of an answer or a store that cannot protect: ``"refuse"`` or ``"mark"``.
 
     Raises:
@@ -131,9 +140,15 @@ class Policy:
     body_bytes_max: int = 10 * 1024 * 1024
     answer_bytes_max: int = 1024 * 1024
     on_unprotected: Literal["refuse", "mark"] = "refuse"
+    answers: Literal["keep", "seal", "rebuild", "forget"] = "keep"
+    redact: tuple[str, ...] = ()
+    rebuild: Callable[..., Any] | None = None
+    rebuild_seconds: float = 5
     recipe: Recipe = field(init=False, repr=False, compare=False)
     terms: Terms = field(init=False, repr=False, compare=False)
     allowed_headers: frozenset[bytes] = field(init=False, repr=False, compare=False)
+    covers: bool = field(init=False, repr=False, compare=False)  # whether anything but "keep" is declared
+    redact_paths: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
 
     def __new__(cls, **options: Any) -> Policy:
         """Refuse an option that does not exist with the name that was probably meant."""
@@ -159,6 +174,10 @@ class Policy:
         _check_spans(self)
         _check_choices(self)
         _check_meaning(self, effects)
+        object.__setattr__(self, "redact", check_redact(self.redact))
+        object.__setattr__(self, "redact_paths", paths_of(self.redact))
+        object.__setattr__(self, "covers", self.answers != "keep" or bool(self.redact))
+        _check_answers(self)
         object.__setattr__(self, "terms", _terms(self, effects))
         extra = frozenset(name.lower().encode("ascii") for name in self.replay_headers)
         object.__setattr__(self, "allowed_headers", REPLAY_HEADERS | extra)
@@ -249,6 +268,7 @@ def _check_spans(policy: Policy) -> None:
         "tombstone_seconds",
         "dedup_for_seconds",
         "operation_seconds",
+        "rebuild_seconds",
     ):
         value = getattr(policy, name)
         if value is None and name == "operation_seconds":
@@ -305,6 +325,7 @@ _CHOICES: Final = {
     "json": ("checked", "required", "any"),
     "replay": ("definite", "2xx"),
     "on_unprotected": ("refuse", "mark"),
+    "answers": ("keep", "seal", "rebuild", "forget"),
 }
 
 
@@ -343,6 +364,19 @@ def _check_meaning(policy: Policy, effects: Effects) -> None:
     check_steps(policy, effects)
     if policy.on_unprotected == "mark" and effects is Effects.ATOMIC:
         raise PolicyError("on_unprotected='mark' is impossible with effects='atomic': the record is in the transaction")
+
+
+def _check_answers(policy: Policy) -> None:
+    if policy.redact and policy.answers not in ("keep", "seal"):
+        raise PolicyError(f"redact means nothing with answers={policy.answers!r}: no body is stored; leave it out")
+    if policy.answers == "rebuild":
+        if not callable(policy.rebuild):
+            raise PolicyError(
+                "answers='rebuild' needs rebuild=, a function of what was done that makes the answer again, such as "
+                f"rebuild=read_payment; it is {_shown(policy.rebuild)}"
+            )
+    elif policy.rebuild is not None:
+        raise PolicyError(f"rebuild= is for answers='rebuild'; answers is {policy.answers!r}")
 
 
 def _terms(policy: Policy, effects: Effects) -> Terms:
@@ -399,6 +433,28 @@ class Command:
         if not isinstance(self.fingerprint, bytes) or len(self.fingerprint) != FINGERPRINT_BYTES:
             raise PolicyError(f"a command's fingerprint must be {FINGERPRINT_BYTES} bytes, such as a SHA-256 digest")
 
+    @classmethod
+    def of_checked(
+        cls,
+        scope: Scope,
+        key: str,
+        fingerprint: bytes,
+        recipe: str,
+        policy: Policy,
+        under: Callable[[str], bytes | tuple[bytes, ...] | None],
+    ) -> Command:
+        """A command whose parts were checked where they come from, such as a request's head."""
+        made = _Draft()
+        made.scope = scope
+        made.key = key
+        made.fingerprint = fingerprint
+        made.recipe = recipe
+        made.policy = policy
+        made.under = under
+        made.business_ref = made.request = made.resumed = made.refusal = None
+        made.__class__ = cls  # type: ignore[assignment]  # it has the same slots, and may not be written from here on
+        return made  # type: ignore[return-value]
+
     @property
     def keep_us(self) -> int | None:
         """For how many microseconds its operation is remembered once it is settled; None: no longer than its key."""
@@ -408,3 +464,20 @@ class Command:
                 return None
             seconds = max(REFERENCE_SECONDS, self.policy.tombstone_seconds)
         return int(seconds * SECOND_US)
+
+
+class _Draft:
+    """A command in the making. Every request pays for one, and a frozen dataclass sets each field by a call."""
+
+    __slots__ = Command.__slots__
+
+    scope: Scope
+    key: str
+    fingerprint: bytes
+    recipe: str
+    policy: Policy
+    under: Callable[[str], bytes | tuple[bytes, ...] | None] | None
+    business_ref: str | None
+    request: bytes | None
+    resumed: Resumed | None
+    refusal: RequestError | None

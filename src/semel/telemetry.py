@@ -18,6 +18,7 @@ EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "claims": ("operation", "verdict"),
     "settlements": ("operation", "outcome"),
     "replays": ("operation",),
+    "rebuilds": ("operation", "outcome"),
     "mismatches": ("operation",),
     "in_progress": ("operation",),
     "unknown": ("operation", "doubt"),

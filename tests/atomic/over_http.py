@@ -63,4 +63,4 @@ def check_retryable(answer: Response) -> None:
     assert (document["retryable"], document["keyAction"]) == (True, "keep")
     assert answer.header("retry-after") is not None
     assert "operation" not in document
-    assert answer.header("link") is None
+    assert answer.link() is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from django.conf import settings
 from django.db import connections, transaction
 
 from semel import Engine, Policy
-from semel.core.model import State
-from semel.errors import EarlyCommit, JoinRefused, KeyReusedError, SemelError, StoreUnavailable
+from semel.core.model import Replay, State
+from semel.errors import EarlyCommit, JoinRefused, KeyReusedError, RequestTooLarge, SemelError, StoreUnavailable
 from semel.testing.clock import SettableClock
 from tests.atomic.conftest import Outside
 from tests.engine.drivers import sqlite
@@ -167,3 +168,32 @@ def test_an_attached_file_is_refused(engine: Engine, connection: Any, outside: O
     with pytest.raises(JoinRefused, match="another database file"):
         view(engine, connection)
     assert outside.states == []
+
+
+def test_a_command_that_breaks_a_limit_is_refused_unless_its_key_is_on_record(
+    engine: Engine, connection: Any, outside: Outside
+) -> None:
+    broken = replace(WHAT, refusal=RequestTooLarge("the body is too long"))
+
+    def attempt() -> bool:
+        with transaction.atomic(using=ALIAS), engine.atomic(connection, broken) as once:
+            return bool(once.replayed)
+
+    with pytest.raises(RequestTooLarge):
+        attempt()
+    assert (outside.rows(), outside.states) == ([], [])
+    assert view(engine, connection) is False
+    assert attempt() is True
+
+
+def test_a_refusal_is_stored_after_the_rollback(engine: Engine, connection: Any, outside: Outside) -> None:
+    with transaction.atomic(using=ALIAS):
+        block = engine.atomic(connection, WHAT)
+        block.__enter__()
+        write(connection, 1)
+        block.__exit__(ValueError)
+        transaction.set_rollback(True, using=ALIAS)
+    assert block.refuse(MADE) is None
+    assert (outside.rows(), outside.states) == ([], [State.FAILED_REPLAYABLE])
+    assert view(engine, connection) is True
+    assert isinstance(block.refuse(MADE), Replay)

@@ -37,7 +37,7 @@ def test_the_counts_are_the_same_each_time_and_a_replay_skips_the_application(ca
     one, again = tables
     assert one["semel.http"] == again["semel.http"]
     assert one["semel.http"][0] == one["starlette"][2] == 0
-    assert one["all"][0] < one["all"][2] < one["all"][1]
+    assert max(one["all"][0], one["all"][2]) < one["all"][1]
 
 
 def test_a_wrong_number_of_replays_is_no_measurement() -> None:

@@ -80,7 +80,7 @@ def test_what_cannot_be_known_is_asked_and_what_does_not_exist_is_said(capsys: p
     assert "alerts cannot be seen" in level_of(found, "payments.create", "metrics and alerts")[1]
     _, found = document(capsys, f"{SHOP}:guarded")
     assert "reconcilers need a SQL store" in level_of(found, "b", "reconciliation")[1]
-    assert "nothing rebuilds an answer" in level_of(found, "b", "replayed or rebuilt")[1]
+    assert "exactly: status, bytes" in level_of(found, "b", "replayed or rebuilt")[1]
 
 
 def test_reconcilers_that_are_declared_and_those_that_are_said_to_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from semel.cli.commands.completion import SHELLS, script
 from semel.cli.main import grammar
+from semel.extras import install_command
 from tests.cli.conftest import Ran
 
 Run = Callable[..., Ran]
@@ -105,4 +106,4 @@ def test_without_shtab_the_remedy_is_said(semel: Run, monkeypatch: pytest.Monkey
     monkeypatch.setattr(builtins, "__import__", missing)
     ran = semel("completion", "bash")
     assert ran.code == 1
-    assert "semel[cli]" in ran.err
+    assert install_command("cli") in ran.err

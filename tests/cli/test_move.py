@@ -215,7 +215,7 @@ def test_an_open_record_is_refused_and_nothing_is_written(first: str, places: di
 
 
 @pytest.mark.parametrize(
-    "harm", ["body = x'00'", "state = 99", "lease_until = 'soon'", "answer_kind = 3", "sealing_key_id = 'k1'"]
+    "harm", ["body = x'00'", "state = 99", "lease_until = 'soon'", "answer_kind = 9", "sealing_key_id = 'k1'"]
 )
 def test_a_damaged_or_sealed_record_is_refused_by_its_name(
     harm: str, first: str, places: dict[str, str], capsys: Capture

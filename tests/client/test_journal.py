@@ -295,6 +295,24 @@ def test_ended_intents_are_forgotten_and_open_ones_never(make: Make, clocks: Clo
         journal.claim("done", 10)
 
 
+def test_a_doubt_is_forgotten_by_its_name_alone(make: Make, clocks: Clocks) -> None:
+    journal = make()
+    journal.add(entry(key="k-1", name="rent"))
+    claim = journal.claim("k-1", 10)
+    assert isinstance(claim, Claim)
+    with pytest.raises(JournalError, match="is being sent"):
+        journal.drop("rent")
+    journal.conclude(claim, Ending("doubt", "KEY_LIFETIME_OVER"))
+    clocks.pass_(86_400 * 400)
+    assert journal.forget() == 0
+    assert journal.add(entry(key="k-2", name="rent")).key == "k-1"  # never a silent new key
+    dropped = journal.drop("rent")
+    assert dropped is not None
+    assert (dropped.key, dropped.state) == ("k-1", "doubt")
+    assert journal.add(entry(key="k-2", name="rent")).key == "k-2"
+    assert journal.drop("nothing") is None
+
+
 def test_no_representation_shows_a_key_or_a_payload(make: Make) -> None:
     journal = make(payloads=True)
     kept = journal.add(entry(name="rent"))

@@ -325,6 +325,47 @@ def test_the_advertised_lifetime_ends_the_attempts() -> None:
     assert driven.plan.lifetime_seconds == 5
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("86400", 86_400),
+        ("PT24H", 86_400),
+        ('"PT24H"', 86_400),
+        ("P1D;v=1", 86_400),
+        ("P1DT1H1M1.5S", 90_061.5),
+        ("P1Y1M", 393 * 86_400),
+        ("0", 0),
+        ("PT0S", 0),
+        ("", None),
+        ("P", None),
+        ("PT", None),
+        ("P1DT", None),
+        ("-5", None),
+        ("1.5", None),
+        ("a day", None),
+        ("P" + "9" * 100 + "D", None),
+        ("٣", None),
+    ],
+)
+def test_a_lifetime_is_seconds_or_a_period(text: str, seconds: float | None) -> None:
+    assert Answered(201, {"idempotency-key-lifetime": text}).lifetime_seconds == seconds
+
+
+def test_a_lifetime_that_cannot_be_read_leaves_the_usual_one() -> None:
+    driven = Driven(Answered(503, {"idempotency-key-lifetime": "a day"}), Answered(201))
+    assert driven.plan.lifetime_seconds == 86_400
+
+
+def test_a_refusal_says_where_it_is_explained() -> None:
+    kind = b'{"type": "https://docs.example/x"}'
+    problem = {"content-type": "application/problem+json"}
+    link = {"link": '</operations/1>; rel="status", </operations/problems#x>; rel="describedby"'}
+    assert Answered(409, problem, kind).documentation == "https://docs.example/x"
+    assert Answered(409, problem | link, kind).documentation == "/operations/problems#x"
+    assert Answered(409, problem, b'{"type": "urn:x"}').documentation is None
+    assert Answered(201, link).documentation is None
+
+
 def test_an_attempt_ends_with_the_lifetime() -> None:
     [first, *_] = Driven(
         Answered(201), sends_before=1, age_seconds=86_398, budget=Budget(attempts=1, seconds=20)

@@ -90,6 +90,18 @@ def test_open_commands_are_listed_and_resumed(send: Shell, losing: Idempotent) -
     assert len(losing.answers) == 1
 
 
+def test_a_command_is_forgotten_by_its_name_alone(send: Shell, server: Idempotent) -> None:
+    send("POST", "http://127.0.0.1:1/p", "--body", "1", "--attempts", "1", "--name", "rent")
+    ran = send("--forget", "rent")
+    assert (ran.code, ran.out) == (0, "forgotten: POST http://127.0.0.1:1/p, which was open\n")
+    assert json.loads(send("--list", "--json").out) == {"commands": []}
+    ran = send("--forget", "rent")
+    assert ran.code != 0
+    assert "the journal has no command 'rent'" in ran.err
+    assert send("POST", f"{server.url}/p", "--body", "2", "--name", "rent").code == 0  # another command now
+    assert "leave name out" in send("--forget", "rent", "--name", "rent").err
+
+
 def test_headers_are_sent_and_never_kept(send: Shell, server: Idempotent, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("Authorization: Bearer canary-1\n\n")
     ran = send("POST", f"{server.url}/p", "--body", "{}", "--header-file", "token", "--header", "X-A: canary-2")

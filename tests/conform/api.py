@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from semel.conform import Case, parse_case
+from semel.conform.case import HOOKS
 
 LEASE = 0.3
 EXPIRY = 1000.0
 SLOW = 0.3
 TICK = 0.002
 KEY_MAX = 255
+HUGE = "x" * 3_000_000
 CALLERS = {"Bearer alice": "alice", "Bearer bob": "bob"}
 
 CASE = f"""
@@ -39,6 +41,16 @@ json = {{amount = -1, name = "rent"}}
 json = {{amount = 5, name = "broken"}}
 [large_answer]
 json = {{amount = 5, name = "large"}}
+[huge_answer]
+json = {{amount = 5, name = "huge"}}
+[empty_answer]
+json = {{amount = 5, name = "empty"}}
+[binary_answer]
+json = {{amount = 5, name = "binary"}}
+[stream_answer]
+json = {{amount = 5, name = "stream"}}
+[other_path]
+path = "/payments/2"
 [number_a]
 body = '{{"amount": 9007199254740992, "name": "rent"}}'
 [number_b]
@@ -94,9 +106,10 @@ class Said:
     kind: str = "application/json"
     junk: bytes = b""
     body: bytes = b""
+    streamed: bool = False
 
     def __post_init__(self) -> None:
-        self.body = self.body or json.dumps(self.document).encode()
+        self.body = self.body or (b"" if self.status == 204 else json.dumps(self.document).encode())
 
 
 @dataclass
@@ -127,6 +140,9 @@ class Api:
         self.effects: dict[str, int] = {}
         self.unkeyed: set[tuple[str, bytes]] = set()
         self.store_off = False
+        self.store_hangs = False
+        self.store_is_back = asyncio.Event()
+        self.operations: dict[str, tuple[str, str]] = {}  # by id: whose it is, and its key
         self.clock = 0.0
         self.spoiled: set[tuple[str, ...]] = set()
         self.running: set[asyncio.Task[None]] = set()
@@ -161,6 +177,7 @@ class Api:
             elif record.answer is None:
                 record.crashed_at = asyncio.get_running_loop().time()
         self.idle.set()
+        self.store_is_back.set()
 
     async def control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -174,7 +191,11 @@ class Api:
         elif name == "clock":
             self.clock += float(body)
         else:
-            self.store_off = name == "store_off"
+            self.store_off, self.store_hangs = name == "store_off", name == "store_hang"
+            if name == "store_hang":
+                self.store_is_back.clear()
+            elif name == "store_on":
+                self.store_is_back.set()
         writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
         await writer.drain()
         writer.close()
@@ -201,7 +222,18 @@ class Api:
             return False
         said = await self._answer(asked, reader)
         closes = (asked.get("connection") or "").lower() == "close"
-        lines = [f"HTTP/1.1 {said.status} Said", f"Content-Type: {said.kind}", f"Content-Length: {len(said.body)}"]
+        lines = [f"HTTP/1.1 {said.status} Said"]
+        body = b"" if asked.method == "HEAD" else said.body
+        if said.streamed:
+            half = len(body) // 2
+            body = (
+                b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (body[:half], body[half:])) + b"0\r\n\r\n"
+            )
+            lines.append("Transfer-Encoding: chunked")
+        elif said.status != 204:
+            lines.append(f"Content-Length: {len(said.body)}")
+        if said.status != 204:
+            lines.append(f"Content-Type: {said.kind}")
         lines += [f"{name}: {value}" for name, value in said.headers.items()] + ["Connection: close"] * closes
         head = "\r\n".join(lines).encode() + b"\r\n\r\n"
         if self.wrong == "lost-answer" and not gone(reader):
@@ -211,9 +243,9 @@ class Api:
             if gone(reader):
                 self.records.clear()
                 return False
-            writer.write(said.body)
+            writer.write(body)
         else:
-            writer.write(head + said.body + said.junk)
+            writer.write(head + body + said.junk)
         await writer.drain()
         return not closes
 
@@ -243,7 +275,8 @@ class Api:
             except asyncio.IncompleteReadError:
                 if self.wrong == "half-body":
                     asked = Asked(method, path, query, headers, b"{}", False, chunked, again)
-                    self.records["alice", path, self.key_of(asked) or ""] = Record("half", self.clock, False)
+                    place = self._place(asked, "alice", self.key_of(asked) or "")
+                    self.records[place] = Record("half", self.clock, False)
                 raise
         return Asked(method, path, query, headers, body, late, chunked, again)
 
@@ -257,11 +290,13 @@ class Api:
             if self.wrong == "caller-nobody" and (record := self._anybodys(asked)):
                 return self._replay(record)
             return self._problem(401, "Who are you?")
-        if asked.method == "GET":
-            if self.wrong == "other-get" and (record := self._anybodys(asked)):
+        if asked.method in ("GET", "HEAD"):
+            if self.wrong == f"other-{asked.method.lower()}" and (record := self._anybodys(asked)):
                 return self._replay(record)
+            if asked.path.startswith("/status/"):
+                return self._status(asked.path.rpartition("/")[2], caller)
             return Said(200, {"count": self.effects.get(caller, 0)})
-        if asked.path not in ("/payments", "/refunds"):
+        if asked.path not in ("/payments", "/payments/2", "/refunds"):
             return self._problem(404, "Nothing here")
         if asked.method != "POST":
             if self.wrong == "other-method" and (record := self._anybodys(asked)):
@@ -296,6 +331,10 @@ class Api:
         if wrong == "replay-huge-body" and len(asked.body) > 300_000:
             return self._problem(500, "out of memory")
         place = self._place(asked, caller, key)
+        if self.store_hangs:
+            if wrong == "outage-hang":
+                await self.store_is_back.wait()
+            return self._problem(503, "No store", headers={"Retry-After": "1"})
         if self.store_off:
             known = place in self.records
             if (wrong == "outage-replay" and known) or (wrong == "outage-no-effect" and not known):
@@ -352,12 +391,23 @@ class Api:
         )
         if forgets:
             self.records.pop(place, None)
-        headers = {**said.headers, "Set-Cookie": f"session={secrets.token_hex(4)}"}
+        headers = {**said.headers, "Set-Cookie": f"session={secrets.token_hex(4)}", "Idempotency-Key-Lifetime": "1000"}
+        if said.status == 201:
+            operation = secrets.token_hex(8)
+            self.operations[operation] = (caller, place[-1])
+            said.headers["Link"] = headers["Link"] = f'</status/{operation}>; rel="status"'
         if wrong == "replay-no-cookie":
             said.headers.update(headers)
         if wrong == "replay-first-unmarked":
             headers["Idempotency-Replayed"] = "true"
-        return Said(said.status, None, headers, said.kind, body=said.body)
+        return Said(said.status, None, headers, said.kind, body=said.body, streamed=said.streamed)
+
+    def _status(self, operation: str, caller: str) -> Said:
+        whose, key = self.operations.get(operation, ("", ""))
+        known = whose == caller or (bool(whose) and self.wrong == "status-other")
+        if not known or self.wrong == "status-link":
+            return self._problem(404, "No such operation")
+        return Said(200, {"state": "DONE", **({"key": key} if self.wrong == "status-no-secrets" else {})})
 
     async def _known(
         self, record: Record, place: tuple[str, ...], print_: str, asked: Asked, caller: str
@@ -381,6 +431,8 @@ class Api:
                 del self.records[place]
             if wrong == "broken-honest" and record.answer.status == 500:
                 return Said(201, {"id": "pretended"})
+            if wrong == "replay-stream" and record.answer.streamed:
+                return await self._work(asked, caller)
             if wrong == "refused-again" and record.answer.status == 422:
                 return self._problem(400, "Something is wrong")
             return self._replay(record)
@@ -418,13 +470,24 @@ class Api:
         headers = {**first.headers, "Idempotency-Replayed": "true"}
         if first.status >= 300:
             return Said(first.status, None, headers, first.kind, body=first.body)
+        if wrong != "lifetime":
+            headers["Idempotency-Key-Lifetime"] = "1000"
         if wrong == "replay-marked":
             del headers["Idempotency-Replayed"]
-        if wrong == "replay-location":
-            headers.pop("Location", None)
+        for name in ("Location", "ETag"):
+            if wrong == f"replay-{name.lower()}":
+                headers.pop(name, None)
+        if first.status == 204:
+            if wrong == "replay-empty-framing":
+                headers["Content-Length"] = "0"
+            return Said(200 if wrong == "replay-empty" else 204, None, headers)
         body = first.body + b" " * (wrong == "replay-body")
-        if wrong == "replay-large-answer":
+        if wrong == "replay-large-answer" and len(body) < 100_000:
             body = body[:10_000]
+        if wrong == "replay-huge-answer":
+            body = body[:1_000_000]
+        if wrong == "replay-binary":
+            body = body.decode("utf-8", "replace").encode()
         return Said(
             200 if wrong == "replay-status" else first.status,
             None,
@@ -468,8 +531,13 @@ class Api:
         if content["name"] == "broken":
             return self._problem(500, "It broke")
         made = secrets.token_hex(8)
-        text = "x" * 50_000 if content["name"] == "large" else ""
-        return Said(201, {"id": made, "text": text}, {"Location": f"{asked.path}/{made}"})
+        headers = {"Location": f"{asked.path}/{made}", "ETag": f'"{made}"'}
+        if content["name"] == "empty":
+            return Said(204, None, headers)
+        if content["name"] == "binary":
+            return Said(201, None, headers, "application/octet-stream", body=bytes(range(256)) + made.encode())
+        text = {"large": "x" * 50_000, "huge": HUGE}.get(content["name"], "")
+        return Said(201, {"id": made, "text": text}, headers, streamed=content["name"] == "stream")
 
     def _problem(
         self, status: int, title: str, about: str = "", *, key: str = "", headers: Mapping[str, str] | None = None
@@ -493,7 +561,8 @@ class Api:
             key = key.lower()
         if wrong == "key-fresh":
             key = re.sub(r"-\d$", "", key)
-        place = ("", asked.path, key) if wrong == "caller-other" else (caller, asked.path, key)
+        operation = "/refunds" if asked.path == "/refunds" else "/payments"
+        place = ("", operation, key) if wrong == "caller-other" else (caller, operation, key)
         if wrong == "key-pattern" and key.endswith("%"):
             return next((each for each in self.records if each[-1].startswith(key[:-1])), place)
         if wrong == "other-operation" and asked.path == "/refunds":
@@ -571,7 +640,8 @@ class Api:
             body = body[:100_000]
         if asked.chunked and wrong == "replay-chunked":
             body = b""
-        parts = [asked.method, asked.path, "" if wrong == "other-query" else asked.query]
+        path = asked.path[:9] if wrong == "other-path" else asked.path
+        parts = [asked.method, path, "" if wrong == "other-query" else asked.query]
         parts.append("" if wrong == "other-media-type" else asked.media_type)
         if wrong == "replay-other-headers":
             parts.append(asked.get("x-conform") or "")
@@ -580,6 +650,8 @@ class Api:
 
     def _content(self, asked: Asked, body: bytes) -> str:
         wrong = self.wrong
+        if asked.media_type == "multipart/form-data" and wrong == "multipart-other":
+            return "a form"
         if asked.media_type == "multipart/form-data" and wrong != "multipart-boundary":
             boundary = (asked.get("content-type") or "").partition("boundary=")[2]
             return body.decode("latin-1").replace(boundary, "")
@@ -600,8 +672,14 @@ class Api:
         return text + (str(body.count(b"\\u")) if wrong == "json-escapes" else "")
 
     def _openapi(self) -> dict[str, Any]:
-        statuses = ("201", "400", "422") if self.wrong == "openapi-errors" else ("201", "400", "409", "422")
-        header = {"name": "X-Other" if self.wrong == "openapi-header" else "Idempotency-Key", "in": "header"}
+        statuses = ["201", "400", "422"] if self.wrong == "openapi-errors" else ["201", "400", "409", "422"]
+        if self.wrong == "openapi-statuses":
+            statuses[0] = "200"
+        header = {
+            "name": "X-Other" if self.wrong == "openapi-header" else "Idempotency-Key",
+            "in": "header",
+            "required": self.required is not (self.wrong == "openapi-required"),
+        }
         operation = {"parameters": [header], "responses": {status: {} for status in statuses}}
         return {"paths": {"/payments": {"post": operation}}}
 
@@ -625,7 +703,7 @@ async def serving(wrong: str = "", *, required: bool = True) -> AsyncIterator[tu
     await api.listen()
     control = await asyncio.start_server(api.control, "127.0.0.1", 0)
     base = f"http://127.0.0.1:{control.sockets[0].getsockname()[1]}"
-    hooks = "\n".join(f'{name} = "{base}/{name}"' for name in ("kill", "restart", "store_off", "store_on", "clock"))
+    hooks = "\n".join(f'{name} = "{base}/{name}"' for name in HOOKS)
     text = f'openapi = "/openapi.json"\n{CASE}\n[key]\nrequired = {str(required).lower()}\n[hooks]\n{hooks}\n'
     text += f"lease_seconds = {LEASE}\nexpiry_seconds = {EXPIRY}\n"
     try:

@@ -193,6 +193,26 @@ async def test_a_count_that_stops_growing_is_not_green(monkeypatch: pytest.Monke
             await conform(url, case, Selection("semel", only=["json"]))
 
 
+async def test_an_api_that_ends_fails_the_check_that_ended_it_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Api._answer
+
+    async def dying(self: Api, asked: Asked, reader: asyncio.StreamReader) -> Said:
+        if asked.body.startswith(b"[["):
+            assert self._server is not None
+            self._server.close()
+        return await answer(self, asked, reader)
+
+    monkeypatch.setattr(Api, "_answer", dying)
+    monkeypatch.setattr("semel.conform.run.RESTART_SECONDS", 0.2)
+    async with serving() as (url, case):
+        report = await conform(url, case, Selection("semel", only=["json-invalid", "json-nested", "multipart"]))
+    found = {result.check.id: (result.outcome, result.came) for result in report.results}
+    assert found["json-invalid"] == ("passed", "")
+    assert found["json-nested"] == ("failed", "the API ended: it takes no connections")
+    assert found["multipart-other"] == ("not-tried", "the API ended during json-nested: start it again")
+    assert not report.ok
+
+
 async def test_a_check_whose_cause_failed_is_not_tried() -> None:
     async with serving("replay-once") as (url, case):
         report = await conform(url, case, Selection("semel", only=["replay"]))

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from semel.cli.main import main
+from semel.conform import load_catalogue
 from semel.reference.settings import DEMO_LEASE_SECONDS
 from tests.service.served import Served, serving
 
@@ -42,29 +43,26 @@ per_caller = true
 [key]
 no_wait_headers = {Prefer = "wait=0"}
 [limits]
-rounds = 5
+rounds = 2
 parallel = 20
 crowd = 60
 """
-# The draft wants a link to documentation in these two errors. Semel's `type` is a URN unless the application sets
-# `type_base`, and the reference service sets none.
-WITHOUT_A_LINK = {"problem-link-missing", "problem-link-mismatch"}
 
 
-@pytest.mark.parametrize("profile", ["draft-07", "semel"])
-def test_the_reference_service_fails_no_must_and_no_should(
-    profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_reference_service_fails_no_must_and_no_should(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the profile that has all checks of the draft's as well."""
+    assert all("semel" in check.profiles for check in load_catalogue() if "draft-07" in check.profiles)
     (tmp_path / "payments.toml").write_text(CASE)
     with serving(tmp_path) as service:
         files = ["--junit", str(tmp_path / "out.xml"), "--html", str(tmp_path / "out.html")]
         case = str(tmp_path / "payments.toml")
-        code = main(["conform", service.url, "--case", case, "--profile", profile, "--json", *files])
+        code = main(["conform", service.url, "--case", case, "--profile", "semel", "--json", *files])
     document = json.loads(capsys.readouterr().out)
     failed = {each["id"]: each["came"] for each in document["checks"] if each["outcome"] == "failed"}
-    assert {name: came for name, came in failed.items() if name not in WITHOUT_A_LINK} == {}
-    assert code == (1 if failed else 0)
-    assert sum(each["outcome"] == "passed" for each in document["checks"]) >= 80
+    assert failed == {}
+    assert code == 0
+    assert sum(each["outcome"] == "passed" for each in document["checks"]) >= 95
+    assert document["seconds"] < 60 or os.getloadavg()[0] > 1  # what the page says of an idle machine
     suite = ElementTree.parse(tmp_path / "out.xml").getroot()
     assert int(suite.attrib["tests"]) == len(document["checks"])
     assert (tmp_path / "out.html").read_text().count("<tr") == len(document["checks"]) + 1

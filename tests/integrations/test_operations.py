@@ -218,3 +218,32 @@ def test_a_store_that_fails_is_503(web: Web, monkeypatch: pytest.MonkeyPatch, ki
         for answer in (query(web, f"key={KEY}"), get(web, "/operations/01890a5d-ac96-774b-bcce-b302099a8057")):
             assert (answer.status, answer.code) == (503, "IDEMPOTENCY_STORE_UNAVAILABLE")
             assert b"sda1" not in answer.body
+
+
+@pytest.mark.parametrize("surface", [FastAPI, Starlette])
+def test_the_page_about_problems_needs_no_credentials(serve: Serve, engine: AsyncEngine, surface: Any) -> None:
+    fast = FastApiSemel(engine, caller=caller_of)
+    semel: Semel = fast if surface is FastAPI else Semel(engine, caller=caller_of)
+    app = surface()
+
+    @semel.command("pay")
+    async def pay(request: Request) -> Response:
+        return Response("paid", 201)
+
+    if surface is FastAPI:
+        app.post("/payments")(pay)
+        fast.install(app, dependencies=[Depends(_nobody)])
+    else:
+        app.add_route("/payments", pay, methods=["POST"])
+        semel.install(app)
+    web = serve(app, engine)
+    first, again, refused = web.call("/payments"), web.call("/payments"), web.call("/payments", key=None)
+    assert first.header("idempotency-key-lifetime") == again.header("idempotency-key-lifetime") == "86400"
+    assert first.link() == again.link() is not None
+    page, _, anchor = (refused.link("describedby") or "").partition("#")
+    answer = web.call(page, method="GET", key=None)
+    assert (answer.status, f'id="{anchor}"'.encode() in answer.body) == (200, True)
+
+
+def _nobody() -> None:
+    raise HTTPException(401)

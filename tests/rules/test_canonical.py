@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from semel.errors import RequestTooLarge
 from semel.http.fingerprint import canonical
 from semel.http.fingerprint.canonical import canonical_json, select_members
+from semel.http.json_check import check_json
 from tests.rules.slow_canonical import depth_of, slow_canonical
 
 PLAIN = settings(derandomize=True, deadline=None, max_examples=600)
@@ -187,8 +188,18 @@ def test_something_else_named_orjson_is_not_trusted(monkeypatch: pytest.MonkeyPa
 def test_a_risky_number_is_always_seen() -> None:
     for number in ("1.5", "-1.5", "0e1", "10E2", "-0", "-0.0", "1" * 16, "-" + "9" * 20):
         for before in ("[", "[ ", "[\t", "[\n", "[\r", "[1,", '{"a":', '{"a": '):
-            assert canonical._may_hold_risky_number((before + number).encode())
-    assert not canonical._may_hold_risky_number(b'{"a":[-10,0,999999999999999],"b":"8e-0.5 4111111111111111"}'[:40])
+            for after in ("", "]", ",1]", " ]", "\n}"):
+                assert canonical._PLAIN((before + number + after).encode()) is None
+    assert canonical._PLAIN(b'{"a":[-10,0,999999999999999],"b":"8e-0.5 4111111111111111"}') is not None
+
+
+def test_what_is_plain_passes_every_check_of_a_body() -> None:
+    for body in (b'{"a":[-10,0,999999999999999],"b":"NaN"}', b'[ "]", {"deep": [[]]} ]'):
+        assert canonical.plain_json(body, 64) == canonical._exact(body)
+        check_json(body, 64)
+    for body in (b"[NaN]", b"[1e999]", b'["\\ud800"]', b"[", b'{"a":1,"a":1}', b"\xef\xbb\xbf[]", b"7", b""):
+        assert canonical.plain_json(body, 64) is None
+    assert canonical.plain_json(b"[[[]]]", 2) is None
 
 
 # --- documents as text: odd numbers, escapes, names that sort differently, names given twice ---

@@ -20,6 +20,7 @@ from semel.core.decide import (
     decide,
     doubt_of,
     is_grant_new,
+    kept_answer,
     needs_steps,
     situation,
 )
@@ -36,11 +37,13 @@ from semel.core.model import (
     NotReplayable,
     OutcomeUnknown,
     Proceed,
+    Rebuild,
     Record,
     ReferenceTaken,
     Replay,
     State,
     Unreadable,
+    Unseal,
     Verdict,
 )
 from semel.core.record import answer_digest, pack_headers
@@ -143,7 +146,9 @@ def expected_of_an_answer(case: Case) -> str:
         return "proceed: new" if case.after_expiry is AfterExpiry.NEW else "expired"
     if case.answer in ("damaged", "half"):
         return "unreadable: corrupt"
-    return "replay" if case.answer == "kept" else "not replayable"
+    if case.answer == "rebuilt":  # of a refusal nothing is there to be rebuilt
+        return "rebuild" if case.state == State.SUCCEEDED else "not replayable"
+    return {"kept": "replay", "sealed": "unseal"}.get(case.answer, "not replayable")
 
 
 def expected_of_a_reservation(case: Case) -> str:
@@ -173,7 +178,7 @@ def row_of(case: Case) -> Record | None:
     row = granted_row(None, MINE, first.grant)
     kinds = {"none": 0, "kept": 1, "not kept": 2, "sealed": 3, "rebuilt": 4, "damaged": 1, "half": 1}
     block = pack_headers(OK.headers)
-    held = case.answer in ("kept", "damaged")
+    held = case.answer in ("kept", "sealed", "damaged")
     return row._replace(
         state=case.state,
         effects=case.effects,
@@ -202,6 +207,10 @@ def named(row: Record | None, verdict: Verdict) -> str:
             return f"proceed: {grant_name(row, grant)}"
         case Replay(answer):
             return "replay" if answer == OK else f"replay of {answer!r}"
+        case Unseal(_, answer):
+            return "unseal" if answer == OK else f"unseal of {answer!r}"
+        case Rebuild(status):
+            return "rebuild" if status == OK.status else f"rebuild under {status}"
         case OutcomeUnknown(_, doubt):
             return f"unknown: {doubt}"
         case Unreadable(_, reason):
@@ -232,7 +241,11 @@ def test_every_state_and_input_is_decided_as_designed() -> None:
     for case in cases():
         row = row_of(case)
         seen.add(situated(row, case))
-        assert named(row, decided(row, case)) == expected(case), case
+        verdict, claim = decided(row, case), CLAIMS[case.declares]
+        assert named(row, verdict) == expected(case), case
+        # A kept answer is recognised without a claim, and nothing else is.
+        kept = verdict if type(verdict) is Replay else None
+        assert kept_answer(row, claim.id, claim.recipe, claim.fingerprint, NOW) == kept, case
         count += 1
     assert count == 96_768 + 27_648
     assert seen == set(Situation)  # every situation was reached, and the table has no line that never is
@@ -240,7 +253,18 @@ def test_every_state_and_input_is_decided_as_designed() -> None:
 
 def test_the_table_has_a_line_for_every_situation() -> None:
     assert set(TABLE) == set(Situation)
-    verdicts = {Proceed, Replay, InProgress, KeyReused, OutcomeUnknown, KeyExpired, NotReplayable, Unreadable}
+    verdicts = {
+        Proceed,
+        Replay,
+        Unseal,
+        Rebuild,
+        InProgress,
+        KeyReused,
+        OutcomeUnknown,
+        KeyExpired,
+        NotReplayable,
+        Unreadable,
+    }
     assert {rule.verdict for rule in TABLE.values()} == verdicts
     assert all(rule.why for rule in TABLE.values())
     assert all(TABLE[found].verdict is OutcomeUnknown for found in DOUBTS)

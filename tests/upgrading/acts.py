@@ -59,8 +59,8 @@ class Died(BaseException):
     """A process that ends here: nothing more is written."""
 
 
-def command(key: str, declared: str) -> Command:
-    policy = POLICIES[declared]
+def command(key: str, declared: str, policy: Policy | None = None) -> Command:
+    policy = POLICIES[declared] if policy is None else policy
     reference = "invoice-7" if declared == "kept" else None
     request = b"ten euros" if declared == "resumable" else None
     scope = Scope("acme", "alice", "pay")
@@ -143,6 +143,41 @@ def write(engine: Engine) -> None:
 
     with suppress(Died):
         bulk(engine).run(ITEMS, dies, key="half", caller="alice")
+
+
+def write_withheld(engine: Engine) -> None:
+    """What only today's revision writes: answers that are sealed, redacted, rebuilt or not stored."""
+    engine.core.sealer = semel.Sealer({"2026": bytes(32)})
+    secret = Answer(201, (), b'{"id":7,"pin":"4711"}')
+    for key, options in WITHHELD.items():
+        policy = Policy(**options)
+        engine.run(command(key, "external", policy), lambda permit: secret)
+    charged = Policy(steps=True, answers="seal")
+    abandoned(engine, command("charged, sealed", "steps", charged), in_steps("mail"))
+
+
+WITHHELD: dict[str, dict[str, Any]] = {
+    "sealed": {"answers": "seal"},
+    "redacted": {"redact": ("pin",)},
+    "rebuilt": {"answers": "rebuild", "rebuild": lambda done: {"id": 7}},
+    "forgotten": {"answers": "forget"},
+}
+
+
+def read_withheld(engine: Engine) -> Seen:
+    """What a process meets there that knows nothing of it, or has no sealer."""
+    seen: Seen = {}
+    for key, declared, handler in (
+        *((key, "external", paid) for key in WITHHELD),
+        ("charged, sealed", "steps", in_steps()),
+    ):
+        calls.clear()
+        try:
+            result = engine.run(command(key, declared), handler, wait_seconds=0)
+            seen[key] = ["replayed" if result.replayed else "ran", result.answer.body.decode(), *calls]
+        except SemelError as error:
+            seen[key] = [type(error).__name__, *calls]
+    return seen
 
 
 WRITTEN = (
@@ -247,12 +282,14 @@ ACTS: dict[str, Callable[[Engine], Any]] = {
     "write": write,
     "read": read,
     "read without steps": read_without_steps,
+    "write withheld": write_withheld,
+    "read withheld": read_withheld,
     "fingerprints": fingerprints,
 }
 
 
 def main(code: str, store: str, schema: str, act: str) -> None:
-    later = 0 if act == "write" else LATER_US
+    later = 0 if act.startswith("write") else LATER_US
     clock = lambda: time.time_ns() // 1_000 + later  # noqa: E731 - one expression, no name needed
     backend = (
         postgres_backend(store, schema=schema, clock=clock)

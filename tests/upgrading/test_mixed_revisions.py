@@ -99,6 +99,22 @@ def test_records_with_steps_of_the_former_revision_are_not_run_without_them(stor
     }
 
 
+@pytest.mark.parametrize("reader", CODES)
+def test_answers_that_keep_a_secret_are_never_run_again_by_those_who_cannot_give_them(
+    reader: str, store: tuple[str, str]
+) -> None:
+    act("new", store, "migrate")
+    act("new", store, "write withheld")
+    assert act(reader, store, "read withheld")["seen"] == {
+        # The former revision knows none of them: it was done, and that is all that it can say.
+        "sealed": ["RecordUnreadableError" if reader == "new" else "NotReplayableError"],
+        "redacted": ["replayed", '{"id":7,"pin":null}'],
+        "rebuilt": ["NotReplayableError"],
+        "forgotten": ["NotReplayableError"],
+        "charged, sealed": ["ConfigurationError" if reader == "new" else "StepError"],
+    }
+
+
 def test_the_first_version_of_the_fingerprint_is_what_it_was(tmp_path: Path) -> None:
     store = str(tmp_path / "semel.db"), ""
     act("old", store, "migrate")

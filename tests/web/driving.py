@@ -37,6 +37,13 @@ class Response:
         assert len(found) <= 1, f"{name} is there {len(found)} times"
         return found[0] if found else None
 
+    def link(self, relation: str = "status") -> str | None:
+        """Where the link of a relation leads."""
+        links = [value for name, value in self.headers if name.lower() == "link"]
+        found = [value for value in ", ".join(links).split(", ") if value.endswith(f'; rel="{relation}"')]
+        assert len(found) <= 1, f"rel={relation} is there {len(found)} times"
+        return found[0][1 : found[0].index(">")] if found else None
+
     @property
     def problem(self) -> dict[str, Any]:
         assert self.header("content-type") == "application/problem+json"
@@ -122,7 +129,8 @@ class AsgiWeb:
         self.seen: list[Seen] = []
         self.counting = Counting()
         self.runner = asyncio.Runner()
-        self.engine = AsyncEngine.connect("memory://?persistence=none", observer=self.counting)
+        sealer = settings.pop("sealer", None)
+        self.engine = AsyncEngine.connect("memory://?persistence=none", observer=self.counting, sealer=sealer)
         self.runner.run(self.engine.open())
         settings.setdefault("caller", from_state("user"))
         self.middleware = AsgiMiddleware(self.app, self.engine, **settings)
@@ -213,7 +221,8 @@ class WsgiWeb:
         self.handler = handler
         self.seen: list[Seen] = []
         self.counting = Counting()
-        self.engine = Engine.connect("memory://?persistence=none", observer=self.counting)
+        sealer = settings.pop("sealer", None)
+        self.engine = Engine.connect("memory://?persistence=none", observer=self.counting, sealer=sealer)
         self.engine.open()
         settings.setdefault("caller", from_state("user"))
         self.middleware = WsgiMiddleware(self.app, self.engine, **settings)

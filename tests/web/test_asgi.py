@@ -44,7 +44,7 @@ def test_the_own_error_page_leaves_and_the_exception_goes_on() -> None:
             await protect(app, engine)(scope_of(), client.receive, client.send)
         first = response_of(client.sent)
         assert (first.status, first.body) == (500, b"oops")
-        assert first.header("link") is not None
+        assert first.link() is not None
         assert states(engine) == [State.UNKNOWN]
 
     on_a_loop(test)

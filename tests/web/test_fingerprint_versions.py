@@ -32,7 +32,7 @@ def next_release(monkeypatch: pytest.MonkeyPatch) -> None:
         kind, _, further = first.media(value)
         return kind, value, further
 
-    monkeypatch.setitem(fingerprint.VERSIONS, 2, Version(media, first.frame))
+    monkeypatch.setitem(fingerprint.VERSIONS, 2, Version(media, first.subject, first.request))
     monkeypatch.setattr(recipe, "RECIPE_VERSIONS", (1, 2))
 
 

@@ -47,7 +47,7 @@ def test_a_revoked_caller_gets_nothing_that_is_stored(make_web: MakeWeb) -> None
         answer = web.call(path="/orders/7/pay", body=body, key=key)
         assert (answer.status, answer.code) == (403, "IDEMPOTENCY_CALLER_NOT_ALLOWED")
         assert "operation" not in answer.problem
-        assert answer.header("link") is None
+        assert answer.link() is None
     assert len(web.seen) == len(web.records()) == 1
 
 

@@ -57,7 +57,8 @@ def test_header_values_are_kept_without_the_blanks_around_them(make_web: MakeWeb
     web.call()
     again = web.call()
     assert again.replayed
-    assert [again.header(name) for name in ("etag", "link", "location", "vary")] == ["v", "", None, None]
+    assert [again.header(name) for name in ("etag", "location", "vary")] == ["v", None, None]
+    assert [value for name, value in again.headers if name == "link"] == ["", f'<{again.link()}>; rel="status"']
 
 
 def test_a_stored_header_that_no_server_sends_is_left_out_of_the_replay(make_web: MakeWeb) -> None:
@@ -70,7 +71,8 @@ def test_a_stored_header_that_no_server_sends_is_left_out_of_the_replay(make_web
     web.engine.backend.driver._table.put(rewritten(record, answer))
     again = web.call()
     assert again.replayed
-    assert (again.header("etag"), again.header("link"), again.header("location")) == ("x", None, None)
+    assert (again.header("etag"), again.header("location")) == ("x", None)
+    assert [value for name, value in again.headers if name == "link"] == [f'<{again.link()}>; rel="status"']
     assert again.header("set-cookie") is None
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import runpy
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from semel.bulk import http as bulk
 from semel.core.model import (
     Answer,
     InProgress,
@@ -28,8 +32,11 @@ from semel.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
-from semel.http.problems import KINDS, Kind, Problems, Refusal
+from semel.http.problem_page import ENTRIES, problem_page
+from semel.http.problems import KINDS, MIDDLEWARE_KINDS, Kind, Problems, Refusal, anchor_of
+from semel.operations import http as operations
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 ID = bytes(range(16))
 ID_TEXT = "00010203-0405-0607-0809-0a0b0c0d0e0f"
 STORED = "stored-canary"
@@ -64,8 +71,8 @@ def test_a_verdict(verdict: Refusal, status: int, code: str, retryable: bool, ke
     assert document["detail"]
     assert STORED.encode() not in answer.body
     assert (document.get("operationId") == ID_TEXT) is named
-    links = [f'</operations/{ID_TEXT}>; rel="status"'.encode()] if named else []
-    assert header(answer, b"link") == links
+    page = f'</operations/problems#{code.lower().replace("_", "-")}>; rel="describedby"'.encode()
+    assert header(answer, b"link") == [f'</operations/{ID_TEXT}>; rel="status"'.encode()] * named + [page]
     assert bool(header(answer, b"retry-after")) is retryable
 
 
@@ -111,7 +118,42 @@ def test_links_follow_the_configuration() -> None:
     assert header(answer, b"link") == [
         f'</v1/ops/{ID_TEXT}>; rel="status"'.encode(),
         b'</payments/a%22%2F%3Eb>; rel="related"',
+        b'<https://api.example/p/idempotency-response-not-replayable>; rel="describedby"',
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "link"),
+    [
+        ({}, [b'</operations/problems#missing-idempotency-key>; rel="describedby"']),
+        ({"operations_path": "/v1/ops/{id}"}, [b'</v1/ops/problems#missing-idempotency-key>; rel="describedby"']),
+        ({"operations_path": None}, []),
+        ({"page": ""}, []),
+        ({"page": "/errors"}, [b'</errors#missing-idempotency-key>; rel="describedby"']),
+        (
+            {"page": "https://docs.example/e", "type_base": "https://x.example/"},
+            [b'<https://docs.example/e#missing-idempotency-key>; rel="describedby"'],
+        ),
+        ({"type_base": "https://x.example/"}, [b'<https://x.example/missing-idempotency-key>; rel="describedby"']),
+        ({"type_base": "https://x.example/p#"}, [b'<https://x.example/p#missing-idempotency-key>; rel="describedby"']),
+    ],
+)
+def test_a_problem_links_to_what_explains_its_code(options: dict[str, Any], link: list[bytes]) -> None:
+    assert header(Problems(**options).of_error(MissingKey("say it")), b"link") == link
+
+
+def test_the_page_explains_every_code() -> None:
+    kinds = (*KINDS, *MIDDLEWARE_KINDS, *bulk.KINDS, operations.NOT_FOUND, operations.BAD_QUERY)
+    assert {(kind.code, kind.status) for kind in kinds} == {(entry.code, entry.status) for entry in ENTRIES}
+    assert len(ENTRIES) == len(kinds)
+    text = problem_page().body.decode()
+    assert all(f'id="{anchor_of(kind.code)}"' in text for kind in kinds)
+    assert "`" not in text
+
+
+def test_the_published_page_is_the_one_that_is_served() -> None:
+    make = runpy.run_path(str(DOCS / "make_problems.py"))
+    assert make["page"]() == (DOCS / "problems.md").read_text("utf-8"), "run: python docs/make_problems.py"
 
 
 def test_without_a_place_for_operations_there_is_no_link() -> None:
@@ -126,6 +168,9 @@ def test_without_a_place_for_operations_there_is_no_link() -> None:
     [
         {"type_base": "a\r\nb"},
         {"type_base": "caf\xe9"},
+        {"type_base": "https://a b/"},
+        {"page": "/<here>"},
+        {"page": "/a\nb"},
         {"challenge": "a\nb"},
         {"operations_path": "/operations"},
         {"operations_path": "/{id}/{id}"},

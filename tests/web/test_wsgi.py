@@ -149,7 +149,7 @@ def test_a_head_replaced_with_exc_info(engine: Engine) -> None:
 
     answer = call(protect(app, engine))
     assert (answer.status, answer.body) == (500, b"sorry")
-    assert answer.header("link") is not None
+    assert answer.link() is not None
     assert states(engine) == [State.UNKNOWN]
 
 

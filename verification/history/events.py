@@ -17,6 +17,7 @@ from semel.core.model import (
     NotReplayable,
     OutcomeUnknown,
     Proceed,
+    Rebuild,
     ReferenceTaken,
     Replay,
     Resolved,
@@ -26,6 +27,7 @@ from semel.core.model import (
     Superseded,
     TooEarly,
     Unreadable,
+    Unseal,
     Verdict,
 )
 from semel.core.record import answer_digest, pack_headers
@@ -98,6 +100,10 @@ def verdict_words(met: Permit | Refusal | Verdict) -> Words:
             return {"verdict": "proceed", "fence": grant.fence, "generation": grant.generation}
         case Replay(answer, _, state):
             return {"verdict": "replay", "state": STATE_WORDS[state], "answer": digest(answer)}
+        case Unseal(_, answer, _, state):  # opened by engines; a store's own word is what it holds
+            return {"verdict": "replay", "state": STATE_WORDS[state], "answer": digest(answer)}
+        case Rebuild(_, _, state):
+            return {"verdict": "rebuild", "state": STATE_WORDS[state]}
         case InProgress():
             return {"verdict": "in-progress"}
         case KeyReused():

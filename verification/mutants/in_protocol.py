@@ -251,8 +251,8 @@ MUTANTS: Final = (
         breaks="I7",
         part="http",
         patch=_at(
-            "semel.http.fingerprint.fingerprinter:Fingerprinter._read_json",
-            lambda _: lambda self, body: (b"raw", bytes(body)),
+            "semel.http.fingerprint.fingerprinter:plain_json",
+            lambda _: lambda body, depth_max: bytes(body),
         ),
     ),
     Mutant(

@@ -17,7 +17,7 @@ from semel.cli.exits import UsageFailed
 from semel.cli.terminal import Json
 from semel.core.damage import damage_of, mended
 from semel.core.flow import Ask, Flow, MakeFlow
-from semel.core.model import AnswerKind, Find, Record
+from semel.core.model import STORED_ANSWERS, Find, Record
 from semel.core.timing import may_drop_answer, may_forget
 from semel.engine.sync_engine import Engine
 from semel.operations.flow import is_kept_by
@@ -82,7 +82,7 @@ class Archive:
 
     def _is_due(self, record: Record) -> bool:
         return may_forget(record.forget_after, self.now) or (
-            record.answer_kind == AnswerKind.KEPT and may_drop_answer(record.answer_until, self.now)
+            record.answer_kind in STORED_ANSWERS and may_drop_answer(record.answer_until, self.now)
         )
 
     def _rows(self, kind: str, forgotten: set[bytes]) -> Iterator[dict[str, Json]]:

@@ -11,6 +11,7 @@ from semel.cli.terminal import Json
 from semel.core.decide import DOUBTS
 from semel.core.identity import uuid_text
 from semel.core.model import ANSWERED_STATES, AfterExpiry, AnswerKind, Audit, Effects, Record, State
+from semel.core.sealing import key_name
 from semel.steps.doubts import names_a_step
 
 
@@ -113,6 +114,12 @@ def record_document(record: Record, now: int, audit: list[Audit]) -> dict[str, J
     }
 
 
+def key_text(record: Record) -> str:
+    """The key that a record's answer is sealed under, for people."""
+    name = None if record.body is None else key_name(record.body)
+    return "a key" if name is None else f"the key {name!r}"
+
+
 def audit_document(line: Audit) -> dict[str, Json]:
     """One line of the audit trail."""
     return {"at": time_text(line.at), "actor": line.actor, "action": line.action, "reason": line.reason}
@@ -135,6 +142,10 @@ def next_attempt(record: Record, now: int) -> str:
             return "its holder is gone: a retry runs it again with the same derived keys"
         case State.PROCESSING:
             return "its holder is gone: a retry is told that the outcome is unknown; find out, then: semel settle"
+        case State.SUCCEEDED if record.answer_kind == AnswerKind.REBUILT:
+            return "it was done; a retry gets its answer made again, and nothing runs"
+        case State.SUCCEEDED | State.FAILED_REPLAYABLE if record.answer_kind == AnswerKind.SEALED:
+            return "a retry gets the stored answer, from a process that has the sealing key"
         case State.SUCCEEDED if record.answer_kind == AnswerKind.NOT_KEPT:
             return "it was done, its answer was not kept; a retry is told so and nothing runs"
         case State.SUCCEEDED | State.FAILED_REPLAYABLE:

@@ -29,6 +29,9 @@ def look_at_settings(options: argparse.Namespace, environment: Mapping[str, str]
             detail = f"nothing reads the variable {name}; did you mean {meant}?"
             yield Finding("settings", "warning", detail, "correct or unset it")
     yield from _look_at_secret(environment.get("SEMEL_ID_SECRET_FILE"))
+    keys = environment.get("SEMEL_SEAL_KEYS_FILE")
+    if keys and _is_shared(keys):
+        yield Finding("sealing-keys", "warning", "others than its owner may read their file", f"chmod 600 {keys}")
 
 
 def _meant(name: str) -> str | None:
@@ -45,12 +48,15 @@ def _meant(name: str) -> str | None:
     return f"{_PREFIX}{near[0]}" if near else None
 
 
+def _is_shared(path: str) -> bool:
+    return bool(Path(path).stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+
+
 def _look_at_secret(path: str | None) -> Iterator[Finding]:
     if not path:
         yield Finding("id-secret", "ok", "none: whoever reads the store can try out keys that are easily guessed")
         return
-    mode = Path(path).stat().st_mode
-    if mode & (stat.S_IRGRP | stat.S_IROTH):
+    if _is_shared(path):
         yield Finding("id-secret", "note", "others than its owner may read its file", f"chmod 600 {path}")
     else:
         yield Finding("id-secret", "ok", "from its file, which only its owner may read")

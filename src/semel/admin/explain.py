@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from semel.admin.damaged import DAMAGED_STATE, is_damaged, mended
-from semel.admin.describe import has_lapsed, shown_state, state_name, time_text
+from semel.admin.describe import has_lapsed, key_text, shown_state, state_name, time_text
 from semel.cli.terminal import Json, span_text
 from semel.core.decide import TABLE, decide, situation
 from semel.core.identity import uuid_text
 from semel.core.model import (
+    ANSWERABLE,
     AfterExpiry,
     AnswerKind,
     Audit,
@@ -25,11 +26,13 @@ from semel.core.model import (
     Effects,
     InProgress,
     Proceed,
+    Rebuild,
     Record,
     Replay,
     Scope,
     State,
     Terms,
+    Unseal,
     Verdict,
 )
 from semel.core.settle import relinquished
@@ -130,6 +133,12 @@ def _meaning(record: Record, verdict: Verdict) -> str:
         case Replay(answer):
             status = "" if answer.status is None else f"status {answer.status}, "
             return f"nothing runs; it gets the stored answer: {status}{len(answer.body)} bytes"
+        case Unseal(_, answer):
+            status = "" if answer.status is None else f": status {answer.status}"
+            return f"nothing runs; it gets the stored answer, where it opens{status}"
+        case Rebuild(status):
+            said = "" if status is None else f", under status {status}"
+            return f"nothing runs; its answer is made again of what is there then{said}"
         case InProgress(_, left):
             return (
                 f"it waits as long as the operation's policy says, then is told to ask again (lease: {span_text(left)})"
@@ -145,7 +154,7 @@ def _meaning(record: Record, verdict: Verdict) -> str:
 
 
 def _answer(verdict: Verdict) -> dict[str, Json] | None:
-    if isinstance(verdict, Proceed | Replay):
+    if isinstance(verdict, Proceed | Replay | Unseal | Rebuild):
         return None
     document = json.loads(Problems().of_verdict(verdict).body)
     return {name: document[name] for name in ("status", "code", "keyAction", "retryAfter") if name in document}
@@ -224,6 +233,10 @@ def _answer_text(record: Record, state: str) -> str:
         return f"as {State(record.state).name}, and the time of its answer{status} is over"
     if record.answer_kind == AnswerKind.KEPT:
         return f"and the answer{status} is kept"
+    if record.answer_kind == AnswerKind.SEALED:
+        return f"and the answer{status} is kept, sealed under {key_text(record)}"
+    if record.answer_kind == AnswerKind.REBUILT:
+        return f"and the answer{status} is not stored: it is rebuilt for each retry"
     return f"and the answer{status} is not kept"
 
 
@@ -263,15 +276,17 @@ def _kept(record: Record, now: int) -> str:
         return "Its time is over: the next purge forgets it, and the key is new then."
     if record.answer_until <= now:
         return f"The answer's time was over {_ago(record.answer_until, now)}; {forgotten}."
-    what = "The answer is replayed" if record.answer_kind == AnswerKind.KEPT else "What it was is told"
+    what = "The answer is replayed" if record.answer_kind in ANSWERABLE else "What it was is told"
     return f"{what} until {time_text(record.answer_until)}; {forgotten}."
 
 
 def _client(record: Record, same: NextAttempt) -> str:
     id = uuid_text(record.operation_id)
     match same.verdict:
-        case "Replay":
+        case "Replay" | "Unseal":
             return "Retry with the same key: you get the first answer again."
+        case "Rebuild":
+            return "Retry with the same key: you get its resource as it is then."
         case "Proceed":
             return "Retry the same request with the same key: it runs."
         case "InProgress":

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from semel.admin.describe import record_document, time_text
 from semel.admin.move_rows import pages_of
+from semel.admin.sealing import key_of, opened_answer
 from semel.bulk.rules import ItemState
 from semel.cli.exits import UsageFailed
 from semel.cli.terminal import Json
@@ -19,7 +20,9 @@ from semel.core.damage import damage_of, mended
 from semel.core.identity import uuid_text
 from semel.core.model import AnswerKind, Record, State
 from semel.core.record import answer_of
+from semel.core.sealing import Seals
 from semel.engine.sync_engine import Engine
+from semel.errors import SemelError
 from semel.operations.flow import is_kept_by
 from semel.outbox.rules import unpack_headers
 from semel.stores.sql.tables import BULKS, EVENTS, ITEMS, MESSAGES, OPERATIONS, Noun
@@ -36,17 +39,34 @@ def document_of(record: Record, now: int) -> dict[str, Json]:
     return {name: value for name, value in record_document(record, now, []).items() if name not in _LEFT_OUT}
 
 
-def answer_document(record: Record) -> dict[str, Json]:
-    """The stored answer; a body that is no text comes in base64. Empty where none is stored, or it is damaged."""
-    answer = answer_of(record) if record.answer_kind == AnswerKind.KEPT else None
+def answer_document(record: Record, sealer: Seals | None = None, damaged: Damaged | None = None) -> dict[str, Json]:
+    """The stored answer; a body that is no text comes in base64. Empty where none is stored, or it is damaged.
+
+    A sealed one stays sealed, in base64 with the name of its key, unless a ``sealer`` is given that opens it;
+    ``damaged`` is told where it does not.
+    """
+    answer = answer_of(record)
     if answer is None:
-        return {"answerHeaders": None, "answerBody": None, "answerBodyBase64": None}
+        return {"answerHeaders": None, "answerBody": None, "answerBodyBase64": None, "answerSealedUnder": None}
+    if record.answer_kind == AnswerKind.SEALED:
+        stored = answer
+        answer = None
+        if sealer is not None:
+            try:
+                answer = opened_answer(record, stored, sealer)
+            except SemelError:
+                if damaged is not None:
+                    damaged(f"operation {uuid_text(record.operation_id)}", f"sealed under {key_of(stored)!r}")
+        if answer is None:
+            body = base64.b64encode(stored.body).decode("ascii")
+            key = key_of(stored)
+            return {"answerHeaders": None, "answerBody": None, "answerBodyBase64": body, "answerSealedUnder": key}
     headers: Json = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in answer.headers]
     try:
         text, encoded = answer.body.decode("utf-8"), None
     except UnicodeDecodeError:
         text, encoded = None, base64.b64encode(answer.body).decode("ascii")
-    return {"answerHeaders": headers, "answerBody": text, "answerBodyBase64": encoded}
+    return {"answerHeaders": headers, "answerBody": text, "answerBodyBase64": encoded, "answerSealedUnder": None}
 
 
 def documents(engine: Engine, kind: str, *, contents: bool, damaged: Damaged) -> Iterator[Document]:

@@ -16,6 +16,7 @@ from semel.cli.exits import CommandFailed
 from semel.core.identity import uuid_text
 from semel.core.model import (
     OPEN_STATES,
+    STORED_ANSWERS,
     AfterExpiry,
     Answer,
     AnswerKind,
@@ -129,7 +130,7 @@ def obstacles(record: Record) -> Iterator[str]:
         yield "is open: it may be running, or its end is not known yet"
     elif record.state not in tuple(State):
         yield "is damaged"
-    if record.answer_kind not in (AnswerKind.NONE, AnswerKind.KEPT, AnswerKind.NOT_KEPT) or record.sealing_key_id:
+    if record.answer_kind not in tuple(AnswerKind) or record.sealing_key_id:
         yield "has an answer of a kind that this version cannot copy"
 
 
@@ -137,14 +138,14 @@ def check_movable(record: Record) -> None:
     """Raise CommandFailed where a record cannot be copied."""
     for why in obstacles(record):
         raise CommandFailed(f"{named(record)} {why}; stop all writers, then see: semel doctor")
-    if record.answer_kind == AnswerKind.KEPT and answer_of(record) is None:
+    if record.answer_kind in STORED_ANSWERS and answer_of(record) is None:
         raise CommandFailed(f"{named(record)} is damaged: its answer is not what was stored; see: semel doctor")
 
 
 def is_copy(record: Record, copy: Record) -> bool:
     """Whether a record of the target says the same as the source's; times, fences and holders are the store's own."""
     alike = all(getattr(record, name) == getattr(copy, name) for name in _ALIKE)
-    digests = record.answer_kind != AnswerKind.KEPT or record.answer_digest == copy.answer_digest
+    digests = record.answer_kind not in STORED_ANSWERS or record.answer_digest == copy.answer_digest
     return alike and digests and (record.state != State.UNKNOWN or record.doubt == copy.doubt)
 
 

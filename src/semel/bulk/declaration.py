@@ -31,6 +31,7 @@ from semel.core.flow import Flow
 from semel.core.identity import derived_key, frame, record_id, uuid_bytes, uuid_text
 from semel.core.model import Answer, Grant, Record, Scope, State, Verdict
 from semel.core.outcomes import Succeeded
+from semel.core.sealing import Seals, about_item, open_part
 from semel.engine.backend import Backend
 from semel.engine.result import Refusal, Result, begun_result, lost_result
 from semel.errors import (
@@ -78,6 +79,8 @@ class BulkPolicy:
         dedup_for_seconds: how long the downstream deduplicates (idempotent items).
         lease_seconds, deadline_seconds: as in :class:`~semel.Policy`, of the whole bulk.
         answer_seconds, tombstone_seconds: likewise; the items' outcomes are kept as long as the bulk's record.
+        answers: whether the details of items (``Done(detail=...)``) are kept as they are, sealed by the engine's
+            sealer (``"seal"``), or not stored (``"forget"``). Their names and result ids are stored in any case.
 
     Raises PolicyError, naming the option.
 
@@ -105,6 +108,7 @@ class BulkPolicy:
     deadline_seconds: float = 86_400
     answer_seconds: float = 24 * 3600
     tombstone_seconds: float = 30 * 86_400
+    answers: Literal["keep", "seal", "forget"] = "keep"
     policy: Policy = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -117,7 +121,11 @@ class BulkPolicy:
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
                 raise PolicyError(f"{name} must be a whole number from {least} to {most}; it is {value!r}")
-        for name, choices in (("effects", ("atomic", "idempotent", "external")), ("bad_item", ("refuse", "fail"))):
+        for name, choices in (
+            ("effects", ("atomic", "idempotent", "external")),
+            ("bad_item", ("refuse", "fail")),
+            ("answers", ("keep", "seal", "forget")),
+        ):
             if getattr(self, name) not in choices:
                 raise PolicyError(f"{name} must be one of {', '.join(choices)}; it is {getattr(self, name)!r}")
         if type(self.chunk_seconds) not in (int, float) or not 0 < self.chunk_seconds <= 60:
@@ -130,6 +138,7 @@ class BulkPolicy:
             answer_seconds=self.answer_seconds,
             tombstone_seconds=self.tombstone_seconds,
             dedup_for_seconds=self.dedup_for_seconds,
+            answers="seal" if self.answers == "seal" else "keep",  # of "forget" the tally stays: it says nothing secret
         )
         # A durable write comes before each item's effect: what lapses is granted anew, and goes on where it stopped.
         object.__setattr__(made, "terms", made.terms._replace(starts=State.CLAIMED))
@@ -413,6 +422,20 @@ def operation_bytes(operation_id: str) -> bytes:
     if found is None:
         raise PolicyError("an operation's id is a UUID, such as 018f2b7e-…; the bulk's result has it")
     return found
+
+
+def with_details(page: list[ItemOutcome], operation_id: bytes, sealer: Seals | None) -> list[ItemOutcome]:
+    """Outcomes with their sealed details opened. Raises ConfigurationError and RecordUnreadableError."""
+    return [
+        each
+        if each.detail is None
+        else each._replace(
+            detail=open_part(
+                each.detail, about_item(operation_id, each.place), sealer, f"the detail of item {each.item_id!r}"
+            )
+        )
+        for each in page
+    ]
 
 
 @dataclass(frozen=True, slots=True)

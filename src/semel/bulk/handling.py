@@ -16,6 +16,7 @@ from semel.bulk.rules import ItemOutcome, ListedItem
 from semel.core.blame import is_wrong_for_all
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import Grant, Scope
+from semel.core.sealing import Seals, about_item, seal_part
 from semel.engine.backend import Backend
 
 
@@ -46,6 +47,7 @@ class Handling:
     backend: Backend
     scope: Scope
     grant: Grant
+    sealer: Seals | None = None
     clock: Callable[[], float] = time.monotonic
 
     def inside(self, needed: HandleInside) -> Flow[Handled]:
@@ -74,9 +76,8 @@ class Handling:
                 outcomes.append(listed.as_known())
                 continue
             try:
-                outcomes.append(
-                    succeeded(listed, (yield CallHandler(given(listed, self.scope, self.grant, connection))))
-                )
+                returned = yield CallHandler(given(listed, self.scope, self.grant, connection))
+                outcomes.append(self._covered(succeeded(listed, returned)))
             except Exception as error:  # noqa: BLE001 - an item's failure is its outcome; what is wrong for all is raised
                 ended = left_by(self.backend, outcomes, listed, error)
                 if ended is not None:
@@ -85,13 +86,22 @@ class Handling:
                 break
         return Handled(outcomes)
 
+    def _covered(self, outcome: ItemOutcome) -> ItemOutcome:
+        """An outcome with its detail as the bulk wants it stored."""
+        if outcome.detail is None or self.policy.answers == "keep":
+            return outcome
+        if self.policy.answers == "forget":
+            return outcome._replace(detail=None)
+        about = about_item(self.grant.operation_id, outcome.place)
+        return outcome._replace(detail=seal_part(outcome.detail, about, self.policy.answers, self.sealer))
+
     def outside(self, listed: ListedItem) -> Flow[ItemOutcome]:
         """One item that calls out, as often as it may. Raises what is wrong for all."""
         item, tried = given(listed, self.scope, self.grant, None), 0
         while True:
             tried += 1
             try:
-                return succeeded(listed, (yield CallHandler(item)))
+                return self._covered(succeeded(listed, (yield CallHandler(item))))
             except Exception as error:  # an item's failure is its outcome
                 if is_wrong_for_all(error):
                     raise

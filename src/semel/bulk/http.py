@@ -37,6 +37,7 @@ from semel.errors import (
 from semel.http.caller import Caller
 from semel.http.exchange import declared_headers
 from semel.http.fingerprint.fingerprinter import BodyCheck, media_parameters
+from semel.http.honoured import Honoured
 from semel.http.keys import parse_key
 from semel.http.openapi import GUARANTEES, describe_key, describe_responses
 from semel.http.prefer import preferred_wait, prefers_async
@@ -92,6 +93,7 @@ class BulkRequest(NamedTuple):
     wait_seconds: float | None
     head: Mapping[str, str] = MappingProxyType({})
     check: BodyCheck = BodyCheck(None)
+    honoured: Honoured = Honoured()
 
     def counts(self) -> dict[str, str]:
         """What counts beside the list, once its body is read: head and envelope."""
@@ -100,12 +102,14 @@ class BulkRequest(NamedTuple):
 
 
 class ListForm(NamedTuple):
-    """How an endpoint takes its lists: ``items_at`` is where in an object they may be, member by member."""
+    """How an endpoint takes its lists: ``items_at`` is where in an object they may be, member by member; ``honoured``
+    the headers of every answer that follows a claim."""
 
     body_bytes_max: int
     item_bytes_max: int
     items_at: tuple[str, ...] = ()
     headers: tuple[bytes, ...] = ()
+    honoured: Honoured = Honoured()
 
     @property
     def read_max(self) -> int:
@@ -176,6 +180,7 @@ def asked(
         None if wait is None else min(wait, surface.wait_seconds_max),
         _counted(read, params, query, taken.headers),
         check,
+        taken.honoured,
     )
 
 
@@ -239,15 +244,17 @@ def refused(surface: HttpSettings, error: Exception, how: BulkRequest) -> Answer
             return _with(problems.of_error(error), {"detail": f"The store failed. {_GOES_ON}"})
         case SupersededError():
             text = "Another run of this list has taken over. Ask again with the same key."
-            return problems.answer(IN_PROGRESS, text, retry_after=1)
+            return problems.answer(IN_PROGRESS, text, retry_after=1, extra=how.honoured.lifetime)
         case KeyReusedError():
             other = None if error.operation_id is None else uuid_bytes(error.operation_id)
-            return problems.key_reused(other, None if error.state is None else State[error.state], "list")
+            reused = problems.key_reused(other, None if error.state is None else State[error.state], "list")
+            return reused._replace(headers=reused.headers + how.honoured.lifetime)
         case CommandError() if type(error) in _VERDICTS:
             kind, text = _VERDICTS[type(error)]
             id = None if error.operation_id is None else uuid_bytes(error.operation_id)
             after = None if error.retry_after_seconds is None else max(1, ceil(error.retry_after_seconds))
-            return problems.answer(kind, text, operation_id=id, retry_after=after)
+            lifetime = () if kind is RECORD_UNREADABLE else how.honoured.lifetime
+            return problems.answer(kind, text, operation_id=id, retry_after=after, extra=lifetime)
         case _:
             return None
 
@@ -350,7 +357,7 @@ def accepted(surface: HttpSettings, operation_id: str, how: BulkRequest) -> Answ
     if problems.operations_path is not None:
         document["operation"] = problems.operations_path.replace("{id}", operation_id)
         headers.append((b"location", document["operation"].encode()))
-    headers += _links(surface, operation_id)
+    headers += how.honoured.headers(uuid_bytes(operation_id) or bytes(16))
     if how.wants_async:
         headers.append((b"preference-applied", b"respond-async"))
     return Answer(202, tuple(headers), json.dumps(document).encode())
@@ -366,13 +373,7 @@ def headers_of(surface: HttpSettings, result: BulkResult, how: BulkRequest) -> l
     headers = [(b"content-type", (LINES_TYPES[0] if how.in_lines else ARRAY_TYPE).encode()), _NO_STORE]
     if result.replayed:
         headers.append(surface.replayed)
-    return headers + _links(surface, result.operation_id)
-
-
-def _links(surface: HttpSettings, operation_id: str) -> list[tuple[bytes, bytes]]:
-    id = uuid_bytes(operation_id)
-    link = None if id is None else surface.problems.operation_link(id)
-    return [] if link is None else [link]
+    return headers + list(how.honoured.headers(uuid_bytes(result.operation_id) or bytes(16)))
 
 
 class Telling:

@@ -27,6 +27,7 @@ from semel.bulk.declaration import (
     no_rollback,
     operation_bytes,
     replayed,
+    with_details,
 )
 from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, KnownItems, Read
 from semel.bulk.handling import CallHandler, Handling, Pipelined
@@ -36,6 +37,7 @@ from semel.bulk.store import Items
 from semel.core.flow import Flow, ask
 from semel.core.model import Superseded
 from semel.core.requests import AsyncUnit, Begin, Perform
+from semel.core.sealing import check_sealer
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.engine.uncancelled import whole
@@ -58,6 +60,7 @@ class AsyncBulk:
         if self.policy.effects == "atomic":
             engine.backend.check_atomic()
         self._items = Items(engine.store)
+        check_sealer(self.policy.operation, self.policy.policy, engine.core.sealer)
         self._looking = Looking(engine.store, self._items, self.policy.operation, engine.core.id_secret)
 
     async def run(
@@ -125,7 +128,8 @@ class AsyncBulk:
     ) -> list[ItemOutcome]:
         """Outcomes in the order of the list: at most ``limit``, those after a place."""
         id = operation_bytes(operation_id)
-        return await self._engine.perform("bulk", lambda: self._items.page(id, after, limit, state, retryable))
+        page = await self._engine.perform("bulk", lambda: self._items.page(id, after, limit, state, retryable))
+        return with_details(page, id, self._engine.core.sealer)
 
     async def outcomes(
         self, operation_id: str, *, state: ItemState | None = None, retryable: bool = False
@@ -171,7 +175,7 @@ class _AsyncWork:
         self._handler = handler
         self._permit = permit
         self._known = known
-        self._handling = Handling(policy, engine.backend, permit.command.scope, permit.grant)
+        self._handling = Handling(policy, engine.backend, permit.command.scope, permit.grant, engine.core.sealer)
         self._unit: AsyncUnit | None = None
 
     async def whole(self, begun: Callable[[str], object] | None) -> Tally:

@@ -23,6 +23,7 @@ from semel.bulk.declaration import (
     no_rollback,
     operation_bytes,
     replayed,
+    with_details,
 )
 from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, KnownItems, Read
 from semel.bulk.handling import CallHandler, Handling, Pipelined
@@ -32,6 +33,7 @@ from semel.bulk.store import Items
 from semel.core.flow import Flow, ask
 from semel.core.model import Superseded
 from semel.core.requests import Begin, Unit
+from semel.core.sealing import check_sealer
 from semel.engine.permit import Permit
 from semel.engine.shield import Hold, shielded
 from semel.engine.sync_engine import Engine
@@ -70,6 +72,7 @@ class Bulk:
         if self.policy.effects == "atomic":
             engine.backend.check_atomic()
         self._items = Items(engine.store)
+        check_sealer(self.policy.operation, self.policy.policy, engine.core.sealer)
         self._looking = Looking(engine.store, self._items, self.policy.operation, engine.core.id_secret)
 
     def run(
@@ -168,7 +171,8 @@ class Bulk:
     ) -> list[ItemOutcome]:
         """Outcomes in the order of the list: at most ``limit``, those after a place."""
         id = operation_bytes(operation_id)
-        return self._engine.perform("bulk", lambda: self._items.page(id, after, limit, state, retryable))
+        page = self._engine.perform("bulk", lambda: self._items.page(id, after, limit, state, retryable))
+        return with_details(page, id, self._engine.core.sealer)
 
     def outcomes(
         self, operation_id: str, *, state: ItemState | None = None, retryable: bool = False
@@ -213,7 +217,7 @@ class _Work:
         self._handler = handler
         self._permit = permit
         self._known = known
-        self._handling = Handling(policy, engine.backend, permit.command.scope, permit.grant)
+        self._handling = Handling(policy, engine.backend, permit.command.scope, permit.grant, engine.core.sealer)
         self._unit: Unit | None = None
 
     def whole(self, begun: Callable[[str], object] | None) -> Tally:

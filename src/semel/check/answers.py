@@ -175,22 +175,35 @@ def _running(operation: CheckedOperation) -> Said:
 
 def _replay(operation: CheckedOperation) -> Said:
     policy = operation.policy
+    if policy.answers == "rebuild":
+        return (
+            "ok",
+            "rebuilt: the resource as it is then, under the original status; where that fails within "
+            f"{seconds(policy.rebuild_seconds)}: 409 with the resource's link, and nothing runs",
+            "",
+        )
+    if policy.answers == "forget":
+        return "ok", "neither: a retry is told that it was done (409 with the operation's link), and nothing runs", ""
+    redacted = f"; without {', '.join(policy.redact)}, which are null" if policy.redact else ""
     if operation.way == "function":
-        return "ok", f"exactly: the stored result, up to {policy.answer_bytes_max} bytes", ""
+        return "ok", f"exactly: the stored result, up to {policy.answer_bytes_max} bytes{redacted}", ""
     extra = f", and {', '.join(sorted(policy.replay_headers))}" if policy.replay_headers else ""
     narrow = "; answers other than 2xx and 3xx are not kept" if policy.replay == "2xx" else ""
     return (
         "ok",
         f"exactly: status, bytes and the allowed headers{extra}, up to {policy.answer_bytes_max} bytes (longer "
-        f"ones are not kept: 409 with the operation's link){narrow}; nothing rebuilds an answer",
+        f"ones are not kept: 409 with the operation's link){narrow}{redacted}",
         "",
     )
 
 
 def _sensitive(operation: CheckedOperation) -> Said:
     policy = operation.policy
+    if policy.covers:
+        return _covered(operation)
     said = f"answers are stored as they are for {seconds(policy.answer_seconds)}: nothing seals or shortens them"
-    remedy = "keep card numbers and tokens out of the answer, restrict who reads the store, or shorten answer_seconds"
+    remedy = "declare answers='seal', 'rebuild' or 'forget', or redact=; "
+    remedy += "keep card numbers and tokens out of the answer, restrict who reads the store, or shorten answer_seconds"
     if policy.steps:
         said += "; results of steps likewise"
     if policy.resumable and operation.engine.core.sealer is None:
@@ -199,6 +212,39 @@ def _sensitive(operation: CheckedOperation) -> Said:
     elif policy.resumable:
         said += "; its request is kept sealed until there is an outcome"
     return "open", said, remedy
+
+
+def _covered(operation: CheckedOperation) -> Said:
+    """What is left to see of an operation whose answers keep a secret."""
+    policy, sealer = operation.policy, operation.engine.core.sealer
+    said = {
+        "keep": f"stored as they are for {seconds(policy.answer_seconds)}",
+        "seal": f"sealed for {seconds(policy.answer_seconds)}",
+        "rebuild": "not stored, but for their status; refusals are " + ("sealed" if sealer else "not stored either"),
+        "forget": "not stored, but for their status",
+    }[policy.answers]
+    said = f"answers are {said}"
+    if policy.redact:
+        said += f", without {', '.join(policy.redact)}"
+    left: list[str] = []
+    remedies: list[str] = []
+    sealed_too = "sealed" if sealer is not None else "stored as they are"
+    if policy.steps:
+        how = sealed_too if policy.answers != "keep" else "stored as they are"
+        said += f"; results of steps are {how}"
+        if how != "sealed":
+            left.append(how)
+            remedies.append("declare answers='seal' for results of steps, with a sealer= for the engine")
+    if policy.resumable:
+        said += f"; its request is {sealed_too} until there is an outcome"
+        if sealer is None:
+            left.append("request")
+            remedies.append("give the engine a sealer= for kept requests (semel.Sealer)")
+    if policy.recipe.algorithm != "hmac-sha256" and operation.way != "function":
+        said += "; the fingerprint of a short or guessable body can be tried out by readers of the store"
+        left.append("fingerprint")
+        remedies.append("where bodies are guessable, declare fingerprint=Recipe(algorithm='hmac-sha256', ...)")
+    return ("open", said, "; ".join(remedies)) if left else ("ok", said, "")
 
 
 # --- the store --------------------------------------------------------------------------------------

@@ -24,11 +24,21 @@ def _replay(operation: CheckedOperation) -> Said:
 
 
 def _sensitive(operation: CheckedOperation) -> Said:
+    how = _declared(operation).answers
+    if how != "keep":
+        what = "sealed" if how == "seal" else "not stored"
+        return (
+            "ok",
+            f"details of items are {what}; their names and result ids are stored as they are for "
+            f"{seconds(operation.policy.tombstone_seconds)}, their content is not",
+            "",
+        )
     return (
         "open",
         f"outcomes of items are stored as they are for {seconds(operation.policy.tombstone_seconds)}, their content is "
-        "not: nothing seals what handlers return",
-        "let handlers return ids and nothing secret, restrict who reads the store, or shorten tombstone_seconds",
+        "not: answers='keep'",
+        "declare answers='seal' or 'forget' for details, let handlers return ids and nothing secret, restrict who "
+        "reads the store, or shorten tombstone_seconds",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Final, TextIO
 
 from semel import __version__
 from semel.cli.arguments import Commands, Parser, add_globals, parse
-from semel.cli.commands import bulk, completion, doctor, openapi, purge, records
+from semel.cli.commands import bulk, completion, doctor, openapi, purge, records, reseal
 from semel.cli.commands import check as checking
 from semel.cli.commands import config as configuring
 from semel.cli.commands import conform as conforming
@@ -54,6 +54,7 @@ _GROUPS: Final = (
     bulk,
     importing,
     purge,
+    reseal,
     working,
     eventing,
     messaging,

@@ -11,13 +11,13 @@ from semel.cli.exits import UsageFailed
 from semel.core.contract import Store
 from semel.engine.backend import shown_url
 from semel.engine.sync_engine import Engine
-from semel.reference.settings import id_secret, store_url
+from semel.reference.settings import id_secret, seal_keys, store_url
 
 
 def connect(options: argparse.Namespace) -> Engine:
     """An engine for ``--url``; nothing is opened yet. Raises UrlError and UsageFailed."""
     url = url_of(options)
-    engine = Engine.connect(url, id_secret=id_secret())
+    engine = Engine.connect(url, id_secret=id_secret(), sealer=seal_keys())
     require_shared(engine.store, url)
     return engine
 

@@ -307,12 +307,37 @@ class Journal:
             )
 
     def forget(self, older_than_seconds: float = KEEP_SECONDS) -> int:
-        """Forget intents that have ended (never open ones) and were not touched for so long. Returns how many."""
+        """Forget intents that are done or refused and were not touched for so long. Returns how many.
+
+        Never open ones, and none in doubt: its name would get a new key, under which the command could take effect a
+        second time. Such a one is forgotten by :meth:`drop`, once a person knows what has become of it.
+        """
         with self._transaction() as connection:
             return connection.execute(
-                "DELETE FROM semel_intent WHERE updated_at < ? AND state <> 'open'",
+                "DELETE FROM semel_intent WHERE updated_at < ? AND state IN ('done', 'refused')",
                 (self._wall() - older_than_seconds,),
             ).rowcount
+
+    def drop(self, name_or_key: str) -> Entry | None:
+        """Forget one intent, whatever its state, so that its name may be used for a new command, under a new key.
+
+        Do so only when you know what has become of it, from your business reference or the operation's status. Returns
+        what was forgotten, or None where there is no such intent. Raises JournalError where it is being sent.
+        """
+        with self._transaction() as connection:
+            entry = self._find(connection, name_or_key, name_or_key)
+            if entry is None:
+                return None
+            now = self._steady()
+            held = connection.execute(
+                "SELECT claim_from, claim_until, claim_place, claim_pid FROM semel_intent "
+                "WHERE intent_key = ? AND claim_token IS NOT NULL",
+                (entry.key,),
+            ).fetchone()
+            if held is not None and held[0] <= now < held[1] and not _is_dead(held[2], held[3]):
+                raise JournalError("this intent is being sent by another process or thread: wait until that has ended")
+            connection.execute("DELETE FROM semel_intent WHERE intent_key = ?", (entry.key,))
+            return entry
 
     # --- reading ---
 

@@ -37,6 +37,13 @@ _NOTHING_RAN: Final = frozenset({425, 429})
 _ABOUT_THE_REQUEST: Final = frozenset({400, 411, 413, 414, 415, 422, 431})
 _SETTLED: Final = frozenset({"SUCCEEDED", "FAILED_REPLAYABLE", "FAILED_NOT_REPLAYABLE"})
 _SECONDS_DIGITS_MAX: Final = 12
+_PERIOD_LENGTH_MAX: Final = 60
+_PERIOD: Final = re.compile(
+    r"P(?:(\d{1,9})Y)?(?:(\d{1,9})M)?(?:(\d{1,9})W)?(?:(\d{1,9})D)?"
+    r"(?:T(?=\d)(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,12}(?:\.\d{1,9})?)S)?)?",
+    re.ASCII,
+)
+_PERIOD_SECONDS: Final = (365 * 86_400, 28 * 86_400, 7 * 86_400, 86_400, 3600, 60, 1)
 # RFC 8288, 3: <target> and its parameters. Quoted text is skipped whole.
 _PARAMETER: Final = re.compile(r';\s*+([\w*-]++)\s*+(?:=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s;,"]*+)))?+\s*+')
 _LINK: Final = re.compile(r'<([^>]*+)>\s*+((?:;\s*+[\w*-]++\s*+(?:=\s*+(?:"(?:[^"\\]|\\.)*+"|[^\s;,"]*+))?+\s*+)*+)')
@@ -235,15 +242,32 @@ class Answered:
 
     @property
     def lifetime_seconds(self) -> float | None:
-        """How long the server says it remembers the key, from its ``Idempotency-Key-Lifetime``; None if it does not."""
-        text = self.headers.get("idempotency-key-lifetime", "").strip()
-        return float(text) if _is_count(text) else None
+        """How long the server says it remembers the key, from its ``Idempotency-Key-Lifetime``; None if it does not.
+
+        >>> Answered(201, {"idempotency-key-lifetime": "PT24H"}).lifetime_seconds
+        86400.0
+        """
+        return period_seconds(self.headers.get("idempotency-key-lifetime", ""))
 
     @property
     def operation(self) -> str | None:
         """The link to the status of the operation, as the server wrote it."""
         found = self.problem.get("operation")
         return found if isinstance(found, str) else status_link(self.headers.get("link", ""))
+
+    @property
+    def documentation(self) -> str | None:
+        """Where a refusal is explained, as the server wrote it: its ``describedby`` link, or its ``type`` as a URL.
+
+        >>> Answered(409, {"link": '</problems#x>; rel="describedby"'}).documentation
+        '/problems#x'
+        """
+        if self.status < 400:
+            return None
+        found = link_of(self.headers.get("link", ""), "describedby")
+        kind = self.problem.get("type")
+        is_url = isinstance(kind, str) and kind.startswith(("https://", "http://"))
+        return str(kind) if found is None and is_url else found
 
     @property
     def retry_after(self) -> float | None:
@@ -664,12 +688,34 @@ def status_link(text: str) -> str | None:
     >>> status_link('</a>; rel="next", </operations/1>; title="x, y"; rel=status')
     '/operations/1'
     """
+    return link_of(text, "status")
+
+
+def link_of(text: str, relation: str) -> str | None:
+    """The target of the first link of a relation in a ``Link`` field."""
     for target, parameters in _LINK.findall(text):
         for name, quoted, token in _PARAMETER.findall(parameters):
-            if name.lower() == "rel" and "status" in (quoted or token).lower().split():
+            if name.lower() == "rel" and relation in (quoted or token).lower().split():
                 found: str = target
                 return found
     return None
+
+
+def period_seconds(text: str) -> float | None:
+    """A span of time in seconds: a whole number of them, or a period of ISO 8601. None where it is neither.
+
+    Parameters of a structured field are left out. A year and a month count as their shortest: 365 and 28 days.
+
+    >>> period_seconds("86400"), period_seconds("P1DT12H"), period_seconds("P2W;v=1"), period_seconds("soon")
+    (86400.0, 129600.0, 1209600.0, None)
+    """
+    text = text.partition(";")[0].strip().strip('"')
+    if _is_count(text):
+        return float(text)
+    found = _PERIOD.fullmatch(text) if len(text) <= _PERIOD_LENGTH_MAX else None
+    if found is None or not any(found.groups()):
+        return None
+    return sum(float(number) * seconds for number, seconds in zip(found.groups("0"), _PERIOD_SECONDS, strict=True))
 
 
 def _is_count(text: str) -> bool:

@@ -106,10 +106,15 @@ REQUESTS: Final = {
     "refused": "a request that the application itself refuses with a 4xx",
     "broken": "a request whose handler fails with a 5xx after its effect",
     "large_answer": "a valid request with a long answer",
+    "huge_answer": "a valid request with an answer of 3 MB or more",
+    "empty_answer": "a valid request that is answered without a body: 204, 205 or 304",
+    "binary_answer": "a valid request whose answer is no text",
+    "stream_answer": "a valid request whose answer is streamed",
+    "other_path": "the same operation and payload with another parameter in its path",
     "number_a": "a valid request with a number beyond the precision of a double",
     "number_b": "as number_a, with the next number",
 }
-HOOKS: Final = ("kill", "restart", "store_off", "store_on", "clock")
+HOOKS: Final = ("kill", "restart", "store_off", "store_on", "store_hang", "clock")
 _TOP: Final = {"format", "request", "callers", "effects", "key", "hooks", "limits", "openapi", "tls", "multipart"}
 _REQUEST: Final = {"method", "path", "json", "body", "content_type", "headers"}
 
@@ -332,9 +337,15 @@ def _hooks(table: _Table) -> tuple[dict[str, Hook], Callable[[str], float]]:
             if not words:
                 raise CaseError(f"{table.name(name)} is empty: give a command as a list of words, or a URL to POST to")
             hooks[name] = words
-    for one, other in (("kill", "restart"), ("restart", "kill"), ("store_off", "store_on"), ("store_on", "store_off")):
-        if one in hooks and other not in hooks:
-            raise CaseError(f"hooks.{one} needs hooks.{other}: what is taken away has to come back")
+    for one, *others in (
+        ("kill", "restart"),
+        ("restart", "kill"),
+        ("store_off", "store_on"),
+        ("store_hang", "store_on"),
+        ("store_on", "store_off", "store_hang"),
+    ):
+        if one in hooks and not any(other in hooks for other in others):
+            raise CaseError(f"hooks.{one} needs hooks.{others[0]}: what is taken away has to come back")
     return hooks, lambda name: table.number(name, 0.0, 0.0, 10_000_000.0)
 
 

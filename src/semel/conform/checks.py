@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from semel.conform.case import Case, Request
+from semel.client.plan import status_link
+from semel.conform.case import REQUESTS, Case, Request
 from semel.conform.catalogue import Check
-from semel.conform.run import IN_PROGRESS, RETRY_SECONDS, Failed, NotTried, Try, with_headers
+from semel.conform.run import IN_PROGRESS, RETRY_SECONDS, Failed, NotTried, Try, now, with_headers
 from semel.conform.wire import Connection, Reply, exchange
 
 Perform = Callable[[Try], Awaitable[None]]
@@ -37,7 +37,7 @@ def check(name: str) -> Callable[[Perform], Perform]:
 def missing(wanted: Check, case: Case) -> str:
     """What the case lacks for a check; empty where it has all."""
     has = {
-        **{name: name in case.requests for name in ("other", "second", "slow", "refused", "broken", "large_answer")},
+        **{name: name in case.requests for name in REQUESTS},
         "numbers": "number_a" in case.requests,
         "caller": bool(case.caller),
         "other_caller": case.other_caller is not None,
@@ -48,6 +48,7 @@ def missing(wanted: Check, case: Case) -> str:
         "openapi": bool(case.openapi),
         "kill": "kill" in case.hooks,
         "store_off": "store_off" in case.hooks,
+        "store_hang": "store_hang" in case.hooks,
         "clock": "clock" in case.hooks and case.expiry_seconds > 0,
         "lease": case.lease_seconds > 0,
     }
@@ -60,6 +61,7 @@ def missing(wanted: Check, case: Case) -> str:
         "optional": "key.required is true",
         "kill": "the case has no hooks.kill and hooks.restart",
         "store_off": "the case has no hooks.store_off and hooks.store_on",
+        "store_hang": "the case has no hooks.store_hang and hooks.store_on",
         "clock": "the case has no hooks.clock and hooks.expiry_seconds",
         "lease": "the case has no hooks.lease_seconds",
     }
@@ -136,7 +138,7 @@ def problem(reply: Reply) -> dict[str, Any]:
 
 def has_link(reply: Reply) -> bool:
     """Whether an error leads to documentation: a Link header, or a URI in its body."""
-    link = (reply.header("link") or "").lower()
+    link = ", ".join(value for name, value in reply.headers if name.lower() == "link").lower()
     if "describedby" in link or 'rel="help"' in link or "rel=help" in link:
         return True
     return any(isinstance(value, str) and "://" in value for value in problem(reply).values())
@@ -498,6 +500,72 @@ async def _(t: Try) -> None:
     await t.expect_effects(1, again.text())
 
 
+@check("replay-huge-answer")
+async def _(t: Try) -> None:
+    first, again = await twice(t, t.needs("huge_answer"))
+    if again.status >= 500 or not again.status:
+        raise Failed(f"after an answer of {len(first.body)} bytes the retry got {again.text()}")
+    if again.ok and again.body != first.body:
+        raise Failed(f"{len(first.body)} bytes first, then {len(again.body)} bytes as {again.text()}")
+    await t.expect_effects(1, f"the retry got {again.text()}")
+
+
+@check("replay-binary")
+async def _(t: Try) -> None:
+    first, again = await twice(t, t.needs("binary_answer"))
+    if again.ok and again.body != first.body:
+        raise Failed(f"{len(first.body)} bytes first, then {len(again.body)} other bytes as {again.text()}")
+    await t.expect_effects(1, f"the retry got {again.text()}")
+
+
+@check("replay-stream")
+async def _(t: Try) -> None:
+    first, again = await twice(t, t.needs("stream_answer"))
+    if again.ok and again.body != first.body:
+        raise Failed(f"{len(first.body)} bytes first, then {len(again.body)} bytes as {again.text()}")
+    await t.expect_effects(1, f"the retry got {again.text()}")
+
+
+async def _empty(t: Try) -> tuple[str, Request, Reply]:
+    key, request = t.key(), t.needs("empty_answer")
+    first = await t.send(key, request)
+    if first.status not in (204, 205, 304):
+        raise NotTried(f"[empty_answer] got {first.text()}, not 204, 205 or 304")
+    return key, request, first
+
+
+@check("replay-empty")
+async def _(t: Try) -> None:
+    key, request, first = await _empty(t)
+    again = await t.send(key, request)
+    if again.status != first.status:
+        raise Failed(f"first {first.text()}, then {again.text()} with {len(again.body)} bytes")
+    await t.expect_effects(1, f"the retry got {again.text()}")
+
+
+@check("replay-empty-framing")
+async def _(t: Try) -> None:
+    key, request, first = await _empty(t)
+    async with asyncio.timeout(t.case.limits.timeout_seconds), Connection(t.target) as connection:
+        await connection.write(t.encode(key, request))
+        again = await connection.read(request.method)
+        more = await connection.leftover() if again.status == first.status else b""
+    if more:
+        raise Failed(f"after the retry's {again.status} came {len(more)} byte(s) of a body")
+    length, coding = again.header("content-length"), again.header("transfer-encoding")
+    if again.status == 204 and (length is not None or coding is not None):
+        raise Failed(f"the retry's 204 has {'Content-Length' if length is not None else 'Transfer-Encoding'}")
+
+
+@check("replay-etag")
+async def _(t: Try) -> None:
+    first, again = await twice(t)
+    if first.header("etag") is None:
+        raise NotTried("the first answer has no ETag")
+    if again.ok and again.header("etag") != first.header("etag"):
+        raise Failed(f"ETag {first.header('etag')} first, then {again.header('etag')}")
+
+
 # --- another request under the same key ---
 
 
@@ -587,6 +655,25 @@ async def _(t: Try) -> None:
     await t.expect_effects(1, f"GET got {other.text()}")
 
 
+@check("other-head")
+async def _(t: Try) -> None:
+    key, request = t.key(), t.case.request
+    first = await t.first(key)
+    other = await t.send(key, Request("HEAD", request.path, b"", "", request.headers))
+    place = first.header("location")
+    if other.ok and (marked(t, other) or (place is not None and other.header("location") == place)):
+        raise Failed(f"HEAD with the same key got {other.text()} with the first request's headers")
+    await t.expect_effects(1, f"HEAD got {other.text()}")
+
+
+@check("other-path")
+async def _(t: Try) -> None:
+    key = t.key()
+    first = await t.first(key)
+    other = await t.send(key, t.needs("other_path"))
+    await not_replayed(t, first, other, "another parameter in the path")
+
+
 @check("other-duplicate-names")
 async def _(t: Try) -> None:
     members, other = t.case.request.members, t.needs("other").members
@@ -671,20 +758,28 @@ async def _(t: Try) -> None:
         raise Failed(f"50,000 nested arrays got {reply.text()}")
 
 
+def _form(t: Try, boundary: str, values: Mapping[str, str]) -> Request:
+    parts = "".join(
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in values.items()
+    )
+    return t.case.request.with_body(f"{parts}--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}")
+
+
+@check("multipart-other")
+async def _(t: Try) -> None:
+    key, values = t.key(), t.case.multipart
+    first = await t.first(key, _form(t, "conform-one", values))
+    name = next(iter(values))
+    other = await t.send(key, _form(t, "conform-one", {**values, name: f"{values[name]}1"}))
+    await not_replayed(t, first, other, f"a form with another {name!r}")
+
+
 @check("multipart-boundary")
 async def _(t: Try) -> None:
-    def form(boundary: str) -> Request:
-        parts = "".join(
-            f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
-            for name, value in t.case.multipart.items()
-        )
-        return t.case.request.with_body(
-            f"{parts}--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
-        )
-
     key = t.key()
-    await t.first(key, form("conform-one"))
-    again = await t.send(key, form("conform-two"))
+    await t.first(key, _form(t, "conform-one", t.case.multipart))
+    again = await t.send(key, _form(t, "conform-two", t.case.multipart))
     if not again.ok:
         raise Failed(f"the same parts with another boundary got {again.text()}")
     await t.expect_effects(1, again.text())
@@ -794,6 +889,51 @@ async def _(t: Try) -> None:
     first, again = await t.send(key, request), await t.send(key, request)
     if first.status >= 500 and again.ok and await t.grown() == 0:
         raise Failed(f"first {first.text()}, then {again.text()}, and nothing has happened")
+
+
+# --- the status of an operation, and how long a key lives ---
+
+
+async def _status(t: Try) -> tuple[str, str, Reply, Request]:
+    """A key, the link to its operation's status, and what the link leads to."""
+    key = t.key()
+    first = await t.first(key)
+    link = status_link(", ".join(value for name, value in first.headers if name.lower() == "link"))
+    base = t.target.base
+    if link is None or not link.startswith(f"{base}/"):
+        raise NotTried('no Link with rel="status" to a path below the URL is in the answer')
+    request = Request("GET", link.removeprefix(base), b"", "")
+    return key, link, await t.send(None, request), request
+
+
+@check("status-link")
+async def _(t: Try) -> None:
+    _, link, found, _ = await _status(t)
+    if found.status != 200 or not problem(found):
+        raise Failed(f"the status link {link[:80]} leads to {found.text()}, not to 200 with a JSON object")
+
+
+@check("status-other")
+async def _(t: Try) -> None:
+    _, _, _, request = await _status(t)
+    other = await t.send(None, request, caller=t.case.other_caller)
+    if other.ok:
+        raise Failed(f"another caller's question about this operation got {other.text()}")
+
+
+@check("status-no-secrets")
+async def _(t: Try) -> None:
+    key, _, found, _ = await _status(t)
+    if key.encode() in found.body:
+        raise Failed("the status of the operation shows the key")
+
+
+@check("lifetime")
+async def _(t: Try) -> None:
+    first, again = await twice(t)
+    values = [reply.header("idempotency-key-lifetime") for reply in (first, again)]
+    if None in values or values[0] != values[1]:
+        raise Failed(f"Idempotency-Key-Lifetime is {values[0] or 'missing'} first, then {values[1] or 'missing'}")
 
 
 # --- callers ---
@@ -1056,6 +1196,24 @@ async def _(t: Try) -> None:
         raise Failed(f"the operation does not document {', '.join(lacks)}")
 
 
+@check("openapi-required")
+async def _(t: Try) -> None:
+    for each in (await _document(t)).get("parameters", []):
+        if isinstance(each, dict) and str(each.get("name", "")).lower() == t.case.key_header.lower():
+            if each.get("required", False) is not t.case.key_required:
+                raise Failed(f"{t.case.key_header} is documented with required: {each.get('required', False)}")
+            return
+    raise NotTried(f"the operation documents no header {t.case.key_header}")
+
+
+@check("openapi-statuses")
+async def _(t: Try) -> None:
+    documented = {str(status) for status in (await _document(t)).get("responses", {})}
+    status = (await t.first(t.key())).status
+    if not {str(status), f"{status // 100}XX", "default"} & documented:
+        raise Failed(f"the operation answers {status} and documents {', '.join(sorted(documented)) or 'nothing'}")
+
+
 # --- crashes, outages, time: with hooks ---
 
 
@@ -1095,8 +1253,8 @@ async def _(t: Try) -> None:
 @check("crash-not-forever")
 async def _(t: Try) -> None:
     key, slow = await _crash_while_running(t)
-    begun = time.monotonic()
-    while time.monotonic() - begun < t.case.lease_seconds * 2 + 0.2:
+    begun = now()
+    while now() - begun < t.case.lease_seconds * 2 + 0.2:
         reply = await t.send(key, slow)
         if reply.status and reply.header("retry-after") is None and reply.status < 500:
             return
@@ -1104,8 +1262,8 @@ async def _(t: Try) -> None:
     raise Failed(f"two leases after a kill the retry still gets {reply.text()} with Retry-After")
 
 
-async def _outage(t: Try, act: Callable[[], Awaitable[Reply]]) -> Reply:
-    await t.hook("store_off")
+async def _outage(t: Try, act: Callable[[], Awaitable[Reply]], hook: str = "store_off") -> Reply:
+    await t.hook(hook)
     try:
         return await act()
     finally:
@@ -1135,6 +1293,18 @@ async def _(t: Try) -> None:
     reply = await _outage(t, lambda: t.send(t.key()))
     if reply.status != 503 and not reply.ok:
         raise Failed(f"without its store: {reply.text()}, not 503")
+
+
+@check("outage-hang")
+async def _(t: Try) -> None:
+    key = t.key()
+    reply = await _outage(t, lambda: t.send(key), "store_hang")
+    if not reply.status or reply.ok:
+        raise Failed(f"while its store hangs: {reply.text()}, not an error within its time")
+    again = await t.settled(key)
+    found = await t.grown()
+    if found > 1:
+        raise Failed(f"while its store hangs: {reply.text()}, afterwards {again.text()}; {found} effects happened")
 
 
 @check("outage-recovers")

@@ -16,7 +16,13 @@ from semel.conform.report import Report, Result
 from semel.conform.wire import Connection, Header, Reply, Target, encode, exchange, explain, is_private, parse_target
 
 RETRY_SECONDS: Final = 0.05
+RESTART_SECONDS: Final = 5.0
 IN_PROGRESS: Final = frozenset({409, 425, 429, 503})
+
+
+def now() -> float:
+    """The event loop's clock, by which every wait is measured."""
+    return asyncio.get_running_loop().time()
 
 
 class CannotRun(Exception):
@@ -149,10 +155,10 @@ class Try:
 
     async def settled(self, key: str, request: Request | None = None, seconds: float | None = None) -> Reply:
         """Retry until the answer is final: neither silence nor "in progress"."""
-        ends = time.monotonic() + (self.case.limits.timeout_seconds if seconds is None else seconds)
+        ends = now() + (self.case.limits.timeout_seconds if seconds is None else seconds)
         while True:
             reply = await self.send(key, request)
-            if (reply.status and reply.status not in IN_PROGRESS) or time.monotonic() > ends:
+            if (reply.status and reply.status not in IN_PROGRESS) or now() > ends:
                 return reply
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -179,12 +185,12 @@ class Try:
 
     async def await_service(self) -> None:
         """After a restart: wait until the API accepts connections again. Raises Failed."""
-        ends = time.monotonic() + 30
+        ends = now() + 30
         while True:
             reply = await self._counter._get(self.case.effects.get or "/", self.case.caller)
             if reply.status:
                 return
-            if time.monotonic() > ends:
+            if now() > ends:
                 raise Failed("the API did not come back within 30 s after hooks.restart")
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -222,15 +228,25 @@ async def conform(
     try:
         async with Counter(case, get) as counter:
             unit = await _baseline(Try(target, case, counter, chosen.profile, 1))
+            gone = ""
             for number, check in enumerate(checks):
                 tell(number, len(checks), check.id)
+                if gone:
+                    results.append(Result(check, "not-tried", f"the API ended during {gone}: start it again"))
+                    continue
                 failed = {each.check.id for each in results if each.outcome == "failed"}
                 cause = next((name for name in check.after if name in failed), None)
                 if cause is not None:
                     results.append(Result(check, "not-tried", f"{cause} failed, so this would say nothing new"))
                     continue
-                results.append(await _perform(check, Try(target, case, counter, chosen.profile, unit)))
-            await _check_count(Try(target, case, counter, chosen.profile, unit))
+                result = await _perform(check, Try(target, case, counter, chosen.profile, unit))
+                if not await _listens(target):
+                    gone = check.id
+                    came = f"{result.came}; " if result.came else ""
+                    result = replace(result, outcome="failed", came=f"{came}the API ended: it takes no connections")
+                results.append(result)
+            if not gone:
+                await _check_count(Try(target, case, counter, chosen.profile, unit))
     except CountError as error:
         raise CannotRun(str(error), "correct the case file or the API, and run it again") from None
     tell(len(checks), len(checks), "")
@@ -283,6 +299,19 @@ async def _connect(target: Target, timeout_seconds: float) -> None:
             remedy = "correct the certificate, give tls.ca_file, or write http://"
             raise CannotRun(f"{host}: {trouble}", remedy) from None
         raise CannotRun(f"{host} cannot be reached: {trouble}", "start the API first, or correct the URL") from None
+
+
+async def _listens(target: Target) -> bool:
+    """Whether the API takes connections, or does so again within a few seconds, where something restarts it."""
+    ends = now() + RESTART_SECONDS
+    while True:
+        try:
+            async with asyncio.timeout(RESTART_SECONDS), Connection(target):
+                return True
+        except OSError:
+            if now() > ends:
+                return False
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 async def _baseline(attempt: Try) -> int:

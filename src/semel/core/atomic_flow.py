@@ -122,7 +122,7 @@ def _end_unit(
         raise (yield from note_early_commit(store, grant))
     if not isinstance(outcome, Refused) or has_left_writes(unit):
         return Settled()
-    reply = yield from ask(Perform("refuse", lambda: refuse(store, claim, outcome, under)))
+    reply = yield from ask(Perform("refuse", lambda: refuse(store, claim, outcome, under, word)))
     return reply if isinstance(reply, Settled) else Superseded(None)
 
 
@@ -228,10 +228,13 @@ def _stands(row: Record | None, grant: Grant) -> bool:
     return row is not None and row.nonce == grant.nonce and row.state == State.SUCCEEDED
 
 
-def refuse(store: Store, claim: Claim, outcome: Refused | Unprovable, under: Under | None) -> Flow[Verdict | Settled]:
+def refuse(
+    store: Store, claim: Claim, outcome: Refused | Unprovable, under: Under | None, word: Settlement | None = None
+) -> Flow[Verdict | Settled]:
     """Store a definite refusal whose business writes were rolled back, or a doubt: claim and settle in one commit.
 
-    If another answer is there by then, that verdict is returned and nothing is written.
+    If another answer is there by then, that verdict is returned and nothing is written. ``word``: the holder's, whose
+    answer is the refusal's as it is to be stored.
     """
     yield from store.together()
     verdict = yield from store.claim_here(claim)
@@ -240,7 +243,10 @@ def refuse(store: Store, claim: Claim, outcome: Refused | Unprovable, under: Und
         claim = again
     if not isinstance(verdict, Proceed):
         return verdict
-    [reply] = yield from store.settle((settlement(verdict.grant, outcome),))
+    refusal = settlement(verdict.grant, outcome)
+    if word is not None:
+        refusal = refusal._replace(answer=word.answer, answer_kind=word.answer_kind)
+    [reply] = yield from store.settle((refusal,))
     if not isinstance(reply, Settled):
         raise StoreUnavailable("the refusal could not be stored beside its own claim")
     return reply

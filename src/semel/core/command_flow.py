@@ -43,6 +43,8 @@ Under = Callable[[str], bytes | tuple[bytes, ...] | None]
 IN_OTHER_TERMS = (Unreadable, KeyReused)
 """Verdicts that may mean the same request, recorded otherwise."""
 LOOK_SECONDS_MIN = 0.001
+_SUCCEEDED = State.SUCCEEDED
+_NONE, _KEPT, _NOT_KEPT = AnswerKind.NONE, AnswerKind.KEPT, AnswerKind.NOT_KEPT
 
 
 def claim_recast(store: Store, claim: Claim, verdict: Verdict, under: Under | None) -> Flow[Verdict]:
@@ -180,29 +182,23 @@ def settlement(
     grant: Grant, outcome: Outcome, *, kept: bool = True, resource: tuple[str | None, str | None] = (None, None)
 ) -> Settlement:
     """The holder's last word for an outcome. ``kept`` False: the answer went through and was not captured."""
-    doubt: str | None = None
-    cause: str | None = None
-    stored: Answer | None = None
-    match outcome:
-        case Succeeded(answer):
-            state, stored = State.SUCCEEDED, answer
-        case Refused(answer):
-            state, stored = State.FAILED_REPLAYABLE, answer
-        case Released(reason, proven, resumes):
-            state = State.CLAIMED if resumes else State.FAILED_NOT_REPLAYABLE if proven else State.PROCESSING
-            doubt = reason
-        case _:
-            state, doubt, cause = State.UNKNOWN, outcome.doubt, outcome.cause
-    kind = AnswerKind.NONE if stored is None else AnswerKind.KEPT if kept else AnswerKind.NOT_KEPT
-    return Settlement(
-        grant.id,
-        grant.fence,
-        grant.nonce,
-        state,
-        stored,
-        kind,
-        doubt,
-        cause,
-        resource_type=resource[0],
-        resource_id=resource[1],
+    state, stored, doubt, cause = _written_of(outcome)
+    kind = _NONE if stored is None else _KEPT if kept else _NOT_KEPT
+    return tuple.__new__(
+        Settlement,
+        (grant.id, grant.fence, grant.nonce, state, stored, kind, doubt, cause, None, *resource, False, ()),
     )
+
+
+def _written_of(outcome: Outcome) -> tuple[State, Answer | None, str | None, str | None]:
+    """The state, answer, doubt and cause that an outcome is recorded with."""
+    if isinstance(outcome, Succeeded):  # nearly every command ends so
+        return _SUCCEEDED, outcome.answer, None, None
+    match outcome:
+        case Refused(answer):
+            return State.FAILED_REPLAYABLE, answer, None, None
+        case Released(reason, proven, resumes):
+            freed = State.FAILED_NOT_REPLAYABLE if proven else State.PROCESSING
+            return State.CLAIMED if resumes else freed, None, reason, None
+        case _:
+            return State.UNKNOWN, None, outcome.doubt, outcome.cause

@@ -19,6 +19,7 @@ from semel.core.model import (
     Purged,
     Record,
     Renewal,
+    Reseal,
     Resolution,
     Resolving,
     Settlement,
@@ -165,6 +166,9 @@ class Store(Protocol):
 
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         """Settle an UNKNOWN (or lapsed) record by compare-and-set, and write it to the audit trail."""
+
+    def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
+        """Store answers in another form; False where a record is gone, or has another answer than was seen."""
 
     def lapse(self, limit: int) -> Flow[list[Record]]:
         """Make lapsed records whose outcome is unknown visible as UNKNOWN; returns those it marked."""

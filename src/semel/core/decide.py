@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from semel.core.model import (
+    ANSWERED_STATES,
     RECORD_FORMAT,
     AfterExpiry,
     Answer,
@@ -26,10 +27,12 @@ from semel.core.model import (
     NotReplayable,
     OutcomeUnknown,
     Proceed,
+    Rebuild,
     Record,
     Replay,
     State,
     Unreadable,
+    Unseal,
     Verdict,
 )
 from semel.core.record import answer_of, is_sound, state_of, uuid_of
@@ -56,8 +59,11 @@ class Situation(Enum):
     IDEMPOTENT_ATTEMPTS_OVER = "PROCESSING, lapsed, IDEMPOTENT, past attempts_max"
     EXTERNAL_LAPSED = "PROCESSING, lapsed, EXTERNAL"
     ANSWER_KEPT = "SUCCEEDED, answer kept"
+    ANSWER_SEALED = "SUCCEEDED, answer sealed"
+    ANSWER_REBUILT = "SUCCEEDED, answer to be rebuilt"
     ANSWER_NOT_KEPT = "SUCCEEDED, answer not kept"
     REFUSAL_KEPT = "FAILED_REPLAYABLE, answer kept"
+    REFUSAL_SEALED = "FAILED_REPLAYABLE, answer sealed"
     REFUSAL_NOT_KEPT = "FAILED_REPLAYABLE, answer not kept"
     NOTHING_HAPPENED = "FAILED_NOT_REPLAYABLE"
     UNKNOWN = "UNKNOWN"
@@ -93,8 +99,11 @@ TABLE: Final[Mapping[Situation, Rule]] = {
     Situation.IDEMPOTENT_ATTEMPTS_OVER: Rule(OutcomeUnknown, "it keeps crashing its workers"),
     Situation.EXTERNAL_LAPSED: Rule(OutcomeUnknown, "the effect may have happened, and nobody can prove it"),
     Situation.ANSWER_KEPT: Rule(Replay, "the effect is committed and the answer stored"),
+    Situation.ANSWER_SEALED: Rule(Unseal, "replayed once it is opened; what does not open is never shown"),
+    Situation.ANSWER_REBUILT: Rule(Rebuild, "made again of what is there today; the handler never runs for that"),
     Situation.ANSWER_NOT_KEPT: Rule(NotReplayable, "it was done; its answer could not be kept"),
     Situation.REFUSAL_KEPT: Rule(Replay, "a definite refusal is stable"),
+    Situation.REFUSAL_SEALED: Rule(Unseal, "a definite refusal is stable, and opened as an answer is"),
     Situation.REFUSAL_NOT_KEPT: Rule(NotReplayable, "a definite refusal whose answer could not be kept"),
     Situation.NOTHING_HAPPENED: Rule(Proceed, "proven: no effect happened"),
     Situation.UNKNOWN: Rule(OutcomeUnknown, "until the holder, a reconciler or an operator settles it"),
@@ -154,6 +163,7 @@ _WAS: Final = {
     Situation.IDEMPOTENT_LAPSED: Was.IDEMPOTENT,
     Situation.EXTERNAL_LAPSED: Was.EXTERNAL,
 }
+_KEPT: Final = AnswerKind.KEPT
 _UNANSWERED: Final = (AnswerKind.NONE, AnswerKind.NOT_KEPT)
 
 
@@ -195,9 +205,14 @@ def situation(row: Record | None, claim: Claim, now: int, *, begun: bool = True)
 def _answered(row: Record, claim: Claim, now: int) -> Situation:
     if row.answer_until is not None and now >= row.answer_until:
         return Situation.EXPIRED_NEW if row.after_expiry == AfterExpiry.NEW else Situation.EXPIRED
-    if row.answer_kind != AnswerKind.KEPT:
-        return Situation.ANSWER_NOT_KEPT if row.state == State.SUCCEEDED else Situation.REFUSAL_NOT_KEPT
-    return Situation.ANSWER_KEPT if row.state == State.SUCCEEDED else Situation.REFUSAL_KEPT
+    succeeded = row.state == State.SUCCEEDED
+    if row.answer_kind == AnswerKind.KEPT:
+        return Situation.ANSWER_KEPT if succeeded else Situation.REFUSAL_KEPT
+    if row.answer_kind == AnswerKind.SEALED:
+        return Situation.ANSWER_SEALED if succeeded else Situation.REFUSAL_SEALED
+    if row.answer_kind == AnswerKind.REBUILT and succeeded:
+        return Situation.ANSWER_REBUILT
+    return Situation.ANSWER_NOT_KEPT if succeeded else Situation.REFUSAL_NOT_KEPT
 
 
 def _open(row: Record, claim: Claim, now: int, begun: bool) -> Situation:
@@ -266,11 +281,19 @@ def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) ->
         return Proceed(first_grant(claim, now))
     found = situation(row, claim, now, begun=begun)
     verdict = TABLE[found].verdict
-    if verdict is Replay:
+    if verdict is Replay or verdict is Unseal:
         answer = answer_of(row)
         if answer is None:
             return Unreadable(row.operation_id, "corrupt")
-        return Replay(answer, row.operation_id, State(row.state))
+        state = State(row.state)
+        return (
+            Replay(answer, row.operation_id, state)
+            if verdict is Replay
+            else Unseal(row.id, answer, row.operation_id, state)
+        )
+    if verdict is Rebuild:
+        resource = (row.resource_type, row.resource_id, row.business_ref)
+        return Rebuild(row.status, row.operation_id, State(row.state), *resource)
     if verdict is Proceed:
         return Proceed(grant_again(row, claim, now, found))
     if verdict is InProgress:
@@ -290,6 +313,27 @@ def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) ->
     return Unreadable(uuid_of(row), "corrupt")
 
 
+def kept_answer(row: Record | None, id: bytes, recipe: str, fingerprint: bytes, now: int) -> Replay | None:
+    """The replay that any attempt with this fingerprint gets, without the attempt; None wherever it takes more to tell.
+
+    What :func:`decide` says of :attr:`Situation.ANSWER_KEPT` and :attr:`Situation.REFUSAL_KEPT`, and of nothing else.
+    """
+    if (
+        row is None
+        or row.fingerprint != fingerprint
+        or row.recipe != recipe
+        or row.answer_kind != _KEPT
+        or row.state not in ANSWERED_STATES
+        or (row.answer_until is not None and now >= row.answer_until)
+        or row.id != id
+        or row.format != RECORD_FORMAT
+        or not is_sound(row)
+    ):
+        return None
+    answer = answer_of(row)
+    return None if answer is None else Replay(answer, row.operation_id, State(row.state))
+
+
 def _standing(row: Record, now: int) -> State | None:
     """The state of a record, as an attempt that wants something else may be told of it."""
     state = state_of(row)
@@ -304,20 +348,23 @@ def first_grant(claim: Claim, now: int) -> Grant:
     deadline_at = now + terms.deadline_us
     lease_until = lease_end(now, terms.lease_us, deadline_at)
     # In the order of Grant's fields: this is the one grant that every command pays for.
-    return Grant(
-        claim.id,
-        claim.nonce,
-        now,  # fence
-        terms.starts,
-        0,  # generation
-        1,  # attempt
-        0,  # lapses
-        claim.operation_id,
-        now,  # created
-        now,  # first started
-        lease_until,
-        deadline_at,
-        now + terms.dedup_us,
+    return tuple.__new__(
+        Grant,
+        (
+            claim.id,
+            claim.nonce,
+            now,  # fence
+            terms.starts,
+            0,  # generation
+            1,  # attempt
+            0,  # lapses
+            claim.operation_id,
+            now,  # created
+            now,  # first started
+            lease_until,
+            deadline_at,
+            now + terms.dedup_us,
+        ),
     )
 
 
@@ -384,6 +431,7 @@ __all__ = [
     "first_grant",
     "grant_again",
     "is_grant_new",
+    "kept_answer",
     "lapsed_situation",
     "needs_steps",
     "situation",

@@ -44,8 +44,12 @@ class AnswerKind(IntEnum):
     NONE = 0  # none yet
     KEPT = 1
     NOT_KEPT = 2  # it was too long, endless, or has been dropped
-    SEALED = 3
-    REBUILT = 4
+    SEALED = 3  # encrypted: the engine opens it
+    REBUILT = 4  # nothing of it is stored but its status: the operation's builder makes it again
+
+
+ANSWERABLE = (AnswerKind.KEPT, AnswerKind.SEALED, AnswerKind.REBUILT)  # a retry gets an answer
+STORED_ANSWERS = (AnswerKind.KEPT, AnswerKind.SEALED)  # their headers and body are in the store
 
 
 class AfterExpiry(IntEnum):
@@ -215,6 +219,28 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
+class Unseal:
+    """Open the sealed answer and give it again. Only the engine can: what leaves it is a Replay, or Unreadable."""
+
+    id: bytes  # of the record that it was sealed for
+    answer: Answer  # its status in clear, the rest sealed
+    operation_id: bytes
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """Have the operation's builder make the answer again. What leaves the engine is a Replay, or NotReplayable."""
+
+    status: int | None
+    operation_id: bytes
+    state: State
+    resource_type: str | None = None
+    resource_id: str | None = None
+    business_ref: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class InProgress:
     """Somebody runs it now; ``lease_left_us`` until the holder must have renewed.
 
@@ -270,18 +296,22 @@ class ReferenceTaken:
 class Unreadable:
     """This process cannot go on from the record. Never run again.
 
-    ``reason``: ``recipe`` (unknown here, and named), ``corrupt``, or ``steps`` (some have begun, and this process's
-    operation declares none).
+    ``reason``: ``recipe`` (unknown here, and named), ``corrupt``, ``steps`` (some have begun, and this process's
+    operation declares none), ``unsealed`` (its answer is sealed, and this process has no sealer), ``sealing-key`` (it
+    has one, without the key), or ``seal`` (the answer does not open: it was changed, or is another record's).
     """
 
     operation_id: bytes
     reason: str
     recipe: str | None = None
+    key: str | None = None  # the name of the sealing key
 
 
 Verdict = (
     Proceed
     | Replay
+    | Unseal
+    | Rebuild
     | InProgress
     | KeyReused
     | OutcomeUnknown
@@ -355,6 +385,7 @@ class Resolution(NamedTuple):
     resource_id: str | None = None
     step: str | None = None  # in doubt when somebody looked; "did not happen" speaks of a step in doubt alone
     result: bytes | None = None  # of the step in doubt, in JSON: that one happened, and the execution goes on
+    answer_kind: AnswerKind = AnswerKind.KEPT  # of an answer that is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +410,15 @@ class MovedOn:
 
 
 Resolving = Resolved | TooEarly | MovedOn
+
+
+class Reseal(NamedTuple):
+    """A stored answer in another form: sealed now, or under another key. ``seen`` is the digest of what it replaces."""
+
+    id: bytes
+    seen: bytes
+    answer: Answer
+    answer_kind: AnswerKind
 
 
 class Find(NamedTuple):

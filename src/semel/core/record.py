@@ -7,22 +7,35 @@ damage that leaves another record that could be, such as one with other effects 
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
+from hashlib import sha256 as _sha256
 from struct import Struct
 from typing import get_type_hints
 
-from semel.core.model import OPEN_STATES, AfterExpiry, Answer, AnswerKind, Effects, Find, Record, State
+from semel.core.model import (
+    OPEN_STATES,
+    STORED_ANSWERS,
+    AfterExpiry,
+    Answer,
+    AnswerKind,
+    Effects,
+    Find,
+    Record,
+    State,
+)
+from semel.core.sealing import MARK
 
 DIGEST_BYTES = 16
 _UUID_BYTES = 16
 _REMEMBERED_BYTES_MAX = 128
+_NAMELESS = b"\x00\x00"  # how the headers of a sealed answer begin, and no others: a name of no bytes
 _PAIR = Struct(">HI")  # length of the name, length of the value
 
 
 def pack_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     """Header pairs in their order, each framed by the lengths of name and value."""
-    return b"".join([_PAIR.pack(len(name), len(value)) + name + value for name, value in headers])
+    pack = _PAIR.pack
+    return b"".join([pack(len(name), len(value)) + name + value for name, value in headers])
 
 
 def unpack_headers(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
@@ -51,22 +64,22 @@ _unpacked_before = lru_cache(maxsize=256)(_unpacked)
 
 def answer_digest(status: int | None, header_block: bytes, body: bytes) -> bytes:
     """16 bytes of SHA-256 over the stored answer."""
-    hashing = hashlib.sha256(b"semel.answer.1:%d:%d:" % (-1 if status is None else status, len(header_block)))
-    hashing.update(header_block)
-    hashing.update(body)
-    return hashing.digest()[:DIGEST_BYTES]
+    head = b"semel.answer.1:%d:%d:%b" % (-1 if status is None else status, len(header_block), header_block)
+    return _sha256(head + body).digest()[:DIGEST_BYTES]
 
 
 def answer_of(row: Record) -> Answer | None:
-    """The stored answer, or None where it is corrupt."""
+    """The stored answer, as it is stored: a sealed one is sealed. None where there is none, or it is corrupt."""
     # SQLite keeps a value of any type in any column: a statement by hand may have left text.
-    if row.answer_kind != AnswerKind.KEPT or not isinstance(row.headers, bytes) or not isinstance(row.body, bytes):
+    if row.answer_kind not in STORED_ANSWERS or not isinstance(row.headers, bytes) or not isinstance(row.body, bytes):
         return None
     try:
         if answer_digest(row.status, row.headers, row.body) != row.answer_digest:
             return None
     except TypeError:
         return None  # the status is no number
+    if row.answer_kind == AnswerKind.KEPT and row.body.startswith(MARK) and row.headers.startswith(_NAMELESS):
+        return None  # a sealed answer whose kind was changed: what is sealed is never shown
     headers = unpack_headers(row.headers)
     return None if headers is None else Answer(row.status, headers, row.body)
 

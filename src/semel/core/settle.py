@@ -9,12 +9,14 @@ from __future__ import annotations
 from semel.core.decide import Situation, doubt_of, lapsed_situation
 from semel.core.model import (
     OPEN_STATES,
+    STORED_ANSWERS,
     AlreadyMine,
     AnswerKind,
     Effects,
     MovedOn,
     Record,
     Renewal,
+    Reseal,
     Resolution,
     Resolved,
     Settled,
@@ -32,6 +34,10 @@ from semel.steps.rules import Steps, doubtful, has_begun
 # A holder whose fence and nonce still stand may settle even after the record reads UNKNOWN.
 SETTLEABLE = (*OPEN_STATES, State.UNKNOWN)
 _NO_END = (None, None, None)
+_PROCESSING = State.PROCESSING
+_FAILED_NOT_REPLAYABLE = State.FAILED_NOT_REPLAYABLE
+_SETTLED = Settled()
+_WITHOUT_OUTCOME = (State.CLAIMED, State.UNKNOWN)
 
 # A settlement writes these and all columns from settled_at on. It is spelled by position, because every command
 # pays for it; that the order is the record's is checked when this module is loaded.
@@ -55,15 +61,15 @@ def settled_row(row: Record | None, word: Settlement, now: int) -> tuple[Settlin
         return Superseded(None), None
     if not holds(row, word.fence, word.nonce):
         return Superseded(state_of(row)), None
-    if word.state == State.FAILED_NOT_REPLAYABLE and may_have_begun_before(row):
+    if word.state == _FAILED_NOT_REPLAYABLE and may_have_begun_before(row):
         word = word._replace(state=given_back_state(row))
     answer = word.answer
     block = None if answer is None else pack_headers(answer.headers)
     digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
-    if row.state not in SETTLEABLE or relinquished(row):
+    if (row.state != _PROCESSING or row.lease_until == 0) and (row.state not in SETTLEABLE or relinquished(row)):
         mine = row.state == word.state and row.answer_digest == digest
         return (AlreadyMine() if mine else Superseded(state_of(row))), None
-    return Settled(), write_settlement(row, word, block, digest, now)
+    return _SETTLED, write_settlement(row, word, block, digest, now)
 
 
 def relinquished(row: Record) -> bool:
@@ -89,10 +95,17 @@ def write_settlement(
     row: Record, word: Settlement, header_block: bytes | None, digest: bytes | None, now: int
 ) -> Record:
     """The row after the settlement: retention starts here, and never for UNKNOWN or relinquished."""
-    state, answer = word.state, word.answer
+    _, _, _, state, answer, kind, doubt, error_code, business_ref, resource_type, resource_id, _, _ = word
     ends = _NO_END if state in SETTLEABLE else (now, *retention(now, row.answer_us, row.tombstone_us))
-    is_kept = answer is not None and word.answer_kind == AnswerKind.KEPT
-    return Record._make(
+    status = body = None
+    if answer is not None:
+        status = answer.status
+        if kind in STORED_ANSWERS:
+            body = answer.body
+        else:
+            header_block = None
+    return tuple.__new__(
+        Record,
         (
             *row[:_STATE],
             state,
@@ -100,20 +113,20 @@ def write_settlement(
             0 if state in OPEN_STATES else row.lease_until,
             *row[_LEASE_UNTIL + 1 : _SETTLED_AT],
             *ends,
-            word.doubt,
-            word.business_ref,
-            word.resource_type,
-            word.resource_id,
-            word.error_code,
-            word.answer_kind,
+            doubt,
+            business_ref,
+            resource_type,
+            resource_id,
+            error_code,
+            kind,
             digest,
             row.sealing_key_id,
-            None if answer is None else answer.status,
-            header_block if is_kept else None,
+            status,
+            header_block,
             # Until there is an outcome it is needed: what is found out may let a completer go on.
-            row.request if state in (State.CLAIMED, State.UNKNOWN) else None,
-            answer.body if answer is not None and is_kept else None,
-        )
+            row.request if state in _WITHOUT_OUTCOME else None,
+            body,
+        ),
     )
 
 
@@ -202,7 +215,8 @@ def resolved_row(
     answer = word.answer if word.happened else None
     block = None if answer is None else pack_headers(answer.headers)
     digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
-    kind = AnswerKind.KEPT if answer is not None else AnswerKind.NOT_KEPT if word.happened else AnswerKind.NONE
+    kind = word.answer_kind if answer is not None else AnswerKind.NOT_KEPT if word.happened else AnswerKind.NONE
+    is_kept = kind in STORED_ANSWERS
     return Resolved(state), row._replace(
         state=state,
         fence=next_fence(row.fence, now),
@@ -217,9 +231,22 @@ def resolved_row(
         answer_kind=kind,
         answer_digest=digest,
         status=answer.status if answer is not None else None,
-        headers=block,
-        body=answer.body if answer is not None else None,
+        headers=block if is_kept else None,
+        body=answer.body if answer is not None and is_kept else None,
         request=None,
+    )
+
+
+def resealed_row(row: Record | None, change: Reseal) -> Record | None:
+    """The row with its answer in another form, or None where it is not the answer that was seen."""
+    if row is None or not is_sound(row) or row.answer_kind not in STORED_ANSWERS or row.answer_digest != change.seen:
+        return None
+    block = pack_headers(change.answer.headers)
+    return row._replace(
+        answer_kind=change.answer_kind,
+        answer_digest=answer_digest(change.answer.status, block, change.answer.body),
+        headers=block,
+        body=change.answer.body,
     )
 
 

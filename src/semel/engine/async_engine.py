@@ -16,6 +16,7 @@ from semel.core.command_flow import (
     reread,
 )
 from semel.core.flow import MakeFlow, ask
+from semel.core.identity import record_id
 from semel.core.model import Answer, Claim, Effects, InProgress, Settling, State, Superseded, Verdict
 from semel.core.outcomes import Outcome, Refused, classify_exception
 from semel.core.requests import AsyncUnit, Begin, Rollback
@@ -23,6 +24,7 @@ from semel.engine.atomic_block import AsyncAtomic
 from semel.engine.backend import Backend, UnitRuns
 from semel.engine.opening import introduction, opened_async
 from semel.engine.permit import Permit
+from semel.engine.rebuild import WITHHELD, give_async
 from semel.engine.renewal import AsyncUpkeep
 from semel.engine.reported import Reported, settle_reported
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, lost_result, outcome_from
@@ -139,11 +141,18 @@ class AsyncEngine:
         core = self.core
         if not core.checked:
             await self._performer.first_look.take()
-        claim = core.attempt(command)
+        id = record_id(command.scope, command.key, core.id_secret)
+        look = self._performer.kept_answer
+        if look is not None and core.may_look(command):
+            kept = look(id, command.recipe, command.fingerprint)
+            if kept is not None:
+                return kept
+        claim = core.attempt(command, id)
         attempt = self._claim_atomic if claim.terms.effects is Effects.ATOMIC else self._claim
         core.entering.add(claim.nonce)
         try:
-            core.check_open()  # once more: a drain that did not see this claim is seen by it
+            if core.draining:  # looked at once more: a drain that did not see this claim is seen by it
+                core.check_open()
             verdict = None
             if command.refusal is not None:
                 flow = look_before_refusing(self.store, claim, command.under, command.refusal)
@@ -152,6 +161,8 @@ class AsyncEngine:
                 verdict = await attempt(claim, command)
             if type(verdict) is InProgress and not isinstance(command.refusal, RequestTooLarge):
                 verdict = await self._wait(attempt, claim, command, verdict, wait_seconds)
+            if type(verdict) in WITHHELD:
+                verdict = await give_async(core, command, verdict)
             met = core.met(command, claim, verdict)
         finally:
             core.entering.discard(claim.nonce)
@@ -177,7 +188,10 @@ class AsyncEngine:
 
     async def _claim(self, claim: Claim, command: Command) -> Verdict:
         try:
-            verdict = await self._performer.claim_one(claim, command.under)
+            if claim.kept is None:
+                verdict: Verdict = await self._performer.store_one("claim", self.store.claim, claim)
+            else:
+                verdict = await self._performer.claim_one(claim, command.under)
             if type(verdict) in IN_OTHER_TERMS and claim.kept is None:
                 verdict = await self._performer.drive(claim_recast(self.store, claim, verdict, command.under))
             return verdict if claim.request is None else await self._performer.keep_request(claim, verdict)
@@ -215,8 +229,9 @@ class AsyncEngine:
 
         Raises StoreError: not confirmed; it is repeated in the background until the lease is over.
         """
-        settled = self._settle(permit, outcome)
-        return await (settled if permit.steps is None else asyncio.shield(self._upkeep.spawn(settled)))
+        if permit.steps is not None:
+            return await asyncio.shield(self._upkeep.spawn(self._settle(permit, outcome)))
+        return await self._settle(permit, outcome)
 
     async def _settle(self, permit: Permit, outcome: Outcome) -> Settling:
         core = self.core
@@ -230,7 +245,10 @@ class AsyncEngine:
                 reply: Settling = await asyncio.shield(self._upkeep.spawn(self._performer.drive(flow)))
             else:
                 try:
-                    reply = await self._performer.settle_one(word)
+                    if word.keeps:
+                        reply = await self._performer.settle_one(word)
+                    else:
+                        reply = await self._performer.store_one("settle", self.store.settle, word)
                 except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
                     raise
                 except StoreError:
@@ -245,7 +263,9 @@ class AsyncEngine:
 
     async def reread(self, permit: Permit) -> Verdict:
         """What the record says now: the verdict that a refused settlement must be answered with."""
-        return await self._performer.drive(reread(self.store, permit.claim, permit.grant, permit.command.under))
+        command = permit.command
+        verdict = await self._performer.drive(reread(self.store, permit.claim, permit.grant, command.under))
+        return await give_async(self.core, command, verdict)
 
     async def mark_not_kept(self, permit: Permit) -> bool:
         """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
@@ -254,7 +274,9 @@ class AsyncEngine:
 
     async def settle_by(self, operation_id: str, outcome: Reported, proof: str, *, actor: str = "report") -> State:
         """As :meth:`Engine.settle_by <semel.engine.sync_engine.Engine.settle_by>`."""
-        return await self._performer.drive(settle_reported(self.store, operation_id, outcome, proof, actor))
+        return await self._performer.drive(
+            settle_reported(self.store, operation_id, outcome, proof, actor, self.core.cover)
+        )
 
     def atomic(self, connection: Any, command: Command) -> AsyncAtomic:
         """Join the user's own transaction: see :class:`~semel.engine.atomic_block.AsyncAtomic`."""

@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, Literal, TypeVar
 
-from semel.core.atomic_flow import note_early_commit, settle_inside
+from semel.core.atomic_flow import note_early_commit, refuse, settle_inside
+from semel.core.command_flow import look_before_refusing
 from semel.core.flow import Flow
 from semel.core.identity import uuid_text
-from semel.core.model import Answer, Claim, Effects, Proceed, Settled
-from semel.core.outcomes import Succeeded
+from semel.core.model import Answer, Claim, Effects, Proceed, Settled, Verdict
+from semel.core.outcomes import Refused, Succeeded
 from semel.core.requests import Begin
 from semel.engine.backend import Backend
 from semel.engine.permit import Permit
-from semel.engine.result import begun_result
+from semel.engine.rebuild import give, give_async
+from semel.engine.result import lost_result
 from semel.engine.runner import AsyncPerformer, SyncPerformer
 from semel.engine.shield import shielded
 from semel.engine.state import Core
 from semel.errors import PolicyError, SupersededError
 from semel.operations.flow import claim_unit, conclude_inside
-from semel.operations.tracking import store_for
+from semel.operations.tracking import Held, store_for
 from semel.policy import Command
 
 _LOST = (
@@ -52,6 +54,8 @@ class _Block(Generic[P]):
         self.replayed = False
         self.answer = Answer(None, (), b"")
         self.operation_id = ""
+        self.verdict: Verdict | None = None  # why it was not entered, where that is a verdict
+        self._claim: Claim | None = None
 
     def _attempt(self) -> Claim:
         self._backend.check_atomic()
@@ -61,17 +65,31 @@ class _Block(Generic[P]):
             )
         return self._core.attempt(self._command)
 
-    def _enter(self, claim: Claim, join: Callable[[], Any]) -> Flow[None]:
-        verdict, unit = yield from claim_unit(self._backend.store, claim, self._command.under, Begin(join))
-        self._core.tell_verdict(claim, verdict)
+    def _enter(self, claim: Claim, join: Callable[[], Any]) -> Flow[Verdict]:
+        store, command = self._backend.store, self._command
+        if command.refusal is not None:  # a limit of today is no word about what was taken before
+            seen = yield from look_before_refusing(store, claim, command.under, command.refusal)
+            if seen is not None:
+                return seen
+        verdict, unit = yield from claim_unit(store, claim, command.under, Begin(join))
         if not isinstance(verdict, Proceed):
-            result = begun_result(verdict)
-            self.replayed, self.answer, self.operation_id = True, result.answer, result.operation_id
-            return
+            return verdict
+        self._core.tell_verdict(claim, verdict)
         assert unit is not None
+        self._claim = claim
         self._core.units[claim.nonce] = unit
         self.permit = self._core.permit(self._command, claim, verdict.grant)
         self.operation_id = uuid_text(verdict.grant.operation_id)
+        return verdict
+
+    def _meet(self, claim: Claim, verdict: Verdict) -> None:
+        """What the block has come to: where it is not granted, the answer that was given before."""
+        if isinstance(verdict, Proceed):
+            return
+        self._core.tell_verdict(claim, verdict)
+        self.verdict = verdict
+        result = lost_result(verdict)
+        self.replayed, self.answer, self.operation_id = True, result.answer, result.operation_id
 
     def _forget(self, claim: Claim) -> None:
         """The block was not entered: nothing of it is left here, and the user rolls back."""
@@ -147,7 +165,8 @@ class Atomic(_Block[SyncPerformer]):
         claim = self._attempt()
         try:
             self._core.entering.add(claim.nonce)
-            self._performer.drive_here(self._enter(claim, lambda: self._backend.join(self._connection)))
+            verdict = self._performer.drive_here(self._enter(claim, lambda: self._backend.join(self._connection)))
+            self._meet(claim, give(self._core, self._command, verdict))
         except BaseException:
             self._forget(claim)
             raise
@@ -161,6 +180,21 @@ class Atomic(_Block[SyncPerformer]):
         finally:
             self._end()
         return False
+
+    def refuse(self, answer: Answer) -> Verdict | None:
+        """After the user's rollback: store a definite refusal in a commit of its own.
+
+        Returns the verdict that holds instead, where another attempt was quicker. Raises StoreError.
+        """
+        claim, store = self._claim, self._backend.store
+        assert claim is not None
+        try:
+            met = self._performer.store_call(
+                "refuse", lambda: refuse(store_for(store, claim), claim, Refused(answer), self._command.under)
+            )
+        except Held as held:
+            return held.verdict
+        return None if isinstance(met, Settled) else met
 
     def __del__(self) -> None:
         # An exception from outside came between the block and its end: the transaction is the user's to roll back.
@@ -178,7 +212,8 @@ class AsyncAtomic(_Block[AsyncPerformer]):
         claim = self._attempt()
         try:
             self._core.entering.add(claim.nonce)
-            await self._performer.drive(self._enter(claim, lambda: self._backend.join_async(self._connection)))
+            flow = self._enter(claim, lambda: self._backend.join_async(self._connection))
+            self._meet(claim, await give_async(self._core, self._command, await self._performer.drive(flow)))
         finally:
             self._core.entering.discard(claim.nonce)
         return self

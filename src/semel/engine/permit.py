@@ -20,46 +20,30 @@ class Permit:
     settled as "did not happen", ``lost`` turns true when somebody else was granted the record.
     """
 
-    __slots__ = (
-        "_on_lost",
-        "begun",
-        "claim",
-        "command",
-        "deadline_monotonic",
-        "effects",
-        "emission",
-        "grant",
-        "handler_thread",
-        "kept",
-        "last_word",
-        "lost",
-        "renewed_monotonic",
-        "resource_id",
-        "resource_type",
-        "settling",
-        "steps",
-        "unit",
-    )
+    # What most commands do not change is an attribute of the class.
+    kept = True
+    unit: Any = None
+    handler_thread: int | None = None  # where its handler has begun, in threads
+    last_word: Outcome | None = None  # what the holder has asked to be settled
+    lost = False
+    settling = False  # its last word is on its way: what a renewal says meanwhile means nothing
+    resource_type: str | None = None
+    resource_id: str | None = None
+    emission: Emission | None = None  # None where the store keeps no events
+    steps: Any = None  # those of an operation that declares them, in the form of its engine
+    _on_lost: Callable[[], object] | None = None
 
     def __init__(self, command: Command, claim: Claim, grant: Grant, now_monotonic: float, unit: Any = None) -> None:
         self.command = command
         self.claim = claim
         self.grant = grant
-        self.unit = unit
-        self.effects = claim.terms.effects
+        if unit is not None:
+            self.unit = unit
+        terms = claim.terms
+        self.effects = terms.effects
         self.begun = not command.policy.marks_effects
-        self.kept = True
-        self.handler_thread: int | None = None  # where its handler has begun, in threads
-        self.last_word: Outcome | None = None  # what the holder has asked to be settled
-        self.lost = False
-        self.settling = False  # its last word is on its way: what a renewal says meanwhile means nothing
         self.renewed_monotonic = now_monotonic
-        self.deadline_monotonic = now_monotonic + claim.terms.deadline_us / 1_000_000
-        self.resource_type: str | None = None
-        self.resource_id: str | None = None
-        self.emission: Emission | None = None  # None where the store keeps no events
-        self.steps: Any = None  # those of an operation that declares them, in the form of its engine
-        self._on_lost: Callable[[], object] | None = None
+        self.deadline_monotonic = now_monotonic + terms.deadline_us / 1_000_000
 
     @property
     def operation_id(self) -> str:

@@ -93,6 +93,7 @@ class AsyncUpkeep:
     def _begin_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self._loop = loop
         self._beat: asyncio.TimerHandle | None = None
+        self._beat_us = 0  # the lease, in microseconds, that it was set for
         self._tasks: set[asyncio.Task[Any]] = set()
         self._release_task: asyncio.Task[Any] | None = None
         self._closing = False
@@ -127,13 +128,17 @@ class AsyncUpkeep:
         """This permit lives: see to it that it is renewed, also where the others have much longer leases."""
         if permit.command.policy.steps:
             permit.steps = self._performer.steps_of(permit)
-        self._check_loop()
         loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._begin_loop(loop)
+        if self._beat is not None and self._beat_us <= permit.claim.terms.lease_us:
+            return  # it was set no later than now, for a lease that is no longer
         at = loop.time() + self._core.beat_of(permit)
         if self._beat is None or at < self._beat.when():
             if self._beat is not None:
                 self._beat.cancel()
             self._beat = loop.call_at(at, self._on_beat)
+            self._beat_us = permit.claim.terms.lease_us
 
     def abandon(self, claim: Claim) -> None:
         """Release this claim in the background."""
@@ -162,6 +167,7 @@ class AsyncUpkeep:
     def _schedule(self) -> None:
         seconds = self._core.beat_seconds()
         self._beat = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._on_beat)
+        self._beat_us = min((permit.claim.terms.lease_us for permit in list(self._core.live.values())), default=0)
 
     def _on_beat(self) -> None:
         if self._core.due():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.identity import uuid_bytes
-from semel.core.model import Find, MovedOn, Record, Resolved, State, TooEarly
+from semel.core.model import Find, MovedOn, Record, Resolution, Resolved, State, TooEarly
 from semel.core.record import is_sound, state_of
 from semel.core.requests import Perform
 from semel.errors import PolicyError, RecordUnreadableError, ResolveRefused
@@ -31,8 +32,15 @@ _AGREES: Final = {
 }
 
 
-def settle_reported(store: Store, operation_id: str, outcome: Reported, proof: str, actor: str) -> Flow[State]:
+Cover = Callable[[str, Resolution], Resolution]
+
+
+def settle_reported(
+    store: Store, operation_id: str, outcome: Reported, proof: str, actor: str, cover: Cover | None = None
+) -> Flow[State]:
     """Settle an execution by a report; the state that it has then. What was settled the same way stays as it is.
+
+    Parameters: ``cover`` makes of a report what is to be stored, by its operation's name.
 
     Raises PolicyError for what is no report, ResolveRefused, RecordUnreadableError, StepError, StoreError.
     """
@@ -46,11 +54,18 @@ def settle_reported(store: Store, operation_id: str, outcome: Reported, proof: s
     if state in (State.SUCCEEDED, State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE):
         return _known(state, outcome, operation_id)
     now = (yield from ask(Perform("find", lambda: store.find(Find(limit=1))))).now
-    return (yield from _settle(store, record, outcome, proof, actor, now, operation_id))
+    return (yield from _settle(store, record, outcome, proof, actor, now, operation_id, cover))
 
 
 def _settle(
-    store: Store, record: Record, outcome: Reported, proof: str, actor: str, now: int, operation_id: str
+    store: Store,
+    record: Record,
+    outcome: Reported,
+    proof: str,
+    actor: str,
+    now: int,
+    operation_id: str,
+    cover: Cover | None,
 ) -> Flow[State]:
     result = None
     if isinstance(outcome, StepSucceeded):
@@ -65,6 +80,8 @@ def _settle(
         until = quiet_until(record, 0) if isinstance(outcome, DidNotHappen) else record.deadline_at
         raise _early(operation_id, max(until - now, 0))
     word = word._replace(reason=proof)
+    if cover is not None:
+        word = cover(record.operation, word)
     if is_kept_by(store):
         reply = yield from ask(Perform("resolve", lambda: settle_found(store, word, ())))
     else:

@@ -14,6 +14,7 @@ from typing import Final
 from semel.core.contract import Capabilities, Identity, Observable, Observed, Store
 from semel.core.flow import Flow
 from semel.core.model import Effects
+from semel.core.sealing import Seals, check_sealer
 from semel.errors import ConfigurationError
 from semel.policy import Policy
 
@@ -42,7 +43,9 @@ def introduced(store: Store) -> Flow[tuple[Identity | None, list[Observed]]]:
 class Needs:
     """The needs of one engine's operations."""
 
-    def __init__(self) -> None:
+    def __init__(self, sealer: Seals | None = None) -> None:
+        self.policies: dict[str, Policy] = {}  # of the declared operations, by name
+        self._sealer = sealer
         self._external: set[str] = set()
         self._protected: set[str] = set()  # EXTERNAL and IDEMPOTENT ones
         self._volatile: str | None = None  # the name of a store that lives and dies with this process
@@ -54,6 +57,8 @@ class Needs:
 
         Raises ConfigurationError where the store, which was looked at before, cannot hold it.
         """
+        check_sealer(operation, policy, self._sealer)
+        self.policies[operation] = policy
         if policy.effects is Effects.EXTERNAL:
             self._external.add(operation)
         if policy.effects is not Effects.ATOMIC:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from semel.core.identity import uuid_text
 from semel.core.model import (
@@ -14,12 +15,15 @@ from semel.core.model import (
     NotReplayable,
     OutcomeUnknown,
     Proceed,
+    Rebuild,
     ReferenceTaken,
     Replay,
     Unreadable,
+    Unseal,
     Verdict,
 )
 from semel.core.outcomes import Outcome, Refused, classify_answer
+from semel.core.sealing import SEAL, SEALED_REASONS, SEALING_KEY, UNSEALED
 from semel.engine.permit import Permit
 from semel.errors import (
     CommandError,
@@ -34,6 +38,11 @@ from semel.errors import (
 )
 from semel.policy import Policy
 
+SEALED_HINTS: Final = {
+    UNSEALED: "under the key {key}; give the engine its sealer",
+    SEALING_KEY: "the key {key} is not in this process's ring; add it behind the others",
+    SEAL: "it was changed, is another record's, or the key {key} is another one; see semel doctor",
+}
 Refusal = Replay | InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | ReferenceTaken | Unreadable
 
 
@@ -62,6 +71,7 @@ def lost_result(instead: Verdict) -> Result:
     """The result of a handler whose outcome was refused: what the record says now."""
     if isinstance(instead, Proceed):
         raise SupersededError("this handler's outcome was refused: somebody else holds the record; ask again")
+    assert not isinstance(instead, Unseal | Rebuild), "an engine gives what it withholds from a store's verdict"
     return begun_result(instead)
 
 
@@ -129,6 +139,12 @@ def command_error(verdict: Refusal) -> CommandError:
             )
         case ReferenceTaken():
             return ReferenceTakenError("another caller's command has this business reference; nothing was done")
+        case Unreadable(operation_id, reason, _, key) if reason in SEALED_REASONS:
+            return RecordUnreadableError(
+                f"the stored answer is sealed, and does not open here ({SEALED_HINTS[reason].format(key=repr(key))}); "
+                "the command is never run again",
+                operation_id=uuid_text(operation_id),
+            )
         case Unreadable(operation_id, reason):
             return RecordUnreadableError(
                 f"the stored record cannot be read ({reason}); it is never run again",

@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.core.command_flow import Under
 from semel.core.flow import Flow, MakeFlow
-from semel.core.model import Claim, Settlement, Settling, Verdict
+from semel.core.model import Claim, Replay, Settlement, Settling, Verdict
 from semel.core.requests import (
     Attempt,
     Begin,
@@ -29,6 +30,7 @@ from semel.core.requests import (
     SettleWithin,
     Within,
 )
+from semel.core.sealing import Seals
 from semel.engine.backend import Backend
 from semel.engine.batching import Coalescers
 from semel.engine.opening import AsyncFirstLook, FirstLook, introduction
@@ -58,7 +60,16 @@ class AsyncPerformer:
         self._ask_one: Callable[..., Awaitable[Any]] = self._alone
         if getattr(self._driver, "coalesces", False):
             self._ask_one = Coalescers(self._driver.run_uncut, self._driver.patience_seconds, backend.lane).ask
+        self._answers_at_once = getattr(self._driver, "answers_at_once", False)
+        self.kept_answer: Callable[[bytes, str, bytes], Replay | None] | None = (
+            self._driver.kept_answer if self._answers_at_once else None
+        )
         self.first_look = AsyncFirstLook(core, lambda: self.drive(introduction(core, backend)))
+
+    @property
+    def sealer(self) -> Seals | None:
+        """The engine's sealer."""
+        return self._core.sealer
 
     def steps_of(self, permit: Permit) -> AsyncSteps:
         """The steps of a permit whose operation declares them."""
@@ -70,16 +81,26 @@ class AsyncPerformer:
         """One store call."""
         return self._through(verb, self._driver.run_async, make)
 
-    def store_one(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> Awaitable[T]:
+    async def store_one(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
         """One request of a verb that takes many; together with those of other callers where the driver gains by it."""
-        return self._through(verb, self._ask_one, verb, many, request)
+        if self._core.observing:
+            return await self._through(verb, self._ask_one, verb, many, request)
+        try:
+            if self._answers_at_once:
+                replies: list[T] = self._driver.run(partial(many, (request,)))
+                return replies[0]
+            reply: T = await self._ask_one(verb, many, request)
+            return reply
+        except SchemaError as error:
+            self._backend.locate(error)
+            raise
 
     async def _alone(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
-        replies: list[T] = await self._driver.run_async(lambda: many((request,)))
+        replies: list[T] = await self._driver.run_async(partial(many, (request,)))
         return replies[0]
 
     async def _through(self, verb: str, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """The door through which every store call passes, and where it is observed."""
+        """The door through which every store call passes that is observed."""
         core = self._core
         started = time.perf_counter() if core.observing else 0.0
         try:
@@ -182,6 +203,11 @@ class SyncPerformer:
         core.emits = hasattr(backend.store, "dialect")
         self._driver = backend.driver
         self.first_look = FirstLook(core, lambda: self.drive(introduction(core, backend)))
+
+    @property
+    def sealer(self) -> Seals | None:
+        """The engine's sealer."""
+        return self._core.sealer
 
     def steps_of(self, permit: Permit) -> SyncSteps:
         """The steps of a permit whose operation declares them."""

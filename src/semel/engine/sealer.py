@@ -1,4 +1,4 @@
-"""Sealing with AES-256-GCM: what is kept of a client's request is unreadable in the store, and bound to its record.
+"""Sealing with AES-256-GCM: what is stored of requests and answers is unreadable there, and bound to its record.
 
 A key ring is rotated by putting the new key first. What a database's own encryption does not do: whoever may read the
 table, or a backup of it, reads nothing.
@@ -6,9 +6,11 @@ table, or a backup of it, reads nothing.
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
 
 from semel.core.sealing import MARK
 from semel.errors import ConfigurationError, RecordUnreadableError
@@ -45,6 +47,40 @@ class Sealer:
         self._opens_plain = opens_plain
         self._keys = {_name(name): _cipher(name, key) for name, key in keys.items()}
         self._first = next(iter(self._keys))
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], *, opens_plain: bool = False) -> Self:
+        """The ring of a file: a line ``NAME BASE64`` for each key, the newest first; ``#`` begins a comment.
+
+        ``semel`` reads the file that ``SEMEL_SEAL_KEYS_FILE`` names. A key is made by ``openssl rand -base64 32``.
+
+        Raises ConfigurationError, naming the line.
+        """
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise ConfigurationError(f"the file of sealing keys cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigurationError("the file of sealing keys is no text; see Sealer.from_file") from None
+        keys: dict[str, bytes] = {}
+        for number, line in enumerate(lines, 1):
+            parts = line.partition("#")[0].split()
+            if not parts:
+                continue
+            if len(parts) != 2 or parts[0] in keys:
+                raise ConfigurationError(
+                    f"line {number} of the file of sealing keys must be NAME BASE64, each name once"
+                )
+            try:
+                keys[parts[0]] = base64.b64decode(parts[1], validate=True)
+            except ValueError:
+                raise ConfigurationError(f"line {number} of the file of sealing keys has no base64") from None
+        return cls(keys, opens_plain=opens_plain)
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The names of the ring's keys; the first one seals."""
+        return tuple(name.decode() for name in self._keys)
 
     def __repr__(self) -> str:
         return f"Sealer({', '.join(name.decode() for name in self._keys)})"

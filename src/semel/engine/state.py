@@ -5,6 +5,7 @@ No IO happens here and nothing waits; the shells in ``aio`` and ``sync`` perform
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import socket
@@ -30,17 +31,29 @@ from semel.core.model import (
     Proceed,
     Renewal,
     Replay,
+    Resolution,
     Settlement,
     Settling,
     State,
     Superseded,
     Unreadable,
+    Unseal,
     Verdict,
 )
-from semel.core.outcomes import Outcome
+from semel.core.outcomes import Outcome, Succeeded
 from semel.core.requests import AnyUnit, Elapsed, Pause, PauseToLook
+from semel.core.sealing import (
+    SEAL,
+    SEALING_KEY,
+    UNSEALED,
+    check_sealer,
+    checked,
+    cover,
+    cover_resolution,
+    reveal,
+    sealed,
+)
 from semel.core.sealing import Seals as Seals
-from semel.core.sealing import checked, sealed
 from semel.core.spans import check_seconds
 from semel.core.timing import RENEWALS_PER_LEASE
 from semel.engine.backend import Backend, pasted_url
@@ -66,6 +79,16 @@ SCHEMA_VERSION_MAX: Final = 3
 ID_SECRET_BYTES_MIN: Final = 16
 CONFIRM_SECONDS_MAX: Final = 600.0
 DRAIN_LOOK_SECONDS: Final = 0.02
+NOTED_MAX: Final = 1000
+SEALED_REMEDIES: Final = {
+    UNSEALED: "a stored answer is sealed under the key {key}, and this process has no sealer: give the engine its "
+    "sealer, Engine.connect(..., sealer=Sealer(ring))",
+    SEALING_KEY: "a stored answer is sealed under the key {key}, which is not in this process's ring: add it behind "
+    "the others",
+    SEAL: "a stored answer does not open under the key {key}: it was changed, it is another record's, or the key of "
+    "this name is another one; see semel doctor",
+}
+_LOG: Final = logging.getLogger("semel")
 FOLLOW_SECONDS: Final = 1.0  # after which a waiter makes sure that another one of its process still looks
 
 
@@ -93,7 +116,8 @@ class Core:
         self.id_secret = id_secret
         self.sealer = checked(sealer)
         self.draining = False
-        self.needs = Needs()
+        self.needs = Needs(self.sealer)
+        self._noted: set[tuple[str, str]] = set()  # what the log has been told of answers that cannot be given
         self.emits = False  # whether the store keeps events
         self.checked = False  # whether the store was looked at: at the opening, or before the first claim
         self.waiters_max = waiters_max
@@ -120,31 +144,43 @@ class Core:
 
     # --- claims -----------------------------------------------------------------------------
 
-    def attempt(self, command: Command) -> Claim:
-        """One attempt at a command, with a nonce of its own."""
-        self.check_open()
-        if command.policy.steps and not self.emits:
-            raise ConfigurationError(NO_STEPS.format(operation=repr(command.scope.operation)))
+    def may_look(self, command: Command) -> bool:
+        """Whether a kept answer is all that an attempt at this command could tell: nothing is asked or told besides."""
+        return not (self.observing or self.draining or self.needs.refuse or command.refusal or command.resumed)
+
+    def attempt(self, command: Command, id: bytes | None = None) -> Claim:
+        """One attempt at a command, with a nonce of its own. Parameters: ``id`` of its record, where it is known."""
+        if self.draining:
+            self.check_open()
+        policy, scope, key, secret = command.policy, command.scope, command.key, self.id_secret
+        if policy.steps and not self.emits:
+            raise ConfigurationError(NO_STEPS.format(operation=repr(scope.operation)))
+        if policy.covers:
+            check_sealer(scope.operation, policy, self.sealer)
         if self.needs.refuse:
-            self.needs.check(command.scope.operation, command.policy)
+            self.needs.check(scope.operation, policy)
         bits = os.urandom(26)
         if self.observing:
-            weak = weakness(command.key)
+            weak = weakness(key)
             if weak is not None:
-                self.tell("weak_keys", command.scope.operation, weakness=weak)
-        id = record_id(command.scope, command.key, self.id_secret)
-        claim = Claim(
-            id,
-            bits[:16],
-            command.scope,
-            key_hash(command.key, self.id_secret),
-            command.recipe,
-            command.fingerprint,
-            uuid7_bytes(time.time_ns() // 1_000_000, bits[16:]),
-            self.holder,
-            command.policy.terms,
-            None if command.business_ref is None and command.policy.operation_seconds is None else self._kept(command),
-            None if command.request is None else sealed(command.request, id, self.sealer),
+                self.tell("weak_keys", scope.operation, weakness=weak)
+        if id is None:
+            id = record_id(scope, key, secret)
+        claim = tuple.__new__(
+            Claim,
+            (
+                id,
+                bits[:16],
+                scope,
+                key_hash(key, secret),
+                command.recipe,
+                command.fingerprint,
+                uuid7_bytes(time.time_ns() // 1_000_000, bits[16:]),
+                self.holder,
+                policy.terms,
+                None if command.business_ref is None and policy.operation_seconds is None else self._kept(command),
+                None if command.request is None else sealed(command.request, id, self.sealer),
+            ),
         )
         resumed = command.resumed
         return claim if resumed is None else claim._replace(**resumed._asdict())
@@ -165,18 +201,40 @@ class Core:
 
     def met(self, command: Command, claim: Claim, verdict: Verdict) -> Permit | Refusal:
         """What an attempt has come to: the live permit of a grant, or the verdict that stands in its way."""
-        self.tell_verdict(claim, verdict)
+        if self.observing or type(verdict) is OutcomeUnknown:
+            self.tell_verdict(claim, verdict)
         if type(verdict) is not Proceed:
             return verdict  # type: ignore[return-value]  # every other verdict is a Refusal
         return self.permit(command, claim, verdict.grant)
 
     def permit(self, command: Command, claim: Claim, grant: Grant) -> Permit:
         """The live permit of a grant."""
-        permit = Permit(command, claim, grant, time.monotonic(), self.units.pop(claim.nonce, None))
+        unit = self.units.pop(claim.nonce, None) if self.units else None
+        permit = Permit(command, claim, grant, time.monotonic(), unit)
         if self.emits:
             permit.emission = Emission(grant.id, grant.generation, grant.operation_id, command.scope.tenant)
         self.live[grant.nonce] = permit
         return permit
+
+    def reveal(self, operation: str, verdict: Unseal) -> Replay | Unreadable:
+        """Open a sealed answer. Where that cannot be, it is unreadable, and the log says why."""
+        seen = reveal(verdict, self.sealer)
+        if isinstance(seen, Unreadable):
+            self._note(seen.reason, SEALED_REMEDIES[seen.reason].format(key=repr(seen.key)), operation)
+        return seen
+
+    def note_rebuild_failed(self, operation: str, why: str) -> None:
+        """Log that a builder does not answer: once for each operation and reason."""
+        self._note(why, "an answer could not be rebuilt, and its client is told to look at the resource", operation)
+
+    def _note(self, reason: str, text: str, operation: str) -> None:
+        if len(self._noted) < NOTED_MAX and (operation, reason) not in self._noted:
+            self._noted.add((operation, reason))
+            _LOG.error("%s: %s (%s)", operation, text, reason)
+
+    def cover(self, operation: str, word: Resolution) -> Resolution:
+        """An operator's or reconciler's settlement, with its answer stored as the operation declares it here."""
+        return cover_resolution(word, self.needs.policies.get(operation), self.sealer)
 
     def conclude(self, permit: Permit) -> None:
         """The permit is over: no more renewals; whoever waits in this process looks again."""
@@ -191,9 +249,13 @@ class Core:
     def word(self, permit: Permit, outcome: Outcome) -> Settlement:
         """What this permit says of its command in the end."""
         permit.settling = True
-        outcome = permit.outcome(outcome)
+        if permit.steps is not None:
+            outcome = permit.outcome(outcome)
         resource = (permit.resource_type, permit.resource_id)
         word = settlement(permit.grant, outcome, kept=permit.kept, resource=resource)
+        policy = permit.command.policy
+        if policy.covers:
+            word = cover(word, policy, self.sealer)
         if permit.emission is not None:
             word = permit.emission.with_events(word)
         kept = permit.claim.kept
@@ -412,7 +474,7 @@ class Core:
         """How a permit ended."""
         if permit.emission is not None and permit.emission.events:
             ring()
-        if not self.observing and self._unknowns is None:
+        if not self.observing and (self._unknowns is None or (type(outcome) is Succeeded and permit.steps is None)):
             return
         scope = permit.command.scope
         outcome = permit.outcome(outcome)

@@ -21,13 +21,24 @@ from semel.core.command_flow import (
     settle_until_confirmed,
 )
 from semel.core.flow import MakeFlow, ask
-from semel.core.model import Answer, Claim, Effects, InProgress, Settlement, Settling, State, Superseded, Verdict
+from semel.core.model import (
+    Answer,
+    Claim,
+    Effects,
+    InProgress,
+    Settlement,
+    Settling,
+    State,
+    Superseded,
+    Verdict,
+)
 from semel.core.outcomes import Outcome, Refused, classify_exception
 from semel.core.requests import Begin, Rollback, Unit
 from semel.engine.atomic_block import Atomic
 from semel.engine.backend import Backend, UnitRuns
 from semel.engine.opening import introduction, opened
 from semel.engine.permit import Permit
+from semel.engine.rebuild import WITHHELD, give
 from semel.engine.renewal import SyncUpkeep
 from semel.engine.reported import Reported, settle_reported
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, outcome_from
@@ -155,7 +166,10 @@ class Engine:
         core.entering.add(claim.nonce)
         try:
             core.check_open()  # once more: a drain that did not see this claim is seen by it
-            met = core.met(command, claim, self._verdict(claim, command, wait_seconds))
+            verdict = self._verdict(claim, command, wait_seconds)
+            if type(verdict) in WITHHELD:
+                verdict = give(core, command, verdict)
+            met = core.met(command, claim, verdict)
         finally:
             core.entering.discard(claim.nonce)
         if isinstance(met, Permit):
@@ -277,7 +291,9 @@ class Engine:
 
     def reread(self, permit: Permit) -> Verdict:
         """What the record says now: the verdict that a refused settlement must be answered with."""
-        return self._performer.drive(reread(self.store, permit.claim, permit.grant, permit.command.under))
+        command = permit.command
+        verdict = self._performer.drive(reread(self.store, permit.claim, permit.grant, command.under))
+        return give(self.core, command, verdict)
 
     def mark_not_kept(self, permit: Permit) -> bool:
         """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
@@ -315,7 +331,7 @@ class Engine:
         SUCCEEDED
         b'paid'
         """
-        return self._performer.drive(settle_reported(self.store, operation_id, outcome, proof, actor))
+        return self._performer.drive(settle_reported(self.store, operation_id, outcome, proof, actor, self.core.cover))
 
     def atomic(self, connection: Any, command: Command) -> Atomic:
         """Join the user's own transaction: see :class:`~semel.engine.atomic_block.Atomic`."""

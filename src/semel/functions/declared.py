@@ -5,11 +5,13 @@ No IO happens here; ``semel.functions.once`` runs it, once in threads and once o
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
 import time
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -79,7 +81,7 @@ class Declared:
     ) -> None:
         self.function = function
         self.name = name
-        self.policy = policy
+        self.policy = policy if policy.rebuild is None else replace(policy, rebuild=self._rebuilt(policy.rebuild))
         self.given_engine = engine
         self.is_async = inspect.iscoroutinefunction(function)
         self.full_signature = inspect.signature(function)
@@ -103,6 +105,22 @@ class Declared:
     def called(self) -> str:
         """The function's name, for people."""
         return getattr(self.function, "__qualname__", self.name)
+
+    def _rebuilt(self, build: Callable[..., Any]) -> Callable[..., Any]:
+        """A builder whose value is a result of the function. Raises ConfigurationError where it cannot run here."""
+        if not inspect.iscoroutinefunction(self.function):
+            if inspect.iscoroutinefunction(build):
+                raise ConfigurationError(f"{self.called} is a plain function, and its rebuild= is async; write `def`")
+            return lambda done: keep_result(build(done), self.shape()).answer
+
+        async def rebuilt(done: Any) -> Answer:
+            if inspect.iscoroutinefunction(build):
+                value = await build(done)
+            else:
+                value = await asyncio.to_thread(build, done)
+            return keep_result(value, self.shape()).answer
+
+        return rebuilt
 
     # --- what is needed before anything runs ------------------------------------------------------
 

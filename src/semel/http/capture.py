@@ -17,6 +17,8 @@ BODYLESS_STATUSES: Final = frozenset({204, 205, 304})
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
 _BLANKS: Final = b" \t"  # optional whitespace around a field's value, which is no part of it (RFC 9110, section 5.5)
 _ENDLESS: Final = b"text/event-stream"
+# What belongs to one request and is never stored: a replay takes it from this request's own pass of the application.
+_OF_THIS_REQUEST: Final = (b"set-cookie", b"access-control-")
 
 
 # Headers of one answer, its connection or its page, which nobody misses in a replay: dropped without a word.
@@ -26,6 +28,7 @@ _UNMISSED: Final = NEVER_REPLAYED | {
         "access-control-allow-credentials",
         "access-control-allow-origin",
         "access-control-expose-headers",
+        "allow",
         "alt-svc",
         "cache-control",
         "content-security-policy",
@@ -102,32 +105,20 @@ class Capture:
     Answer(status=201, headers=((b'content-type', b'text/plain'),), body=b'done')
     """
 
-    __slots__ = (
-        "_announced",
-        "_dropped",
-        "_keeping",
-        "_kept",
-        "_size",
-        "bodyless",
-        "chunks",
-        "ended",
-        "endless",
-        "headers",
-        "status",
-    )
+    # What few answers change is an attribute of the class.
+    _announced = 0  # how long the application says that the body is
+    _dropped: Sequence[bytes] = ()
+    _size = 0
+    status = 0
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    bodyless = False
+    ended = False
+    endless = False
 
     def __init__(self, keeping: Keeping) -> None:
         self._keeping = keeping
-        self._kept: Sequence[tuple[bytes, bytes]] = ()
-        self._size = 0
-        self._announced = 0  # how long the application says that the body is
-        self._dropped: list[bytes] = []
-        self.status = 0
-        self.headers: tuple[tuple[bytes, bytes], ...] = ()
+        self._kept: list[tuple[bytes, bytes]] = []
         self.chunks: list[bytes] = []
-        self.bodyless = False
-        self.ended = False
-        self.endless = False
 
     @property
     def started(self) -> bool:
@@ -137,32 +128,35 @@ class Capture:
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Take the head. False: its body is announced as too long, or as endless."""
         self.headers = headers = tuple(headers)
-        allowed = self._keeping.headers
+        keeping = self._keeping
+        allowed, unmissed = keeping.headers, keeping.unmissed
         kept: list[tuple[bytes, bytes]] = []
-        unmissed = self._keeping.unmissed
         self._announced = 0
         for name, value in headers:
             lower = name.lower()
             if lower in allowed:
-                kept.append((lower, value))
+                if _CONTROL(value) is None:  # what would break a response in two is not given to the next caller
+                    kept.append((lower, value.strip(_BLANKS)))
                 if lower == b"content-type" and value[:17].lower() == _ENDLESS:
                     self.endless = True
-            elif lower == b"content-length" and value.isdigit() and len(value) < 20:
-                self._announced = int(value)
+            elif lower == b"content-length":
+                if value.isdigit() and len(value) < 20:
+                    self._announced = int(value)
             elif lower not in unmissed:
-                self._dropped.append(lower)
-        fits = self._announced <= self._keeping.body_bytes_max
-        # What would break a response in two is not given to the next caller.
-        self._kept = sendable(kept)
+                self._dropped = (*self._dropped, lower)
+        self._kept = kept
         self.status = status
-        self.bodyless = status in BODYLESS_STATUSES
-        return self.bodyless or (fits and not self.endless)
+        if status in BODYLESS_STATUSES:
+            self.bodyless = True
+            return True
+        self.bodyless = False
+        return self._announced <= keeping.body_bytes_max and not self.endless
 
     def restart(self) -> None:
         """The application thought better of its head, before anything has left (WSGI's ``exc_info``)."""
         self.status = 0
         self.chunks.clear()
-        self._dropped.clear()
+        self._dropped = ()
         self._size = 0
         self.endless = False
 
@@ -170,8 +164,8 @@ class Capture:
         """Take a piece of the body. False: with it the body is too long; it is among ``chunks`` all the same."""
         if chunk and not self.bodyless:
             self.chunks.append(chunk)
-            self.count(chunk)
-            return self._size <= self._keeping.body_bytes_max
+            size = self._size = self._size + len(chunk)
+            return size <= self._keeping.body_bytes_max
         return True
 
     def count(self, chunk: bytes) -> None:
@@ -198,15 +192,22 @@ class Capture:
             self._keeping.tell_dropped(self._dropped)
         return Answer(self.status, tuple(self._kept), self._body())
 
-    def first(self) -> Answer:
-        """The answer as the first caller gets it: with all of the application's own headers.
+    def first(self, more: tuple[tuple[bytes, bytes], ...] = ()) -> Answer:
+        """The answer as the first caller gets it: with all of the application's own headers, and ``more``.
 
         Where a status has no body, the length of what the application gave for one would not be true.
         """
         headers = self.headers
         if self.bodyless:
             headers = tuple(pair for pair in headers if pair[0].lower() != b"content-length")
-        return Answer(self.status, headers, self._body())
+        return Answer(self.status, headers + more, self._body())
+
+    def instead(self, answer: Answer) -> Answer:
+        """Semel's own answer in place of this one, with what this one has for this request alone, such as cookies."""
+        held = {name for name, _ in answer.headers}
+        own = [(name.lower(), value) for name, value in self.headers]
+        added = [pair for pair in own if pair[0].startswith(_OF_THIS_REQUEST) and pair[0] not in held]
+        return answer._replace(headers=(*answer.headers, *added))
 
     def _body(self) -> bytes:
         chunks = self.chunks

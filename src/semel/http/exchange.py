@@ -10,11 +10,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 from semel.core.identity import uuid_text
-from semel.core.model import Answer, InProgress, NotReplayable, Proceed, Replay, Scope, Verdict
+from semel.core.model import (
+    Answer,
+    InProgress,
+    NotReplayable,
+    Proceed,
+    Rebuild,
+    ReferenceTaken,
+    Replay,
+    Scope,
+    Unreadable,
+    Unseal,
+    Verdict,
+)
 from semel.core.outcomes import Outcome, Refused, Released, Succeeded, Unprovable, classify_answer, classify_exception
 from semel.engine.permit import Permit
 from semel.engine.result import Refusal
@@ -22,6 +34,7 @@ from semel.errors import (
     ConfigurationError,
     HandlerRefused,
     InvalidBody,
+    NothingHappened,
     NotReplicated,
     RequestError,
     RequestTooLarge,
@@ -31,7 +44,8 @@ from semel.errors import (
 )
 from semel.http.caller import Caller
 from semel.http.capture import BODYLESS_STATUSES, Capture, sendable
-from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter, Hashing
+from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter, Hashing, Subject
+from semel.http.honoured import Headers
 from semel.http.json_check import check_depth, check_json, reads_json
 from semel.http.keys import parse_key
 from semel.http.outage import NO_STORE
@@ -47,6 +61,10 @@ UNPROTECTED_HEADER: Final = b"semel-unprotected"
 NAMING_BYTES_MAX: Final = 1024 * 1024  # of a body that a key or a reference is looked for in: it is held in memory
 ACCEPTED_RETRY_SECONDS: Final = b"1"  # after which whoever was told 202 may look again
 _NO_STORE: Final = (b"cache-control", b"no-store")
+LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
+_ENTRIES_MAX: Final = 1024  # of one route: callers come again
+_REMEMBERED_MEDIA_BYTES_MAX: Final = 128
+_RARE: Final = frozenset({b"content-digest", b"content-encoding", b"prefer", b"early-data"})
 _READ: Final = frozenset(
     {b"content-type", b"content-length", b"content-digest", b"content-encoding", b"prefer", b"early-data"}
 )
@@ -88,11 +106,16 @@ def open_exchange(
     Parameters: ``route`` and ``params`` as :meth:`Routes.find` gave them; ``headers`` with lower-case names;
     ``request`` what the surface's ``caller`` function reads.
     """
-    keys, read = _read_head(surface.key_name, headers, route.counted)
+    read = dict(headers)
+    if len(read) == len(headers):
+        keys = [read[surface.key_name]] if surface.key_name in read else []
+    else:
+        keys, read = _read_joined(surface.key_name, headers, route.counted)
     if not keys and not route.required:
         surface.tell_unprotected(route.name, "no-key")
         return _PASS
-    if b"early-data" in read and b"1" in read[b"early-data"]:
+    is_common = _RARE.isdisjoint(read)
+    if not is_common and b"1" in read.get(b"early-data", b""):
         return surface.problems.too_early()
     assert surface.caller is not None
     caller = surface.caller(request)
@@ -101,29 +124,59 @@ def open_exchange(
     try:
         key = "" if route.key_from is not None else parse_key(keys)
         length = read.get(b"content-length", b"")
-        if length.isdigit() and (len(length) > 18 or int(length) > bytes_read_max(route)):
+        if len(length) >= route.length_digits and is_announced_too_long(length, route):
             raise too_large(route)
     except RequestError as error:
         return surface.problems.of_error(error)
-    media_type = read.get(b"content-type", b"").decode("latin-1")
-    facts = Facts(route.name, method, params, query, caller.tenant, caller.id, media_type)
-    if b"content-digest" in read:
-        facts = facts._replace(content_digest=read[b"content-digest"].decode("latin-1"))
-    if b"content-encoding" in read:
-        facts = facts._replace(content_encoding=read[b"content-encoding"].decode("latin-1"))
-    if route.counted:
-        facts = facts._replace(extra=declared_headers(route.counted, read))
-    wait: float | None = None
-    if b"prefer" in read:
-        wait = preferred_wait((read[b"prefer"],))
-        if wait is not None:
-            wait = min(wait, surface.wait_seconds_max)
-    exchange = Exchange(surface, route, facts, key, wait)
-    if route.key_from is None:
-        exchange.refusal = _misfit(route, key)
-    if route.policy.resumable:
-        exchange.resumable(pack_head(method, request, query, headers), read.get(b"prefer"))
+    exchange = Exchange(
+        surface, route, _entry(route, caller, method, read.get(b"content-type", b"")), params, query, key
+    )
+    if not is_common or route.counted:
+        exchange.heed(read)
+    if not route.is_bare:
+        if route.key_from is None:
+            exchange.refusal = _misfit(route, key)
+        if route.policy.resumable:
+            exchange.resumable(pack_head(method, request, query, headers), read.get(b"prefer"))
     return exchange
+
+
+class Entry(NamedTuple):
+    """What is the same for all requests of one route, caller, method and media type."""
+
+    scope: Scope
+    method: str
+    media_type: str
+    subject: Subject | None  # of their fingerprints, where bodies may be plain JSON
+
+
+def _entry(route: Route, caller: Caller, method: str, media_type: bytes) -> Entry:
+    names = (caller.tenant, caller.id, method, media_type)
+    if type(names[0]) is not str or type(names[1]) is not str:  # an enumeration's text is equal to another
+        return _new_entry(route, caller, method, media_type)
+    entry: Entry | None = route.entries.get(names)
+    if entry is None:
+        entry = _new_entry(route, caller, method, media_type)
+        if len(media_type) <= _REMEMBERED_MEDIA_BYTES_MAX:  # which a client may make up
+            if len(route.entries) >= _ENTRIES_MAX:
+                route.entries.clear()
+            route.entries[names] = entry
+    return entry
+
+
+def _new_entry(route: Route, caller: Caller, method: str, media_type: bytes) -> Entry:
+    media = media_type.decode("latin-1")
+    facts = Facts(route.name, method, (), b"", caller.tenant, caller.id, media)
+    return Entry(Scope(caller.tenant, caller.id, route.name), method, media, route.fingerprinter.prepare(facts))
+
+
+@lru_cache(maxsize=256)  # operations have a few kinds of answers
+def _replayed_headers(
+    headers: tuple[tuple[bytes, bytes], ...], mark: tuple[bytes, bytes], keeps_caching: bool
+) -> tuple[tuple[bytes, bytes], ...]:
+    """What a replay of these headers leaves with, but for the length of its body."""
+    has_caching = keeps_caching and any(name == _NO_STORE[0] for name, _ in headers)
+    return (*sendable(headers), mark) if has_caching else (*sendable(headers), mark, _NO_STORE)
 
 
 def body_too_slow(surface: HttpSettings, scope: Mapping[str, Any]) -> Answer:
@@ -144,15 +197,12 @@ def declared_headers(names: Sequence[bytes], read: Mapping[bytes, bytes]) -> tup
     return tuple((name.decode(), read[name].strip(b" \t").decode("latin-1")) for name in names if name in read)
 
 
-def _read_head(
+def _read_joined(
     key_name: bytes, headers: Sequence[tuple[bytes, bytes]], counted: Sequence[bytes]
 ) -> tuple[list[bytes], dict[bytes, bytes]]:
-    """The lines of the key, and all fields by name; several lines of one are joined where it is one that matters."""
-    read = dict(headers)
-    if len(read) == len(headers):
-        return [read[key_name]] if key_name in read else [], read
+    """The lines of the key, and the fields that matter by name, several lines of one joined."""
     keys: list[bytes] = []
-    read = {}
+    read: dict[bytes, bytes] = {}
     for name, value in headers:
         if name == key_name:
             keys.append(value)
@@ -173,7 +223,12 @@ def _misfit(route: Route, key: str) -> RequestError | None:
 
 def bytes_read_max(route: Route) -> int:
     """How many bytes of a body are read: more than may run, since a limit may have been higher at the first attempt."""
-    return max(route.policy.body_bytes_max, RETRY_BYTES_MAX)
+    return route.bytes_read_max
+
+
+def is_announced_too_long(length: bytes, route: Route) -> bool:
+    """Whether a Content-Length is more than is read."""
+    return length.isdigit() and (len(length) > LENGTH_DIGITS_MAX or int(length) > route.bytes_read_max)
 
 
 def too_large(route: Route) -> RequestTooLarge:
@@ -189,36 +244,53 @@ def _marked(surface: HttpSettings, route: Route, reason: str) -> Unprotected:
 class Exchange:
     """A command in the making, and then its answers. ``wait_seconds`` is what the client prefers, if it said."""
 
-    __slots__ = (
-        "_body",
-        "_facts",
-        "_hashing",
-        "_head",
-        "_key",
-        "_size",
-        "_spool",
-        "_surface",
-        "_under",
-        "refusal",
-        "route",
-        "wait_seconds",
-        "wants_async",
-    )
+    # What most requests do not change is an attribute of the class.
+    refusal: RequestError | None = None  # a limit that it breaks: unless its key is on record
+    wait_seconds: float | None = None
+    wants_async = False  # the client would rather be told where to look than wait
+    _size = 0
+    _hashing: Hashing | None = None
+    _body = b""
+    _spool: Spool | None = None
+    _head: bytes | None = None
 
-    def __init__(self, surface: HttpSettings, route: Route, facts: Facts, key: str, wait_seconds: float | None) -> None:
-        self._surface = surface
-        self._facts = facts
-        self._key = key
-        self._size = 0
-        self._hashing: Hashing | None = None
-        self._body = b""
-        self._spool: Spool | None = None
-        self._under: dict[str, tuple[bytes, ...] | None] = {}
-        self._head: bytes | None = None
-        self.refusal: RequestError | None = None  # a limit that it breaks: unless its key is on record
-        self.wants_async = False  # the client would rather be told where to look than wait
+    def __init__(
+        self, surface: HttpSettings, route: Route, entry: Entry, params: Params, query: bytes, key: str
+    ) -> None:
         self.route = route
-        self.wait_seconds = wait_seconds
+        self._surface = surface
+        self._entry = entry
+        self._params = params
+        self._query = query
+        self._key = key
+        self._subject = entry.subject
+
+    @cached_property
+    def _facts(self) -> Facts:
+        """What the request says besides its body."""
+        scope, method, media_type, _ = self._entry
+        return Facts(self.route.name, method, self._params, self._query, scope.tenant, scope.caller, media_type)
+
+    @cached_property
+    def _under(self) -> dict[str, tuple[bytes, ...] | None]:
+        return {}
+
+    def heed(self, read: Mapping[bytes, bytes]) -> None:
+        """Take the fields that few requests have. Parameters: ``read`` the head's fields by name."""
+        facts, route, surface = self._facts, self.route, self._surface
+        if b"content-digest" in read:
+            facts = facts._replace(content_digest=read[b"content-digest"].decode("latin-1"))
+        if b"content-encoding" in read:
+            facts = facts._replace(content_encoding=read[b"content-encoding"].decode("latin-1"))
+        if route.counted:
+            facts = facts._replace(extra=declared_headers(route.counted, read))
+        if b"prefer" in read:
+            wait = preferred_wait((read[b"prefer"],))
+            if wait is not None:
+                self.wait_seconds = min(wait, surface.wait_seconds_max)
+        if facts is not self._facts:
+            self._facts = facts
+            self._subject = None
 
     def resumable(self, head: bytes, prefer: bytes | None) -> None:
         """The operation ends without its client: keep the request, and heed ``Prefer: respond-async``."""
@@ -230,19 +302,23 @@ class Exchange:
     @property
     def wanted(self) -> Wanted:
         """What the surface's ``may`` function is asked about."""
-        facts = self._facts
-        return Wanted(facts.operation, Caller(facts.tenant, facts.caller), facts.path_params)
+        scope = self._entry.scope
+        return Wanted(scope.operation, Caller(scope.tenant, scope.caller), self._params)
 
     # --- the body ---------------------------------------------------------------------------
 
     def command(self, body: bytes) -> Command | Answer:
         """The command of a request whose body came in one piece; or the answer that refuses it."""
         route = self.route
-        if len(body) > route.policy.body_bytes_max:
+        if len(body) > route.body_bytes_max:
             self.refusal = too_large(route)
             if len(body) > RETRY_BYTES_MAX:
                 return self._surface.problems.of_error(self.refusal)
         self._body = body
+        if self._subject is not None:
+            fingerprint = self._subject.digest(self._params, self._query, body)
+            if fingerprint is not None:  # of plain JSON, which any handler can read
+                return self._command(fingerprint, route.recipe)
         try:
             self._check_json(len(body), (body,))
             maker = route.fingerprinter
@@ -322,11 +398,9 @@ class Exchange:
         return facts._replace(extra=tuple(pair for pair in facts.extra if pair[0] in names))
 
     def _command(self, fingerprint: bytes, recipe: str) -> Command | Answer:
-        facts, route, refusal = self._facts, self.route, self.refusal
-        scope = Scope(facts.tenant, facts.caller, facts.operation)
-        under = self.under
-        if route.key_from is None and route.reference_from is None and self._head is None and refusal is None:
-            return Command(scope, self._key, fingerprint, recipe, route.policy, under)
+        route, refusal, scope, under = self.route, self.refusal, self._entry.scope, self.under
+        if route.is_bare and refusal is None:
+            return Command.of_checked(scope, self._key, fingerprint, recipe, route.policy, under)
         try:
             key, reference = self._names()
             command = partial(Command, scope, key, fingerprint, recipe, route.policy, under, reference)
@@ -347,7 +421,7 @@ class Exchange:
 
     def _names(self) -> tuple[str, str | None]:
         """The key and the business reference, where they come with the request. Raises RequestError."""
-        route, params, body = self.route, self._facts.path_params, b""
+        route, params, body = self.route, self._params, b""
         declared = [source for source in (route.key_from, route.reference_from) if source is not None]
         for source in declared:
             source.check_parameters((name for name, _ in params), route.name)
@@ -393,38 +467,42 @@ class Exchange:
 
     def present(self, verdict: Refusal | Verdict) -> Answer:
         """The answer to an attempt that may not proceed."""
-        problems = self._surface.problems
+        problems, lifetime = self._surface.problems, self.route.honoured.lifetime
         if isinstance(verdict, Replay):
-            return self._replay(verdict.answer)
+            return self._replay(verdict)
+        assert not isinstance(verdict, Unseal | Rebuild), "an engine gives what it withholds from a store's verdict"
         if isinstance(verdict, Proceed):
             # Read again after a refused settlement, and yet still ours: nobody can say what that means.
-            return problems.unknown(verdict.grant.operation_id)
+            return _with(problems.unknown(verdict.grant.operation_id), lifetime)
         if isinstance(verdict, InProgress) and verdict.own and self._head is not None:
             return self.accepted(verdict.operation_id)  # it comes to its end, whoever listens
-        return problems.of_verdict(verdict)
+        answer = problems.of_verdict(verdict)
+        # Where another command has the business reference, or the record cannot be read, the key gets no answer.
+        anothers = isinstance(verdict, InProgress) and not verdict.own
+        return answer if anothers or isinstance(verdict, ReferenceTaken | Unreadable) else _with(answer, lifetime)
 
     def accepted(self, operation_id: bytes) -> Answer:
         """202: the command is under way and comes to its end; where to look for it."""
         document = {"operationId": uuid_text(operation_id), "state": "PROCESSING"}
         headers = [(b"content-type", b"application/json"), _NO_STORE, (b"retry-after", ACCEPTED_RETRY_SECONDS)]
         problems = self._surface.problems
-        link = problems.operation_link(operation_id)
-        if link is not None and problems.operations_path is not None:
+        if problems.operations_path is not None:
             document["operation"] = problems.operations_path.replace("{id}", uuid_text(operation_id))
-            headers += [(b"location", document["operation"].encode()), link]
+            headers.append((b"location", document["operation"].encode()))
+        headers += self.route.honoured.headers(operation_id)
         if self.wants_async:
             headers.append((b"preference-applied", b"respond-async"))
         body = json.dumps(document).encode()
         return Answer(202, (*headers, (b"content-length", b"%d" % len(body))), body)
 
-    def _replay(self, answer: Answer) -> Answer:
+    def _replay(self, verdict: Replay) -> Answer:
+        answer = verdict.answer
         status = 200 if answer.status is None else answer.status
-        headers = [*sendable(answer.headers), self._surface.replayed]
-        if _NO_STORE[0] not in self.route.keeping.headers or all(name != _NO_STORE[0] for name, _ in answer.headers):
-            headers.append(_NO_STORE)
+        kept = _replayed_headers(answer.headers, self._surface.replayed, _NO_STORE[0] in self.route.keeping.headers)
+        headers = (*kept, *self.route.honoured.headers(verdict.operation_id))
         if status not in BODYLESS_STATUSES:
-            headers.append((b"content-length", b"%d" % len(answer.body)))
-        return Answer(status, tuple(headers), answer.body)
+            headers += ((b"content-length", b"%d" % len(answer.body)),)
+        return Answer(status, headers, answer.body)
 
     def unclaimed(self, error: SemelError) -> Answer | Unprotected:
         """What becomes of a command that was not claimed: refused, or run unprotected where the store is away."""
@@ -437,10 +515,22 @@ class Exchange:
 
     # --- after the application ----------------------------------------------------------------
 
-    def outcome(self, permit: Permit, capture: Capture, error: BaseException | None) -> Outcome:
-        """What the end of the application's call means for the store."""
+    def outcome(
+        self,
+        permit: Permit,
+        capture: Capture,
+        error: BaseException | None,
+        failure: BaseException | None = None,
+    ) -> Outcome:
+        """What the end of the application's call means for the store.
+
+        Parameters: ``error`` that left the application; ``failure`` that left the endpoint, of which the framework may
+        have made an answer: where it proves that nothing happened, that is stronger than any status.
+        """
         policy = self.route.policy
-        if self.route.atomic and not permit.kept:
+        if failure is not None and isinstance(failure, (NothingHappened, *policy.nothing_happened)):
+            return classify_exception(failure, policy, begun=permit.begun)
+        if not permit.kept and self.route.atomic:
             return Released("answer-too-large", proven=True)
         if error is None:
             return classify_answer(capture.stored(), policy, begun=permit.begun)
@@ -464,12 +554,15 @@ class Exchange:
 
         Raises HandlerRefused: the database refuses what the application wrote: as if the application raised.
         """
-        outcome = permit.outcome(outcome)
-        is_settled = error is None and verdict is None and unconfirmed is None and permit.kept
-        if is_settled and not isinstance(outcome, Unprovable):
-            return capture.first()  # nearly every command ends so
-        problems = self._surface.problems
+        if permit.steps is not None:
+            outcome = permit.outcome(outcome)
         operation_id = permit.grant.operation_id
+        is_settled = error is None and verdict is None and unconfirmed is None and permit.kept
+        if is_settled and type(outcome) is Succeeded:
+            return capture.first(self.route.honoured.headers(operation_id))  # nearly every command ends so
+        problems, lifetime = self._surface.problems, self.route.honoured.lifetime
+        if is_settled and not isinstance(outcome, Unprovable):
+            return capture.first(self.honours(permit, outcome))
         if isinstance(unconfirmed, HandlerRefused) and error is None:
             raise unconfirmed
         if isinstance(unconfirmed, NO_STORE):
@@ -483,27 +576,32 @@ class Exchange:
             if self.route.atomic and isinstance(unconfirmed, NO_STORE) and not isinstance(unconfirmed, NotReplicated):
                 # All of it is committed or nothing: a retry replays the answer, or runs.
                 return problems.of_error(unconfirmed, maybe_done=isinstance(unconfirmed, StoreTimeout))
-            return problems.unknown(operation_id)
+            return _with(problems.unknown(operation_id), lifetime)
         if error is not None and (capture.status < 500 or not capture.complete):
             return None
         if not permit.kept:
             # It was to be streamed, and could not be: the mark did not reach the store in time.
             if promised:
-                return problems.of_verdict(NotReplayable(operation_id, permit.resource_type, permit.resource_id))
+                verdict = NotReplayable(operation_id, permit.resource_type, permit.resource_id)
+                return _with(problems.of_verdict(verdict), lifetime)
             if isinstance(outcome, Released):
                 return problems.of_error(StoreUnavailable())
-            return problems.unknown(operation_id)
-        answer = capture.first()
+            return _with(problems.unknown(operation_id), lifetime)
         if isinstance(outcome, Unprovable) and capture.status < 500 and permit.steps is not None:
-            return problems.unknown(operation_id)  # what leaves is what the store holds
-        link = self.link_of(permit, outcome)
-        return answer if link is None else answer._replace(headers=(*answer.headers, link))
+            return _with(problems.unknown(operation_id), lifetime)  # what leaves is what the store holds
+        return capture.first(self.honours(permit, outcome))
 
-    def link_of(self, permit: Permit, outcome: Outcome) -> tuple[bytes, bytes] | None:
-        """The link to the operation for a first caller whose command is in doubt; None where it is not.
+    def honours(self, permit: Permit, outcome: Outcome | None = None) -> Headers:
+        """What a first answer says beside its content: that the key is honoured, for how long, and where the status is.
 
-        Parameters: ``outcome`` as the permit sees it, with its steps.
+        Nothing where an ATOMIC command was rolled back: the store knows neither the key nor the operation.
+
+        Parameters: ``outcome`` as the permit sees it, with its steps; None where the command has not ended.
         """
-        if not isinstance(outcome, Unprovable):
-            return None
-        return self._surface.problems.operation_link(permit.grant.operation_id)
+        if self.route.atomic and isinstance(outcome, Released):
+            return ()
+        return self.route.honoured.headers(permit.grant.operation_id)
+
+
+def _with(answer: Answer, headers: Headers) -> Answer:
+    return answer._replace(headers=answer.headers + headers)

@@ -41,7 +41,17 @@ _SECONDS: Final = {
     "schema": {"type": "integer", "minimum": 0},
     "description": "Seconds to wait before the next attempt",
 }
-_LINK: Final = {"schema": {"type": "string"}, "description": "The operation's status, and the resource it made"}
+_LIFETIME: Final = {
+    "schema": {"type": "integer", "minimum": 0},
+    "description": "The key is honoured: for at least so many seconds after the first request with it, a retry gets "
+    "the first answer. Afterwards, look by your business reference",
+}
+_LINK: Final = {
+    "schema": {"type": "string"},
+    "description": "The operation's status (`status`), the resource it made (`related`), and what the problem's code "
+    "means (`describedby`)",
+}
+_CLAIMED: Final = frozenset({409, 422})  # that follow a claim
 _DESCRIPTIONS: Final = {
     400: "The key is missing or malformed, or the request contradicts itself",
     401: "The caller is not known",
@@ -119,11 +129,14 @@ def describe_key(operation: dict[str, Any], policy: Policy, header: str, counts:
 
 
 def describe_responses(operation: dict[str, Any], kinds: Iterable[Kind]) -> None:
-    """Add the mark of a replay to the good responses of an operation, and the responses that refuse it."""
+    """Add what every answer says of its key to the good responses of an operation, and the responses that refuse it."""
     responses = operation.setdefault("responses", {})
     for status, response in responses.items():
         if status.startswith("2"):
-            response.setdefault("headers", {}).setdefault("Idempotency-Replayed", _REPLAYED)
+            headers = response.setdefault("headers", {})
+            headers.setdefault("Idempotency-Replayed", _REPLAYED)
+            headers.setdefault("Idempotency-Key-Lifetime", _LIFETIME)
+            headers.setdefault("Link", _LINK)
     by_status: dict[int, list[Kind]] = {}
     for kind in kinds:
         by_status.setdefault(kind.status, []).append(kind)
@@ -134,8 +147,9 @@ def describe_responses(operation: dict[str, Any], kinds: Iterable[Kind]) -> None
         headers.setdefault("Semel-Code", {"schema": {"type": "string"}, "description": "The problem's code"})
         if number in (409, 503):
             headers.setdefault("Retry-After", _SECONDS)
-        if number in (409, 500):
-            headers.setdefault("Link", _LINK)
+        headers.setdefault("Link", _LINK)
+        if number in _CLAIMED:
+            headers.setdefault("Idempotency-Key-Lifetime", _LIFETIME)
 
 
 _COUNTS: Final = "It counts: repeat it as it was with every retry of the same request."

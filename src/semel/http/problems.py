@@ -116,6 +116,8 @@ _STANDING: Final[Mapping[State | None, str]] = {
 _QUERY_FIRST: Final = "Query that operation before you use a new key: both could take effect."
 STORE_RETRY_SECONDS: Final = 5  # clients that were refused together come back spread over this many seconds
 OPERATION_RELATION: Final = "status"  # RFC 8631: a resource that tells the context's status
+PAGE_RELATION: Final = "describedby"  # draft-ietf-httpapi-idempotency-key-header-07, 2.7: a link to documentation
+PAGE_NAME: Final = "problems"  # in place of an operation's id: the page about all codes
 _ID: Final = "{id}"
 
 
@@ -125,6 +127,9 @@ class Problems:
 
     Parameters: ``type_base`` of the ``type`` member, which the code in lower case with hyphens is appended to;
     ``operations_path`` where the status of operations is served, with ``{id}`` (None: nowhere, so no links);
+    ``page`` the path or URL of a page that explains the codes, with an anchor for each, which every problem links to
+    with ``rel="describedby"`` (None: the ``type`` itself where it is a URL, otherwise Semel's own page, served beside
+    the operations as ``/operations/problems``; "": no page and no link);
     ``resource_paths`` where the resources that handlers name with ``permit.result(type, id)`` are served, by
     type, each with ``{id}``; ``challenge`` the WWW-Authenticate value where the caller is not known.
 
@@ -136,10 +141,13 @@ class Problems:
     operations_path: str | None = "/operations/{id}"
     resource_paths: Mapping[str, str] = field(default_factory=dict)
     challenge: str = "Bearer"
+    page: str | None = None
 
     def __post_init__(self) -> None:
-        for name, text in (("type_base", self.type_base), ("challenge", self.challenge)):
+        for name, text in (("type_base", self.type_base), ("challenge", self.challenge), ("page", self.page or "")):
             _check_field(name, text)
+            if name != "challenge" and set(text) & set("<> "):
+                raise ConfigurationError(f"{name} must be a path or a URL, without spaces, < and >; it is {text!r}")
         paths = {f"resource_paths[{kind!r}]": path for kind, path in self.resource_paths.items()}
         if self.operations_path is not None:
             paths["operations_path"] = self.operations_path
@@ -249,6 +257,16 @@ class Problems:
             return None
         return b"link", _link(self.operations_path.replace(_ID, uuid_text(operation_id)), OPERATION_RELATION)
 
+    def page_link(self, kind: Kind) -> tuple[bytes, bytes] | None:
+        """The ``Link`` header to what explains a kind of problem, or None where there is no page."""
+        anchor, page = anchor_of(kind.code), self.page
+        if page is None and self.type_base.startswith(("https://", "http://")):
+            return b"link", _link(self.type_base + anchor, PAGE_RELATION)
+        path = self.operations_path or ""
+        if page is None and path.startswith("/") and path.endswith(f"/{_ID}"):  # where Semel serves them itself
+            page = path.replace(_ID, PAGE_NAME)
+        return (b"link", _link(f"{page}#{anchor}", PAGE_RELATION)) if page else None
+
     def answer(
         self,
         kind: Kind,
@@ -263,7 +281,7 @@ class Problems:
     ) -> Answer:
         """One occurrence of a kind of problem; ``key_action`` where it is not the kind's."""
         document: dict[str, str | int | bool] = {
-            "type": self.type_base + kind.code.lower().replace("_", "-"),
+            "type": self.type_base + anchor_of(kind.code),
             "title": kind.title,
             "status": kind.status,
             "detail": detail,
@@ -291,6 +309,9 @@ class Problems:
         if resource is not None:
             document["resource"] = resource
             headers.append((b"link", _link(resource, "related")))
+        page = self.page_link(kind)
+        if page is not None:
+            headers.append(page)
         body = json.dumps(document, separators=(",", ":")).encode()
         headers.append((b"content-length", b"%d" % len(body)))
         return Answer(kind.status, tuple(headers), body)
@@ -298,6 +319,15 @@ class Problems:
     def _resource(self, kind: str | None, id: str | None) -> str | None:
         path = self.resource_paths.get(kind or "")
         return None if path is None or id is None else path.replace(_ID, quote(id, safe=""))
+
+
+def anchor_of(code: str) -> str:
+    """A code as the end of a ``type``, and as an anchor of the page about problems.
+
+    >>> anchor_of("MISSING_IDEMPOTENCY_KEY")
+    'missing-idempotency-key'
+    """
+    return code.lower().replace("_", "-")
 
 
 def _link(path: str, relation: str) -> bytes:

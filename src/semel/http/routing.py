@@ -10,15 +10,16 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from semel.core.model import Effects
 from semel.errors import ConfigurationError
 from semel.http.capture import Keeping
 from semel.http.fingerprint.fingerprinter import Fingerprinter
+from semel.http.honoured import Honoured
 from semel.http.spelling import normal_segments
 from semel.operations.references import sources
-from semel.policy import Policy
+from semel.policy import RETRY_BYTES_MAX, Policy
 
 UNSAFE_METHODS: Final = ("POST", "PATCH", "PUT", "DELETE")
 DEFAULT_METHODS: Final = ("POST", "PATCH")
@@ -93,15 +94,22 @@ class Route:
 
     __slots__ = (
         "atomic",
+        "body_bytes_max",
+        "bytes_read_max",
         "counted",
         "counts_path",
+        "entries",
         "fingerprinter",
+        "honoured",
+        "is_bare",
         "keeping",
         "key_from",
         "known",
+        "length_digits",
         "marks",
         "name",
         "policy",
+        "recipe",
         "recorded",
         "reference_from",
         "required",
@@ -120,7 +128,14 @@ class Route:
         self.key_from, self.reference_from = sources(policy.key_from, policy.reference_from)
         self.marks = policy.on_unprotected == "mark"
         self.atomic = policy.terms.effects is Effects.ATOMIC
+        # Nothing of a command but its fingerprint comes from its body, and any key will do.
+        self.is_bare = not (self.key_from or self.reference_from or policy.key_format or policy.resumable)
+        self.body_bytes_max = policy.body_bytes_max
+        self.bytes_read_max = max(policy.body_bytes_max, RETRY_BYTES_MAX)
+        self.length_digits = len(str(self.bytes_read_max))
+        self.entries: dict[tuple[str, str, str, bytes], Any] = {}  # of an exchange: what its requests have in common
         self.keeping = Keeping(policy, name)
+        self.honoured = Honoured()
         recipe = policy.recipe
         if counts and policy.counts is None and not recipe.headers:
             recipe = replace(recipe, headers=counts)
@@ -133,6 +148,7 @@ class Route:
         self.fingerprinter = makers[-1]
         self.known = {id: (maker, False) for maker in makers for id in maker.ids}  # and whether the path counts there
         self.recorded = {id: id for id in self.fingerprinter.ids}  # under which id a fingerprint is recorded
+        self.recipe = self.recorded[recipe.id]  # of nearly all fingerprints
         self.counted = tuple(sorted({name.encode() for each in recipes for name in each.headers}))
         self.counts_path = False
 
@@ -145,6 +161,7 @@ class Route:
             self.counts_path = True
             self.known |= {_with_path(id): (maker, True) for id, (maker, _) in self.known.items()}
             self.recorded = {id: _with_path(id) for id in self.fingerprinter.ids}
+            self.recipe = self.recorded[self.fingerprinter.recipe.id]
 
 
 def _with_path(recipe_id: str) -> str:

@@ -17,6 +17,7 @@ from semel.engine.state import Core
 from semel.errors import ConfigurationError
 from semel.http.caller import Caller, CallerOf
 from semel.http.fingerprint.recipe import check_headers
+from semel.http.honoured import Honoured
 from semel.http.outage import Outage
 from semel.http.problems import Problems
 from semel.http.routing import Operation, Params, Route, Routes
@@ -77,6 +78,8 @@ class HttpSettings:
         problems: how problem documents are written.
         key_header: the name of the request header with the key.
         replayed_header: the name of the response header that marks a replay.
+        lifetime_header: the name of the response header that says for how many seconds the key is honoured; None: not
+            sent.
         wait_seconds_max: how long ``Prefer: wait=N`` may make a duplicate wait.
         fingerprint_secret: the secret of fingerprints made with ``hmac-sha256``.
         counts: names of request headers that count, for operations that name none themselves.
@@ -97,6 +100,7 @@ class HttpSettings:
     problems: Problems = field(default_factory=Problems)
     key_header: str = "Idempotency-Key"
     replayed_header: str = "Idempotency-Replayed"
+    lifetime_header: str | None = "Idempotency-Key-Lifetime"
     wait_seconds_max: float = 30
     fingerprint_secret: bytes | None = field(default=None, repr=False)
     counts: Sequence[str] = ()
@@ -113,8 +117,10 @@ class HttpSettings:
             raise ConfigurationError(_WHO)
         if not callable(self.caller):
             raise ConfigurationError(f"caller must be a function of the request; it is {self.caller!r}")
-        for name in ("key_header", "replayed_header"):
+        for name in ("key_header", "replayed_header", "lifetime_header"):
             value = getattr(self, name)
+            if name == "lifetime_header" and value is None:
+                continue
             if not isinstance(value, str) or _TOKEN(value) is None:
                 raise ConfigurationError(f"{name} must be a header name; it is {value!r}")
         for name, least in (("wait_seconds_max", 0), ("body_seconds_max", 1)):
@@ -171,7 +177,12 @@ class HttpSettings:
     def _checked(self, route: Route) -> Route:
         if self.key_header.lower().encode() in route.counted:
             raise ConfigurationError(f"{route.name}: counts must not name {self.key_header}: the key never counts")
+        route.honoured = self.honoured(route.policy.answer_seconds)
         return route
+
+    def honoured(self, answer_seconds: float) -> Honoured:
+        """What every answer of an operation says of its key, once it is claimed."""
+        return Honoured(self.lifetime_header, answer_seconds, self.problems.operations_path)
 
     def allows(self, request: Any, wanted: Wanted) -> bool:
         """Whether the caller may do what is wanted, by a plain ``may`` function; True without one."""

@@ -12,6 +12,7 @@ from typing import Final
 from urllib.parse import unquote
 
 _ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]*").match
+_PLAIN: Final = re.compile(r"(?:/[a-z0-9_-]+)*+/?", re.ASCII).fullmatch  # in its normal spelling already
 _DECODED_MAX: Final = 3  # layers that may each decode a path once more
 
 
@@ -24,6 +25,8 @@ def normal_segments(path: str) -> list[str]:
     >>> normal_segments("//Orders/./7;v=1/cancel%2F\n") == normal_segments("/orders/7/cancel")
     True
     """
+    if _PLAIN(path) is not None:
+        return [segment for segment in path.split("/") if segment]
     for _ in range(_DECODED_MAX):
         decoded = unquote(path, errors="ignore")
         if decoded == path:

@@ -11,6 +11,8 @@ from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
+from semel.http.problem_page import problem_page
+from semel.http.problems import PAGE_NAME
 from semel.http.routing import DEFAULT_METHODS
 from semel.http.settings import HttpSettings
 from semel.operations.http import Operations, SyncOperations
@@ -52,6 +54,8 @@ class _Place:
             return None
         rest = found[0][len(root) :].strip("/")
         reads = method in ("GET", "HEAD")
+        if reads and rest == PAGE_NAME:
+            return _sized(problem_page(), method)
         if not self._insists:
             named = parse_qs(query.decode("latin-1"), keep_blank_values=True)
             names_one = uuid_bytes(rest) is not None if rest else "key" in named or "reference" in named

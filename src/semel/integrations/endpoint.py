@@ -7,11 +7,72 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
 
+from semel.core.model import Effects
 from semel.engine.permit import Permit
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, PolicyError
+from semel.http.routing import Route
+from semel.http.settings import AnyEngine, HttpSettings
+from semel.operations.flow import check_kept
+from semel.policy import Policy
+
+DECLARED: Final = "__semel__"
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredEndpoint:
+    """What ``@semel.command`` left on an endpoint."""
+
+    name: str
+    policy: Policy
+    route: Route
+    paths: Literal["apart", "one"] | None = None
+
+
+def declare_endpoint(
+    engine: AnyEngine,
+    surface: HttpSettings,
+    name: str,
+    policy: Policy | None,
+    options: Mapping[str, Any],
+    *,
+    paths: Literal["apart", "one"] | None,
+    taken: Collection[str],
+) -> DeclaredEndpoint:
+    """Check what ``@semel.command`` was given, and make the operation of it.
+
+    Parameters: ``name``, ``policy`` or its ``options``, and ``paths`` as ``@semel.command`` takes them; ``taken`` the
+    names of the application's other operations.
+
+    Raises PolicyError and ConfigurationError.
+    """
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError("a command needs a name: @semel.command('payments.create', effects='external')")
+    if policy is not None and not isinstance(policy, Policy):
+        raise PolicyError(f"policy must be a Policy, such as Policy(effects='external'); it is {policy!r}")
+    if policy is not None and options:
+        raise PolicyError("give either a policy or its options, not both")
+    chosen = policy if policy is not None else Policy(**options)
+    if paths not in (None, "apart", "one"):
+        raise ConfigurationError(f"{name}: paths must be 'apart' or 'one'; it is {paths!r}")
+    if name in taken:
+        raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
+    if chosen.terms.effects is Effects.ATOMIC:
+        engine.backend.check_atomic()
+    check_kept(engine.backend.store, chosen)
+    engine.core.needs.declare(name, chosen)
+    declared = DeclaredEndpoint(name, chosen, surface.route(name, chosen), paths)
+    if paths == "apart":
+        declared.route.count_path()
+    return declared
+
+
+def without_slashes(path: str) -> str:
+    """A path without empty segments: a slash at its end makes no other command."""
+    return "/".join(part for part in path.split("/") if part)
 
 
 class PermitHere:

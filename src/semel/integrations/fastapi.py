@@ -25,10 +25,11 @@ from starlette.responses import Response
 
 from semel.errors import ConfigurationError
 from semel.http.openapi import add_schemas, describe_operation, operation_responses
+from semel.http.problems import PAGE_NAME
 from semel.http.routing import UNSAFE_METHODS
-from semel.integrations.endpoint import Filled, annotations_of, bulk_used_by
-from semel.integrations.starlette import DECLARED, DeclaredEndpoint, response_of
+from semel.integrations.endpoint import DECLARED, DeclaredEndpoint, Filled, annotations_of, bulk_used_by
 from semel.integrations.starlette import Semel as StarletteSemel
+from semel.integrations.starlette import response_of, tell_problems
 from semel.operations.http import BAD_QUERY, NOT_FOUND
 from semel.policy import Policy
 
@@ -90,6 +91,7 @@ class Semel(StarletteSemel):
                 summary="Where the command with a key or a business reference stands",
                 **settings,
             )
+            app.add_api_route(f"{operations_path}/{PAGE_NAME}", tell_problems, methods=["GET"], include_in_schema=False)
             app.add_api_route(
                 f"{operations_path}/{{operation_id}}",
                 self._read_operation,

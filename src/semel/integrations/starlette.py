@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from uuid import UUID
 
@@ -29,22 +28,27 @@ from starlette.routing import Router, compile_path
 from semel.core.model import Answer, Effects
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
-from semel.errors import ConfigurationError, PolicyError
+from semel.errors import ConfigurationError
 from semel.http.asgi.middleware import route_path
-from semel.http.asgi.route import CALL_KEY, LINK_KEY, CaptureMiddleware, RouteCall
+from semel.http.asgi.route import CALL_KEY, HEADERS_KEY, CaptureMiddleware, RouteCall
 from semel.http.asgi.tasks import KeptAlive
-from semel.http.routing import PATH, UNSAFE_METHODS, Route
+from semel.http.problem_page import problem_page
+from semel.http.problems import PAGE_NAME
+from semel.http.routing import PATH, UNSAFE_METHODS
 from semel.http.settings import HttpSettings
 from semel.integrations.endpoint import (
+    DECLARED,
+    DeclaredEndpoint,
     Filled,
     PermitHere,
     SessionHere,
     check_endpoint,
     check_sessions,
+    declare_endpoint,
     filled_parameters,
     plain_function,
+    without_slashes,
 )
-from semel.operations.flow import check_kept
 from semel.operations.http import Operations
 from semel.policy import Policy
 from semel.resuming.asgi import completer_for
@@ -59,18 +63,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DECLARED: Final = "__semel__"
 _METHODS: Final = ("GET", "HEAD", "OPTIONS", *UNSAFE_METHODS)  # those of an HTTPEndpoint
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredEndpoint:
-    """What ``@semel.command`` left on an endpoint."""
-
-    name: str
-    policy: Policy
-    route: Route
-    paths: Literal["apart", "one"] | None = None
 
 
 class Semel:
@@ -123,24 +116,10 @@ class Semel:
 
         Raises PolicyError and ConfigurationError, when the application is built.
         """
-        if not isinstance(name, str) or not name:
-            raise ConfigurationError("a command needs a name: @semel.command('payments.create', effects='external')")
-        if policy is not None and not isinstance(policy, Policy):
-            raise PolicyError(f"policy must be a Policy, such as Policy(effects='external'); it is {policy!r}")
-        if policy is not None and options:
-            raise PolicyError("give either a policy or its options, not both")
-        chosen = policy if policy is not None else Policy(**options)
-        if paths not in (None, "apart", "one"):
-            raise ConfigurationError(f"{name}: paths must be 'apart' or 'one'; it is {paths!r}")
-        if name in self.declared or name in self._bulks:
-            raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
-        if chosen.terms.effects is Effects.ATOMIC:
-            self.engine.backend.check_atomic()
-        check_kept(self.engine.backend.store, chosen)
-        self.engine.core.needs.declare(name, chosen)
-        declared = self.declared[name] = DeclaredEndpoint(name, chosen, self.surface.route(name, chosen), paths)
-        if paths == "apart":
-            declared.route.count_path()
+        declared = declare_endpoint(
+            self.engine, self.surface, name, policy, options, paths=paths, taken=(*self.declared, *self._bulks)
+        )
+        self.declared[name] = declared
         endpoints: list[object] = []
 
         def declare(endpoint: F) -> F:
@@ -333,6 +312,7 @@ class Semel:
         _manage(app, self, self._kept_alive, reap=reap, complete=complete)
         if operations_path is not None:
             one = f"{operations_path}/{{operation_id}}"
+            app.router.routes.append(StarletteRoute(f"{operations_path}/{PAGE_NAME}", tell_problems, methods=["GET"]))
             app.router.routes.append(StarletteRoute(operations_path, self._by_key, methods=["GET"]))
             app.router.routes.append(StarletteRoute(one, self._by_id, methods=["GET"]))
 
@@ -348,7 +328,7 @@ class Semel:
             declared = getattr(endpoint, DECLARED, None)
             if isinstance(declared, DeclaredEndpoint) and declared.paths is None:
                 spellings = templates.setdefault(declared.name, set())
-                spellings.add(_without_slashes(path))
+                spellings.add(without_slashes(path))
                 if len(spellings) > 1:
                     declared.route.count_path()
             reads = sorted(methods.difference(UNSAFE_METHODS))
@@ -381,6 +361,11 @@ class Semel:
         return response_of(await self.operations.by_id(request.path_params["operation_id"], request))
 
 
+async def tell_problems(request: Request) -> Response:
+    """The page about the codes of problem documents, for everybody."""
+    return response_of(problem_page())
+
+
 def endpoints_of(routes: Iterable[Any], prefix: str = "") -> Iterator[tuple[object, frozenset[str], str]]:
     """Every endpoint that an application routes to, mounted and included ones too, with the methods it is called by and
     the template of its path.
@@ -405,12 +390,7 @@ def endpoints_of(routes: Iterable[Any], prefix: str = "") -> Iterator[tuple[obje
 def _path_of(scope: Any) -> str:
     """The path within the application."""
     root = scope.get("app_root_path", scope.get("root_path", ""))
-    return _without_slashes(scope["path"].removeprefix(root))
-
-
-def _without_slashes(path: str) -> str:
-    """A path without empty segments: a slash at its end makes no other command."""
-    return "/".join(part for part in path.split("/") if part)
+    return without_slashes(scope["path"].removeprefix(root))
 
 
 def _may_claim(endpoint: object) -> bool:
@@ -479,7 +459,7 @@ def _places(routes: Iterable[Any], prefix: str) -> Iterator[tuple[str, frozenset
 
 
 def _link_errors(app: Starlette) -> None:
-    """Give the framework's own 500 of a command in doubt the link to its operation: it is made outside the capture."""
+    """Give the framework's own 500 of a command the headers of its other answers: it is made outside the capture."""
     build = app.build_middleware_stack
 
     def build_linked() -> Any:
@@ -509,9 +489,7 @@ def _linked_handler(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_link(request: Request, response: Response) -> Response:
-    link = request.scope.get(LINK_KEY)
-    if link is not None:
-        response.raw_headers.append(link)
+    response.raw_headers.extend(request.scope.get(HEADERS_KEY, ()))
     return response
 
 

@@ -17,7 +17,7 @@ from semel.bulk.store import Items
 from semel.core.damage import damage_of
 from semel.core.flow import Flow
 from semel.core.identity import record_id, reference_id, uuid_bytes, uuid_text
-from semel.core.model import OPEN_STATES, Answer, AnswerKind, Operation, Record, Scope, State, Unreadable
+from semel.core.model import ANSWERABLE, OPEN_STATES, Answer, Operation, Record, Scope, State, Unreadable
 from semel.core.record import is_sound, state_of, uuid_of
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.sync_engine import Engine
@@ -26,7 +26,8 @@ from semel.http.asgi.call import Receive, Send, send_answer
 from semel.http.caller import Caller
 from semel.http.keys import parse_key
 from semel.http.outage import NO_STORE
-from semel.http.problems import Kind
+from semel.http.problem_page import problem_page
+from semel.http.problems import PAGE_NAME, Kind
 from semel.http.settings import AnyEngine, HttpSettings, Wanted
 from semel.operations.flow import find_operation, find_operations
 from semel.steps.doubts import DOUBT, names_a_step
@@ -268,7 +269,7 @@ def describe(row: Record, now: int) -> dict[str, Any]:
         "operation": row.operation,
         "state": "UNREADABLE" if state is None else state.name,
         "running": row.state in OPEN_STATES and row.lease_until > now,
-        "answerKept": row.answer_kind == AnswerKind.KEPT and (row.answer_until is None or now < row.answer_until),
+        "answerKept": row.answer_kind in ANSWERABLE and (row.answer_until is None or now < row.answer_until),
         "attempt": row.attempt,
         "createdAt": _time(row.created_at),
         "settledAt": _time(row.settled_at),
@@ -296,7 +297,7 @@ class OperationsApp:
         self._operations = operations
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Serve ``GET /{id}``, ``GET /?key=…`` and ``GET /?reference=…``."""
+        """Serve ``GET /{id}``, ``GET /?key=…``, ``GET /?reference=…``, and ``GET /problems``: what the codes mean."""
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1000})
             return
@@ -306,6 +307,8 @@ class OperationsApp:
         rest = (path[len(root) :] if root and path.startswith(root) else path).strip("/")
         if scope["method"] not in ("GET", "HEAD"):
             await send_answer(send, Answer(405, ((b"allow", b"GET, HEAD"), (b"content-length", b"0")), b""))
+        elif rest == PAGE_NAME:
+            await send_answer(send, problem_page())
         elif rest:
             await send_answer(send, await self._operations.by_id(rest, request))
         else:

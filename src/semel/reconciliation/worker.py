@@ -219,7 +219,7 @@ class Reconciling(Loop):
     async def _write(self, judged: Resolution | Again, case: Case, token: bytes, done: Round) -> None:
         engine, record = self._engine, case.record
         if isinstance(judged, Resolution):
-            word = judged
+            word = engine.core.cover(record.operation, judged)
             reply = await engine.perform("resolve", lambda: settle_found(engine.store, word, case.events))
             match reply:
                 case Resolved():

@@ -9,9 +9,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from semel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from semel.engine.sealer import Sealer
 
 URL_DEFAULT: Final = "sqlite:///semel.db"
 HOST_DEFAULT: Final = "127.0.0.1"
@@ -33,6 +36,7 @@ class Settings:
     Variables: ``HOST`` and ``PORT`` to listen on (port 0: any free one); ``SEMEL_URL`` of the store;
     ``SEMEL_DEMO=1`` accepts ``"simulate"`` in bodies and shortens the lease to 5 s; ``SEMEL_WORKERS``
     processes; ``SEMEL_ID_SECRET_FILE`` a file whose bytes are the id secret, where the store has one.
+    The operators' commands read ``SEMEL_SEAL_KEYS_FILE`` as well, the ring of sealing keys.
     """
 
     host: str = HOST_DEFAULT
@@ -77,6 +81,19 @@ def id_secret(environment: Mapping[str, str] = os.environ) -> bytes | None:
         return Path(path).read_bytes()
     except OSError as error:
         raise SettingsError(f"SEMEL_ID_SECRET_FILE names a file that cannot be read: {error.strerror}") from error
+
+
+def seal_keys(environment: Mapping[str, str] = os.environ) -> Sealer | None:
+    """The sealer of the key ring in the file that ``SEMEL_SEAL_KEYS_FILE`` names. Raises SettingsError."""
+    path = environment.get("SEMEL_SEAL_KEYS_FILE")
+    if not path:
+        return None
+    from semel.engine.sealer import Sealer  # which needs a library that nobody else does
+
+    try:
+        return Sealer.from_file(path, opens_plain=True)
+    except ConfigurationError as error:
+        raise SettingsError(f"SEMEL_SEAL_KEYS_FILE: {error}") from error
 
 
 def _number(environment: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:

@@ -24,6 +24,7 @@ from semel.core.atomic_flow import NOT_ROLLED_BACK
 from semel.core.flow import Flow
 from semel.core.outcomes import Outcome
 from semel.core.requests import AnyUnit, Begin
+from semel.core.sealing import Seals, about_step, open_part, seal_part
 from semel.engine.backend import UNIT_RUNS_MAX, Backend
 from semel.engine.shield import Hold
 from semel.engine.uncancelled import whole
@@ -45,8 +46,9 @@ _AWAITED: Final = (Awaitable, Coroutine)
 class StepBook:
     """What both forms share: the steps of one permit."""
 
-    def __init__(self, permit: Permit, backend: Backend) -> None:
+    def __init__(self, permit: Permit, backend: Backend, sealer: Seals | None) -> None:
         self._permit = permit
+        self._sealer = sealer
         self._backend = backend
         terms = permit.claim.terms
         self._dedup_us = terms.dedup_us
@@ -79,12 +81,43 @@ class StepBook:
         """What the end of the handler means."""
         return self.ledger.outcome(outcome)
 
+    def keep(self, step: Step, value: Any, shape: Shape) -> Any:
+        """The result of a step that has just run. Raises StepError: the step stays unfinished, and is in doubt."""
+        try:
+            body, again = written(step.shown, value, shape)
+        except StepError:
+            self.ledger.fail(step, nothing_happened=False)
+            raise
+        self.ledger.finish(step, self.stored(step, body))
+        return again
+
+    def stored(self, step: Step, body: bytes) -> bytes:
+        """A result as the operation wants it stored."""
+        about = about_step(self._permit.grant.id, step.shown)
+        return seal_part(body, about, self._permit.command.policy.answers, self._sealer)
+
+    def recorded(self, step: Step, met: Finished, shape: Shape) -> Any:
+        """The result that a former run has recorded.
+
+        Raises StepError where the code has declared another type since: running it again is no way out; and
+        RecordUnreadableError and ConfigurationError where it is sealed, and does not open.
+        """
+        about = about_step(self._permit.grant.id, step.shown)
+        body = open_part(met.result, about, self._sealer, f"the result of step {step.shown!r}")
+        try:
+            return shape.decode(json.loads(body))
+        except (Mismatch, ValueError) as error:
+            raise StepError(
+                f"step {step.name!r} is finished, and its recorded result is not what is declared now ({error}); let "
+                "the new code read the former type, or finish what is open with the former code"
+            ) from error
+
 
 class SyncSteps(StepBook):
     """Steps in threads."""
 
     def __init__(self, permit: Permit, backend: Backend, performer: SyncPerformer) -> None:
-        super().__init__(permit, backend)
+        super().__init__(permit, backend, performer.sealer)
         self._performer = performer
         self._writing = threading.Lock()
 
@@ -97,7 +130,7 @@ class SyncSteps(StepBook):
             with self._writing:
                 met = self._performer.drive(_into(hold, self.ledger.begin(want)))
             if isinstance(met, Finished):
-                return recorded(name, met, shape)
+                return self.recorded(want, met, shape)
             hold.end()
         except BaseException as error:
             hold.let_go(error)
@@ -107,7 +140,7 @@ class SyncSteps(StepBook):
         except BaseException as error:
             self.ledger.fail(met, nothing_happened=self.proves_nothing(error))
             raise
-        return keep(self.ledger, met, value, shape)
+        return self.keep(met, value, shape)
 
     def local(self, name: str, call: Callable[[Any], Any], ordinal: int, *, returns: Any) -> Any:
         """See :meth:`semel.engine.permit.Permit.local_step`."""
@@ -118,11 +151,13 @@ class SyncSteps(StepBook):
             runs += 1
             hold: Hold[Opened] = Hold(lambda opened, _: drive(ledger.undo(opened)))
             try:
+                want = self.want(name, ordinal, repeat=False)
                 with self._writing:
-                    met = drive(_into(hold, ledger.open(self.want(name, ordinal, repeat=False), Begin())))
+                    met = drive(_into(hold, ledger.open(want, Begin())))
                 if isinstance(met, Finished):
-                    return recorded(name, met, shape)
+                    return self.recorded(want, met, shape)
                 body, value = written(name, call(met[1].connection), shape)
+                body = self.stored(want, body)
                 with self._writing:
                     drive(ledger.commit(met, body))
                 hold.end()
@@ -143,7 +178,7 @@ class AsyncSteps(StepBook):
     """Steps on an event loop. What is recorded is never cut in half by a cancelled caller: it is known what it says."""
 
     def __init__(self, permit: Permit, backend: Backend, performer: AsyncPerformer) -> None:
-        super().__init__(permit, backend)
+        super().__init__(permit, backend, performer.sealer)
         self._performer = performer
         self._writing = asyncio.Lock()
         # On SQLite, or in a pool of one, a start waits for a local step's transaction, which must not wait for that.
@@ -162,7 +197,7 @@ class AsyncSteps(StepBook):
                     self.ledger.fail(met, nothing_happened=True)
                 raise cancelled
         if isinstance(met, Finished):
-            return recorded(name, met, shape)
+            return self.recorded(want, met, shape)
         try:
             value = call()
             if inspect.isawaitable(value):
@@ -170,7 +205,7 @@ class AsyncSteps(StepBook):
         except BaseException as error:
             self.ledger.fail(met, nothing_happened=self.proves_nothing(error))
             raise
-        return keep(self.ledger, met, value, shape)
+        return self.keep(met, value, shape)
 
     async def local(self, name: str, call: Callable[[Any], Any], ordinal: int, *, returns: Any) -> Any:
         """See :meth:`semel.engine.permit.Permit.local_step`."""
@@ -188,12 +223,13 @@ class AsyncSteps(StepBook):
 
     async def _local(self, name: str, call: Callable[[Any], Any], ordinal: int, shape: Shape) -> Any:
         ledger = self.ledger
+        want = self.want(name, ordinal, repeat=False)
         async with self._writing:
-            met, cancelled = await self._whole(ledger.open(self.want(name, ordinal, repeat=False), Begin()))
+            met, cancelled = await self._whole(ledger.open(want, Begin()))
         if isinstance(met, Finished):
             if cancelled is not None:
                 raise cancelled
-            return recorded(name, met, shape)
+            return self.recorded(want, met, shape)
         try:
             if cancelled is not None:
                 raise cancelled
@@ -205,6 +241,7 @@ class AsyncSteps(StepBook):
             finally:
                 self._inside.reset(inside)
             body, value = written(name, value, shape)
+            body = self.stored(want, body)
             async with self._writing:
                 _, cancelled = await self._whole(ledger.commit(met, body))
         except BaseException:
@@ -279,28 +316,3 @@ def written(name: str, value: Any, shape: Shape) -> tuple[bytes, Any]:
 def found_result(name: str, value: Any) -> bytes:
     """The result of a step that somebody has found out, as it is recorded. Raises StepError."""
     return written(name, value, _SHAPES.of(Any, f"the result of step {name!r}"))[0]
-
-
-def keep(ledger: StepLedger, step: Step, value: Any, shape: Shape) -> Any:
-    """The result of a step that has just run. Raises StepError: the step stays unfinished, and is in doubt."""
-    try:
-        body, again = written(step.shown, value, shape)
-    except StepError:
-        ledger.fail(step, nothing_happened=False)
-        raise
-    ledger.finish(step, body)
-    return again
-
-
-def recorded(name: str, met: Finished, shape: Shape) -> Any:
-    """The result that a former run has recorded.
-
-    Raises StepError where the code has declared another type since: running it again is no way out.
-    """
-    try:
-        return shape.decode(json.loads(met.result))
-    except (Mismatch, ValueError) as error:
-        raise StepError(
-            f"step {name!r} is finished, and its recorded result is not what is declared now ({error}); let the new "
-            "code read the former type, or finish what is open with the former code"
-        ) from error

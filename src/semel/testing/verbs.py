@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from semel.core.contract import Store
 from semel.core.flow import Flow, MakeFlow, ask
-from semel.core.model import Find, Grant, Proceed, Purged, Resolution, State
+from semel.core.model import Answer, AnswerKind, Find, Grant, Proceed, Purged, Reseal, Resolution, State
+from semel.core.record import answer_digest, pack_headers
 from semel.core.requests import Perform
 from semel.policy import Policy
 from semel.testing.attempts import OK, attempt, renewal, word
@@ -27,6 +28,8 @@ from semel.testing.interleave import MemoryWorld, Program, World, interleavings
 LEASE_US: Final = 30_000_000
 DAY_US: Final = 86_400_000_000
 MINE: Final = attempt(nonce=1)
+_OK_DIGEST: Final = answer_digest(OK.status, pack_headers(OK.headers), OK.body)
+_SEALED: Final = Answer(OK.status, ((b"", b"2026"),), b"sealed")
 Verb = Callable[[Store, Grant], MakeFlow[Any]]
 
 
@@ -130,6 +133,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "abandon": lambda store, grant: partial(store.abandon, ((grant.id, grant.nonce),)),
     "resolve happened": _resolves(True),
     "resolve did not": _resolves(False),
+    "reseal": lambda store, grant: partial(store.reseal, (Reseal(grant.id, _OK_DIGEST, _SEALED, AnswerKind.SEALED),)),
     "lapse": lambda store, grant: partial(store.lapse, 10),
     "purge": lambda store, grant: partial(store.purge, None, 10),
     "read": lambda store, grant: partial(store.read, (grant.id,)),
@@ -153,6 +157,7 @@ USES: Final[Mapping[str, tuple[str, ...]]] = {
     "read_operations": ("read_operations",),
     "find": ("find",),
     "resolve": ("resolve happened", "resolve did not"),
+    "reseal": ("reseal",),
     "lapse": ("lapse",),
     "purge": ("purge",),
     "counts": ("counts",),

@@ -16,6 +16,7 @@ from semel.admin.doctor_server import look_at_server
 from semel.admin.doctor_settings import look_at_settings
 from semel.admin.filters import pages
 from semel.admin.finding import Finding
+from semel.admin.sealing import look_at_sealing
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit
 from semel.cli.open_store import connect
@@ -100,6 +101,7 @@ def examine(engine: Engine, *, full: bool = False, progress: bool = False) -> tu
         found += _look_at_clock(engine)
         found += look_at_records(engine)
         found += look_at_messages(engine, full=full)
+        found += look_at_sealing(engine)
     except (StoreError, SchemaError) as error:
         return [*found, _problem("store", error, "repair the store, then run: semel doctor")], False
     return found, True

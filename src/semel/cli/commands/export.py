@@ -22,6 +22,7 @@ from semel.cli.progress import Progress, add_progress
 from semel.cli.terminal import Json, Output
 from semel.cli.whole_file import WholeFile
 from semel.core.model import Find, Record
+from semel.core.sealing import Seals
 from semel.engine.sync_engine import Engine
 from semel.telemetry import safe
 
@@ -58,6 +59,11 @@ def add(commands: Commands[Parser]) -> None:
         action="store_true",
         help="with the stored answers: status, headers and body; of events their payloads, of items their details",
     )
+    parser.add_argument(
+        "--open",
+        action="store_true",
+        help="with --answers: sealed answers in clear, by the keys of SEMEL_SEAL_KEYS_FILE",
+    )
     parser.add_argument("--output", metavar="FILE", help="where to (default: stdout)")
     parser.add_argument("--force", action="store_true", help="with --output: replace the file if it is there")
     add_progress(parser)
@@ -68,6 +74,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
     """Export, and say how many there were."""
     if options.of != "records" and query_of(options) != Find():
         raise UsageFailed("--state, --operation, --tenant, --caller and --lapsed are about records: leave out --of")
+    if options.open and not options.answers:
+        raise UsageFailed("--open is about the answers: give --answers too")
     if options.output is None or options.output == "-":
         with opened(options) as engine:
             _export(engine, options, out, out.raw)
@@ -111,8 +119,14 @@ def _export(engine: Engine, options: argparse.Namespace, out: Output, write: Wri
     damaged = _Damaged()
     progress = Progress("export", asked=options.progress, total=total)
     if of == "records":
-        found = _documents(engine, query, answers=contents)
-        heads = [*_columns(), *(("answerHeaders", "answerBody", "answerBodyBase64") if contents else ())]
+        sealer = engine.core.sealer if options.open else None
+        if options.open and sealer is None:
+            raise UsageFailed("--open needs the key ring: SEMEL_SEAL_KEYS_FILE names its file")
+        found = _documents(engine, query, sealer, damaged.add, answers=contents)
+        heads = [
+            *_columns(),
+            *(("answerHeaders", "answerBody", "answerBodyBase64", "answerSealedUnder") if contents else ()),
+        ]
     else:
         found = documents(engine, of, contents=contents, damaged=damaged.add)
         heads = columns(of, contents=contents)
@@ -127,7 +141,9 @@ def _export(engine: Engine, options: argparse.Namespace, out: Output, write: Wri
     return count
 
 
-def _documents(engine: Engine, query: Find, *, answers: bool) -> Iterator[Document]:
+def _documents(
+    engine: Engine, query: Find, sealer: Seals | None, damaged: Callable[[str, str], None], *, answers: bool
+) -> Iterator[Document]:
     for page in pages(engine, query):
         if not answers:
             for record in page.records:
@@ -137,7 +153,7 @@ def _documents(engine: Engine, query: Find, *, answers: bool) -> Iterator[Docume
             ids = tuple(record.id for record in page.records[start : start + ANSWERS_AT_ONCE])
             for whole in engine.perform("read", lambda ids=ids: engine.store.read(ids)):  # type: ignore[misc]
                 if whole is not None:  # purged between the two looks
-                    yield {**document_of(whole, page.now), **answer_document(whole)}
+                    yield {**document_of(whole, page.now), **answer_document(whole, sealer, damaged)}
 
 
 def _lines(write: Write) -> Callable[[Document], None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.terminal import Json, Output
-from semel.client.journal import Entry, Journal
+from semel.client.journal import Entry, Journal, JournalError
 from semel.client.plan import Budget, Done, InDoubt, NotYet, Outcome, Refused
 from semel.errors import ConfigurationError, RequestError
 from semel.extras import install_command
@@ -23,7 +23,8 @@ semel send POST https://shop.example/payments --json @body.json --journal intent
 semel send POST https://shop.example/payments --body @body.json --name rent-june
 semel send POST https://shop.example/payments --body '{"amount": "5.00"}' --header 'Authorization: Bearer alice'
 semel send --resume --header-file ~/.shop-token
-semel send --list"""
+semel send --list
+semel send --forget rent-june"""
 _DESCRIPTION: Final = (
     "The key and the request are written to the journal before the first byte leaves, so that --resume can go on after "
     "a crash with the same key. Credentials are never written: give --header or --header-file each time. Exit code 0: "
@@ -70,13 +71,19 @@ def add(commands: Commands[Parser]) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true", help="send the journal's open commands again, oldest first")
     group.add_argument("--list", action="store_true", help="show the journal's open commands; nothing is sent")
+    group.add_argument(
+        "--forget",
+        metavar="NAME",
+        help="forget the command of this name (or key), so that the name may be sent anew, under a new key: only when "
+        "you know what has become of it",
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Send one command, or all open ones."""
     _read_json(options)
-    several = options.resume or options.list
+    several = options.resume or options.list or options.forget is not None
     _check_usage(options, several)
     path = options.journal.removeprefix("sqlite:///")
     if several and not Path(path).exists():
@@ -91,6 +98,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         journal = Journal(f"sqlite:///{path}", payloads=True)
         if options.list:
             return _list(journal, out)
+        if options.forget is not None:
+            return _forget(journal, options.forget, out)
         budget = Budget(attempts=options.attempts, seconds=options.seconds)
         with Client(
             budget=budget,
@@ -123,7 +132,7 @@ def _check_usage(options: argparse.Namespace, several: bool) -> None:
     if several:
         given = [name for name in ("method", "body", "name", "key") if getattr(options, name) is not None]
         if given:
-            raise UsageFailed(f"--resume and --list take the journal's commands: leave {given[0]} out")
+            raise UsageFailed(f"--resume, --list and --forget take the journal's commands: leave {given[0]} out")
     elif options.method is None or options.address is None:
         raise UsageFailed("METHOD and ADDRESS are missing, or --resume or --list (see semel send --help)")
 
@@ -157,6 +166,21 @@ def _list(journal: Journal, out: Output) -> int:
     return Exit.OK
 
 
+def _forget(journal: Journal, name: str, out: Output) -> int:
+    try:
+        dropped = journal.drop(name)
+    except JournalError as error:
+        raise CommandFailed(f"{name!r} is not forgotten: {error}") from None
+    if dropped is None:
+        raise CommandFailed(f"the journal has no command {name!r}: nothing was forgotten (see semel send --list)")
+    out.document({"forgotten": _shown(dropped), "state": dropped.state, "operation": dropped.operation_url})
+    out.say(f"forgotten: {dropped.method} {_place(dropped)}, which was {_STATES[dropped.state]}")
+    return Exit.OK
+
+
+_STATES: Final = {"open": "open", "done": "done", "refused": "refused", "doubt": "in doubt"}
+
+
 def _shown(entry: Entry) -> Json:
     return {
         "name": entry.name,
@@ -181,12 +205,19 @@ def _say(out: Output, name: str, outcome: Outcome) -> None:
                 out.say(*answer.body.decode("utf-8", "replace").splitlines())
         case Refused(code=code, detail=detail, key_action=action):
             remedy = "remove the obstacle and resume" if action == "keep" else "correct the request, under a new name"
-            out.say(f"{name}refused: {code}{_after(detail)}; {remedy}")
+            out.say(f"{name}refused: {code}{_after(detail)}; {remedy}{_explained(outcome)}")
         case InDoubt(code=code, operation_url=url, detail=detail):
-            out.say(f"{name}in doubt: {code}{_after(detail)}{f'; see {url}' if url is not None else ''}")
+            where = f"; see {url}" if url is not None else ""
+            out.say(f"{name}in doubt: {code}{_after(detail)}{where}{_explained(outcome)}")
         case NotYet(code=code, detail=detail, retry_after=wait):
             when = f" after {wait:.0f} s" if 1 <= wait < float("inf") else ""
             out.say(f"{name}no outcome yet: {code}{_after(detail)}; go on{when} with semel send --resume")
+
+
+def _explained(outcome: Outcome) -> str:
+    """Where the server explains its refusal."""
+    found = None if outcome.answer is None else outcome.answer.documentation
+    return f" (explained at {found})" if found is not None else ""
 
 
 def _after(detail: str) -> str:
@@ -201,6 +232,8 @@ def _document(name: str | None, outcome: Outcome) -> Json:
         "status": None if answer is None else answer.status,
         "body": None if answer is None else answer.body.decode("utf-8", "replace"),
     }
+    if answer is not None and answer.documentation is not None:
+        found["documentation"] = answer.documentation
     match outcome:
         case Done(replayed=replayed):
             return {**found, "replayed": replayed}

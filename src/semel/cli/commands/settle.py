@@ -96,7 +96,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
             record.id, record.fence, happened, answer, actor, reason, options.force, step=step, result=result
         )
         try:
-            reply = engine.perform("resolve", lambda: resolve(engine.store, word))
+            covered = engine.core.cover(record.operation, word)
+            reply = engine.perform("resolve", lambda: resolve(engine.store, covered))
         except (ResolveRefused, StepError) as error:
             raise CommandFailed(f"refused: {error}") from error
     match reply:

@@ -22,6 +22,7 @@ from semel.http.asgi.listener import is_disconnect
 from semel.http.asgi.scope import captured
 from semel.http.capture import Capture
 from semel.http.exchange import CUT, UNFINISHED, AnswerTooLarge, Exchange, IncompleteAnswer
+from semel.http.honoured import Headers
 from semel.http.spool import Spool
 
 Scope = MutableMapping[str, Any]
@@ -47,27 +48,18 @@ class AsgiCall:
     :meth:`_begin` starts a protected call; :meth:`_conclude` settles it when the application has returned.
     """
 
-    __slots__ = (
-        "_accepted",
-        "_app",
-        "_capture",
-        "_deadline",
-        "_ended",
-        "_engine",
-        "_exchange",
-        "_gone",
-        "_lost",
-        "_message",
-        "_mode",
-        "_permit",
-        "_read_at",
-        "_receive",
-        "_scope",
-        "_send",
-        "_spool",
-        "_start",
-        "_task",
-    )
+    # What most requests do not change is an attribute of the class.
+    _message: Message | None = None
+    _spool: Spool | None = None
+    _read_at = 0
+    _permit: Permit | None = None
+    _mode = _HOLD
+    _start: Message | None = None
+    _ended: asyncio.Event | None = None
+    _task: asyncio.Task[Any] | None = None
+    _gone = False
+    _lost = False
+    _accepted = False  # the client has its 202; the answer is for those who ask later
 
     def __init__(self, app: App, engine: AsyncEngine, scope: Scope, receive: Receive, send: Send) -> None:
         self._app = app
@@ -75,10 +67,6 @@ class AsgiCall:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._message: Message | None = None
-        self._spool: Spool | None = None
-        self._read_at = 0
-        self._permit: Permit | None = None
 
     def _begin(self, exchange: Exchange, permit: Permit) -> None:
         """From here on the answer is held, for this permit."""
@@ -86,14 +74,9 @@ class AsgiCall:
         self._permit = permit
         self._capture = Capture(exchange.route.keeping)
         self._deadline = permit.deadline_monotonic
-        self._mode = _HOLD
-        self._start: Message | None = None
-        self._ended: asyncio.Event | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._gone = False
-        self._lost = False
-        self._accepted = False  # the client has its 202; the answer is for those who ask later
-        scope = self._scope = captured(self._scope)
+        scope = self._scope
+        if scope.get("extensions"):
+            scope = self._scope = captured(scope)
         state = scope.get("state")
         if state is None:
             scope["state"] = {"semel_permit": permit}
@@ -158,13 +141,11 @@ class AsgiCall:
             unconfirmed = failed
         answer = self._exchange.last_answer(permit, capture, outcome, error, verdict, unconfirmed)
         if answer is None:
-            link = self._exchange.link_of(permit, permit.outcome(outcome))
-            if link is not None:
-                self._point(link)
+            self._point(self._exchange.honours(permit, permit.outcome(outcome)))
         return answer
 
-    def _point(self, link: tuple[bytes, bytes]) -> None:
-        """The application raised, and its server answers: ``link`` says where the operation's status is."""
+    def _point(self, headers: Headers) -> None:
+        """The application raised, and its server answers: ``headers`` say where the operation's status is."""
 
     # --- what the application gets ------------------------------------------------------------
 
@@ -208,7 +189,9 @@ class AsgiCall:
                 return
             fits = capture.add(message.get("body", b""))
             if not message.get("more_body", False):
-                self._end()
+                capture.ended = True
+                if self._ended is not None:
+                    self._ended.set()
         else:
             if kind == "http.response.debug" or self._mode is _Mode.THROUGH:
                 await self._send(message)
@@ -217,7 +200,7 @@ class AsgiCall:
             await self._let_go(more=not capture.ended)
 
     def _end(self) -> None:
-        self._capture.end()
+        self._capture.ended = True
         if self._ended is not None:
             self._ended.set()
 
@@ -241,7 +224,8 @@ class AsgiCall:
             return
         self._mode = _Mode.THROUGH
         assert self._start is not None
-        await self._forward({**self._start, "headers": list(capture.headers)})
+        headers = [*capture.headers, *self._exchange.honours(permit)]
+        await self._forward({**self._start, "headers": headers})
         if chunks or not more:
             await self._forward({"type": "http.response.body", "body": b"".join(chunks), "more_body": more})
 

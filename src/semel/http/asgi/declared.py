@@ -12,7 +12,7 @@ import time
 from semel.core.model import Answer
 from semel.engine.permit import Permit
 from semel.errors import SemelError
-from semel.http.asgi.bodies import command_of, finished
+from semel.http.asgi.bodies import ON_LOOP_BYTES_MAX, command_of, finished
 from semel.http.asgi.call import ATOMIC, AsgiCall, Message, marked, send_answer
 from semel.http.asgi.listener import Listener
 from semel.http.asgi.tasks import KeptAlive
@@ -25,8 +25,6 @@ from semel.policy import Command
 
 class DeclaredCall(AsgiCall):
     """One request of a declared operation: read its body, claim, and only then call the application."""
-
-    __slots__ = ()
 
     async def run(self, exchange: Exchange, kept_alive: KeptAlive, body_clock: BodyClock) -> None:
         """The whole way, from reading the body to the last byte of the answer.
@@ -41,7 +39,9 @@ class DeclaredCall(AsgiCall):
             message = await self._receive()
             if message["type"] == "http.request" and not message.get("more_body"):
                 self._message = message
-                command = await command_of(exchange, message.get("body", b""))
+                body = message.get("body", b"")
+                small = len(body) <= ON_LOOP_BYTES_MAX
+                command = exchange.command(body) if small else await command_of(exchange, body)
             else:
                 command = await self._read(message)
         except BaseException:
@@ -107,7 +107,8 @@ class DeclaredCall(AsgiCall):
         except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again
             error = raised
         finally:
-            self._close_spool()
+            if self._spool is not None:
+                self._close_spool()
         try:
             await self._conclude(permit, error)
         finally:

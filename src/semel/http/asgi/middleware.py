@@ -72,34 +72,41 @@ class SemelMiddleware:
         """Serve one connection, as ASGI says."""
         kind = scope["type"]
         if kind == "http" and CALL_KEY not in scope:
-            path = route_path(scope)
-            found: tuple[Route, Params] | Answer | None = self._find(scope["method"], path)
+            path = route_path(scope) if scope.get("root_path") else scope["path"]
+            found = self._find(scope["method"], path)
             if found is None:
-                found = await self._status.answer(path, scope)
-            if found is None:
-                found = self._coverage.judge(scope["method"], path, lambda: self._is_keyed(scope), _raw_path(scope))
-            if isinstance(found, Answer):
-                await send_answer(send, found)
-                return
+                instead = await self._undeclared(scope, path)
+                if isinstance(instead, Answer):
+                    await send_answer(send, instead)
+                    return
+                found = instead
             if found is not None:
+                surface, (route, params) = self.surface, found
                 query = scope.get("query_string", b"")
-                opened = open_exchange(self.surface, *found, scope["method"], query, scope["headers"], scope)
-                if isinstance(opened, Exchange):
-                    may = self.surface.may
-                    if may is not None and not await self.surface.allows_async(scope, opened.wanted):
-                        await send_answer(send, self.surface.problems.not_allowed())
+                opened = open_exchange(surface, route, params, scope["method"], query, scope["headers"], scope)
+                if type(opened) is Exchange:
+                    if surface.may is not None and not await surface.allows_async(scope, opened.wanted):
+                        await send_answer(send, surface.problems.not_allowed())
                         return
                     call = DeclaredCall(self.app, self.engine, scope, receive, send)
                     await call.run(opened, self._kept_alive, self._body_clock)
                 elif isinstance(opened, Unprotected):
                     await self.app(scope, receive, send if opened.mark is None else marked(send, opened.mark))
                 else:
+                    assert isinstance(opened, Answer)
                     await send_answer(send, opened)
                 return
         elif kind == "lifespan" and self._manage_engine:
             await self._lifespan(scope, receive, send)
             return
         await self.app(scope, receive, send)
+
+    async def _undeclared(self, scope: Scope, path: str) -> tuple[Route, Params] | Answer | None:
+        """What becomes of a request to no declared operation: Semel's own answer, the default's route, or nothing."""
+        answer = await self._status.answer(path, scope)
+        if answer is not None:
+            return answer
+        return self._coverage.judge(scope["method"], path, lambda: self._is_keyed(scope), _raw_path(scope))
 
     def _is_keyed(self, scope: Scope) -> bool:
         return any(name == self.surface.key_name for name, _ in scope["headers"])

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from semel.core.model import Answer, Effects
-from semel.core.outcomes import Outcome, classify_exception
+from semel.core.outcomes import Outcome
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
-from semel.errors import ConfigurationError, NothingHappened, RequestTooLarge
+from semel.errors import ConfigurationError, RequestTooLarge
 from semel.http.asgi.bodies import command_of, finished
 from semel.http.asgi.call import App, AsgiCall, Message, Receive, Scope, Send, send_answer
 from semel.http.asgi.listener import Listener, is_disconnect
@@ -26,6 +26,7 @@ from semel.http.asgi.scope import captured
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.capture import Capture
 from semel.http.exchange import (
+    LENGTH_DIGITS_MAX,
     RETRY_BYTES_MAX,
     Exchange,
     Unprotected,
@@ -34,39 +35,32 @@ from semel.http.exchange import (
     open_exchange,
     too_large,
 )
+from semel.http.honoured import Headers
 from semel.http.outage import UNCLAIMED
 from semel.http.routing import UNSAFE_METHODS, Params, Route
 from semel.http.settings import HttpSettings
 from semel.http.spool import Spool
 from semel.policy import Command
 
-LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
 CALL_KEY: Final = "semel.call"
-LINK_KEY: Final = "semel.link"  # in the scope: the link of a command that raised and whose outcome is unknown
+HEADERS_KEY: Final = "semel.headers"  # in the scope: what the framework's answer to a command that raised says too
 ANSWER_SECONDS: Final = 1.0  # after an ATOMIC handler's deadline, for the framework to make an answer of its error
-# What belongs to one request and is never stored: a replay takes it from this request's own pass of the application.
-_OF_THIS_REQUEST: Final = (b"set-cookie", b"access-control-")
 
 
 class RouteCall(AsgiCall):
     """One request of an application whose endpoints claim for themselves."""
 
-    __slots__ = (
-        "_bodies",
-        "_cut",
-        "_failure",
-        "_instead",
-        "_leaked",
-        "_limit",
-        "_mark",
-        "_may_claim",
-        "_outer",
-        "_refusal",
-        "_told",
-        "_too_long",
-        "_until",
-        "_whole",
-    )
+    _instead: Answer | None = None  # leaves in place of what the application answers
+    _refusal: Answer | None = None  # sent in place of whatever the application makes of a body that ends
+    _too_long = False  # for any command; the body is no longer kept
+    _until = 0.0
+    _leaked = False
+    _cut = False
+    _told = False
+    _failure: BaseException | None = None
+    _limit: asyncio.Timeout | None = None
+    _mark: tuple[bytes, bytes] | None = None
+    _whole = False
 
     def __init__(
         self,
@@ -80,19 +74,8 @@ class RouteCall(AsgiCall):
     ) -> None:
         super().__init__(app, engine, captured(scope), receive, _listing(send))
         self._outer = scope  # which the layers outside see
-        self._instead: Answer | None = None  # leaves in place of what the application answers
         self._may_claim = may_claim
         self._bodies = bodies
-        self._refusal: Answer | None = None  # sent in place of whatever the application makes of a body that ends
-        self._too_long = False  # for any command; the body is no longer kept
-        self._until = 0.0
-        self._leaked = False
-        self._cut = False
-        self._told = False
-        self._failure: BaseException | None = None
-        self._limit: asyncio.Timeout | None = None
-        self._mark: tuple[bytes, bytes] | None = None
-        self._whole = False
 
     async def run_app(self) -> None:
         """Call the application; settle and answer if an endpoint was granted a permit on the way."""
@@ -125,11 +108,8 @@ class RouteCall(AsgiCall):
 
     async def _answer_instead(self, answer: Answer, error: BaseException | None) -> None:
         """Send Semel's own answer, whatever the application has made of it; then raise what the application raised."""
-        held = {name for name, _ in answer.headers}
-        own = [(name.lower(), value) for name, value in self._capture.headers]
-        added = [pair for pair in own if pair[0].startswith(_OF_THIS_REQUEST) and pair[0] not in held]
         try:
-            await send_answer(self._send, answer._replace(headers=(*answer.headers, *added)))
+            await send_answer(self._send, self._capture.instead(answer))
         except Exception as refused:
             if not is_disconnect(refused):
                 raise
@@ -190,7 +170,7 @@ class RouteCall(AsgiCall):
         self._instead = answer
         self._capture = Capture(route.keeping)
         self._deadline = time.monotonic() + route.policy.deadline_seconds
-        self._ended: asyncio.Event | None = None
+        self._ended = None
         return answer
 
     @property
@@ -315,16 +295,11 @@ class RouteCall(AsgiCall):
                 return refusal
         return await finished(exchange, spool)
 
-    def _point(self, link: tuple[bytes, bytes]) -> None:
-        self._outer[LINK_KEY] = link
+    def _point(self, headers: Headers) -> None:
+        self._outer[HEADERS_KEY] = headers
 
     def _outcome(self, permit: Permit, error: BaseException | None) -> Outcome:
-        failure = self._failure
-        policy = permit.command.policy
-        if failure is not None and isinstance(failure, (NothingHappened, *policy.nothing_happened)):
-            # The framework may have made an answer of it; what it proves is stronger than its status.
-            return classify_exception(failure, policy, begun=permit.begun)
-        return super()._outcome(permit, error)
+        return self._exchange.outcome(permit, self._capture, error, self._failure)
 
 
 class Bodies:

@@ -29,23 +29,11 @@ _OPENING = frozenset(b"[{")
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _WORDS = {None: "null", True: "true", False: "false"}
 
-# What orjson may not see as a number: a fraction or exponent, 16 digits or more, and -0.
-_EXPONENT = re.compile(rb"[0-9][eE]").search
-_LONG = b"0" * 16
-_DIGITS_AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
-_STRUCTURE = b"{}[]: \t\r\n"  # the comma is left: without one there are never two numbers side by side
-
-
-def _may_hold_risky_number(body: bytes) -> bool:
-    """Whether a number of this document is not to be trusted to orjson; of ASCII without a backslash."""
-    # Nothing is escaped, so every quote begins or ends a string: what is outside of them is every other piece.
-    outside = b"".join(body.split(b'"')[::2])
-    words = outside.translate(_DIGITS_AS_ZEROS, _STRUCTURE)
-    if not words.strip(b","):
-        return False  # strings alone
-    if b"." in words or _LONG in words or b"-0" in outside:
-        return True
-    return (b"e" in words or b"E" in words) and _EXPONENT(words) is not None
+# What orjson may be trusted with: ASCII without a backslash, and of numbers integers of at most 15 digits, not -0.
+# Every step is possessive, so that a document that does not match is refused in one linear pass.
+_PLAIN = re.compile(
+    rb"""[{\[](?:[^"\\0-9\-\x80-\xff]++|"[^"\\\x80-\xff]*+"|0(?![0-9.eE])|-?[1-9][0-9]{0,14}+(?![0-9.eE]))*+"""
+).fullmatch
 
 
 def canonical_json(body: bytes, *, depth_max: int = 64) -> bytes | None:
@@ -70,13 +58,26 @@ def canonical_json(body: bytes, *, depth_max: int = 64) -> bytes | None:
     >>> canonical_json(b'{"a":1,"\\u0061":2}') is None
     True
     """
+    out = plain_json(body, depth_max)
+    if out is not None:
+        return out
     _refuse_deep(body, depth_max)
-    quick = _quick()
-    if quick is not None:
-        out = quick(body)
-        if out is not None:
-            return out
     return _exact(body)
+
+
+def plain_json(body: bytes, depth_max: int) -> bytes | None:
+    """The canonical bytes of a document that every parser reads alike; None where that takes a closer look.
+
+    Such a document is JSON that any handler can read and any answer can repeat: it holds no escape, no number beyond
+    15 digits, nothing beyond ASCII, no name twice, and at most ``depth_max`` arrays and objects.
+
+    >>> plain_json(b'{"b": 1, "a": []}', 64), plain_json(b'{"b": 1.0}', 64), plain_json(b"[[]]", 1)
+    (b'{"a":[],"b":1}', None, None)
+    """
+    if body.count(b"{") + body.count(b"[") > depth_max:  # also those within strings: no way to be too deep
+        return None
+    quick = _quick()
+    return None if quick is None else quick(body)
 
 
 def select_members(body: bytes, members: tuple[str, ...], *, depth_max: int = 64) -> bytes | None:
@@ -104,7 +105,7 @@ def select_members(body: bytes, members: tuple[str, ...], *, depth_max: int = 64
 
 
 def _refuse_deep(body: bytes, depth_max: int) -> None:
-    # As many opening brackets as levels allowed, strings included: no way to be too deep. Most bodies end here.
+    # As many opening brackets as levels allowed, strings included: no way to be too deep.
     if body.count(b"{") + body.count(b"[") <= depth_max:
         return
     # The closing quote is optional in the pattern: an unterminated string is consumed to its end, once, instead of
@@ -247,7 +248,7 @@ def _quick() -> Callable[[bytes], bytes | None] | None:
         it, and nothing adds one: equal counts of colons prove that none was dropped, whatever the whitespace. Equal
         lengths prove it as well, since nothing ever becomes longer.
         """
-        if not body.isascii() or b"\\" in body or body[:1] not in (b"{", b"[") or _may_hold_risky_number(body):
+        if _PLAIN(body) is None:
             return None
         try:
             out = dumps(loads(body), option=sort_keys)

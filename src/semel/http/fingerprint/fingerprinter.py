@@ -24,7 +24,7 @@ from functools import lru_cache, partial
 from typing import Final, Literal, NamedTuple, Protocol
 
 from semel.errors import InvalidBody, PolicyError, RequestTooLarge
-from semel.http.fingerprint.canonical import canonical_json, select_members
+from semel.http.fingerprint.canonical import canonical_json, plain_json, select_members
 from semel.http.fingerprint.multipart import MultipartDigest, form_canonical, parse_media_type
 from semel.http.fingerprint.recipe import (
     Body,
@@ -58,6 +58,8 @@ FURTHER = ".2"
 
 DECODED_BYTES_MAX = 10 * 1024 * 1024
 """The largest body, in bytes, whose content coding is removed; a larger one counts as received, with its coding."""
+
+_RequestFrame = Callable[[tuple[tuple[str, str], ...], bytes, tuple[tuple[str, str], ...]], bytes]
 
 _SECRET_BYTES_MIN = 16
 _DECODED_PIECE = 64 * 1024
@@ -164,7 +166,7 @@ class Fingerprinter:
     False
     """
 
-    __slots__ = ("_base", "_frame", "_json", "_json_bytes_max", "_json_tag", "_media", "ids", "recipe")
+    __slots__ = ("_base", "_json", "_json_bytes_max", "_json_tag", "_media", "_request", "_subject", "ids", "recipe")
 
     def __init__(self, recipe: Recipe, secret: bytes | None = None) -> None:
         if recipe.algorithm == "sha256" and secret is not None:
@@ -177,7 +179,7 @@ class Fingerprinter:
         self.ids = (recipe.id, recipe.id + FURTHER)
         self._base: _Hash = hashlib.sha256() if secret is None else hmac.new(secret, digestmod=hashlib.sha256)
         self._base.update(_frame("semel fingerprint", recipe.id))
-        self._media, self._frame = VERSIONS[recipe.version]
+        self._media, self._subject, self._request = VERSIONS[recipe.version]
         self._json = _json_reader(recipe)
         # Bodies up to here are read as a whole; those that are verified against their digest never are.
         self._json_bytes_max = recipe.json_bytes_max if isinstance(recipe.body, (WholeBody, Members)) else -1
@@ -219,6 +221,21 @@ class Fingerprinter:
             return self.ids[hashing.further], digest
         tag, content = self._read_json(body)
         return self.recipe.id, _sealed(self._base.copy(), self._frame(facts, media) + tag, content)
+
+    def prepare(self, facts: Facts) -> Subject | None:
+        """What all requests have in common that differ in path, query and body alone; None where no body is plain JSON.
+
+        Parameters: ``facts`` of one of them, without headers that count, Content-Digest and Content-Encoding.
+        """
+        kind, media, further = self._media(facts.media_type)
+        if kind != "json" or further or not isinstance(self.recipe.body, WholeBody):
+            return None
+        hashing = self._base.copy()
+        hashing.update(self._subject(facts, media))
+        return Subject(hashing, self._request, self.recipe)
+
+    def _frame(self, facts: Facts, media: str) -> bytes:
+        return self._subject(facts, media) + self._request(facts.path_params, facts.query, facts.extra)
 
     def begin(self, facts: Facts) -> Hashing:
         """Start the fingerprint of a request whose body is still to come.
@@ -282,6 +299,42 @@ class Fingerprinter:
     def _read_json(self, body: bytes) -> tuple[bytes, bytes]:
         canonical = self._json(body)
         return (_JSON_RAW, body) if canonical is None else (self._json_tag, canonical)
+
+
+class Subject:
+    """The prepared fingerprint of an operation, a method, a caller and a media type, for bodies of plain JSON.
+
+    >>> facts = Facts("pay", "POST", (), b"", "demo", "alice", "application/json")
+    >>> fingerprints = Fingerprinter(Recipe())
+    >>> subject = fingerprints.prepare(facts)
+    >>> subject.digest((), b"", b'{"to": "bob"}') == fingerprints.digest(facts, b'{"to":"bob"}')
+    True
+    >>> subject.digest((), b"", b'{"amount": 1.0}') is None
+    True
+    """
+
+    __slots__ = ("_bare", "_bytes_max", "_depth_max", "_hash", "_request")
+
+    def __init__(self, hashing: _Hash, request: _RequestFrame, recipe: Recipe) -> None:
+        self._hash = hashing
+        self._request = request
+        self._bytes_max = recipe.json_bytes_max
+        self._depth_max = recipe.json_depth_max
+        self._bare = hashing.copy()  # of requests without path parameters and query
+        self._bare.update(request((), b"", ()) + _JSON)
+
+    def digest(self, path_params: tuple[tuple[str, str], ...], query: bytes, body: bytes) -> bytes | None:
+        """The fingerprint; None where the body is no plain JSON: then :meth:`Fingerprinter.named` makes it."""
+        plain = plain_json(body, self._depth_max) if len(body) <= self._bytes_max else None
+        if plain is None:
+            return None
+        if path_params or query:
+            hashing = self._hash.copy()
+            hashing.update(self._request(path_params, query, ()) + _JSON)
+        else:
+            hashing = self._bare.copy()
+        hashing.update(plain)
+        return hashing.digest()
 
 
 class _Hash(Protocol):
@@ -579,14 +632,18 @@ def _frame(*texts: str) -> bytes:
     return "".join([f"{len(text)}:{text}" for text in texts]).encode("utf-8", "surrogatepass")
 
 
-def _facts_frame(facts: Facts, media: str) -> bytes:
-    """All facts as one text, spelled out rather than looped over: every request pays for it."""
-    query = facts.query.decode("latin-1")
+def _subject_frame(facts: Facts, media: str) -> bytes:
+    """The facts that come again, as one text."""
     subject = _subject_text(facts.operation, facts.method, facts.tenant, facts.caller)
+    return f"{subject}{len(media)}:{media}".encode("utf-8", "surrogatepass")
+
+
+def _request_frame(path_params: tuple[tuple[str, str], ...], query: bytes, extra: tuple[tuple[str, str], ...]) -> bytes:
+    """The facts of one request, as the text that follows."""
     pairs = "0;0;"
-    if facts.path_params or facts.extra:
-        pairs = _pairs_text(facts.path_params) + _pairs_text(tuple((name.lower(), text) for name, text in facts.extra))
-    return f"{subject}{len(media)}:{media}{len(query)}:{query}{pairs}".encode("utf-8", "surrogatepass")
+    if path_params or extra:
+        pairs = _pairs_text(path_params) + _pairs_text(tuple((name.lower(), text) for name, text in extra))
+    return f"{len(query)}:{query.decode('latin-1')}{pairs}".encode("utf-8", "surrogatepass")
 
 
 @lru_cache(maxsize=1024, typed=True)  # an enumeration's text is equal to another, and may be written otherwise
@@ -665,12 +722,14 @@ def _boundary(value: str) -> bytes:
 class Version(NamedTuple):
     """What one version of the algorithm does in its own way.
 
-    Parameters: ``media`` how to read a body of this Content-Type, and what of it counts; ``frame`` the facts as bytes.
+    Parameters: ``media`` how to read a body of this Content-Type, and what of it counts; ``subject`` the facts that
+    come again as bytes, and ``request`` those of one request, which follow them.
     """
 
     media: Callable[[str], tuple[_Kind, str, str]]
-    frame: Callable[[Facts, str], bytes]
+    subject: Callable[[Facts, str], bytes]
+    request: _RequestFrame
 
 
-VERSIONS: Final[dict[int, Version]] = {1: Version(_media, _facts_frame)}
+VERSIONS: Final[dict[int, Version]] = {1: Version(_media, _subject_frame, _request_frame)}
 """Every version that a recipe can name. A new one is a new line; what a former line does never changes."""

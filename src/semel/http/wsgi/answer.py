@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from semel.core.model import Answer
 
@@ -13,6 +13,18 @@ Environ = dict[str, Any]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 Write = Callable[[bytes], object]
 StartResponse = Callable[..., Write]
+_UNPREFIXED: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
+
+
+def headers_of(environ: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
+    """The request's fields; a list, for whoever keeps the request reads them again."""
+    found = []
+    for name, value in environ.items():
+        if name.startswith("HTTP_"):
+            found.append((name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1")))
+        elif name in _UNPREFIXED and value:
+            found.append((_UNPREFIXED[name], value.encode("latin-1")))
+    return found
 
 
 def send_answer(start_response: StartResponse, answer: Answer, line: str | None = None) -> Iterable[bytes]:

@@ -11,13 +11,13 @@ import io
 import time
 from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
-from typing import IO, Any, Final
+from typing import IO, Any
 
-from semel.core.model import Answer, Superseded, Verdict
+from semel.core.model import Answer
 from semel.engine.permit import Permit
 from semel.engine.shield import Hold
 from semel.engine.sync_engine import Engine
-from semel.errors import ConfigurationError, SemelError, StoreError
+from semel.errors import ConfigurationError, StoreError
 from semel.http.body_time import SocketClock
 from semel.http.capture import Capture
 from semel.http.coverage import Coverage
@@ -35,13 +35,12 @@ from semel.http.settings import HttpSettings, is_async
 from semel.http.spool import CHUNK_BYTES, Spool
 from semel.http.status import StatusResource
 from semel.http.wsgi.accepted import Accepted
-from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, marked, send_answer
+from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, headers_of, marked, send_answer
+from semel.http.wsgi.inside import settle_call
 from semel.http.wsgi.threads import Threads
 from semel.policy import Command
 
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
-
-_UNPREFIXED: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
 
 
 class SemelMiddleware:
@@ -113,7 +112,7 @@ class SemelMiddleware:
         self, route: Route, params: Params, method: str, environ: Environ, start_response: StartResponse
     ) -> Iterable[bytes]:
         query = environ.get("QUERY_STRING", "").encode("latin-1")
-        opened = open_exchange(self.surface, route, params, method, query, _headers(environ), environ)
+        opened = open_exchange(self.surface, route, params, method, query, headers_of(environ), environ)
         if isinstance(opened, Answer):
             return send_answer(start_response, opened)
         if isinstance(opened, Unprotected):
@@ -238,17 +237,7 @@ class WsgiCall:
 
     def settle(self, error: BaseException | None) -> Answer | None:
         """Settle what the application's end means; the answer that may leave, if any."""
-        exchange, permit, capture = self._exchange, self._permit, self._capture
-        outcome = exchange.outcome(permit, capture, error)
-        verdict: Verdict | None = None
-        unconfirmed: SemelError | None = None
-        try:
-            reply = self._engine.settle(permit, outcome)
-            if type(reply) is Superseded:
-                verdict = self._engine.reread(permit)
-        except SemelError as failed:
-            unconfirmed = failed
-        return exchange.last_answer(permit, capture, outcome, error, verdict, unconfirmed)
+        return settle_call(self._engine, self._exchange, self._permit, self._capture, error)
 
     # --- what the application gets ------------------------------------------------------------
 
@@ -297,7 +286,8 @@ class WsgiCall:
             self._dropped = True
             capture.release()
             return
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in capture.headers]
+        pairs = (*capture.headers, *self._exchange.honours(permit))
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs]
         self._server_write = self._start_response(self._status_line, headers)
         self._through = True
 
@@ -417,17 +407,6 @@ def _heard_by_nobody(status: str, headers: list[tuple[str, str]], exc_info: ExcI
 
 def _raise(error: BaseException) -> None:
     raise error
-
-
-def _headers(environ: Environ) -> list[tuple[bytes, bytes]]:
-    """The request's fields; a list, for whoever keeps the request reads them again."""
-    found = []
-    for name, value in environ.items():
-        if name.startswith("HTTP_"):
-            found.append((name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1")))
-        elif name in _UNPREFIXED and value:
-            found.append((_UNPREFIXED[name], value.encode("latin-1")))
-    return found
 
 
 def _read(exchange: Exchange, environ: Environ, spool: Spool) -> Command | Answer:

@@ -12,7 +12,7 @@ from typing import Final, cast
 from semel.core.flow import Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
-    AnswerKind,
+    STORED_ANSWERS,
     Claim,
     Effects,
     InProgress,
@@ -157,7 +157,7 @@ def settle_one(word: Settlement) -> Execute:
     """The statement that writes a holder's answer."""
     answer = word.answer
     block = None if answer is None else pack_headers(answer.headers)
-    kept = word.answer_kind == AnswerKind.KEPT
+    kept = word.answer_kind in STORED_ANSWERS
     return Execute(
         SQL["settle"],
         {

@@ -21,6 +21,7 @@ from semel.core.model import (
     Purged,
     Record,
     Renewal,
+    Reseal,
     Resolution,
     Resolved,
     Resolving,
@@ -29,7 +30,7 @@ from semel.core.model import (
     State,
     Verdict,
 )
-from semel.core.settle import abandoned_row, action_of, marked_row, renewed_row, resolved_row
+from semel.core.settle import abandoned_row, action_of, marked_row, renewed_row, resealed_row, resolved_row
 from semel.core.timing import PURGE_GRACE_US
 from semel.outbox.store import settled_with_events, settling
 from semel.steps.findings import steps_after
@@ -107,6 +108,11 @@ class MariadbStore:
         rules = {renewal.id: _ruled(partial(marked_row, renewal=renewal)) for renewal in renewals}
         done = yield from VERSIONS.rewrite_all(rules)
         return [renewal.id in done for renewal in renewals]
+
+    def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
+        rules = {change.id: _ruled(partial(resealed_row, change=change)) for change in changes}
+        done = yield from VERSIONS.rewrite_all(rules)
+        return [change.id in done for change in changes]
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         def rule(renewal: Renewal) -> Rule:

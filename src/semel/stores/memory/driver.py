@@ -9,7 +9,9 @@ from __future__ import annotations
 import threading
 from typing import Any, TypeVar
 
-from semel.core.flow import Ask, MakeFlow, perform
+from semel.core.decide import kept_answer
+from semel.core.flow import Ask, MakeFlow
+from semel.core.model import Replay
 from semel.errors import StoreUnavailable
 from semel.stores.clock import Clock, system_clock
 from semel.stores.memory.store import Table, TableCall
@@ -20,6 +22,8 @@ T = TypeVar("T")
 
 class LocalDriver:
     """Runs the memory store's flows. Thread-safe; never blocks for longer than one verb."""
+
+    answers_at_once = True  # so that an engine on an event loop need not await
 
     def __init__(self, *, clock: Clock = system_clock) -> None:
         self._clock = clock
@@ -39,7 +43,24 @@ class LocalDriver:
                 "a memory:// store cannot be used after fork: each worker would have its own truth; "
                 "use sqlite:/// for several processes, or connect after the fork"
             )
-        return perform(make(), self._answer)
+        flow, answer = make(), self._answer
+        try:
+            needed = next(flow)
+            while True:
+                needed = flow.send(answer(needed))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | None:
+        """The kept answer of the record of this id, where it is this request's; else a claim will tell.
+
+        A claim also tells of one that is sealed, which the engine opens where it meets its verdict.
+        """
+        row = None if self._is_inherited else self._table.records.get(id)
+        if row is None or row.sealing_key_id is not None:
+            return None
+        return kept_answer(row, id, recipe, fingerprint, self._clock())
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a flow to its end, without ever suspending."""

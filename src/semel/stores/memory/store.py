@@ -17,6 +17,7 @@ from semel.core.decide import decide, is_grant_new
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     RECORD_FORMAT,
+    STORED_ANSWERS,
     AnswerKind,
     Audit,
     Claim,
@@ -27,12 +28,14 @@ from semel.core.model import (
     Purged,
     Record,
     Renewal,
+    Reseal,
     Resolution,
     Resolved,
     Resolving,
     Settlement,
     Settling,
     State,
+    Terms,
     Verdict,
 )
 from semel.core.record import matches
@@ -41,6 +44,7 @@ from semel.core.settle import (
     lapsed_row,
     marked_row,
     renewed_row,
+    resealed_row,
     resolved_row,
     settled_row,
 )
@@ -50,6 +54,13 @@ R = TypeVar("R")
 _PROCESSING: Final = int(State.PROCESSING)
 _GONE_MIN: Final = 64
 _UNSETTLED: Final = tuple(Record._field_defaults.values())
+_GRANTED: Final = Grant._fields.index("operation_id")
+_TERMS: Final = slice(Terms._fields.index("attempts_max"), Terms._fields.index("after_expiry") + 1)
+_new: Final = tuple.__new__  # every command pays for a record
+
+_RUNS = (*Grant._fields[_GRANTED:], "lease_us", *Terms._fields[_TERMS])
+if Record._fields[Record._fields.index("operation_id") :][: len(_RUNS)] != _RUNS:
+    raise AssertionError("stores/memory/store.py and core/model.py disagree on the order of a record's columns")
 
 
 @dataclass(slots=True)
@@ -67,20 +78,21 @@ class Table:
 
     def put(self, row: Record) -> None:
         """Write a record; a new one is given the next place in the order of creation."""
-        known = self.records.get(row.id)
+        id, operation_id = row.id, row.operation_id
+        known = self.records.get(id)
         if known is None:
-            self.seqs[row.id] = self.next_seq
-            self.order.append((self.next_seq, row.id))
-            self.next_seq += 1
-            self.by_operation[row.operation_id] = row.id
-        elif known.operation_id != row.operation_id:
+            seq = self.seqs[id] = self.next_seq
+            self.next_seq = seq + 1
+            self.order.append((seq, id))
+            self.by_operation[operation_id] = id
+        elif known.operation_id != operation_id:
             del self.by_operation[known.operation_id]
-            self.by_operation[row.operation_id] = row.id
-        self.records[row.id] = row
+            self.by_operation[operation_id] = id
+        self.records[id] = row
         if row.state == _PROCESSING:
-            self.running.add(row.id)
+            self.running.add(id)
         else:
-            self.running.discard(row.id)
+            self.running.discard(id)
 
     def has_begun(self, row: Record) -> bool:
         """Whether a step of this record has begun: engines refuse to declare steps on a memory store."""
@@ -123,15 +135,13 @@ class TableCall(Ask[R]):
 def granted_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
     """The record that a new grant writes over what was there."""
     terms = claim.terms
-    scope = claim.scope
-    # In the order of Record's fields, up to the first that a settlement writes.
-    row_now = Record._make(
+    # In the order of Record's fields, up to the first that a settlement writes; _GRANTED and _TERMS are runs of them.
+    row_now = _new(
+        Record,
         (
             claim.id,
             RECORD_FORMAT,
-            scope.tenant,
-            scope.caller,
-            scope.operation,
+            *claim.scope,
             claim.key_hash,
             claim.recipe,
             claim.fingerprint,
@@ -143,19 +153,11 @@ def granted_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
             grant.attempt,
             grant.lapses,
             grant.generation,
-            grant.operation_id,
-            grant.created_at,
-            grant.first_started_at,
-            grant.lease_until,
-            grant.deadline_at,
-            grant.dedup_until,
+            *grant[_GRANTED:],
             terms.lease_us,
-            terms.attempts_max,
-            terms.answer_us,
-            terms.tombstone_us,
-            terms.after_expiry,
+            *terms[_TERMS],  # type: ignore[misc]  # a slice of a tuple is one
             *_UNSETTLED,
-        )
+        ),
     )
     if row is None:
         return row_now
@@ -178,8 +180,11 @@ class MemoryStore:
             verdicts: list[Verdict] = []
             for claim in claims:
                 row = table.records.get(claim.id)
-                verdict = decide(row, claim, now, begun=row is not None and table.has_begun(row))
-                if type(verdict) is Proceed and is_grant_new(row, verdict.grant):
+                if row is None:
+                    verdict = decide(None, claim, now)
+                else:
+                    verdict = decide(row, claim, now, begun=table.has_begun(row))
+                if type(verdict) is Proceed and (row is None or is_grant_new(row, verdict.grant)):
                     table.put(granted_row(row, claim, verdict.grant))
                 verdicts.append(verdict)
             return verdicts
@@ -228,6 +233,16 @@ class MemoryStore:
             return [row is not None for row in rows]
 
         return ask(TableCall("mark_not_kept", act))
+
+    def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
+        def act(table: Table, now: int) -> list[bool]:
+            rows = [resealed_row(table.records.get(change.id), change) for change in changes]
+            for row in rows:
+                if row is not None:
+                    table.put(row)
+            return [row is not None for row in rows]
+
+        return ask(TableCall("reseal", act))
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
@@ -304,7 +319,7 @@ class MemoryStore:
                 if may_forget(row.forget_after, now):
                     table.drop(row)
                     forgotten += 1
-                elif may_drop_answer(row.answer_until, now) and row.answer_kind == AnswerKind.KEPT:
+                elif may_drop_answer(row.answer_until, now) and row.answer_kind in STORED_ANSWERS:
                     table.put(row._replace(answer_kind=AnswerKind.NOT_KEPT, headers=None, body=None))
                     dropped += 1
             return Purged(len(window), dropped, forgotten, window[-1][0] if len(window) == chunk else None)

@@ -16,8 +16,8 @@ from semel.core.decide import decide, first_grant, is_grant_new
 from semel.core.flow import Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
+    STORED_ANSWERS,
     Answer,
-    AnswerKind,
     Claim,
     InProgress,
     Proceed,
@@ -196,7 +196,7 @@ def words(settlements: list[Settlement]) -> Mapping[str, Sequence[Value]]:
     given = columns(Settlement._fields, settlements)
     answers: list[Answer | None] = given["answer"]
     blocks = [None if answer is None else pack_headers(answer.headers) for answer in answers]
-    kept = [kind == AnswerKind.KEPT for kind in given["answer_kind"]]
+    kept = [kind in STORED_ANSWERS for kind in given["answer_kind"]]
     return {
         "id": given["id"],
         "fence": given["fence"],

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from semel.core.flow import Flow, ask
-from semel.core.model import AnswerKind, Audit, Find, Found, Purged, Record, Resolution
+from semel.core.model import STORED_ANSWERS, AnswerKind, Audit, Find, Found, Purged, Record, Resolution
 from semel.core.record import matches
 from semel.core.settle import lapsed_row
 from semel.core.timing import may_drop_answer, may_forget
@@ -110,7 +110,7 @@ class Pages:
         for id, row in zip(ids, rows, strict=True):
             if row is None or may_forget(row.forget_after, now):
                 gone.append(self._rows.forget_call(id, row))
-            elif may_drop_answer(row.answer_until, now) and row.answer_kind == AnswerKind.KEPT:
+            elif may_drop_answer(row.answer_until, now) and row.answer_kind in STORED_ANSWERS:
                 bare.append(self._rows.replace_call(row, row._replace(answer_kind=AnswerKind.NOT_KEPT), now))
         replies = (yield from ask(Calls((*gone, *bare)))) if gone or bare else []
         forgotten = sum(map(int, replies[: len(gone)]))

@@ -17,7 +17,7 @@ from semel.core.decide import decide, first_grant, is_grant_new
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
-    AnswerKind,
+    STORED_ANSWERS,
     Audit,
     Claim,
     Effects,
@@ -27,6 +27,7 @@ from semel.core.model import (
     Purged,
     Record,
     Renewal,
+    Reseal,
     Resolution,
     Resolved,
     Resolving,
@@ -39,7 +40,7 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.record import DIGEST_BYTES, answer_digest, pack_headers
-from semel.core.settle import abandoned_row, marked_row, renewed_row, resolved_row, settled_row
+from semel.core.settle import abandoned_row, marked_row, renewed_row, resealed_row, resolved_row, settled_row
 from semel.core.timing import PURGE_GRACE_US
 from semel.errors import SchemaError
 from semel.stores.memory.store import granted_row
@@ -189,7 +190,7 @@ class RedisStore:
                 answer_digest(answer.status, block, answer.body),
                 _status(answer.status),
             )
-            if word.answer_kind == AnswerKind.KEPT:
+            if word.answer_kind in STORED_ANSWERS:
                 large = b"%d:%b-1:%d:%b" % (len(block), block, len(answer.body), answer.body)
         id, tag = word.id, self.keys.tag(word.id)
         return RedisCall(
@@ -212,6 +213,12 @@ class RedisStore:
         done: list[bool] = []
         for renewal in renewals:
             done.append((yield from self._rows.rewrite(renewal.id, partial(_marked, renewal=renewal))))
+        return done
+
+    def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
+        done: list[bool] = []
+        for change in changes:
+            done.append((yield from self._rows.rewrite(change.id, partial(_resealed, change=change))))
         return done
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
@@ -420,6 +427,10 @@ def _first_due(terms: Terms) -> bytes:
 
 def _marked(row: Record | None, now: int, renewal: Renewal) -> Record | None:
     return marked_row(row, renewal)
+
+
+def _resealed(row: Record | None, now: int, change: Reseal) -> Record | None:
+    return resealed_row(row, change)
 
 
 def _renewed(row: Record | None, now: int, renewal: Renewal) -> Record | None:

@@ -7,12 +7,18 @@ need beyond that is in ``django_postgres`` and ``django_sqlite``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote, urlencode
 
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.signals import post_migrate
 from django.utils.connection import ConnectionProxy
 
-from semel.errors import JoinRefused
+from semel.errors import ConfigurationError, JoinRefused
 
 _OUTSIDE: Final = (
     "no transaction is open on Django's connection {alias!r}, so nothing would be committed together; join inside "
@@ -23,6 +29,9 @@ _NESTED: Final = (
     "what was written before it; join in the outermost block"
 )
 _FAILED: Final = "this atomic() block has failed and will be rolled back; join in a new one"
+_LIBPQ: Final = frozenset(  # of OPTIONS, what libpq takes; the others are Django's own
+    {"options", "passfile", "service", "sslmode", "sslrootcert", "sslcert", "sslkey", "connect_timeout"}
+)
 _ELSEWHERE: Final = "this store is {store}, Django's connection {alias!r} is {vendor}: two databases"
 
 
@@ -48,3 +57,88 @@ def check_block(connection: Any, vendor: str, store: str) -> bool:
     if connection.needs_rollback:
         raise JoinRefused(_FAILED)
     return tests > 0
+
+
+def connection_of(alias: str) -> Any:
+    """Django's connection of this thread. Raises ConfigurationError: DATABASES has no such alias."""
+    if alias not in connections.settings:
+        known = ", ".join(map(repr, connections.settings))
+        raise ConfigurationError(f"DATABASES has no {alias!r}; it has {known}")
+    return connections[alias]
+
+
+def outermost_block(alias: str) -> AbstractContextManager[Any]:
+    """A block that is the outermost one: Django's own where ``ATOMIC_REQUESTS`` or a decorator has opened it."""
+    connection = connection_of(alias)
+    is_open = any(not block._from_testcase for block in connection.atomic_blocks)
+    block: AbstractContextManager[Any] = nullcontext() if is_open else transaction.atomic(using=alias)
+    return block
+
+
+def roll_back(alias: str) -> None:
+    """Let the open block end in a rollback."""
+    transaction.set_rollback(True, using=alias)
+
+
+def rolls_back(alias: str) -> bool:
+    """Whether the open block will end in a rollback."""
+    return bool(connections[alias].needs_rollback)
+
+
+def is_in_test_case(alias: str) -> bool:
+    """Whether everything on this connection is inside the transaction of a TestCase."""
+    return any(block._from_testcase for block in connections[alias].atomic_blocks)
+
+
+def store_url_of(alias: str) -> str:
+    """The store URL of the database that Django knows by this alias, as it is now: tests have another one.
+
+    Raises ConfigurationError: the database is in memory, or of a kind whose transaction cannot be joined.
+    """
+    connection = connection_of(alias)
+    settings, vendor = connection.settings_dict, connection.vendor
+    name = str(settings["NAME"])
+    if vendor == "sqlite":
+        if not name or ":memory:" in name or name.startswith("file:"):
+            raise ConfigurationError(
+                f"DATABASES[{alias!r}] is an SQLite database in memory ({name!r}), which other connections cannot see; "
+                "give it a file, in tests by 'TEST': {'NAME': BASE_DIR / 'test.sqlite3'}, or set SEMEL['URL'] to a "
+                "store of its own, such as memory:// in tests without effects='atomic'"
+            )
+        return f"sqlite:///{quote(str(Path(name).absolute()))}"
+    if vendor != "postgresql":
+        raise ConfigurationError(
+            f"DATABASES[{alias!r}] is {vendor}, whose transaction Semel cannot join in Django; set SEMEL['URL'] to a "
+            "store, such as mysql://app@localhost/app"
+        )
+    options = {key: str(value) for key, value in settings.get("OPTIONS", {}).items() if key in _LIBPQ}
+    host = settings.get("HOST") or ""
+    if host.startswith("/"):
+        options["host"], host = host, ""
+    user = quote(settings.get("USER") or "", safe="")
+    password = f":{quote(str(settings['PASSWORD']), safe='')}" if settings.get("PASSWORD") else ""
+    port = f":{settings['PORT']}" if settings.get("PORT") and host else ""
+    if settings.get("PORT") and not host:
+        options["port"] = str(settings["PORT"])
+    login = f"{user}{password}@" if user else ""
+    query = f"?{urlencode(options, quote_via=quote)}" if options else ""
+    return f"postgresql://{login}{host}{port}/{quote(name, safe='')}{query}"
+
+
+def when_migrated(receiver: Callable[..., None], sender: Any) -> None:
+    """Have ``receiver`` called after each ``manage.py migrate`` of the application ``sender``."""
+    post_migrate.connect(receiver, sender=sender)
+
+
+def before_test_database_ends(alias: str, act: Callable[[], object]) -> None:
+    """Have ``act`` called before Django's test runner drops this database: a server refuses while others use it."""
+    creation = connections[alias].creation
+    if vars(creation).get("destroy_test_db") is not None:
+        return  # it is called already
+    destroy = creation.destroy_test_db
+
+    def end(*args: Any, **kwargs: Any) -> Any:
+        act()
+        return destroy(*args, **kwargs)
+
+    creation.destroy_test_db = end

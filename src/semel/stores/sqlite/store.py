@@ -18,6 +18,7 @@ from semel.core.decide import decide, first_grant, is_grant_new, needs_steps
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
+    STORED_ANSWERS,
     AnswerKind,
     Audit,
     Claim,
@@ -27,6 +28,7 @@ from semel.core.model import (
     Purged,
     Record,
     Renewal,
+    Reseal,
     Resolution,
     Resolved,
     Resolving,
@@ -43,6 +45,7 @@ from semel.core.settle import (
     lapsed_row,
     marked_row,
     renewed_row,
+    resealed_row,
     resolved_row,
     settled_row,
 )
@@ -145,6 +148,12 @@ class SqliteStore:
             done.append((yield from _rewrite(renewal.id, partial(marked_row, renewal=renewal))))
         return done
 
+    def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
+        done = []
+        for change in changes:
+            done.append((yield from _rewrite(change.id, partial(resealed_row, change=change))))
+        return done
+
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         done = []
         now = yield from ask(NOW_LOCKED)
@@ -241,7 +250,7 @@ class SqliteStore:
         for seq, answer_until, forget_after, answer_kind in window:
             if may_forget(cast("int | None", forget_after), now):
                 forgotten += yield from ask(Execute(SQL["forget"], {"seq": seq, "forget_after": forget_after}))
-            elif may_drop_answer(cast("int | None", answer_until), now) and answer_kind == AnswerKind.KEPT:
+            elif may_drop_answer(cast("int | None", answer_until), now) and answer_kind in STORED_ANSWERS:
                 dropped += yield from ask(Execute(SQL["drop_answer"], {"seq": seq, "answer_until": answer_until}))
         last = cast(int, window[-1][0]) if len(window) == chunk else None
         return Purged(len(window), dropped, forgotten, last)
@@ -345,7 +354,7 @@ def _settlement(word: Settlement, now: int) -> Row:
         status, body = answer.status, answer.body
         block = pack_headers(answer.headers)
         digest = answer_digest(status, block, body)
-    kept = word.answer_kind == AnswerKind.KEPT
+    kept = word.answer_kind in STORED_ANSWERS
     return (
         word.state,
         now,  # settled_at

@@ -119,7 +119,7 @@ SELECT horizon FROM semel_meta;
 SELECT
     seq, id,
     COALESCE(forget_after + :grace <= :now, 0),
-    COALESCE(answer_until + :grace <= :now AND answer_kind = 1, 0)
+    COALESCE(answer_until + :grace <= :now AND answer_kind IN (1, 3), 0)
 FROM semel_record
 WHERE seq > :after
 ORDER BY seq
@@ -136,7 +136,7 @@ DELETE FROM semel_record WHERE id IN :ids AND forget_after + :grace <= :now;
 -- name: drop_answer
 -- The answer's retention is over; the tombstone stays.
 UPDATE semel_record SET answer_kind = 2, headers = NULL, body = NULL
-WHERE id IN :ids AND answer_until + :grace <= :now AND answer_kind = 1;
+WHERE id IN :ids AND answer_until + :grace <= :now AND answer_kind IN (1, 3);
 
 -- name: count_states
 -- How many of one page of records stand in each state, and where the page ended.

@@ -169,7 +169,7 @@ over AS MATERIALIZED (
     SELECT r.id, r.forget_after + :grace::bigint <= clock.now AS forget
     FROM clock, page JOIN semel_record AS r ON r.id = page.id
     WHERE r.forget_after + :grace::bigint <= clock.now
-        OR (r.answer_until + :grace::bigint <= clock.now AND r.answer_kind = 1)
+        OR (r.answer_until + :grace::bigint <= clock.now AND r.answer_kind IN (1, 3))
     FOR UPDATE OF r SKIP LOCKED
 ),
 forgotten AS (

@@ -15,4 +15,4 @@ SELECT
     count(CASE WHEN forget_after > :by THEN 1 END),
     min(CASE WHEN forget_after <= :by THEN forget_after ELSE answer_until END)
 FROM semel_record
-WHERE forget_after <= :by OR (answer_until <= :by AND answer_kind = 1);
+WHERE forget_after <= :by OR (answer_until <= :by AND answer_kind IN (1, 3));

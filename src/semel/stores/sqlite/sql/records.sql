@@ -150,7 +150,7 @@ LIMIT :chunk;
 -- name: drop_answer
 -- The answer's retention is over; the tombstone stays.
 UPDATE semel_record SET answer_kind = 2, headers = NULL, body = NULL
-WHERE seq = :seq AND answer_until = :answer_until AND answer_kind = 1;
+WHERE seq = :seq AND answer_until = :answer_until AND answer_kind IN (1, 3);
 
 -- name: forget
 -- The tombstone's retention is over. Open and unknown records have no such end and are never met here.

@@ -1,0 +1,84 @@
+"""`semel reseal`: stored answers under the newest key, so that an old one may go."""
+
+from __future__ import annotations
+
+import argparse
+
+from semel.admin.filters import add_filters, query_of
+from semel.admin.sealing import Resealed, reseal
+from semel.cli.arguments import Commands, Parser, add_command
+from semel.cli.exits import Exit, UsageFailed
+from semel.cli.open_store import opened
+from semel.cli.progress import Progress, add_progress
+from semel.cli.terminal import Output
+from semel.core.model import Find
+from semel.engine.sealer import Sealer
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "reseal",
+        "seal stored answers under the newest key of the ring",
+        "semel reseal --dry-run\nsemel reseal --progress\nsemel reseal --plain --operation payments.create",
+        "Reads the ring from the file that SEMEL_SEAL_KEYS_FILE names. Safe beside live traffic, and may be cut short "
+        "and begun again. Put the new key first, in the file and in the application, before you run it. See "
+        "docs/sealing.md.",
+    )
+    add_filters(parser)
+    parser.add_argument(
+        "--plain", action="store_true", help="also seal answers that are stored as they are; name an --operation"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="count what is under which key; write nothing")
+    add_progress(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Walk the store once."""
+    query = query_of(options)
+    if options.plain and options.operation is None:
+        raise UsageFailed("--plain needs --operation: processes without the ring could not replay the others' answers")
+    with opened(options) as engine:
+        sealer = engine.core.sealer
+        if not isinstance(sealer, Sealer):
+            raise UsageFailed(
+                "reseal needs the key ring: SEMEL_SEAL_KEYS_FILE names a file with a line 'NAME BASE64' for each key, "
+                "the newest first"
+            )
+        known = sum(engine.perform("counts", engine.store.counts).values()) if query == Find() else None
+        progress = Progress("reseal", asked=options.progress, total=known)
+
+        def tell(so_far: Resealed) -> None:
+            progress.tell(so_far.looked_at, f"{so_far.resealed} sealed")
+
+        done = reseal(engine, sealer, query, plain=options.plain, dry_run=options.dry_run, tell=tell)
+        progress.end()
+    newest = sealer.key_names[0]
+    out.document(
+        {
+            "lookedAt": done.looked_at,
+            "resealed": done.resealed,
+            "dryRun": options.dry_run,
+            "key": newest,
+            "foundUnder": dict(sorted(done.keys.items())),
+            "plain": done.plain,
+            "changedMeanwhile": done.changed,
+            "unreadable": done.unreadable,
+        }
+    )
+    verb = "would be sealed" if options.dry_run else "sealed"
+    out.say(f"{done.resealed} answers {verb} under {newest!r}; {done.looked_at} records looked at")
+    for name, count in sorted(done.keys.items()):
+        out.say(f"found under {name!r}: {count}")
+    if done.plain and not options.plain:
+        out.say(f"stored as they are: {done.plain}")
+    if done.changed:
+        out.say(f"changed by others meanwhile: {done.changed}; run it again")
+    if done.unreadable:
+        out.note(
+            f"semel: {done.unreadable} do not open, and stay as they are: {'; '.join(done.named)}; see semel doctor"
+        )
+        return Exit.REFUSED
+    return Exit.OK

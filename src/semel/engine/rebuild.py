@@ -1,0 +1,143 @@
+"""Answers that are made again: an operation's builder, its time limit, and what is left where it fails.
+
+The handler never runs for a replay: a builder that raises or takes too long leaves the fact that the command was done,
+and where its resource is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from semel.core.identity import uuid_text
+from semel.core.model import Answer, NotReplayable, Rebuild, Replay, Unseal, Verdict
+from semel.errors import ConfigurationError
+from semel.policy import Command
+
+if TYPE_CHECKING:
+    from semel.engine.state import Core
+
+_JSON: Final = (b"content-type", b"application/json")
+
+
+class Rebuilding(NamedTuple):
+    """What a builder is given: the command that was done, and what it made.
+
+    ``status`` is the original answer's, which the rebuilt one keeps (None where it is not HTTP's); ``resource_type``
+    and ``resource_id`` are what the handler named with ``permit.result(type, id)``.
+
+    >>> def read_payment(done: Rebuilding) -> dict[str, str | None]:
+    ...     return {"id": done.resource_id, "state": "settled"}
+    """
+
+    operation_id: str
+    tenant: str
+    caller: str
+    operation: str
+    business_ref: str | None
+    resource_type: str | None
+    resource_id: str | None
+    status: int | None
+
+
+WITHHELD: Final = (Unseal, Rebuild)
+"""Verdicts whose answer is not in clear in the store: they end here, as a Replay or as why there is none."""
+
+
+def give(core: Core, command: Command, verdict: Verdict) -> Verdict:
+    """The verdict as it leaves the engine: a sealed answer opened, one that is not stored rebuilt."""
+    if isinstance(verdict, Unseal):
+        return core.reveal(command.scope.operation, verdict)
+    return rebuild(core, command, verdict) if isinstance(verdict, Rebuild) else verdict
+
+
+async def give_async(core: Core, command: Command, verdict: Verdict) -> Verdict:
+    """As :func:`give`, on an event loop."""
+    if isinstance(verdict, Unseal):
+        return core.reveal(command.scope.operation, verdict)
+    return await rebuild_async(core, command, verdict) if isinstance(verdict, Rebuild) else verdict
+
+
+def rebuild(core: Core, command: Command, verdict: Rebuild) -> Replay | NotReplayable:
+    """Make an answer again, in a thread of its own: what it does after its time limit changes nothing."""
+    build = command.policy.rebuild
+    if build is None:
+        return _failed(core, command, verdict, "NoBuilder")
+    ended: list[Any] = []
+    failed: list[str] = []
+
+    def run() -> None:
+        try:
+            value = build(_request(command, verdict))
+            if inspect.isawaitable(value):
+                if inspect.iscoroutine(value):
+                    value.close()
+                raise ConfigurationError("an Engine needs a plain function as rebuild=")
+            ended.append(_answer(value, verdict))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the command was done
+            failed.append(type(error).__name__)
+
+    thread = threading.Thread(target=copy_context().run, args=(run,), name="semel-rebuild", daemon=True)
+    thread.start()
+    thread.join(command.policy.rebuild_seconds)
+    if ended:
+        return _replay(core, command, verdict, ended[0])
+    return _failed(core, command, verdict, failed[0] if failed else "TimeoutError")
+
+
+async def rebuild_async(core: Core, command: Command, verdict: Rebuild) -> Replay | NotReplayable:
+    """As :func:`rebuild`, on an event loop: a coroutine function there, any other in a thread."""
+    build = command.policy.rebuild
+    if build is None:
+        return _failed(core, command, verdict, "NoBuilder")
+    try:
+        async with asyncio.timeout(command.policy.rebuild_seconds):
+            value = await _call(build, _request(command, verdict))
+        answer = _answer(value, verdict)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the command was done
+        return _failed(core, command, verdict, type(error).__name__)
+    return _replay(core, command, verdict, answer)
+
+
+async def _call(build: Callable[..., Any], request: Rebuilding) -> Any:
+    if inspect.iscoroutinefunction(build) or inspect.iscoroutinefunction(getattr(build, "__call__", None)):  # noqa: B004
+        return await build(request)
+    value = await asyncio.to_thread(build, request)
+    return await value if inspect.isawaitable(value) else value
+
+
+def _request(command: Command, verdict: Rebuild) -> Rebuilding:
+    tenant, caller, operation = command.scope
+    resource = (verdict.business_ref, verdict.resource_type, verdict.resource_id)
+    return Rebuilding(uuid_text(verdict.operation_id), tenant, caller, operation, *resource, verdict.status)
+
+
+def _answer(value: Any, verdict: Rebuild) -> Answer:
+    """What a builder returned, under the original status."""
+    if isinstance(value, Answer):
+        return value._replace(status=verdict.status)
+    body, headers = getattr(value, "body", None), getattr(value, "raw_headers", None)
+    if isinstance(body, bytes) and isinstance(headers, list):  # a Starlette response
+        kept = tuple((bytes(name), bytes(text)) for name, text in headers if name != b"content-length")
+        return Answer(verdict.status, kept, body)
+    from semel.codec.annotations import Shapes  # with the forms of results, which nobody else needs here
+    from semel.codec.results import keep_result
+
+    made = keep_result(value, Shapes().of(Any, "the rebuilt answer")).answer
+    return Answer(verdict.status, (_JSON,), made.body)
+
+
+def _replay(core: Core, command: Command, verdict: Rebuild, answer: Answer) -> Replay:
+    core.tell("rebuilds", command.scope.operation, outcome="rebuilt")
+    return Replay(answer, verdict.operation_id, verdict.state)
+
+
+def _failed(core: Core, command: Command, verdict: Rebuild, why: str) -> NotReplayable:
+    """Tells the type of what went wrong, never its text, which may hold what the answer was to keep."""
+    core.tell("rebuilds", command.scope.operation, outcome=why)
+    core.note_rebuild_failed(command.scope.operation, why)
+    return NotReplayable(verdict.operation_id, verdict.resource_type, verdict.resource_id)

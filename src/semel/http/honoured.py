@@ -1,0 +1,44 @@
+"""What every answer that follows a claim says beside its content: for how long, and where the status is.
+
+Prepared once for each operation; no store is asked for it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.core.identity import uuid_text
+from semel.http.problems import OPERATION_RELATION
+
+Headers = tuple[tuple[bytes, bytes], ...]
+_ID: Final = "{id}"
+
+
+class Honoured:
+    """The two headers of one operation.
+
+    Parameters: ``name`` of the header with the lifetime (None: not sent); ``lifetime_seconds`` for which a retry gets
+    the first answer, at least, counted from the first request; ``operations_path`` where the status of operations is
+    served, with ``{id}`` (None: nowhere).
+
+    >>> Honoured("Idempotency-Key-Lifetime", 86_400, "/operations/{id}").headers(bytes(16))
+    ... # doctest: +NORMALIZE_WHITESPACE
+    ((b'idempotency-key-lifetime', b'86400'),
+     (b'link', b'</operations/00000000-0000-0000-0000-000000000000>; rel="status"'))
+    """
+
+    __slots__ = ("_after", "_before", "lifetime")
+
+    def __init__(
+        self, name: str | None = None, lifetime_seconds: float = 0.0, operations_path: str | None = None
+    ) -> None:
+        self.lifetime: Headers = () if name is None else ((name.lower().encode(), b"%d" % int(lifetime_seconds)),)
+        before, _, after = (operations_path or "").encode().partition(_ID.encode())
+        self._before = b"<" + before if operations_path is not None else b""
+        self._after = after + b'>; rel="' + OPERATION_RELATION.encode() + b'"'
+
+    def headers(self, operation_id: bytes) -> Headers:
+        """The headers of an answer about this operation."""
+        if not self._before:
+            return self.lifetime
+        return (*self.lifetime, (b"link", self._before + uuid_text(operation_id).encode() + self._after))

@@ -1,0 +1,196 @@
+"""The page that every problem document links to: what each code means, and what a client does about it.
+
+Served beside the status of operations, and published as docs/problems.md (``python docs/make_problems.py``).
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+from typing import Final, NamedTuple
+
+from semel.core.model import Answer
+from semel.http.problems import anchor_of
+
+
+class Entry(NamedTuple):
+    """One code: the status it comes with, what has happened, and what to do."""
+
+    code: str
+    status: int
+    happened: str
+    remedy: str
+
+
+ENTRIES: Final = (
+    Entry(
+        "MISSING_IDEMPOTENCY_KEY",
+        400,
+        "The operation requires a key, and the request has none. Nothing was done.",
+        "Make one key for this intent, such as a UUID, keep it with the intent, and send it with every attempt.",
+    ),
+    Entry(
+        "INVALID_IDEMPOTENCY_KEY",
+        400,
+        "The key is malformed, or not of the format that the operation asks for. Nothing was done.",
+        "Send one key of 1 to 255 visible ASCII characters. Where `keyAction` is `query` the key is too old: look by "
+        "your business reference whether the command was done.",
+    ),
+    Entry(
+        "IDEMPOTENCY_REQUEST_INVALID",
+        400,
+        "The body is not what its length, its digest or its media type says. Nothing was done, and the key is free.",
+        "Send the corrected request with the same key.",
+    ),
+    Entry(
+        "IDEMPOTENCY_OPERATION_MISSPELLED",
+        400,
+        "The method or the path is not spelled as the operation is declared (`//pay`, `/pay/`, `post`).",
+        "Spell it as `detail` says, with the same key.",
+    ),
+    Entry(
+        "IDEMPOTENCY_OPERATION_NOT_DECLARED",
+        400,
+        "This server protects nothing at this method and path, and refuses what it does not protect.",
+        "Correct the method or the path.",
+    ),
+    Entry(
+        "IDEMPOTENCY_CALLER_UNKNOWN",
+        401,
+        "A key means something only for its caller, and the caller is not known. Nothing was done.",
+        "Authenticate, and send the same request with the same key.",
+    ),
+    Entry(
+        "IDEMPOTENCY_CALLER_NOT_ALLOWED",
+        403,
+        "You may not do this, or not any more. Nothing was done, and nothing is told of earlier requests.",
+        "Get the right, and send the same request with the same key.",
+    ),
+    Entry(
+        "IDEMPOTENCY_BODY_TOO_SLOW",
+        408,
+        "The body did not arrive in time. Nothing was done.",
+        "Send the same request again with the same key.",
+    ),
+    Entry(
+        "IDEMPOTENCY_REQUEST_IN_PROGRESS",
+        409,
+        "The first request with this key is still running, or another one with the same business reference is.",
+        "Ask again with the same key after `Retry-After`, or ask for the status of the operation.",
+    ),
+    Entry(
+        "IDEMPOTENCY_OUTCOME_UNKNOWN",
+        409,
+        "It ran, and nobody can prove how it ended: it may have taken effect.",
+        "Keep the key, and ask for the status of the operation until it is settled. Never send it under a new key.",
+    ),
+    Entry(
+        "IDEMPOTENCY_RECORD_EXPIRED",
+        409,
+        "The command was done. Its answer is forgotten, the fact is not.",
+        "Look by your business reference. A new key would do it once more.",
+    ),
+    Entry(
+        "IDEMPOTENCY_REFERENCE_TAKEN",
+        409,
+        "Another caller's command has this business reference. Nothing was done for yours.",
+        "Use your own reference.",
+    ),
+    Entry(
+        "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE",
+        409,
+        "The command was done, and its answer was not kept: it was too long, or a stream.",
+        "Read the `resource`, or ask for the status of the operation. Do not send it again.",
+    ),
+    Entry(
+        "IDEMPOTENCY_REQUEST_TOO_LARGE",
+        413,
+        "The body is larger, or nests deeper, than is taken. Nothing was done.",
+        "Send less.",
+    ),
+    Entry(
+        "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST",
+        422,
+        "Another request of yours has this key. `state` and `operation` say how far that one is. Nothing was done for "
+        "this one.",
+        "Where `keyAction` is `query`, look first what has become of that one; once it is over, use a new key if you "
+        "want this request as well.",
+    ),
+    Entry(
+        "IDEMPOTENCY_TOO_EARLY",
+        425,
+        "Commands are not taken as TLS early data, which anybody may replay. Nothing was done.",
+        "Send it again with the same key, after the handshake.",
+    ),
+    Entry(
+        "IDEMPOTENCY_RECORD_UNREADABLE",
+        500,
+        "The stored record is corrupt, or was written by a version that this server does not understand.",
+        "Keep the key and tell the operator. The command is never run again by itself.",
+    ),
+    Entry(
+        "IDEMPOTENCY_ANSWER_TOO_LARGE",
+        500,
+        "The answer was too large to be kept with the effect, so everything was rolled back: nothing happened.",
+        "Tell the developers: the operation's `answer_bytes_max` is too small.",
+    ),
+    Entry(
+        "IDEMPOTENCY_STORE_UNAVAILABLE",
+        503,
+        "The command store did not answer. Nothing was done; or, where `detail` says so, all of it or nothing.",
+        "Retry after `Retry-After`, with the same key.",
+    ),
+    Entry("ITEM_MALFORMED", 400, "An item of a list is no JSON value, or its name is none.", "Correct it at `place`."),
+    Entry("DUPLICATE_ITEM_ID", 400, "Two items of a list have one name.", "Give each item a name of its own."),
+    Entry("NO_ITEMS", 400, "The list is empty.", "Send items."),
+    Entry("ITEM_TOO_LARGE", 413, "One item of a list is too large.", "Send less in it."),
+    Entry("TOO_MANY_ITEMS", 413, "The list has too many items.", "Send it in parts, each with a key of its own."),
+    Entry(
+        "LIST_MEDIA_TYPE",
+        415,
+        "The body is neither a JSON array nor JSON lines.",
+        "Send `application/json` or `application/jsonl`, uncompressed.",
+    ),
+    Entry(
+        "OPERATION_QUERY_INVALID",
+        400,
+        "The status resource was asked for no id, by a malformed key, or for several operations.",
+        "Ask by the operation's link, or by `?key=` and `&operation=`.",
+    ),
+    Entry(
+        "OPERATION_NOT_FOUND",
+        404,
+        "There is no such operation of yours: it never was, it is forgotten, or it is another caller's.",
+        "Look by your business reference before you send the command again.",
+    ),
+)
+
+_HEAD: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Problems of idempotent requests</title></head><body>
+<h1>Problems of idempotent requests</h1>
+<p>What each <code>code</code> of a problem document means, and what to do. <code>keep</code> the key unless
+<code>keyAction</code> says otherwise; retry only where <code>retryable</code> is true.</p>
+"""
+
+
+@functools.cache
+def problem_page() -> Answer:
+    """The page as an answer, with an anchor for each code."""
+    parts = [_HEAD]
+    for entry in ENTRIES:
+        parts.append(f'<h2 id="{anchor_of(entry.code)}">{entry.code} ({entry.status})</h2>\n')
+        parts += [f"<p>{_marked_up(text)}</p>\n" for text in (entry.happened, entry.remedy)]
+    body = "".join([*parts, "</body></html>\n"]).encode()
+    headers = (
+        (b"content-type", b"text/html; charset=utf-8"),
+        (b"cache-control", b"public, max-age=3600"),
+        (b"content-security-policy", b"default-src 'none'"),
+        (b"content-length", b"%d" % len(body)),
+    )
+    return Answer(200, headers, body)
+
+
+def _marked_up(text: str) -> str:
+    """Backquotes as code."""
+    pieces = html.escape(text).split("`")
+    return "".join(f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces))

@@ -1,0 +1,92 @@
+"""A request's body that is read by several: by what the framework does before the claim, by the claim, by the view."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from semel.http.spool import CHUNK_BYTES, Spool
+
+
+class KeptBody(io.RawIOBase):
+    """A stream that keeps what it gives, so that the claim can still fingerprint what a form parser has read.
+
+    Parameters: ``source`` the server's own stream; ``length`` of the body, None where the stream ends with it;
+    ``bytes_max`` how much is kept: a longer body is passed on and belongs to no command.
+
+    >>> body = KeptBody(io.BytesIO(b"amount=7&note=x"), 15, 100)
+    >>> body.read(6)
+    b'amount'
+    >>> body.fill()
+    True
+    >>> b"".join(body.spool.chunks()), body.read()
+    (b'amount=7&note=x', b'=7&note=x')
+    """
+
+    def __init__(self, source: Any, length: int | None, bytes_max: int) -> None:
+        super().__init__()
+        self.spool = Spool()
+        self.too_long = False
+        self._source = source
+        self._left = length
+        self._bytes_max = bytes_max
+        self._at = 0
+        self._is_whole = False
+
+    def fill(self) -> bool:
+        """Take the rest from the client. False: the body is too long, and is not kept."""
+        while not self._is_whole and not self.too_long:
+            self._pull(CHUNK_BYTES)
+        return not self.too_long
+
+    def end(self) -> None:
+        """Give the memory or the file back."""
+        self.spool.close()
+
+    # --- what a framework reads -----------------------------------------------------------------
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Up to ``size`` bytes, or all that is left."""
+        if size is None or size < 0:
+            pieces = []
+            while piece := self._piece(CHUNK_BYTES):
+                pieces.append(piece)
+            return b"".join(pieces)
+        return self._piece(size)
+
+    def readinto(self, buffer: Any, /) -> int:
+        """As :meth:`read`, into a buffer; ``readline`` of the base class comes here."""
+        piece = self._piece(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def close(self) -> None:
+        """Change nothing: a framework closes the stream when it has read it, and the claim and the view still come."""
+
+    def _piece(self, size: int) -> bytes:
+        if self._at < self.spool.size and not self.too_long:
+            piece = self.spool.read(self._at)[:size]
+            self._at += len(piece)
+            return piece
+        piece = self._pull(size)
+        self._at += len(piece)
+        return piece
+
+    def _pull(self, size: int) -> bytes:
+        wanted = size if self._left is None else min(size, self._left)
+        piece: bytes = b"" if self._is_whole or wanted == 0 else self._source.read(wanted)
+        if self._left is not None:
+            self._left -= len(piece)
+        if not piece:
+            self._is_whole = self._is_whole or size > 0
+        elif not self.too_long:
+            if self.spool.size + len(piece) > self._bytes_max:
+                self.too_long = True  # in fill() the request is refused: nobody reads what is dropped here
+                self.spool.close()
+            else:
+                self.spool.write(piece)
+        return piece

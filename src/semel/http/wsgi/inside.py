@@ -1,0 +1,181 @@
+"""Claiming *inside* a view, after authentication and validation, while the answer is captured outside; in threads.
+
+As ``asgi.route`` does on event loops: nothing is recorded of a request that the application refuses before its view
+claims, and what a claim ends in, such as a replay, leaves from where the answer is captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from threading import get_ident
+from typing import Any, NamedTuple
+
+from semel.core.model import Answer, Superseded, Verdict
+from semel.engine.permit import Permit
+from semel.engine.shield import Hold
+from semel.engine.sync_engine import Engine
+from semel.errors import ConfigurationError, SemelError, StoreError
+from semel.http.capture import Capture
+from semel.http.exchange import Exchange, Unprotected, open_exchange, too_large
+from semel.http.outage import UNCLAIMED
+from semel.http.routing import Params, Route
+from semel.http.settings import HttpSettings
+from semel.http.wsgi.body import KeptBody
+from semel.policy import Command
+
+
+class Head(NamedTuple):
+    """The head of a request: method, raw query, fields with lower-case names, and how long its body is announced."""
+
+    method: str
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    length: int | None
+
+
+class InsideCall:
+    """One request of an application whose views claim for themselves.
+
+    ``permit`` is what its view was granted, ``instead`` the answer of Semel's own that leaves in place of the
+    application's, ``mark`` the header of an answer that was not protected.
+    """
+
+    def __init__(self) -> None:
+        self.permit: Permit | None = None
+        self.instead: Answer | None = None
+        self.mark: tuple[bytes, bytes] | None = None
+        self.failure: BaseException | None = None
+        self.exchange: Exchange | None = None
+        self.capture: Capture | None = None
+        self.is_over = False
+        self._engine: Engine | None = None
+        self._hold: Hold[Permit] | None = None
+
+    @property
+    def has_claimed(self) -> bool:
+        """Whether a view has claimed, whatever it was given."""
+        return self.capture is not None
+
+    def command(
+        self,
+        engine: Engine,
+        surface: HttpSettings,
+        route: Route,
+        params: Params,
+        request: Any,
+        head: Head,
+        body: KeptBody,
+    ) -> Command | Answer | None:
+        """What the view's request is: a command, the answer that leaves instead, or None to run unprotected."""
+        if self.has_claimed:
+            raise ConfigurationError(f"the operation {route.name!r} was called by the handler of another one")
+        if self.is_over:
+            raise ConfigurationError(f"the operation {route.name!r} was called when its request had been answered")
+        self._engine, self._hold = engine, engine._hold()
+        asked: Mapping[str, Any] = request
+        opened = open_exchange(surface, route, params, head.method, head.query, head.headers, asked)
+        if isinstance(opened, Unprotected):
+            self.mark = opened.mark
+            return None
+        self.capture = Capture(route.keeping)
+        if isinstance(opened, Answer):
+            return self.replace(opened)
+        self.exchange = opened
+        if not body.fill():
+            return self.replace(surface.problems.of_error(too_large(route)))
+        if head.length is not None and body.spool.size < head.length:
+            return self.replace(opened.cut_short())
+        for chunk in body.spool.chunks():
+            refusal = opened.feed(chunk)
+            if refusal is not None:
+                return self.replace(refusal)
+        command = opened.finish(body.spool)
+        return self.replace(command) if isinstance(command, Answer) else command
+
+    def claim(self, command: Command) -> Permit | Answer | None:
+        """Claim for the view: its permit, the answer that leaves instead, or None to run unprotected."""
+        exchange = self.exchange
+        assert exchange is not None
+        assert self._engine is not None
+        assert self._hold is not None
+        try:
+            permit = self._engine._claim_into(self._hold, command, exchange.wait_seconds)
+        except UNCLAIMED as error:
+            return self.unclaimed(error)
+        if not isinstance(permit, Permit):
+            return self.replace(exchange.present(permit))
+        permit.handler_thread = get_ident()
+        self.permit = permit
+        return permit
+
+    def unclaimed(self, error: SemelError) -> Answer | None:
+        """The store could not take the command: the answer that says so, or None to run unprotected."""
+        assert self.exchange is not None
+        refused = self.exchange.unclaimed(error)
+        if isinstance(refused, Answer):
+            return self.replace(refused)
+        self.mark, self.capture = refused.mark, None
+        return None
+
+    def replace(self, answer: Answer) -> Answer:
+        """From here on the application's own answer is dropped: this one leaves."""
+        self.instead = answer
+        return answer
+
+    def failed(self, error: BaseException) -> None:
+        """The view raised this, whatever the framework makes of it further outside."""
+        self.failure = error
+
+    def mark_not_kept(self) -> bool:
+        """Note that the answer cannot be kept, before its first byte leaves. False: it may not leave."""
+        assert self._engine is not None
+        assert self.permit is not None
+        try:
+            return self._engine.mark_not_kept(self.permit)
+        except StoreError:
+            return False
+
+    def settle(self, error: BaseException | None) -> Answer | None:
+        """Settle what the application's end means; the answer that may leave, if any."""
+        exchange, permit, capture = self.exchange, self.permit, self.capture
+        assert exchange is not None
+        assert permit is not None
+        assert capture is not None
+        assert self._engine is not None
+        return settle_call(self._engine, exchange, permit, capture, error, self.failure)
+
+    def end(self) -> None:
+        """The request is over: what was granted is settled, or is a stream's to settle."""
+        self.is_over = True
+        if self._hold is not None:
+            self._hold.end()
+
+    def let_go(self, error: BaseException) -> None:
+        """The request was interrupted: end what it was granted."""
+        self.is_over = True
+        if self._hold is not None:
+            self._hold.let_go(error)
+
+
+def settle_call(
+    engine: Engine,
+    exchange: Exchange,
+    permit: Permit,
+    capture: Capture,
+    error: BaseException | None,
+    failure: BaseException | None = None,
+) -> Answer | None:
+    """Settle what the end of an application's call means; the answer that may leave, if any.
+
+    Parameters: ``error`` that left the application, ``failure`` that left its view.
+    """
+    outcome = exchange.outcome(permit, capture, error, failure)
+    verdict: Verdict | None = None
+    unconfirmed: SemelError | None = None
+    try:
+        reply = engine.settle(permit, outcome)
+        if type(reply) is Superseded:
+            verdict = engine.reread(permit)
+    except SemelError as failed:
+        unconfirmed = failed
+    return exchange.last_answer(permit, capture, outcome, error, verdict, unconfirmed)

@@ -1,0 +1,51 @@
+"""Semel's answers as Django's responses, and the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.http import HttpResponse
+
+from semel.core.model import Answer
+
+
+def response_of(answer: Answer) -> Any:
+    """An answer as a response, with exactly its own headers."""
+    response = HttpResponse(answer.body, status=200 if answer.status is None else answer.status)
+    del response.headers["Content-Type"]
+    for name, value in answer.headers:
+        add_header(response, name, value)
+    return response
+
+
+def add_header(response: Any, name: bytes, value: bytes) -> None:
+    """Add one line to a response; several of one name are joined, as HTTP has it."""
+    text, line = name.decode("latin-1"), value.decode("latin-1")
+    if response.has_header(text):
+        response.headers[text] = f"{response.headers[text]}, {line}"
+    else:
+        response.headers[text] = line
+
+
+def lines_of(response: Any) -> Iterable[tuple[bytes, bytes]]:
+    """The head of a response, line by line, without its cookies: those are never stored."""
+    for name, value in response.items():
+        yield name.encode("latin-1"), value.encode("latin-1")
+
+
+def in_place_of(response: Any, answer: Answer) -> Any:
+    """Semel's own answer in place of a response, with its cookies, which belong to this request."""
+    other = response_of(answer)
+    other.cookies = response.cookies
+    other._resource_closers.extend(response._resource_closers)
+    return other
+
+
+def whole_of(response: Any, body: bytes) -> Any:
+    """A streaming response that has been read to its end, as one with its body at hand."""
+    whole = HttpResponse(body, status=response.status_code, reason=response.reason_phrase)
+    whole.headers = response.headers
+    whole.cookies = response.cookies
+    whole._resource_closers.append(response.close)
+    return whole

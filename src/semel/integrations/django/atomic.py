@@ -1,0 +1,128 @@
+"""An ATOMIC view: the record is written in Django's own transaction, and Django's commit makes both final."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from semel.core.model import Answer
+from semel.core.outcomes import Refused, Succeeded, classify_answer
+from semel.engine.atomic_block import Atomic
+from semel.errors import CommandError, StoreError
+from semel.http.capture import Capture
+from semel.http.exchange import Exchange
+from semel.http.outage import NO_STORE, UNCLAIMED
+from semel.integrations.django.answer import in_place_of, lines_of, response_of, whole_of
+from semel.integrations.django.call import DjangoCall
+from semel.integrations.django.site import Place
+from semel.policy import Command
+from semel.stores.sql import django as databases
+
+
+class _RolledBack(Exception):
+    """Leaves the block of an answer whose writes are undone."""
+
+
+class AtomicRun:
+    """What is left to do of an ATOMIC view when Django's transaction is over: store a definite refusal."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.refusal: Answer | None = None
+        self.block: Atomic | None = None
+        self._exchange = exchange
+
+    def conclude(self, response: Any) -> Any:
+        """The response that may leave, once the transaction has ended."""
+        if self.refusal is None or self.block is None:
+            return response
+        verdict = None
+        with suppress(StoreError):  # nothing is done: a retry asks the view again
+            verdict = self.block.refuse(self.refusal)
+        return response if verdict is None else in_place_of(response, self._exchange.present(verdict))
+
+
+def run_atomic(
+    call: DjangoCall, place: Place, alias: str, command: Command, request: Any, view: Callable[[], Any]
+) -> Any:
+    """Call the view in the outermost block of its database, with the command's record in it.
+
+    A definite refusal (4xx), and whatever rolls the block back, undoes the view's writes.
+    """
+    exchange = call.exchange
+    assert exchange is not None
+    run = call.atomic = AtomicRun(exchange)
+    block = place.engine.atomic(databases.connection_of(alias), command)
+    with databases.outermost_block(alias):
+        try:
+            block.__enter__()
+        except CommandError:
+            assert block.verdict is not None
+            return response_of(exchange.present(block.verdict))
+        except UNCLAIMED as error:
+            databases.roll_back(alias)
+            if isinstance(error, NO_STORE):
+                place.surface.outage.tell(error)
+            return response_of(place.surface.problems.of_error(error))
+        if block.replayed:
+            block.__exit__(None)
+            assert block.verdict is not None
+            return response_of(exchange.present(block.verdict))
+        getattr(request, "_request", request).semel_permit = block.permit
+        response: Any = None
+        try:
+            with _Entered(block):
+                response = _rendered(view(), request)
+                answer = _kept(exchange, response)
+                if answer is None:
+                    response = response_of(place.surface.problems.answer_too_large())
+                    raise _RolledBack
+                if databases.rolls_back(alias):  # as the view, or REST framework for an exception, has said
+                    raise _RolledBack
+                outcome = classify_answer(answer, command.policy, begun=True)
+                if isinstance(outcome, Refused) and not databases.is_in_test_case(alias):
+                    run.refusal, run.block = answer, block
+                if not isinstance(outcome, Succeeded):
+                    raise _RolledBack
+                block.answer = answer
+        except _RolledBack:
+            databases.roll_back(alias)
+        except NO_STORE as error:  # the record could not be settled
+            databases.roll_back(alias)
+            response = response_of(place.surface.problems.of_error(error))
+        return response
+
+
+class _Entered:
+    """A block that has been entered, as a context manager."""
+
+    def __init__(self, block: Atomic) -> None:
+        self._block = block
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._block.__exit__(kind)
+
+
+def _kept(exchange: Exchange, response: Any) -> Answer | None:
+    """The answer as it is stored; None where it is longer than may be kept."""
+    capture = Capture(exchange.route.keeping)
+    fits = capture.start(response.status_code, lines_of(response))
+    fits = capture.add(response.content) and fits
+    capture.end()
+    return capture.stored() if fits else None
+
+
+def _rendered(response: Any, request: Any) -> Any:
+    """The response with its body at hand: what is rendered or streamed may read the transaction's rows."""
+    if getattr(response, "is_rendered", True) is False:
+        if hasattr(response, "data") and hasattr(request, "accepted_renderer"):  # REST framework's
+            response.accepted_renderer = request.accepted_renderer
+            response.accepted_media_type = request.accepted_media_type
+            response.renderer_context = request.parser_context["view"].get_renderer_context()
+        response = response.render()
+    if getattr(response, "streaming", False):
+        response = whole_of(response, b"".join(response))
+    return response

@@ -1,0 +1,274 @@
+"""One request of Django's: its body kept for the claim, its answer captured when Django has committed."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from asgiref.sync import sync_to_async
+from django.urls import Resolver404, resolve
+
+from semel.core.model import Answer
+from semel.errors import ConfigurationError
+from semel.http.exchange import CUT, IncompleteAnswer
+from semel.http.routing import Params, Route
+from semel.http.wsgi.answer import headers_of
+from semel.http.wsgi.body import KeptBody
+from semel.http.wsgi.inside import Head, InsideCall
+from semel.integrations.django.answer import add_header, in_place_of, lines_of, whole_of
+from semel.integrations.django.site import names_at, site
+from semel.policy import Command
+
+if TYPE_CHECKING:
+    from semel.integrations.django.atomic import AtomicRun
+    from semel.integrations.django.site import Place
+
+CALL: Final = "semel_call"
+
+
+class DjangoCall(InsideCall):
+    """The capture of one request; its view claims through it."""
+
+    def __init__(self, request: Any) -> None:
+        super().__init__()
+        self.atomic: AtomicRun | None = None
+        self._body: KeptBody | None = None
+        self._request = request
+        if not hasattr(request, "_body") and not request._read_started and _may_claim(request):
+            self._body = request._stream = KeptBody(
+                request._stream, _length_of(request), site().body_bytes_max
+            )  # what reads the form, as the CSRF check does, leaves the bytes for the claim
+
+    def command_of(self, place: Place, route: Route, params: Params, request: Any) -> Command | Answer | None:
+        """The view's command; or the answer that leaves instead, or None to run unprotected.
+
+        Parameters: ``request`` that the caller function reads: Django's, or REST framework's.
+        """
+        inner = self._request
+        head = Head(inner.method, _query_of(inner), headers_of(inner.META), _length_of(inner))
+        return self.command(place.engine, place.surface, route, params, request, head, self._kept_body())
+
+    def _kept_body(self) -> KeptBody:
+        if self._body is None:
+            request = self._request
+            if not hasattr(request, "_body") and request._read_started:
+                raise ConfigurationError(
+                    "the request's body was read before Semel's middleware saw the request; in MIDDLEWARE, write "
+                    "'semel.integrations.django.middleware.SemelMiddleware' above what reads it"
+                )
+            body = request.body
+            self._body = KeptBody(io.BytesIO(body), len(body), site().body_bytes_max)
+        return self._body
+
+    # --- the answer -------------------------------------------------------------------------------
+
+    def conclude(self, response: Any) -> Any:
+        """Settle what Django's response means; the response that may leave."""
+        if self.atomic is not None:
+            return self.atomic.conclude(response)
+        if self.permit is None:
+            return self._unclaimed(response)
+        assert self.capture is not None
+        fits = self.capture.start(response.status_code, lines_of(response))
+        if not response.streaming:
+            if self.capture.add(response.content) and fits:
+                return self._settled(response)
+            is_noted = self.mark_not_kept()  # too long to be kept: noted before its first byte leaves
+            settled = self._settled(response)
+            return response if is_noted else settled
+        pieces = iter(response)
+        held: list[bytes] = []
+        try:
+            while fits and (piece := next(pieces, None)) is not None:
+                held.append(piece)
+                fits = self.capture.add(piece)
+        except BaseException as error:
+            self.settle(error)
+            raise
+        if fits:
+            return self._settled(whole_of(response, b"".join(held)))
+        if not self.mark_not_kept():
+            for piece in pieces:
+                self.capture.count(piece)
+            return self._settled(whole_of(response, b"".join(held)))
+        self.capture.release()
+        response.streaming_content = _Through(self, held, pieces)
+        return response
+
+    async def conclude_async(self, response: Any) -> Any:
+        """As :meth:`conclude`, on an event loop."""
+        if self.permit is None or not response.streaming or not response.is_async:
+            return await sync_to_async(self.conclude, thread_sensitive=False)(response)
+        assert self.capture is not None
+        fits = self.capture.start(response.status_code, lines_of(response))
+        pieces = aiter(response)
+        held: list[bytes] = []
+        try:
+            while fits:
+                piece = await anext(pieces, None)
+                if piece is None:
+                    break
+                held.append(piece)
+                fits = self.capture.add(piece)
+        except BaseException as error:
+            await sync_to_async(self.settle, thread_sensitive=False)(error)
+            raise
+        if fits:
+            whole = whole_of(response, b"".join(held))
+            return await sync_to_async(self._settled, thread_sensitive=False)(whole)
+        if not await sync_to_async(self.mark_not_kept, thread_sensitive=False)():
+            async for piece in pieces:
+                self.capture.count(piece)
+            return await sync_to_async(self._settled, thread_sensitive=False)(whole_of(response, b"".join(held)))
+        self.capture.release()
+        response.streaming_content = self._through_async(held, pieces)
+        return response
+
+    def _unclaimed(self, response: Any) -> Any:
+        if self.mark is not None:
+            add_header(response, *self.mark)
+        if self.instead is None:
+            return response
+        assert self.capture is not None
+        self.capture.start(response.status_code, lines_of(response))
+        return in_place_of(response, self.capture.instead(self.instead))
+
+    def _settled(self, response: Any) -> Any:
+        """Settle a response that is whole."""
+        assert self.capture is not None
+        self.capture.end()
+        failure = self.failure if response.status_code >= 500 else None
+        if not self.capture.complete:
+            failure = IncompleteAnswer(CUT)
+        answer = self.settle(failure)
+        if answer is None:
+            if failure is not None:
+                raise failure
+            return response
+        if (answer.status, answer.body) != (response.status_code, response.content):
+            return in_place_of(response, self.capture.instead(answer))
+        for line in answer.headers:
+            if line not in self.capture.headers:
+                add_header(response, *line)
+        return response
+
+    def end_of_stream(self, error: BaseException | None) -> None:
+        """The streamed response has ended."""
+        assert self.capture is not None
+        if error is None:
+            self.capture.end()
+            error = None if self.capture.complete else IncompleteAnswer(CUT)
+        self.settle(error)
+
+    @property
+    def may_drain(self) -> bool:
+        """Whether a view whose client has gone is still run to its end."""
+        assert self.capture is not None
+        assert self.permit is not None
+        return not self.capture.endless and time.monotonic() < self.permit.deadline_monotonic
+
+    async def _through_async(self, held: list[bytes], pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        assert self.capture is not None
+        error: BaseException | None = None
+        try:
+            for piece in held:
+                yield piece
+            async for piece in pieces:
+                self.capture.count(piece)
+                yield piece
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            # Also where the client has gone, and nothing can be awaited: this thread waits for the store then.
+            self.end_of_stream(error)
+
+    def finish(self, response: Any | None = None) -> None:
+        """The request is answered: what its body took is given back, once a stream has ended."""
+        self.end()
+        vars(self._request).pop(CALL, None)
+        if self._body is None:
+            return
+        if response is not None and response.streaming:
+            response._resource_closers.append(self._body.end)
+        else:
+            self._body.end()
+
+
+class _Through:
+    """The pieces of a response that flows through. Its end, or its close, settles the command."""
+
+    def __init__(self, call: DjangoCall, held: list[bytes], pieces: Iterator[bytes]) -> None:
+        self._call = call
+        self._held = held
+        self._pieces = pieces
+        self._is_over = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        if self._held:
+            return self._held.pop(0)
+        if self._is_over:
+            raise StopIteration
+        try:
+            piece = next(self._pieces)
+        except StopIteration:
+            self._end(None)
+            raise
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._count(piece)
+        return piece
+
+    def close(self) -> None:
+        """The server has finished, or its client has gone: then the view still runs to its end."""
+        error: BaseException | None = None
+        try:
+            while not self._is_over and self._call.may_drain:
+                piece = next(self._pieces, None)
+                if piece is None:
+                    break
+                self._count(piece)
+        except BaseException as raised:  # noqa: BLE001 -- it is settled, and the server has nobody to tell it to
+            error = raised
+        self._end(error)
+
+    def _count(self, piece: bytes) -> None:
+        assert self._call.capture is not None
+        self._call.capture.count(piece)
+
+    def _end(self, error: BaseException | None) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._call.end_of_stream(error)
+
+
+def _may_claim(request: Any) -> bool:
+    """Whether the view that a request leads to is, or may be, a declared one."""
+    try:
+        view = resolve(request.path_info, getattr(request, "urlconf", None)).func
+    except Resolver404:
+        return False
+    return next(names_at(view), None) is not None
+
+
+def _length_of(request: Any) -> int | None:
+    """How long the body is announced; None where it ends with its stream."""
+    length = request.META.get("CONTENT_LENGTH") or ""
+    if str(length).isdecimal():
+        return int(length)
+    source = request._stream
+    return 0 if getattr(source, "__len__", None) is not None and not len(source) else None
+
+
+def _query_of(request: Any) -> bytes:
+    scope = getattr(request, "scope", None)
+    if scope is not None:
+        query: bytes | str = scope.get("query_string", b"")
+        return query if isinstance(query, bytes) else query.encode()  # Django's own test client gives a text
+    return str(request.META.get("QUERY_STRING", "")).encode("latin-1")

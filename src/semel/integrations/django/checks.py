@@ -1,0 +1,95 @@
+"""``manage.py check``: how Semel is installed, and the shipping questions of ``semel check``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from django.apps import apps
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning
+from django.urls import Resolver404, get_resolver, resolve
+
+from semel.check.answers import answers
+from semel.check.discovery import CheckedOperation
+from semel.errors import SemelError
+from semel.integrations.django.site import Site, site
+
+MIDDLEWARE: Final = "semel.integrations.django.middleware.SemelMiddleware"
+_AFTER: Final = (  # what changes answers: inside of the capture, a first answer would be changed and stored
+    "django.middleware.gzip.GZipMiddleware",
+    "django.middleware.cache.UpdateCacheMiddleware",
+    "django.middleware.http.ConditionalGetMiddleware",
+)
+
+
+def check_installation(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
+    """Everything that can be said without a database."""
+    try:
+        here = site()
+        here.place(here.database)
+    except SemelError as error:
+        return [Error(str(error), id="semel.E001")]
+    get_resolver().url_patterns  # noqa: B018 -- imports the views, which declare their operations
+    here.look_at_routes()
+    return [*_middleware(here), *_caller(here), *_status(here), *_questions(here)]
+
+
+def _middleware(here: Site) -> Iterator[CheckMessage]:
+    found = [index for index, name in enumerate(settings.MIDDLEWARE) if name == MIDDLEWARE]
+    if not found:
+        if here.declared:
+            hint = f"Add {MIDDLEWARE!r} to MIDDLEWARE, at its end."
+            yield Error("operations are declared, and Semel's middleware is missing", hint=hint, id="semel.E002")
+        return
+    if len(found) > 1:
+        yield Error("Semel's middleware is in MIDDLEWARE twice", hint="Leave the last one.", id="semel.E003")
+    inside = [name for name in settings.MIDDLEWARE[found[0] :] if name in _AFTER]
+    if inside:
+        yield Error(
+            f"{inside[0].rpartition('.')[2]} is below Semel's middleware: what it makes of an answer would be stored, "
+            "and replayed to clients that did not ask for it",
+            hint=f"Write {MIDDLEWARE!r} at the end of MIDDLEWARE.",
+            id="semel.E004",
+        )
+
+
+def _caller(here: Site) -> Iterator[CheckMessage]:
+    has_user = any(name.endswith("AuthenticationMiddleware") for name in settings.MIDDLEWARE)
+    if here.declared and here.asks_for_user and not has_user and not apps.is_installed("rest_framework"):
+        yield Error(
+            "who is calling? Semel asks request.user, and no AuthenticationMiddleware sets it",
+            hint="Add it to MIDDLEWARE, or name a function of the request: SEMEL = {'CALLER': 'shop.auth.caller'}.",
+            id="semel.E005",
+        )
+
+
+def _status(here: Site) -> Iterator[CheckMessage]:
+    path = here.place(here.database).surface.problems.operations_path
+    if not here.declared or path is None or not path.startswith("/"):
+        return
+    try:
+        resolve(path.replace("{id}", "00000000-0000-4000-8000-000000000000"))
+    except Resolver404:
+        yield Warning(
+            f"answers link to {path}, and nothing is served there",
+            hint="Add path('operations/', include('semel.integrations.django.urls')) to urlpatterns.",
+            id="semel.W003",
+        )
+
+
+def _questions(here: Site) -> Iterator[CheckMessage]:
+    templates = here.look_at_routes()
+    for name, each in here.declared.items():
+        paths = sorted(templates.get(name, ()))
+        if not paths:
+            yield Warning(f"no path leads to the operation {name!r}", hint="Add it to urlpatterns.", id="semel.W001")
+            continue
+        place = here.place(each.using)
+        operation = CheckedOperation(
+            name, ("POST",), f"/{paths[0]}", each.policy, "endpoint", place.surface, place.engine, None
+        )
+        for answer in answers(operation):
+            if answer.level == "unsafe":
+                text = f"{name}: {answer.question}: {answer.said}"
+                yield Warning(text, hint=answer.remedy or None, id="semel.W002")

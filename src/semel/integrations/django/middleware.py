@@ -1,0 +1,68 @@
+"""The middleware that captures what the declared views answer. It stands at the end of ``MIDDLEWARE``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+
+from semel.http.routing import UNSAFE_METHODS
+from semel.integrations.django.call import CALL, DjangoCall
+
+
+class SemelMiddleware:
+    """Captures the answers of the views that are declared with ``@semel.command``; nothing else is touched.
+
+    At the end of ``MIDDLEWARE`` it sees what the view answered, after Django's commit, and what the other middlewares
+    do to an answer they do to each replay as well, once. Works over WSGI and over ASGI.
+    """
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[Any], Any]) -> None:
+        self.get_response = get_response
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_async = iscoroutinefunction(get_response)
+        if self._is_async:
+            markcoroutinefunction(self)
+
+    def __call__(self, request: Any) -> Any:
+        """Serve one request, as Django says."""
+        if self._is_async:
+            return self._serve_async(request)
+        if request.method not in UNSAFE_METHODS or hasattr(request, CALL):
+            return self.get_response(request)
+        call = DjangoCall(request)
+        setattr(request, CALL, call)
+        try:
+            response = call.conclude(self.get_response(request))
+            call.finish(response)
+        except BaseException as error:
+            call.let_go(error)  # settles what was granted as what this exception means
+            call.finish()
+            raise
+        return response
+
+    async def _serve_async(self, request: Any) -> Any:
+        if request.method not in UNSAFE_METHODS or hasattr(request, CALL):
+            return await self.get_response(request)
+        # Django cancels a request whose client has gone: a view that has claimed runs to its end all the same.
+        task = asyncio.create_task(self._capture(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _capture(self, request: Any) -> Any:
+        call = DjangoCall(request)
+        setattr(request, CALL, call)
+        try:
+            response = await call.conclude_async(await self.get_response(request))
+            call.finish(response)
+        except BaseException as error:
+            call.let_go(error)
+            call.finish()
+            raise
+        return response

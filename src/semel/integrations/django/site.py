@@ -1,0 +1,299 @@
+"""What one Django project says of Semel in its settings, and the engines that follow from it."""
+
+from __future__ import annotations
+
+import atexit
+import difflib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from django.conf import settings
+from django.core.signals import setting_changed
+from django.urls import get_resolver
+from django.utils.module_loading import import_string
+
+from semel.core.model import Effects
+from semel.engine.sync_engine import Engine
+from semel.errors import ConfigurationError
+from semel.http.caller import Caller
+from semel.http.exchange import RETRY_BYTES_MAX
+from semel.http.settings import HttpSettings
+from semel.integrations.endpoint import DECLARED, DeclaredEndpoint, declare_endpoint, without_slashes
+from semel.operations.http import SyncOperations
+from semel.policy import Policy
+from semel.stores.sql import django as databases
+
+_OWN: Final = ("URL", "DATABASE", "CALLER", "TENANT", "ENGINE")
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What ``@semel.command`` was given for a view."""
+
+    name: str
+    policy: Policy
+    paths: Literal["apart", "one"] | None
+    using: str
+
+
+_DECLARED: Final[dict[str, Declared]] = {}  # by the views' modules, which are imported once
+
+
+@dataclass(slots=True)
+class Place:
+    """One store of the project: its engine, its surface, and its operations by name."""
+
+    url: str
+    engine: Engine
+    surface: HttpSettings
+    operations: SyncOperations
+    declared: dict[str, DeclaredEndpoint] = field(default_factory=dict)
+
+
+class Site:
+    """The project's settings ``SEMEL``, read once.
+
+    Raises ConfigurationError: an unknown setting, or one that cannot be used.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._lock = threading.RLock()
+        self._declared = _DECLARED
+        self._places: dict[str, Place] = {}
+        self._templates: dict[str, set[str]] | None = None
+        if not isinstance(given, Mapping):
+            raise ConfigurationError(f"SEMEL must be a dictionary of settings; it is {given!r}")
+        for name in given:
+            if name not in _OWN and (not isinstance(name, str) or not name.isupper()):
+                near = difflib.get_close_matches(str(name).upper(), _OWN, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigurationError(f"SEMEL has the unknown setting {name!r}{hint}")
+        self.database: str = given.get("DATABASE", "default")
+        self._url: str | None = given.get("URL")
+        self._engine_options: Mapping[str, Any] = given.get("ENGINE", {})
+        self._options = {name.lower(): value for name, value in given.items() if name not in _OWN}
+        self.asks_for_user = given.get("CALLER") is None
+        self._caller = _caller_of(given.get("CALLER"), given.get("TENANT", "single"))
+
+    # --- operations -------------------------------------------------------------------------------
+
+    def declare(
+        self,
+        name: str,
+        policy: Policy | None,
+        options: Mapping[str, Any],
+        *,
+        paths: Literal["apart", "one"] | None,
+        using: str | None,
+    ) -> Declared:
+        """Declare an operation. Raises PolicyError and ConfigurationError."""
+        alias = using or self.database
+        with self._lock:
+            place = self.place(alias)
+            found = declare_endpoint(
+                place.engine, place.surface, name, policy, options, paths=paths, taken=self._declared
+            )
+            if found.policy.resumable:
+                raise ConfigurationError(
+                    f"{name}: resumable=True is for what runs again without its client, which a view that claims "
+                    "cannot: declare the operation at semel.http.wsgi.SemelMiddleware instead"
+                )
+            if found.policy.terms.effects is Effects.ATOMIC:
+                databases.store_url_of(alias)  # refuses what cannot be joined
+                if self._url is not None and alias == self.database:
+                    self._check_same(name, alias)
+            declared = self._declared[name] = Declared(name, found.policy, paths, alias)
+            place.declared[name] = found
+            self._templates = None
+            return declared
+
+    def _check_same(self, name: str, alias: str) -> None:
+        kind = str(self._url).partition(":")[0].partition("+")[0]
+        vendor = databases.connection_of(alias).vendor
+        if kind not in (vendor, {"postgresql": "postgres"}.get(vendor)):
+            raise ConfigurationError(
+                f"{name}: effects='atomic' commits the record with the rows of DATABASES[{alias!r}] ({vendor}), and "
+                f"SEMEL['URL'] is a store in {kind}. Leave SEMEL['URL'] out: the store is then in that database"
+            )
+
+    @property
+    def declared(self) -> Mapping[str, Declared]:
+        """All operations, by name."""
+        return self._declared
+
+    @property
+    def body_bytes_max(self) -> int:
+        """The longest body that any operation may take."""
+        sizes = [each.policy.body_bytes_max for each in self._declared.values()]
+        return max([RETRY_BYTES_MAX, *sizes])
+
+    # --- stores -----------------------------------------------------------------------------------
+
+    def place(self, alias: str) -> Place:
+        """The store of a database alias, as Django's settings are now."""
+        url = self.url(alias)
+        found = self._places.get(alias)
+        if found is not None and found.url == url:
+            return found
+        with self._lock:
+            found = self._places.get(alias)
+            if found is None or found.url != url:
+                if found is not None:
+                    found.engine.close()  # tests have changed the database
+                self._places[alias] = found = self._made(alias, url)
+            return found
+
+    def url(self, alias: str) -> str:
+        """The store's URL: as SEMEL['URL'] says, or that of the database."""
+        if self._url is not None and alias == self.database:
+            return self._url
+        return databases.store_url_of(alias)
+
+    def _made(self, alias: str, url: str) -> Place:
+        if self._url is None or alias != self.database:
+            databases.before_test_database_ends(alias, _close_all)
+        engine = Engine.connect(url, **self._engine_options)
+        surface = HttpSettings.of(engine, {"caller": self._caller, **self._options})
+        place = Place(url, engine, surface, SyncOperations(surface, engine, lambda: list(self._declared)))
+        for each in self._declared.values():
+            if each.using == alias:
+                place.declared[each.name] = declare_endpoint(
+                    engine, surface, each.name, each.policy, {}, paths=each.paths, taken=()
+                )
+        self._templates = None
+        return place
+
+    def places(self) -> Iterator[Place]:
+        """The stores of all operations, the project's own first."""
+        for alias in dict.fromkeys([self.database, *(each.using for each in self._declared.values())]):
+            yield self.place(alias)
+
+    def migrate(self, alias: str) -> list[str]:
+        """Make Semel's tables in a database that holds them; the names of the migrations that ran."""
+        aliases = {each.using for each in self._declared.values()} | ({self.database} if self._url is None else set())
+        if alias not in aliases:
+            return []
+        try:
+            self.url(alias)
+        except ConfigurationError:
+            return []  # a database in memory, which is told when a command meets it
+        return self.place(alias).engine.migrate()
+
+    def close(self) -> None:
+        """Close every engine."""
+        with self._lock:
+            places, self._places = list(self._places.values()), {}
+        for place in places:
+            place.engine.close()
+
+    # --- routes -----------------------------------------------------------------------------------
+
+    def look_at_routes(self) -> Mapping[str, set[str]]:
+        """The templates under which each operation is reached; where several lead to one, its path counts."""
+        templates = self._templates
+        if templates is None:
+            with self._lock:
+                found: dict[str, set[str]] = {}
+                for name, template in _routes(get_resolver().url_patterns, ""):
+                    found.setdefault(name, set()).add(without_slashes(template))
+                for place in self._places.values():
+                    for name, each in place.declared.items():
+                        if each.paths is None and len(found.get(name, ())) > 1:
+                            each.route.count_path()
+                templates = self._templates = found
+        return templates
+
+
+def _routes(patterns: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    for pattern in patterns:
+        template = prefix + str(pattern.pattern)
+        if hasattr(pattern, "url_patterns"):
+            yield from _routes(pattern.url_patterns, template)
+        else:
+            for name in names_at(pattern.callback):
+                yield name, template
+
+
+def names_at(view: Any) -> Iterator[str]:
+    """The operations that a view, or a method of its class, is declared as."""
+    if isinstance(declared := getattr(view, DECLARED, None), Declared):
+        yield declared.name
+    kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    if kind is None:
+        return
+    actions = getattr(view, "actions", None)  # of a view set of Django REST framework
+    for method in actions.values() if isinstance(actions, Mapping) else kind.http_method_names:
+        function = getattr(kind, method, None)
+        inner = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]  # of @api_view
+        for each in (function, *inner):
+            if isinstance(declared := getattr(each, DECLARED, None), Declared):
+                yield declared.name
+                break
+
+
+def _caller_of(given: Any, tenant: str) -> Callable[[Any], Caller | None]:
+    """The function that says who calls: as SEMEL['CALLER'] names it, or Django's user."""
+    if given is None:
+
+        def from_user(request: Any) -> Caller | None:
+            try:
+                user = request.user
+            except AttributeError:
+                raise ConfigurationError(
+                    "who is calling? The request has no user: put AuthenticationMiddleware into MIDDLEWARE, or name a "
+                    "function of the request that returns a semel.http.Caller: SEMEL = {'CALLER': 'shop.auth.caller'}"
+                ) from None
+            return Caller(tenant, str(user.pk)) if user is not None and user.is_authenticated else None
+
+        return from_user
+    if isinstance(given, str):
+        try:
+            given = import_string(given)
+        except ImportError as error:
+            raise ConfigurationError(f"SEMEL['CALLER'] cannot be imported: {error}") from None
+    if not callable(given):
+        raise ConfigurationError(f"SEMEL['CALLER'] must be a function of the request, or its path; it is {given!r}")
+    caller: Callable[[Any], Caller | None] = given
+    return caller
+
+
+_SITES: Final[list[Site]] = []
+_LOCK: Final = threading.Lock()
+
+
+def _close_all() -> None:
+    for each in _SITES:
+        each.close()
+
+
+atexit.register(_close_all)
+
+
+def site() -> Site:
+    """The site of this project's settings. Raises ConfigurationError."""
+    if not _SITES:
+        with _LOCK:
+            if not _SITES:
+                _SITES.append(Site(getattr(settings, "SEMEL", {})))
+    return _SITES[0]
+
+
+def engine(using: str | None = None) -> Engine:
+    """The engine of the project's store, or of the one in another database of Django's.
+
+    Raises ConfigurationError.
+    """
+    here = site()
+    return here.place(using or here.database).engine
+
+
+def _change(*, setting: str, **_: Any) -> None:
+    """A test has overridden SEMEL: what is declared stays, and everything else is read again."""
+    if setting == "SEMEL":
+        while _SITES:
+            _SITES.pop().close()
+
+
+setting_changed.connect(_change)

@@ -1,0 +1,193 @@
+"""``@semel.command`` on Django's views: the claim, inside of everything that decides whether the view is called."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final, Literal, TypeVar, cast
+
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.http import HttpRequest, HttpResponseNotAllowed
+
+from semel.core.model import Answer, Effects
+from semel.engine.permit import Permit
+from semel.errors import ConfigurationError
+from semel.http.routing import PATH, UNSAFE_METHODS, Params
+from semel.integrations.django.answer import response_of
+from semel.integrations.django.atomic import run_atomic
+from semel.integrations.django.call import CALL, DjangoCall
+from semel.integrations.django.site import Declared, Place, site
+from semel.integrations.endpoint import DECLARED, check_endpoint, without_slashes
+from semel.policy import Command, Policy
+
+F = TypeVar("F", bound=Callable[..., Any])
+_PERMIT: Final = "semel_permit"
+
+
+def command(
+    name: str,
+    policy: Policy | None = None,
+    *,
+    using: str | None = None,
+    paths: Literal["apart", "one"] | None = None,
+    **options: Any,
+) -> Callable[[F], F]:
+    """Declare a view, or a method of a class-based view, as an operation.
+
+    Parameters: ``name`` of the operation, stable when paths and functions are renamed; ``policy`` or its ``options``,
+    those of :class:`~semel.policy.Policy`; ``using`` the alias of the database that holds the record, by default
+    ``SEMEL["DATABASE"]``; ``paths`` whether the path counts in what is asked for: "apart", "one" where all of its paths
+    mean the same, or None: it counts where several templates lead to the view. Write it *below* every decorator that
+    decides who may call, such as ``login_required``, and below Django REST framework's own. The view finds its permit
+    in ``request.semel_permit``.
+
+    Raises PolicyError and ConfigurationError, when the view's module is imported.
+
+        >>> from semel.integrations import django as semel  # doctest: +SKIP
+        >>> @semel.command("orders.pay", effects="atomic")  # doctest: +SKIP
+        ... def pay(request, number):
+        ...     return JsonResponse({"order": Order.objects.create(number=number).pk}, status=201)
+    """
+
+    def declare(view: F) -> F:
+        _check_view(view)
+        is_async = iscoroutinefunction(view)
+        declared = site().declare(name, policy, options, paths=paths, using=using)
+        is_atomic = declared.policy.terms.effects is Effects.ATOMIC
+        if is_atomic and is_async:
+            raise ConfigurationError(
+                f"{view.__qualname__}: effects='atomic' needs Django's transaction, which no coroutine can have; write "
+                "def, and Django runs the view in a thread"
+            )
+
+        @functools.wraps(view)
+        def claimed(*args: Any, **kwargs: Any) -> Any:
+            return _serve(view, declared, args, kwargs)
+
+        @functools.wraps(view)
+        async def claimed_async(*args: Any, **kwargs: Any) -> Any:
+            return await _serve_async(view, declared, args, kwargs)
+
+        wrapped = claimed_async if is_async else claimed
+        setattr(wrapped, DECLARED, declared)
+        return cast(F, wrapped)
+
+    return declare
+
+
+def _check_view(view: Any) -> None:
+    """Refuse what is no view that could be protected. Raises ConfigurationError."""
+    if isinstance(getattr(view, DECLARED, None), Declared):
+        raise ConfigurationError(f"{view.__qualname__} is declared twice; one view is one operation")
+    kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    if kind is not None:
+        raise ConfigurationError(
+            f"@semel.command stands above {kind.__name__}, which authenticates inside: write it on the method, such as "
+            "post, or below @api_view"
+        )
+    if getattr(view, "__module__", "") == "django.utils.decorators":
+        raise ConfigurationError(
+            "method_decorator makes its function anew for each request; write @semel.command on the method itself, "
+            "such as post"
+        )
+    check_endpoint(view)
+
+
+# --- serving --------------------------------------------------------------------------------------
+
+
+def _serve(view: Callable[..., Any], declared: Declared, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    request = _request_of(declared, args)
+    call = _call_of(declared, request)
+    if call is None:
+        return HttpResponseNotAllowed(UNSAFE_METHODS)
+    place, command = _command(call, declared, request, args, kwargs)
+    if not isinstance(command, Command):
+        return _unclaimed(view, request, command, args, kwargs)
+    if declared.policy.terms.effects is Effects.ATOMIC:
+        return run_atomic(call, place, declared.using, command, request, functools.partial(view, *args, **kwargs))
+    permit = call.claim(command)
+    if not isinstance(permit, Permit):
+        return _unclaimed(view, request, permit, args, kwargs)
+    _give(request, permit)
+    try:
+        return view(*args, **kwargs)
+    except BaseException as error:
+        call.failed(error)
+        raise
+
+
+async def _serve_async(
+    view: Callable[..., Any], declared: Declared, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    request = _request_of(declared, args)
+    call = _call_of(declared, request)
+    if call is None:
+        return HttpResponseNotAllowed(UNSAFE_METHODS)
+
+    def claim() -> Permit | Answer | None:
+        _, command = _command(call, declared, request, args, kwargs)
+        return call.claim(command) if isinstance(command, Command) else command
+
+    # Django's user may be read from the database, which is for threads: this thread has its own connection.
+    permit = await sync_to_async(claim, thread_sensitive=True)()
+    if isinstance(permit, Answer):
+        return response_of(permit)
+    _give(request, permit)
+    try:
+        return await view(*args, **kwargs)
+    except BaseException as error:
+        call.failed(error)
+        raise
+
+
+def _unclaimed(
+    view: Callable[..., Any], request: Any, answer: Answer | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    if answer is not None:
+        return response_of(answer)
+    _give(request, None)
+    return view(*args, **kwargs)
+
+
+def _give(request: Any, permit: Permit | None) -> None:
+    setattr(getattr(request, "_request", request), _PERMIT, permit)
+
+
+def _request_of(declared: Declared, args: tuple[Any, ...]) -> Any:
+    """The request among the arguments: first of a function, second of a method."""
+    for each in args[:2]:
+        if isinstance(each, HttpRequest) or isinstance(getattr(each, "_request", None), HttpRequest):
+            return each
+    raise ConfigurationError(
+        f"the operation {declared.name!r} was called without a request: @semel.command is for views and for the "
+        "methods of class-based views, such as post"
+    )
+
+
+def _call_of(declared: Declared, request: Any) -> DjangoCall | None:
+    """The request's capture; None for a method that is no command."""
+    if request.method not in UNSAFE_METHODS:
+        return None
+    call = getattr(getattr(request, "_request", request), CALL, None)
+    if not isinstance(call, DjangoCall):
+        raise ConfigurationError(
+            f"the operation {declared.name!r} is called without its middleware; add "
+            "'semel.integrations.django.middleware.SemelMiddleware' to MIDDLEWARE, at its end"
+        )
+    return call
+
+
+def _command(
+    call: DjangoCall, declared: Declared, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Place, Command | Answer | None]:
+    here = site()
+    place = here.place(declared.using)
+    here.look_at_routes()
+    route = place.declared[declared.name].route
+    at = next(index for index, each in enumerate(args) if each is request)
+    named = {**{str(index): value for index, value in enumerate(args[at + 1 :])}, **kwargs}
+    params: Params = tuple(sorted((name, str(value)) for name, value in named.items()))
+    if route.counts_path:
+        params = (*params, (PATH, without_slashes(request.path_info)))
+    return place, call.command_of(place, route, params, request)

@@ -1,0 +1,67 @@
+"""Budgets of what a request costs in Python bytecodes: they only go down, whatever the machine is doing."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.bytecodes import KINDS, SURFACES, Counted, count
+
+# Measured by `python -m bench.bytecodes` on Python 3.11, and a little room. Later versions of Python divide the same
+# work into other instructions.
+BUDGETS = {
+    ("asgi", "fresh"): 3_200,
+    ("asgi", "replay"): 1_360,
+    ("asgi", "refused"): 4_100,
+    ("asgi", "failed"): 2_910,
+    ("asgi", "unprotected"): 520,
+    ("starlette", "fresh"): 4_320,
+    ("starlette", "replay"): 2_950,
+    ("starlette", "refused"): 5_770,
+    ("starlette", "failed"): 3_980,
+    ("starlette", "unprotected"): 480,
+    ("fastapi", "fresh"): 4_700,
+    ("fastapi", "replay"): 3_330,
+    ("fastapi", "refused"): 6_150,
+    ("fastapi", "failed"): 4_370,
+    ("fastapi", "unprotected"): 860,
+}
+# What one fresh command and one replay may spend in each room.
+ROOMS = {
+    "fresh": {"semel.http": 1_400, "semel.engine": 590, "semel.core": 610, "semel.stores": 490, "semel": 40},
+    "replay": {"semel.http": 865, "semel.engine": 65, "semel.core": 285, "semel.stores": 40, "semel": 40},
+}
+SQLITE_REPLAY = 2_320
+ROOM_OF_LATER_PYTHONS = 1.0 if sys.version_info < (3, 12) else 1.3
+
+
+def counted(surface: str, url: str, kind: str) -> Counted:
+    return asyncio.run(count(surface, url, kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("surface", SURFACES)
+def test_a_request_on_the_memory_store_stays_within_its_budget(surface: str, kind: str) -> None:
+    found = counted(surface, "memory://?persistence=none", kind)
+    assert found.total() <= BUDGETS[surface, kind] * ROOM_OF_LATER_PYTHONS, found
+
+
+@pytest.mark.parametrize("kind", ROOMS)
+def test_every_room_stays_within_its_share(kind: str) -> None:
+    found = counted("asgi", "memory://?persistence=none", kind)
+    over = {room: found[room] for room, most in ROOMS[kind].items() if found[room] > most * ROOM_OF_LATER_PYTHONS}
+    assert not over
+
+
+def test_a_replay_from_sqlite_stays_within_its_budget(tmp_path: Path) -> None:
+    found = counted("asgi", f"sqlite:///{tmp_path / 'semel.db'}", "replay")
+    assert found.total() <= SQLITE_REPLAY * ROOM_OF_LATER_PYTHONS, found
+
+
+def test_the_counts_are_the_same_each_time() -> None:
+    assert counted("asgi", "memory://?persistence=none", "replay") == counted(
+        "asgi", "memory://?persistence=none", "replay"
+    )

@@ -1,0 +1,55 @@
+"""Django REST framework: a view set and a function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import exceptions, serializers, viewsets
+from rest_framework.decorators import action, api_view
+from rest_framework.response import Response
+
+from semel.integrations import django as semel
+from tests.frameworks.django_site.models import Effect
+from tests.frameworks.django_site.views import answer
+
+
+class EffectSerializer(serializers.ModelSerializer):  # type: ignore[misc]
+    """An effect, with at least two letters."""
+
+    what = serializers.CharField(min_length=1, max_length=20)
+    do = serializers.CharField(write_only=True, required=False)
+
+    class Meta:
+        model = Effect
+        fields = ("id", "what", "do")
+
+
+class Effects(viewsets.GenericViewSet):  # type: ignore[misc]
+    """Effects over REST framework."""
+
+    queryset = Effect.objects.all()
+    serializer_class = EffectSerializer
+
+    @semel.command("rest.create", effects="atomic")
+    def create(self, request: Any) -> Response:
+        serializer = self.get_serializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        if serializer.validated_data.pop("do", "") == "raise":
+            serializer.save()
+            raise exceptions.APIException("no")
+        serializer.save()
+        return Response(serializer.data, status=201, headers={"Location": f"/rest/{serializer.data['id']}/"})
+
+    @action(detail=True, methods=["post"])
+    @semel.command("rest.charge", effects="external")
+    def charge(self, request: Any, pk: str) -> Response:
+        effect = Effect.objects.create(what=f"charge {pk}")
+        if request.data.get("do") == "raise":
+            raise exceptions.APIException("the provider is away")
+        return Response({"n": effect.pk, "key": request.semel_permit.key_for("charge")}, status=201)
+
+
+@api_view(["POST"])
+@semel.command("rest.plain", effects="atomic")
+def plain(request: Any) -> Any:
+    return answer(request, request.data)

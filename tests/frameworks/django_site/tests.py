@@ -1,0 +1,411 @@
+"""Run by Django's own runner, in a process of its own (``tests/frameworks/test_django.py``)."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+from unittest import mock
+
+from asgiref.sync import async_to_sync
+from django.core import checks
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.management import call_command
+from django.db import DatabaseError, connections
+from django.http import HttpResponse
+from django.test import AsyncClient, Client, TestCase, TransactionTestCase, override_settings
+from django.utils.decorators import method_decorator
+
+from semel.errors import ConfigurationError
+from semel.integrations import django as semel
+from semel.integrations.django.site import site
+from tests.frameworks.django_site import views
+from tests.frameworks.django_site.models import Effect
+
+
+class Asking:
+    """Requests with a key and a token."""
+
+    client: Any
+
+    def setUp(self) -> None:
+        self.key = str(uuid.uuid4())
+        self.client = Client(raise_request_exception=False)
+        views.HOOKS.clear()
+
+    def ask(
+        self, path: str, body: Any = None, *, caller: str | None = "alice", key: str | None = "", **more: Any
+    ) -> Any:
+        headers = dict(more.pop("headers", {}))
+        if caller is not None:
+            headers["Authorization"] = f"Bearer {caller}"
+        if key is not None:
+            headers["Idempotency-Key"] = key or self.key
+        data = body if isinstance(body, dict) and "file" in body else json.dumps(body or {})
+        if not isinstance(data, dict):
+            more.setdefault("content_type", "application/json")
+        return self.client.post(path, data, headers=headers, **more)
+
+    def twice(self, path: str, body: Any = None, **more: Any) -> tuple[Any, Any]:
+        first, second = self.ask(path, body, **more), self.ask(path, body, **more)
+        assert "Idempotency-Replayed" not in first.headers, first.content
+        assert second.headers.get("Idempotency-Replayed") == "true", (first.content, second.content)
+        assert (second.status_code, second.content) == (first.status_code, first.content)
+        return first, second
+
+    def state(self, path: str = "/operations/") -> Any:
+        """The status of this key's operation, or None."""
+        found = self.client.get(f"{path}?key={self.key}", headers={"Authorization": "Bearer alice"})
+        return json.loads(found.content)["state"] if found.status_code == 200 else None
+
+
+def effects() -> list[str]:
+    return list(Effect.objects.order_by("pk").values_list("what", flat=True))
+
+
+class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django ships no types
+    """The record commits with Django's rows, or neither does."""
+
+    databases = {"default", "other"}  # noqa: RUF012 -- as Django has it
+
+    def test_a_retry_gets_the_first_answer_and_no_second_effect(self) -> None:
+        first, second = self.twice("/atomic", {"what": "a"})
+        assert first.status_code == 201
+        assert second.headers["Location"] == first.headers["Location"]
+        assert second.headers["X-Outer"] == "seen"  # the other middlewares treat a replay as any answer
+        assert effects() == ["a"]
+        assert self.state() == "SUCCEEDED"
+
+    def test_another_body_another_caller_and_no_key_are_told_apart(self) -> None:
+        self.ask("/atomic", {"what": "a"})
+        assert self.ask("/atomic", {"what": "b"}).status_code == 422
+        assert self.ask("/atomic", {"what": "a"}, key=None).status_code == 400
+        assert self.ask("/atomic", {"what": "c"}, caller="bob").status_code == 201
+        assert self.ask("/atomic", {"what": "d"}, caller=None, headers={}).status_code == 401
+        assert effects() == ["a", "c"]
+
+    def test_an_exception_undoes_both_and_a_retry_runs(self) -> None:
+        assert self.ask("/atomic", {"do": "raise"}).status_code == 500
+        assert self.ask("/atomic", {"do": "missing"}, key=str(uuid.uuid4())).status_code == 404
+        assert self.ask("/atomic", {"do": "denied"}, key=str(uuid.uuid4())).status_code == 403
+        assert (effects(), self.state()) == ([], None)
+
+    def test_a_definite_refusal_is_rolled_back_and_replayed(self) -> None:
+        first, _ = self.twice("/atomic", {"do": "refuse"})
+        assert (first.status_code, effects(), self.state()) == (409, [], "FAILED_REPLAYABLE")
+
+    def test_what_may_succeed_later_is_rolled_back_and_released(self) -> None:
+        assert [self.ask("/atomic", {"do": "busy"}).status_code for _ in range(2)] == [429, 429]
+        assert (effects(), self.state()) == ([], None)
+
+    def test_a_view_that_sets_rollback_records_nothing(self) -> None:
+        assert [self.ask("/atomic", {"do": "rollback"}).status_code for _ in range(2)] == [201, 201]
+        assert (effects(), self.state()) == ([], None)
+
+    def test_on_commit_hooks_run_once_after_the_commit_and_never_for_a_replay(self) -> None:
+        self.twice("/atomic", {"what": "h", "do": "hook"})
+        assert views.HOOKS == ["h"]
+
+    def test_a_nested_block_that_failed_is_undone_alone(self) -> None:
+        self.twice("/atomic", {"what": "n", "do": "nested"})
+        assert effects() == ["n"]
+
+    def test_a_failed_commit_leaves_nothing_and_no_hook_runs(self) -> None:
+        kind = type(connections["default"])
+        failing = mock.Mock(side_effect=[DatabaseError("the line broke")])
+        with mock.patch.object(kind, "_commit", failing):
+            assert self.ask("/atomic", {"what": "c", "do": "hook"}).status_code == 500
+        assert (effects(), self.state(), views.HOOKS) == ([], None, [])
+        assert self.ask("/atomic", {"what": "c", "do": "hook"}).status_code == 201
+
+    def test_templates_and_streams_are_part_of_the_transaction(self) -> None:
+        first, _ = self.twice("/atomic", {"do": "template"})
+        assert first.content.startswith(b"made ")
+        self.key = str(uuid.uuid4())
+        stream = [b"".join(self.ask("/atomic", {"do": "stream"})) for _ in range(2)]
+        assert stream == [b"01234", b"01234"]
+
+    def test_an_answer_that_is_too_long_is_rolled_back(self) -> None:
+        answered = self.ask("/atomic", {"do": "long"})
+        assert json.loads(answered.content)["code"] == "IDEMPOTENCY_ANSWER_TOO_LARGE"
+        assert (effects(), self.state()) == ([], None)
+
+    def test_the_key_may_come_from_the_path(self) -> None:
+        answers = [self.ask(f"/numbered/{n}", key=None).status_code for n in (7, 7, 8)]
+        assert (answers, effects()) == ([201, 201, 201], ["number 7", "number 8"])
+
+    def test_another_database_has_a_store_of_its_own(self) -> None:
+        self.twice("/elsewhere", {"what": "o"})
+        assert effects() == []
+        assert list(Effect.objects.using("other").values_list("what", flat=True)) == ["o"]
+        assert self.state() == "SUCCEEDED"
+
+    def test_an_outer_middleware_that_fails_leaves_a_success_to_be_replayed(self) -> None:
+        assert self.ask("/atomic", {"what": "a"}, headers={"X-Outer": "boom"}).status_code == 500
+        second = self.ask("/atomic", {"what": "a"})
+        assert (second.status_code, second.headers["Idempotency-Replayed"], effects()) == (201, "true", ["a"])
+
+    def test_a_form_with_a_file_counts_as_it_came_whoever_has_read_it(self) -> None:
+        def form(note: str) -> dict[str, Any]:
+            return {"note": note, "file": SimpleUploadedFile("a.txt", b"x" * 5000)}
+
+        assert self.ask("/upload", form("n")).status_code == 201
+        assert self.ask("/upload", form("n")).headers["Idempotency-Replayed"] == "true"
+        assert self.ask("/upload", form("m")).status_code == 422
+        assert effects() == ["n a.txt 5000"]
+
+    def test_csrf_is_checked_before_the_claim_and_reads_no_byte_away(self) -> None:
+        strict = self.client = Client(enforce_csrf_checks=True, raise_request_exception=False)
+        user = mock.Mock(pk=7, is_authenticated=True)
+        form = {"note": "n", "file": SimpleUploadedFile("a.txt", b"x" * 5000)}
+        token = "t" * 32
+        with mock.patch("django.contrib.auth.middleware.get_user", return_value=user):
+            assert self.ask("/upload", dict(form), caller=None).status_code == 403
+            assert effects() == []
+            strict.cookies["csrftoken"] = token
+            for replayed in (None, "true"):
+                form["file"] = SimpleUploadedFile("a.txt", b"x" * 5000)
+                answered = self.ask("/upload", {**form, "csrfmiddlewaretoken": token}, caller=None)
+                assert (answered.status_code, answered.headers.get("Idempotency-Replayed")) == (201, replayed)
+        assert effects() == ["n a.txt 5000"]
+
+    def test_other_methods_reach_no_command(self) -> None:
+        headers = {"Authorization": "Bearer alice", "Idempotency-Key": self.key}
+        for method in ("get", "head", "options", "trace"):
+            assert getattr(self.client, method)("/numbered/9", headers=headers).status_code == 405
+        assert self.client.get("/orders").content == b"orders"
+        assert (effects(), self.ask("/orders", {"what": "cbv"}).status_code) == ([], 201)
+
+    def test_a_wrong_host_leaves_no_record(self) -> None:
+        assert self.ask("/atomic", {}, headers={"Host": "evil.example"}).status_code == 400
+        assert (effects(), self.state()) == ([], None)
+
+
+class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django ships no types
+    """The outcome is settled outside of Django's transaction."""
+
+    databases = {"default", "other"}  # noqa: RUF012 -- as Django has it
+
+    def test_a_retry_gets_the_first_answer(self) -> None:
+        first, second = self.twice("/external", {"what": "a"})
+        assert json.loads(first.content)["key"]
+        assert effects() == ["a"]
+        assert second.headers["Location"] == first.headers["Location"]
+
+    def test_an_exception_that_django_answers_is_in_doubt(self) -> None:
+        first = self.ask("/external", {"do": "raise"})
+        assert (first.status_code, self.ask("/external", {"do": "raise"}).status_code) == (500, 409)
+        assert 'rel="' in first.headers["Link"]
+        assert self.state() == "UNKNOWN"
+
+    def test_an_exception_that_is_a_definite_answer_is_replayed(self) -> None:
+        assert self.twice("/external", {"do": "missing"})[0].status_code == 404
+        assert self.state() == "FAILED_REPLAYABLE"
+
+    def test_cookies_are_not_replayed(self) -> None:
+        first, second = self.twice("/external", {"do": "cookie"})
+        assert ("session" in first.cookies, "session" in second.cookies) == (True, False)
+
+    def test_a_short_stream_is_kept_and_a_long_one_flows(self) -> None:
+        assert self.twice("/external", {"do": "stream"})[0].content == b"01234"
+        self.key = str(uuid.uuid4())
+        first = self.ask("/external", {"do": "long"})
+        assert len(b"".join(first.streaming_content)) == 2_000_000
+        first.close()
+        assert (
+            json.loads(self.ask("/external", {"do": "long"}).content)["code"] == "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE"
+        )
+        assert effects() == ["x", "x"]
+
+    def test_a_long_answer_reaches_its_first_caller_alone(self) -> None:
+        assert len(self.ask("/external", {"do": "big"}).content) == 1_500_000
+        second = json.loads(self.ask("/external", {"do": "big"}).content)
+        assert (second["code"], effects()) == ("IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE", ["x"])
+
+    def test_an_answer_shorter_than_it_says_is_in_doubt(self) -> None:
+        assert self.ask("/external", {"do": "cut"}).status_code == 500
+        assert self.state() == "UNKNOWN"
+
+    def test_login_and_validation_come_before_the_claim(self) -> None:
+        assert self.ask("/private", {}, caller=None).status_code == 302
+        assert self.ask("/private", {"other": "body"}).status_code == 201
+        assert self.client.get("/external").status_code == 405
+
+    def test_an_optional_key_may_be_missing(self) -> None:
+        headers = {"Authorization": "Bearer alice"}
+        assert [self.client.delete("/orders", headers=headers).status_code for _ in range(2)] == [204, 204]
+        headers["Idempotency-Key"] = self.key
+        assert [self.client.delete("/orders", headers=headers).status_code for _ in range(2)] == [204, 204]
+        assert effects() == ["cleared"] * 3
+
+    def test_async_views_over_both_clients(self) -> None:
+        assert self.twice("/idempotent", {"what": "a"})[0].status_code == 201
+        self.key = str(uuid.uuid4())
+        headers = {"Authorization": "Bearer alice", "Idempotency-Key": self.key}
+
+        async def story() -> list[Any]:
+            client = AsyncClient()
+            answers = []
+            for body in ({"what": "b"}, {"what": "b"}, {"what": "c"}):
+                text = json.dumps(body)
+                answers.append(await client.post("/idempotent", text, content_type="application/json", headers=headers))
+            for path in ("/atomic", "/atomic"):
+                answers.append(await client.post(path, "{}", content_type="application/json", headers=headers))
+            stream = {**headers, "Idempotency-Key": f"{self.key}s"}
+            for _ in range(2):
+                text = json.dumps({"do": "stream"})
+                answers.append(await client.post("/idempotent", text, content_type="application/json", headers=stream))
+            return answers
+
+        answers = async_to_sync(story)()
+        assert [each.status_code for each in answers] == [201, 201, 422, 201, 201, 201, 201]
+        assert answers[1].headers["Idempotency-Replayed"] == answers[4].headers["Idempotency-Replayed"] == "true"
+        assert [each.content for each in answers[5:]] == [b"01234", b"01234"]
+        assert answers[6].headers["Idempotency-Replayed"] == "true"
+        assert effects() == ["a", "b", "x"]
+
+    def test_an_async_view_that_raises_is_released_where_it_may_run_again(self) -> None:
+        assert [self.ask("/idempotent", {"do": "raise"}).status_code for _ in range(2)] == [500, 500]
+
+
+SEMEL = "semel.integrations.django.middleware.SemelMiddleware"
+OUTER = "tests.frameworks.django_site.outer"
+
+
+class PlaceTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django ships no types
+    """Wherever the middleware is, and whatever the others do."""
+
+    databases = {"default", "other"}  # noqa: RUF012 -- as Django has it
+
+    def test_an_envelope_is_put_around_each_answer_once(self) -> None:
+        token = f"{OUTER}.Token"
+        for order in ([token, f"{OUTER}.Envelope", SEMEL], [SEMEL, token, f"{OUTER}.Envelope"]):
+            for path in ("/external", "/atomic"):
+                with override_settings(MIDDLEWARE=order):
+                    self.setUp()
+                    first, _ = self.twice(path, {"what": "e"})
+                    assert first.content.count(b"<") == 1
+
+    def test_a_form_that_was_read_before_is_told_and_nothing_runs(self) -> None:
+        def form() -> dict[str, Any]:
+            return {"note": "n", "file": SimpleUploadedFile("a.txt", b"x" * 5000)}
+
+        with override_settings(MIDDLEWARE=[f"{OUTER}.ReadsForm", f"{OUTER}.Token", SEMEL]):
+            client = self.client = Client()
+            with self.assertRaisesMessage(ConfigurationError, "above what reads it"):
+                self.ask("/upload", form())
+            assert client.get("/effects").json() == []
+        with override_settings(MIDDLEWARE=[SEMEL, f"{OUTER}.ReadsForm", f"{OUTER}.Token"]):
+            self.setUp()
+            assert [self.ask("/upload", form()).status_code for _ in range(2)] == [201, 201]
+        with override_settings(MIDDLEWARE=[f"{OUTER}.ReadsBody", f"{OUTER}.Token", SEMEL]):
+            self.setUp()
+            assert [self.ask("/upload", form()).status_code for _ in range(2)] == [201, 201]
+        assert effects() == ["n a.txt 5000"] * 2
+
+
+class RestTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django ships no types
+    """Django REST framework: everything it decides comes before the claim."""
+
+    databases = {"default", "other"}  # noqa: RUF012 -- as Django has it
+
+    def test_a_view_set_commits_its_rows_with_the_record(self) -> None:
+        first, second = self.twice("/rest/", {"what": "a"})
+        assert first.status_code == 201
+        assert second.headers["Content-Type"] == first.headers["Content-Type"] == "application/json"
+        assert effects() == ["a"]
+        assert self.ask("/rest/", {"what": "b"}).status_code == 422
+
+    def test_permission_and_validation_leave_no_record(self) -> None:
+        assert self.ask("/rest/", {"what": "a"}, caller=None).status_code == 401
+        assert self.ask("/rest/", {"what": ""}).status_code == 400
+        assert self.ask("/rest/", {"what": "fine"}).status_code == 201
+        assert effects() == ["fine"]
+
+    def test_an_api_exception_rolls_back(self) -> None:
+        assert [self.ask("/rest/", {"what": "a", "do": "raise"}).status_code for _ in range(2)] == [500, 500]
+        assert (effects(), self.state()) == ([], None)
+
+    def test_an_action_with_an_effect_elsewhere(self) -> None:
+        self.twice("/rest/7/charge/", {})
+        self.key = str(uuid.uuid4())
+        assert self.ask("/rest/7/charge/", {"do": "raise"}).status_code == 500
+        assert self.state() == "UNKNOWN"
+        assert self.ask("/rest/8/charge/", {"do": "raise"}).status_code == 422
+
+    def test_a_function_below_api_view(self) -> None:
+        assert self.twice("/plain", {"what": "p"})[0].status_code == 201
+        assert effects() == ["p"]
+
+
+class InTestCase(Asking, TestCase):  # type: ignore[misc]  # Django ships no types
+    """Inside a TestCase, whose transaction is never committed."""
+
+    databases = {"default", "other"}  # noqa: RUF012 -- as Django has it
+
+    def story(self) -> None:
+        assert effects() == []
+        self.key = "always-the-same-key"
+        self.twice("/atomic", {"what": "t"})
+        assert effects() == ["t"]
+        self.key = "a-key-of-its-own"
+        with self.captureOnCommitCallbacks(execute=True):
+            assert self.ask("/atomic", {"do": "refuse"}).status_code == 409
+
+    test_first = story
+    test_again = story
+
+
+class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
+    """What is told when the project starts."""
+
+    def refused(self, declare: Any) -> str:
+        try:
+            declare()
+        except ConfigurationError as error:
+            return str(error)
+        raise AssertionError("it was not refused")
+
+    def test_a_misplaced_decorator_is_refused(self) -> None:
+        def view(request: Any) -> Any:
+            return HttpResponse()
+
+        async def late(request: Any) -> Any:
+            return HttpResponse()
+
+        from tests.frameworks.django_site import rest
+
+        assert "is a class" in self.refused(lambda: semel.command("m.1", effects="external")(views.Orders))
+        assert "the method" in self.refused(lambda: semel.command("m.2")(views.Orders.as_view()))
+        assert "below @api_view" in self.refused(lambda: semel.command("m.3")(rest.plain))
+        assert "two operations" in self.refused(lambda: semel.command("atomic", effects="external")(view))
+        assert "no coroutine" in self.refused(lambda: semel.command("m.4", effects="atomic")(late))
+        method = method_decorator(semel.command("m.7"))
+        assert "on the method itself" in self.refused(lambda: method(view))
+        assert "declared twice" in self.refused(lambda: semel.command("m.5")(views.external))
+        assert "'nowhere'" in self.refused(lambda: semel.command("m.6", using="nowhere")(view))
+        site()._declared.pop("m.4")
+
+    def test_the_middleware_is_missing_or_misplaced(self) -> None:
+        with override_settings(MIDDLEWARE=[]):
+            assert {each.id for each in checks.run_checks()} >= {"semel.E002"}
+            assert Client(raise_request_exception=False).post("/atomic").status_code == 500
+        with override_settings(MIDDLEWARE=["semel.integrations.django.middleware.SemelMiddleware"] * 2):
+            assert {each.id for each in checks.run_checks()} >= {"semel.E003"}
+        below = ["semel.integrations.django.middleware.SemelMiddleware", "django.middleware.gzip.GZipMiddleware"]
+        with override_settings(MIDDLEWARE=below):
+            assert {each.id for each in checks.run_checks()} >= {"semel.E004"}
+
+    def test_settings_are_checked(self) -> None:
+        with override_settings(SEMEL={"CALER": "x"}):
+            assert [each.id for each in checks.run_checks()] == ["semel.E001"]
+        with override_settings(SEMEL={"CALLER": "no.such.place"}):
+            assert [each.id for each in checks.run_checks()] == ["semel.E001"]
+
+    def test_the_project_itself_is_in_order(self) -> None:
+        assert [each for each in checks.run_checks() if each.is_serious()] == []
+
+    def test_the_command_line_uses_the_projects_store(self) -> None:
+        with mock.patch("semel.integrations.django.management.commands.semel.main", return_value=0) as main:
+            call_command("semel", "list")
+        assert main.call_args.args == (["list"],)

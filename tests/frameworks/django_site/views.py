@@ -1,0 +1,160 @@
+"""Views that do what their body asks for: ``{"what": ..., "do": ...}``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.template import engines
+from django.template.response import SimpleTemplateResponse
+from django.views import View
+from django.views.decorators.http import require_POST
+
+from semel.integrations import django as semel
+from tests.frameworks.django_site.models import Effect
+
+HOOKS: list[str] = []
+GATE = Path(settings.FOLDER, "gate")
+TO_DIE = Path(settings.FOLDER, "to-die")
+
+
+def die_once() -> None:
+    """End the process where a test has asked for it."""
+    try:
+        TO_DIE.unlink()
+    except FileNotFoundError:
+        return
+    os._exit(9)
+
+
+def answer(request: Any, asked: dict[str, Any], using: str = "default") -> Any:
+    """Write one effect, then end as the body says."""
+    what, do = asked.get("what", "x"), asked.get("do", "")
+    made = Effect.objects.using(using).create(what=what)
+    if do == "raise":
+        raise ZeroDivisionError
+    if do == "kill before":
+        die_once()
+    if do == "kill after":
+        transaction.on_commit(die_once, using=using)
+    if do == "missing":
+        raise Http404
+    if do == "denied":
+        raise PermissionDenied
+    if do == "refuse":
+        return JsonResponse({"error": "sold out"}, status=409)
+    if do == "busy":
+        return JsonResponse({"error": "later"}, status=429)
+    if do == "rollback":
+        transaction.set_rollback(True, using=using)
+    if do == "hook":
+        transaction.on_commit(lambda: HOOKS.append(what), using=using)
+    if do == "nested":
+        try:
+            with transaction.atomic(using=using):
+                Effect.objects.using(using).create(what="inner")
+                raise KeyError
+        except KeyError:
+            pass
+    if do == "template":
+        return SimpleTemplateResponse(engines["django"].from_string("made {{ n }}"), {"n": made.pk}, status=201)
+    if do == "stream":
+        return StreamingHttpResponse((b"%d" % n for n in range(5)), status=201)
+    if do == "long":
+        return StreamingHttpResponse((b"x" * 100_000 for _ in range(20)), status=201)
+    if do == "big":
+        return HttpResponse(b"y" * 1_500_000, status=201)
+    if do == "cut":
+        return HttpResponse(b"short", status=201, headers={"Content-Length": "50"})
+    if do == "cookie":
+        response = JsonResponse({"n": made.pk}, status=201)
+        response.set_cookie("session", "secret")
+        return response
+    permit = request.semel_permit
+    keys = "" if permit is None else permit.key_for("charge")
+    response = JsonResponse({"n": made.pk, "key": keys}, status=201)
+    response["Location"] = f"/effects/{made.pk}"
+    return response
+
+
+@require_POST
+@semel.command("atomic", effects="atomic")
+def atomic(request: Any) -> Any:
+    return answer(request, json.loads(request.body))
+
+
+@require_POST
+@semel.command("external", effects="external", answer_bytes_max=1_000_000)
+def external(request: Any) -> Any:
+    return answer(request, json.loads(request.body))
+
+
+@transaction.non_atomic_requests
+@semel.command("idempotent", effects="idempotent")
+async def idempotent(request: Any) -> Any:
+    asked = json.loads(request.body)
+    if asked.get("do") == "raise":
+        raise ZeroDivisionError
+    if asked.get("do") == "gate":
+        await asyncio.to_thread(GATE.read_bytes)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for n in range(5):
+            yield b"%d" % n
+
+    if asked.get("do") == "stream":
+        return StreamingHttpResponse(pieces(), status=201)
+    effect = await Effect.objects.acreate(what=asked.get("what", "x"))
+    return JsonResponse({"n": effect.pk}, status=201)
+
+
+@semel.command("numbered", effects="atomic", key_from="path:number")
+def numbered(request: Any, number: int) -> Any:
+    return answer(request, {"what": f"number {number}"})
+
+
+@semel.command("elsewhere", effects="atomic", using="other")
+def elsewhere(request: Any) -> Any:
+    return answer(request, json.loads(request.body), using="other")
+
+
+@semel.command("upload", effects="atomic")
+def upload(request: Any) -> Any:
+    file = request.FILES["file"]
+    return answer(request, {"what": f"{request.POST['note']} {file.name} {len(file.read())}"})
+
+
+@login_required(login_url="/login")
+@semel.command("private", effects="external")
+def private(request: Any) -> Any:
+    return answer(request, {})
+
+
+class Orders(View):  # type: ignore[misc]  # Django ships no types
+    """A class-based view."""
+
+    def get(self, request: Any) -> Any:
+        return HttpResponse("orders")
+
+    @semel.command("orders.create", effects="atomic")
+    def post(self, request: Any) -> Any:
+        return answer(request, json.loads(request.body))
+
+    @semel.command("orders.clear", effects="external", key="optional")
+    def delete(self, request: Any) -> Any:
+        Effect.objects.create(what="cleared")
+        return HttpResponse(status=204)
+
+
+def effects(request: Any) -> Any:
+    """All effects, for tests."""
+    return JsonResponse(list(Effect.objects.order_by("pk").values_list("what", flat=True)), safe=False)

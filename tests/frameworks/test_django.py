@@ -1,0 +1,186 @@
+"""Django: a project that its own runner tests, in a process of its own, since Django's settings are a process's; and
+the same project behind gunicorn and uvicorn, on one store.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers.ports import free_port
+from tests.servers.postgres import postgres
+from tests.service.served import Answered, await_true
+
+SITE = "tests.frameworks.django_site"
+GUNICORN = ("gunicorn", "--workers", "2", "--threads", "4", "--no-control-socket", "--bind", "127.0.0.1:{port}")
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, "SHOP_FOLDER": str(folder), "DJANGO_SETTINGS_MODULE": f"{SITE}.settings", **more}
+
+
+def django(folder: Path, *arguments: str, **more: str) -> str:
+    command = [sys.executable, "-W", "error", "-m", "django", *arguments]
+    ran = subprocess.run(command, env=environment(folder, **more), capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("more", [{}, {"SHOP_ATOMIC_REQUESTS": "yes"}], ids=["own-blocks", "atomic-requests"])
+def test_the_project_passes_its_own_tests(tmp_path: Path, more: dict[str, str]) -> None:
+    assert "OK" in django(tmp_path, "test", SITE, **more)
+
+
+def test_the_project_passes_its_own_tests_on_postgresql(tmp_path: Path) -> None:
+    assert "OK" in django(tmp_path, "test", "--noinput", SITE, SHOP_POSTGRES=postgres())
+
+
+@dataclass
+class Served:
+    """The project behind one server."""
+
+    port: int
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    def ask(
+        self, path: str, body: Any = None, *, key: str | None = None, caller: str = "alice", method: str = "POST"
+    ) -> Answered:
+        headers = {"Authorization": f"Bearer {caller}", "Content-Type": "application/json"}
+        if key is not None:
+            headers["Idempotency-Key"] = key
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request(method, path, None if method == "GET" else json.dumps(body or {}), headers)
+            got = connection.getresponse()
+            return Answered(got.status, {name.lower(): value for name, value in got.getheaders()}, got.read())
+        except (OSError, http.client.HTTPException):
+            return Answered(0)
+        finally:
+            connection.close()
+
+    def until_final(self, path: str, body: Any, key: str) -> Answered:
+        """As a client that retries while it is told that the command is running."""
+        answers: list[Answered] = []
+
+        def is_final() -> bool:
+            answers.append(self.ask(path, body, key=key))
+            return answers[-1].status not in (0, 409, 503)
+
+        await_true(is_final, "a final answer")
+        return answers[-1]
+
+    def effects(self) -> list[str]:
+        found: list[str] = self.ask("/effects", method="GET").json
+        return found
+
+
+@contextmanager
+def serving(folder: Path, *command: str) -> Iterator[Served]:
+    port = free_port()
+    arguments = [sys.executable, "-W", "error", "-m", *(each.format(port=port) for each in command)]
+    with (folder / f"{command[0]}.log").open("ab") as log:
+        process = subprocess.Popen(arguments, env=environment(folder), stdout=log, stderr=log)
+    served = Served(port, folder, process)
+    try:
+        await_true(lambda: served.ask("/effects", method="GET").status == 200, f"{command[0]} to answer")
+        yield served
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Served]]:
+    folder = tmp_path_factory.mktemp("django")
+    for alias in ("default", "other"):
+        assert "Semel's tables" in django(folder, "migrate", "--database", alias)
+    with ExitStack() as stack:
+        wsgi = stack.enter_context(serving(folder, *GUNICORN, f"{SITE}.servers:wsgi"))
+        asgi = stack.enter_context(
+            serving(folder, "uvicorn", "--port", "{port}", "--lifespan", "off", f"{SITE}.servers:asgi")
+        )
+        yield {"gunicorn": wsgi, "uvicorn": asgi}
+
+
+PATHS = ("/atomic", "/external", "/idempotent", "/rest/")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_duplicates_at_two_servers_have_one_effect_and_one_answer(servers: dict[str, Served], path: str) -> None:
+    what, key = uuid.uuid4().hex[:12], str(uuid.uuid4())
+    with ThreadPoolExecutor(8) as pool:
+        asked = [
+            pool.submit(server.until_final, path, {"what": what}, key) for server in servers.values() for _ in range(4)
+        ]
+        answers = [each.result() for each in asked]
+    assert {(each.status, each.body) for each in answers} == {(201, answers[0].body)}
+    assert sum(not each.replayed for each in answers) == 1
+    assert servers["gunicorn"].effects().count(what) == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", ["gunicorn", "uvicorn"])
+def test_the_contract_over_a_real_server(servers: dict[str, Served], name: str, path: str) -> None:
+    served, key, what = servers[name], str(uuid.uuid4()), uuid.uuid4().hex[:12]
+    assert served.ask(path, {"what": what}).json["code"] == "MISSING_IDEMPOTENCY_KEY"
+    assert served.ask(path, {"what": what}, key=key, caller="").status in (401, 403)  # CSRF, or nobody
+    first, second = (served.ask(path, {"what": what}, key=key) for _ in range(2))
+    assert (first.status, second.replayed, second.body) == (201, True, first.body)
+    assert served.ask(path, {"what": "other"}, key=key).status == 422
+    assert served.ask(f"{path}?a=1", {"what": what}, key=key).status == 422
+    found = served.ask(f"/operations/?key={key}", method="GET").json
+    assert found["state"] == "SUCCEEDED"
+    assert served.ask(f"/operations/{found['operationId']}", method="GET").json["state"] == "SUCCEEDED"
+    assert served.ask(f"/operations/{found['operationId']}", method="GET", caller="bob").status == 404
+    assert served.effects().count(what) == 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_around_the_commit_leaves_all_or_nothing(servers: dict[str, Served], when: str) -> None:
+    served, key, what = servers["gunicorn"], str(uuid.uuid4()), uuid.uuid4().hex[:12]
+    (served.folder / "to-die").touch()
+    body = {"what": what, "do": f"kill {when}"}
+    assert served.ask("/atomic", body, key=key).status == 0
+    assert not (served.folder / "to-die").exists()
+    answer = served.until_final("/atomic", body, key)
+    assert (answer.status, answer.replayed) == (201, when == "after")
+    assert served.effects().count(what) == 1
+
+
+def test_an_async_view_whose_client_has_gone_runs_to_its_end(servers: dict[str, Served]) -> None:
+    served, key, what = servers["uvicorn"], str(uuid.uuid4()), uuid.uuid4().hex[:12]
+    gate = served.folder / "gate"
+    os.mkfifo(gate)
+    body = json.dumps({"what": what, "do": "gate"})
+    head = f"POST /idempotent HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer alice\r\nIdempotency-Key: {key}\r\n"
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        client.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        writer = gate.open("wb")  # opens when the view reads
+    assert served.effects().count(what) == 0
+    writer.close()
+    gate.unlink()
+    gate.touch()  # another run of the view would not wait
+    answer = served.until_final("/idempotent", json.loads(body), key)
+    assert (answer.status, answer.replayed) == (201, True)
+    assert served.effects().count(what) == 1
+
+
+def test_the_command_line_works_on_the_projects_store(servers: dict[str, Served]) -> None:
+    served, what = servers["gunicorn"], uuid.uuid4().hex[:12]
+    key = str(uuid.uuid4())
+    assert served.ask("/external", {"what": what}, key=key).status == 201
+    assert "SUCCEEDED" in django(served.folder, "semel", "explain", key)
