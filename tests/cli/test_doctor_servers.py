@@ -73,7 +73,7 @@ def test_a_sound_postgresql_is_healthy(owner: psycopg.Connection[Any], capsys: C
     assert found["grants"]["level"] == "ok"
     assert "connections are taken" in found["connections"]["detail"]
     assert "with this host's within 0." in found["clock"]["detail"]
-    assert found["schema"]["detail"] == "version 2, nothing pending"
+    assert found["schema"]["detail"] == "version 3, nothing pending"
 
 
 def test_a_role_that_does_not_wait_for_its_commits_forgets(owner: psycopg.Connection[Any], capsys: Capture) -> None:

@@ -35,6 +35,8 @@ CALLS = {
     "operation": ["operation", ID],
     "bulk": ["bulk", ID],
     "events": ["events", "list"],
+    "imports": ["imports", "list"],
+    "reseal": ["reseal", "--plain"],
     "worker": ["worker", "--once"],
 }
 

@@ -17,7 +17,7 @@ from tests.crash.work import HEADERS, Folder, command
 
 NOBODY = 65534
 KINDS = ("external", "idempotent", "atomic")
-LARGE = b"x" * 20_000
+LARGE, SMALL = 20_000, 10  # bytes
 
 
 def attempt(engine: Engine, key: str, effects: str, ran: list[str]) -> str:
@@ -39,10 +39,15 @@ def attempts(engine: Engine, name: str, ran: list[str], kinds: tuple[str, ...] =
 
 
 def fill(engine: Engine) -> None:
-    """Make the database grow until there is no room, by large answers."""
+    """Make the database grow until there is no room, by large answers, then by small ones for what they leave."""
+    for size in (LARGE, SMALL):
+        _fill_by(engine, Answer(200, HEADERS, b"x" * size))
+
+
+def _fill_by(engine: Engine, answer: Answer) -> None:
     for number in range(1000):
         try:
-            engine.run(command(f"fill-{number}", "idempotent"), lambda permit: Answer(200, HEADERS, LARGE))
+            engine.run(command(f"fill-{len(answer.body)}-{number}", "idempotent"), lambda permit: answer)
         except StoreError:
             return
     raise AssertionError("the disk is not small")

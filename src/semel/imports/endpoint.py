@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final, cast, get_args
 
 from starlette.applications import Starlette
@@ -22,6 +22,7 @@ from semel.imports.http import (
     FORM_BYTES,
     Head,
     check_length,
+    describe_path,
     describe_upload,
     problem_of,
     read_head,
@@ -248,6 +249,7 @@ def add_imports(
     jobs_path: str,
     idle_seconds: float,
     dependencies: Sequence[Any],
+    responses: Mapping[int | str, dict[str, Any]],
 ) -> ImportEndpoint:
     """What ``semel.imports`` does. Raises ConfigurationError, when the application is built."""
     if not isinstance(imports, Imports) or imports.engine is not semel.engine:
@@ -273,13 +275,19 @@ def add_imports(
     settings: dict[str, Any] = {}
     if hasattr(app, "add_api_route"):
         settings = {"dependencies": list(dependencies), "tags": ["imports"], "response_model": None}
-    elif dependencies:
-        raise ConfigurationError("dependencies are FastAPI's; in Starlette a middleware authenticates")
-    add(path, endpoint.upload, methods=["POST"], **settings)
+        settings["responses"] = dict(responses)
+    elif dependencies or responses:
+        raise ConfigurationError("dependencies and responses are FastAPI's; in Starlette a middleware authenticates")
+
+    def route(path: str, answer: Callable[..., Any], method: str) -> None:
+        described = {"openapi_extra": describe_path(path, reads=method == "GET")} if settings else {}
+        add(path, answer, methods=[method], **settings, **described)
+
+    route(path, endpoint.upload, "POST")
     if is_first:
-        add(jobs_path, jobs.find, methods=["GET"], **settings)
-        add(f"{jobs_path}/{{import_id}}", jobs.read, methods=["GET"], **settings)
-        add(f"{jobs_path}/{{import_id}}/rows", jobs.rows, methods=["GET"], **settings)
+        route(jobs_path, jobs.find, "GET")
+        route(f"{jobs_path}/{{import_id}}", jobs.read, "GET")
+        route(f"{jobs_path}/{{import_id}}/rows", jobs.rows, "GET")
     return endpoint
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -145,6 +146,24 @@ def problem_of(problems: Problems, error: SemelError) -> Answer:
             return problems.of_error(error)
         case _:
             raise error
+
+
+def describe_path(path: str, *, reads: bool) -> dict[str, Any]:
+    """What an OpenAPI document says of a path whose endpoint takes the request alone.
+
+    Parameters: ``reads`` whether it answers a question about jobs, and may refuse that.
+
+    >>> described = describe_path("/suppliers/{supplier}/imports/{id:int}", reads=True)
+    >>> [parameter["name"] for parameter in described["parameters"]], list(described["responses"])
+    (['supplier', 'id'], ['400', '401', '404', '503'])
+    """
+    names = re.findall(r"\{(\w+)(?::\w+)?\}", path)
+    operation: dict[str, Any] = {
+        "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    }
+    if reads:
+        describe_responses(operation, (KINDS["INVALID_QUERY"], CALLER_UNKNOWN, KINDS["NOT_FOUND"], STORE_UNAVAILABLE))
+    return operation
 
 
 def describe_upload(operation: dict[str, Any], imports: Imports) -> None:

@@ -11,8 +11,9 @@ import functools
 import inspect
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from uuid import UUID
 
@@ -178,6 +179,7 @@ class Semel:
         jobs_path: str = "/imports",
         idle_seconds: float = 60.0,
         dependencies: Sequence[Any] = (),
+        responses: Mapping[int | str, dict[str, Any]] = MappingProxyType({}),
     ) -> ImportEndpoint:
         """Take files at a path, answer questions about their jobs, and run the jobs beside the application.
 
@@ -185,7 +187,8 @@ class Semel:
         ``"/suppliers/{supplier}/imports"``; ``supplier`` where its code is: ``"path:supplier"``, ``"header:NAME"``,
         ``"query:NAME"`` or a function of the request; ``may`` a function of the request and the supplier's code that
         says whether this caller may send and see its files; ``jobs_path`` of the questions; ``idle_seconds`` how long a
-        client may send nothing; ``dependencies`` of FastAPI, such as the one that authenticates.
+        client may send nothing; ``dependencies`` of FastAPI, such as the one that authenticates, and ``responses`` that
+        they may give, for the document.
 
         Raises ConfigurationError, when the application is built.
         """
@@ -201,6 +204,7 @@ class Semel:
             jobs_path=jobs_path,
             idle_seconds=idle_seconds,
             dependencies=dependencies,
+            responses=responses,
         )
 
     def filled(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Filled:

@@ -268,6 +268,7 @@ def _add_imports(parts: Parts) -> None:
         supplier="path:supplier",
         may=may_upload,
         dependencies=AUTHENTICATED,
+        responses=_NOBODY,
     )
 
 
