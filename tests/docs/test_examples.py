@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -29,11 +31,26 @@ from tests.docs.running import (
 from tests.servers.postgres import postgres
 from tests.service.served import serving
 
+ALONE = "SEMEL_TEST_PAGE_ALONE"
+CONFIGURES = "settings.configure("  # Django's, of which a process has one
+
+
+def run_alone(test: str) -> None:
+    """Run one test in a process of its own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", test]
+    ran = subprocess.run(command, env={**os.environ, ALONE: "1"}, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "1 passed" in ran.stdout
+
 
 @pytest.mark.no_cover  # they run in processes of their own, and what they show is tested elsewhere
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_examples_of(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    examples = [block for block in blocks(page.read_text("utf-8")) if block.language in RUN or block.note == "prints"]
+    text = page.read_text("utf-8")
+    if CONFIGURES in text and not os.environ.get(ALONE):
+        run_alone(f"{__file__}::test_the_examples_of[{name_of(page)}]")
+        return
+    examples = [block for block in blocks(text) if block.language in RUN or block.note == "prints"]
     namespace: dict[str, object] = {"__name__": "example"}
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as a shell in that folder would: what a page writes it can import

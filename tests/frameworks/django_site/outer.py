@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
+from django.http import HttpResponseRedirect
 from django.utils.decorators import sync_and_async_middleware
 
 
@@ -71,6 +72,21 @@ def ReadsBody(get_response: Callable[[Any], Any]) -> Any:
         return get_response(request)
 
     return serve
+
+
+class ErrorPage:
+    """A middleware that leads to its page whatever a view raises."""
+
+    sync_capable = async_capable = True
+
+    def __init__(self, get_response: Callable[[Any], Any]) -> None:
+        self._get_response = get_response
+
+    def __call__(self, request: Any) -> Any:
+        return self._get_response(request)
+
+    def process_exception(self, request: Any, error: Exception) -> Any:
+        return HttpResponseRedirect("/sorry")
 
 
 def Envelope(get_response: Callable[[Any], Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,7 +19,7 @@ from django.utils.decorators import method_decorator
 
 from semel.errors import ConfigurationError
 from semel.integrations import django as semel
-from semel.integrations.django.site import site
+from semel.integrations.django.site import _caller_of, site
 from tests.frameworks.django_site import views
 from tests.frameworks.django_site.models import Effect
 
@@ -100,6 +101,10 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
 
     def test_a_view_that_sets_rollback_records_nothing(self) -> None:
         assert [self.ask("/atomic", {"do": "rollback"}).status_code for _ in range(2)] == [201, 201]
+        assert (effects(), self.state()) == ([], None)
+
+    def test_an_exception_that_a_layer_inside_the_transaction_answers_is_rolled_back(self) -> None:
+        assert [self.ask("/quiet").status_code for _ in range(2)] == [500, 500]
         assert (effects(), self.state()) == ([], None)
 
     def test_on_commit_hooks_run_once_after_the_commit_and_never_for_a_replay(self) -> None:
@@ -198,6 +203,19 @@ class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Djang
         assert 'rel="' in first.headers["Link"]
         assert self.state() == "UNKNOWN"
 
+    def test_a_view_that_answers_and_rolls_its_rows_back_is_in_doubt(self) -> None:
+        self.ask("/external", {"do": "rollback"})  # without ATOMIC_REQUESTS there is nothing to roll back: it raises
+        assert (self.ask("/external", {"do": "rollback"}).status_code, self.state()) == (409, "UNKNOWN")
+
+    def test_an_object_of_a_path_counts_by_its_path(self) -> None:
+        self.twice("/things/5")
+        assert self.ask("/things/6").status_code == 422
+
+    def test_a_user_without_a_primary_key_is_nobody_in_particular(self) -> None:
+        request = SimpleNamespace(user=SimpleNamespace(is_authenticated=True, pk=None))
+        with self.assertRaisesMessage(ConfigurationError, "no primary key"):
+            _caller_of(None, "single")(request)
+
     def test_an_exception_that_is_a_definite_answer_is_replayed(self) -> None:
         assert self.twice("/external", {"do": "missing"})[0].status_code == 404
         assert self.state() == "FAILED_REPLAYABLE"
@@ -285,6 +303,12 @@ class PlaceTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
                     self.setUp()
                     first, _ = self.twice(path, {"what": "e"})
                     assert first.content.count(b"<") == 1
+
+    def test_an_error_page_is_no_proof_of_success(self) -> None:
+        with override_settings(MIDDLEWARE=[f"{OUTER}.Token", f"{OUTER}.ErrorPage", SEMEL]):
+            self.setUp()
+            assert [self.ask("/external", {"do": "raise"}).status_code for _ in range(2)] == [302, 409]
+            assert self.state() == "UNKNOWN"
 
     def test_a_form_that_was_read_before_is_told_and_nothing_runs(self) -> None:
         def form() -> dict[str, Any]:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from django.urls import include, path
+from django.urls import include, path, register_converter
 from rest_framework.routers import SimpleRouter
 
 from tests.frameworks.django_site import rest, views
 
 router = SimpleRouter()
+
+
+class ThingConverter:
+    """A number in a path, as an object."""
+
+    regex = "[0-9]+"
+
+    def to_python(self, value: str) -> views.Thing:
+        return views.Thing(value)
+
+    def to_url(self, value: views.Thing) -> str:
+        return value.number
+
+
+register_converter(ThingConverter, "thing")
 router.register("rest", rest.Effects)
 
 urlpatterns = [
@@ -15,6 +30,8 @@ urlpatterns = [
     path("external", views.external),
     path("idempotent", views.idempotent),
     path("numbered/<int:number>", views.numbered),
+    path("quiet", views.quieted),
+    path("things/<thing:thing>", views.thing),
     path("elsewhere", views.elsewhere),
     path("upload", views.upload),
     path("private", views.private),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 from collections.abc import AsyncIterator
@@ -120,6 +121,39 @@ async def idempotent(request: Any) -> Any:
 @semel.command("numbered", effects="atomic", key_from="path:number")
 def numbered(request: Any, number: int) -> Any:
     return answer(request, {"what": f"number {number}"})
+
+
+def quiet(view: Any) -> Any:
+    """A decorator that makes an answer of what a view raises, inside of the view's transaction."""
+
+    @functools.wraps(view)
+    def served(request: Any) -> Any:
+        try:
+            return view(request)
+        except ValueError:
+            return JsonResponse({}, status=500)
+
+    return served
+
+
+@transaction.atomic
+@quiet
+@semel.command("quiet", effects="atomic")
+def quieted(request: Any) -> Any:
+    Effect.objects.create(what="never")
+    raise ValueError("after the write")
+
+
+class Thing:
+    """What a path converter makes: it has no text of its own."""
+
+    def __init__(self, number: str) -> None:
+        self.number = number
+
+
+@semel.command("things", effects="external")
+def thing(request: Any, thing: Thing) -> Any:
+    return JsonResponse({"number": thing.number}, status=201)
 
 
 @semel.command("elsewhere", effects="atomic", using="other")

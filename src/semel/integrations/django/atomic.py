@@ -90,6 +90,9 @@ def run_atomic(
         except NO_STORE as error:  # the record could not be settled
             databases.roll_back(alias)
             response = response_of(place.surface.problems.of_error(error))
+        except BaseException:  # whatever an outer layer makes an answer of it: that one may commit its block
+            databases.roll_back(alias)
+            raise
         return response
 
 

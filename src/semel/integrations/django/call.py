@@ -139,12 +139,12 @@ class DjangoCall(InsideCall):
         """Settle a response that is whole."""
         assert self.capture is not None
         self.capture.end()
-        failure = self.failure if response.status_code >= 500 else None
+        failure = self._failed_with(response.status_code)
         if not self.capture.complete:
             failure = IncompleteAnswer(CUT)
         answer = self.settle(failure)
         if answer is None:
-            if failure is not None:
+            if isinstance(failure, IncompleteAnswer):
                 raise failure
             return response
         if (answer.status, answer.body) != (response.status_code, response.content):
@@ -154,12 +154,19 @@ class DjangoCall(InsideCall):
                 add_header(response, *line)
         return response
 
+    def _failed_with(self, status: int) -> BaseException | None:
+        """The view's exception, where the answer that was made of it says nothing of the command: no status but 4xx.
+
+        A middleware may answer each exception with its error page, and a page is no proof of success.
+        """
+        return None if 400 <= status < 500 else self.failure
+
     def end_of_stream(self, error: BaseException | None) -> None:
         """The streamed response has ended."""
         assert self.capture is not None
         if error is None:
             self.capture.end()
-            error = None if self.capture.complete else IncompleteAnswer(CUT)
+            error = self._failed_with(self.capture.status) if self.capture.complete else IncompleteAnswer(CUT)
         self.settle(error)
 
     @property

@@ -245,7 +245,14 @@ def _caller_of(given: Any, tenant: str) -> Callable[[Any], Caller | None]:
                     "who is calling? The request has no user: put AuthenticationMiddleware into MIDDLEWARE, or name a "
                     "function of the request that returns a semel.http.Caller: SEMEL = {'CALLER': 'shop.auth.caller'}"
                 ) from None
-            return Caller(tenant, str(user.pk)) if user is not None and user.is_authenticated else None
+            if user is None or not user.is_authenticated:
+                return None
+            if user.pk is None or user.pk == "":  # one that was never saved: all such would be one caller
+                raise ConfigurationError(
+                    "who is calling? The request's user has no primary key: name a function of the request that "
+                    "returns a semel.http.Caller: SEMEL = {'CALLER': 'shop.auth.caller'}"
+                )
+            return Caller(tenant, str(user.pk))
 
         return from_user
     if isinstance(given, str):

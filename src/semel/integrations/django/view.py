@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from datetime import date, time
+from decimal import Decimal
+from types import NoneType
 from typing import Any, Final, Literal, TypeVar, cast
+from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponseNotAllowed
@@ -19,9 +23,15 @@ from semel.integrations.django.call import CALL, DjangoCall
 from semel.integrations.django.site import Declared, Place, site
 from semel.integrations.endpoint import DECLARED, check_endpoint, without_slashes
 from semel.policy import Command, Policy
+from semel.stores.sql import django as databases
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PERMIT: Final = "semel_permit"
+_PLAIN: Final = (str, int, float, Decimal, UUID, date, time, NoneType)  # what path converters make; each has its text
+
+
+class RolledBackError(Exception):
+    """The doubt of a command whose view has answered, and whose rows are rolled back."""
 
 
 def command(
@@ -111,10 +121,13 @@ def _serve(view: Callable[..., Any], declared: Declared, args: tuple[Any, ...], 
         return _unclaimed(view, request, permit, args, kwargs)
     _give(request, permit)
     try:
-        return view(*args, **kwargs)
+        response = view(*args, **kwargs)
     except BaseException as error:
         call.failed(error)
         raise
+    if databases.rolls_back_any():
+        call.failed(RolledBackError("the view has rolled back a database's transaction: its answer is none to keep"))
+    return response
 
 
 async def _serve_async(
@@ -187,7 +200,8 @@ def _command(
     route = place.declared[declared.name].route
     at = next(index for index, each in enumerate(args) if each is request)
     named = {**{str(index): value for index, value in enumerate(args[at + 1 :])}, **kwargs}
-    params: Params = tuple(sorted((name, str(value)) for name, value in named.items()))
-    if route.counts_path:
+    plain = {name: str(value) for name, value in named.items() if isinstance(value, _PLAIN)}
+    params: Params = tuple(sorted(plain.items()))
+    if route.counts_path or len(plain) < len(named):  # a converter's object may have no text of its own
         params = (*params, (PATH, without_slashes(request.path_info)))
     return place, call.command_of(place, route, params, request)

@@ -76,8 +76,14 @@ def outermost_block(alias: str) -> AbstractContextManager[Any]:
 
 
 def roll_back(alias: str) -> None:
-    """Let the open block end in a rollback."""
-    transaction.set_rollback(True, using=alias)
+    """Let the open block, if there is one, end in a rollback."""
+    if connections[alias].in_atomic_block:
+        transaction.set_rollback(True, using=alias)
+
+
+def rolls_back_any() -> bool:
+    """Whether a block that is open on any database will end in a rollback."""
+    return any(each.in_atomic_block and each.needs_rollback for each in connections.all(initialized_only=True))
 
 
 def rolls_back(alias: str) -> bool:
