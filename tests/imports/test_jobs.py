@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from semel import AsyncEngine
+from semel.core.identity import uuid_bytes
 from semel.errors import ConfigurationError, ImportRefused, PolicyError
 from semel.imports import (
     ClientKey,
     Csv,
     DatabaseContent,
     FolderContent,
+    ImportJob,
     Imports,
     ImportState,
     PeriodKey,
+    Row,
     RowInvalid,
     VersionKey,
 )
-from semel.imports.booking import RowOutcome
+from semel.imports.booking import Booking, RowOutcome
+from semel.imports.content import ContentMissing
+from semel.imports.run import ATTEMPTS_MAX
 from tests.imports.places import Place, csv_of
 
 
@@ -479,3 +486,130 @@ def test_a_file_that_is_refused_leaves_nothing(here: Place, file: bytes, code: s
         here.tell(imports.submit(file, supplier="ACME"))
     assert refused.value.code == code
     assert here.home.fetch("SELECT count(*) FROM semel_import_blob")[0][0] == 0
+
+
+class _Stopped:
+    """A row's handler whose process is stopped at its third row, once."""
+
+    def __init__(self) -> None:
+        self.booked: list[str] = []
+        self._calls = 0
+
+    async def __call__(self, row: Row) -> None:
+        self._calls += 1
+        if self._calls == 3:
+            raise asyncio.CancelledError
+        self.booked.append(row.value["n"])
+
+
+async def _run_until_stopped(imports: Imports) -> None:
+    with suppress(asyncio.CancelledError):
+        await imports.run_due()
+
+
+def test_rows_of_a_job_that_another_version_could_not_go_on_with_are_booked_once(place: Place) -> None:
+    handler = _Stopped()
+    imports = Imports(place.engine, operation="stock.import", lease_seconds=1, chunk_items=1, effects="external")
+    imports.row(handler)
+
+    async def story() -> None:
+        job = await imports.submit(csv_of(1, 2, 3, 4), supplier="ACME")
+        await _run_until_stopped(imports)
+        booked = list(handler.booked)
+        with patch("semel.imports.run.read_recipe", side_effect=ImportRefused("unknown", "RECIPE_UNKNOWN")):
+            await imports.run_due()
+        failed = await imports.job(job.id)
+        assert failed is not None
+        assert (failed.state, failed.error_code) == (ImportState.FAILED, "RECIPE_UNKNOWN")
+        assert failed.counts.rows == 4
+        again = await imports.retry(job.id, reason="the new version is back", actor="op")
+        assert again.generation == failed.generation
+        await imports.run_due()
+        assert handler.booked[: len(booked)] == booked
+        assert len(set(handler.booked)) == len(handler.booked)
+
+    place.tell(story())
+
+
+def test_damaged_bytes_are_written_anew_by_whoever_sends_them_again(place: Place) -> None:
+    imports = place.imports()
+
+    async def story() -> None:
+        job = await imports.submit(csv_of(1, 2), supplier="ACME")
+        rows = imports.rows_kept
+        digest = {"digest": bytes.fromhex(job.sha256)}
+        await place.engine.perform("test", lambda: rows._dialect.write(rows._sql["drop_parts"], digest))
+        for _ in range(ATTEMPTS_MAX):
+            await place.engine.perform("test", lambda: rows._dialect.write(rows._sql["postpone"], _at_once(job)))
+            await imports.run_due()
+        failed = await imports.submit(csv_of(1, 2), supplier="ACME")
+        assert (failed.id, failed.error_code) == (job.id, "CONTENT_MISSING")
+        await imports.retry(job.id, reason="it was sent again", actor="op")
+        await imports.run_due()
+        ended = await imports.job(job.id)
+        assert ended is not None
+        assert (ended.state, ended.counts.booked) == (ImportState.DONE, 2)
+
+    place.tell(story())
+
+
+def _at_once(job: ImportJob) -> dict[str, Any]:
+    id = uuid_bytes(job.id)
+    return {"id": id, "generation": 0, "delay": 0, "reason": "test"}
+
+
+def test_a_keying_that_forgets_the_supplier_is_refused(place: Place) -> None:
+    class Shared:
+        checks_content = False
+
+        def key(self, facts: Any) -> str:
+            return f"GLOBAL:{facts.digest}"
+
+    imports = place.imports(key=Shared())
+    with pytest.raises(PolicyError, match="begins with its supplier's code"):
+        place.tell(imports.submit(csv_of(1), supplier="ACME"))
+
+
+def test_a_refused_file_stays_refused_whatever_stops_its_run(place: Place) -> None:
+    handler = _Stopped()
+    imports = Imports(
+        place.engine,
+        operation="stock.import",
+        lease_seconds=1,
+        chunk_items=1,
+        all_or_nothing=True,
+        validate=lambda row: row if row["n"].isdigit() else _refuse(),
+    )
+    imports.row(handler)
+    calls = 0
+
+    async def story() -> None:
+        nonlocal calls
+        job = await imports.submit(csv_of("BAD", 1, 2, 3), supplier="ACME")
+        book = Booking.__call__
+
+        async def stopped(booking: Any, item: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                raise asyncio.CancelledError
+            return await book(booking, item)
+
+        with patch.object(Booking, "__call__", stopped):
+            await _run_until_stopped(imports)
+        rows = imports.rows_kept
+        with patch("semel.imports.run.read_recipe", side_effect=ContentMissing("away")):
+            for _ in range(ATTEMPTS_MAX):
+                await place.engine.perform("test", lambda: rows._dialect.write(rows._sql["postpone"], _at_once(job)))
+                await imports.run_due()
+        failed = await imports.job(job.id)
+        assert failed is not None
+        assert (failed.state, failed.error_code, failed.counts.done) == (ImportState.FAILED, "ROWS_REFUSED", 2)
+        await imports.retry(job.id, reason="the disk is back", actor="op")
+        await imports.run_due()
+        ended = await imports.job(job.id)
+        assert ended is not None
+        assert (ended.error_code, ended.counts.failed, ended.counts.booked) == ("ROWS_REFUSED", 4, 0)
+        assert handler.booked == []
+
+    place.tell(story())

@@ -86,6 +86,11 @@ class DatabaseContent:
             yield part
             place += 1
 
+    async def doubt(self, digest: str) -> None:
+        """Drop bytes that are not those that were sent: the next upload of them writes them anew."""
+        id = bytes.fromhex(digest)
+        await self._engine.perform("import_content", lambda: self._rows.doubt_blob(id))
+
     async def forget(self, is_used: Callable[[str], object], limit: int) -> int:
         """Drop bytes that nobody needs."""
         gone = 0

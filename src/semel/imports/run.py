@@ -80,6 +80,7 @@ H = TypeVar("H", bound=RowHandler)
 GIB: Final = 1024**3
 DAY: Final = 86_400
 SECOND_US: Final = 1_000_000
+CONTENT_MISSING: Final = "CONTENT_MISSING"
 ATTEMPTS_MAX: Final = 5  # of a run that fails for what is neither the store's nor the file's fault
 ROWS_REFUSED: Final = "ROWS_REFUSED"
 PAGE: Final = 500
@@ -306,6 +307,8 @@ class Imports:
         found = await self._perform(lambda: rows.by_key(tenant, self.operation, key))
         if found is not None:
             self._check_content(found, upload)
+            if found.error_code == CONTENT_MISSING and found.sha256.hex() == upload.digest:
+                await self.content.write(upload.digest, upload.file)  # an operator's retry finds them then
             await self._perform(lambda: rows.note_submission(found, name))
             return await self._show(found.id)
         await self.content.write(upload.digest, upload.file)
@@ -333,6 +336,11 @@ class Imports:
 
     def _key(self, upload: Upload, supplier: str, version: str | None, client_key: str | None) -> str:
         key = self.key.key(Facts(supplier, upload.digest, datetime.now(UTC), version, client_key))
+        if not key.startswith(f"{supplier}:"):
+            raise PolicyError(
+                f"the keying {type(self.key).__name__} made {key!r}: a key begins with its supplier's code and a "
+                f"colon, here {supplier + ':'!r}, so that no supplier meets another one's job"
+            )
         if len(key) > 255:
             raise ImportRefused("the file's key has more than 255 characters", "INVALID_KEY")
         return key
@@ -449,7 +457,7 @@ class Imports:
         """What is neither the store's nor the file's fault: tried again some times, each later than the last."""
         code, reason = type(error).__name__, str(error)[:300]
         if isinstance(error, ContentMissing):
-            code = "CONTENT_MISSING"
+            code = CONTENT_MISSING
         elif isinstance(error, CommandError):
             code = "CONTENT_CHANGED" if isinstance(error, KeyReusedError) else code
             await self._end(job, ImportState.FAILED, code=code, reason=reason)
@@ -475,21 +483,22 @@ class Imports:
         await self._perform(lambda: self.rows_kept.end(job, state, final, code, reason))
 
     async def _run_taken(self, job: Job) -> None:
+        begun = None if job.bulk_id is not None else Tally(0)  # of rows that were booked their bulk knows how many
         try:
             # As it was declared when the rows began; a job that was not begun is read as is declared now.
             form = format_for(job.media_type, self.formats) if job.bulk_id is None else read_recipe(job.recipe)
             async with self._kept_file(job) as file:
                 await self._book(job, form, file)
         except Unreadable as error:
-            await self._end(job, ImportState.FAILED, Tally(0), error.code, error.reason)
+            await self._end(job, ImportState.FAILED, begun, error.code, error.reason)
         except ImportRefused as error:  # its media type is no longer declared
-            await self._end(job, ImportState.FAILED, Tally(0), error.code, str(error))
+            await self._end(job, ImportState.FAILED, begun, error.code, str(error))
         except BulkRefused as error:
             if error.code == "NO_ITEMS":
                 await self._end(job, ImportState.DONE, Tally(0))
             else:
                 code = "TOO_MANY_ROWS" if error.code == "TOO_MANY_ITEMS" else error.code
-                await self._end(job, ImportState.FAILED, Tally(0), code, str(error).replace("items", "rows"))
+                await self._end(job, ImportState.FAILED, begun, code, str(error).replace("items", "rows"))
 
     async def _book(self, job: Job, form: Format, file: IO[bytes]) -> None:
         lines = Lines()
@@ -547,6 +556,8 @@ class Imports:
                     hashing.update(piece)
                     await asyncio.to_thread(file.write, piece)
             if hashing.hexdigest() != digest:
+                if isinstance(self.content, DatabaseContent):  # a folder's are always written anew
+                    await self.content.doubt(digest)
                 raise ContentMissing("the kept bytes are not those that were sent")
             yield file
 

@@ -274,6 +274,12 @@ class ImportRows:
         yield from self._dialect.write(self._sql["end_blob"], {"digest": digest, "parts": parts})
         return (yield from self.has_blob(digest))
 
+    def doubt_blob(self, digest: bytes) -> Flow[int]:
+        """The kept bytes are damaged: they are dropped, and written anew by whoever sends them again."""
+        yield from self._dialect.together()
+        yield from self._dialect.write(self._sql["doubt_blob"], {"digest": digest})
+        return (yield from self._dialect.write(self._sql["drop_parts"], {"digest": digest}))
+
     def part(self, digest: bytes, place: int) -> Flow[bytes | None]:
         """One part; None behind the last."""
         rows = yield from self._dialect.rows(self._sql["part"], {"digest": digest, "place": place})
@@ -341,14 +347,8 @@ class KnownRows:
 def shown(job: Job, names: tuple[FileName, ...], tally: Tally | None, *, is_new: bool) -> ImportJob:
     """A job as clients and operators see it."""
     if job.row_count is not None:
-        counts = Counts(
-            job.row_count,
-            job.row_count,
-            job.booked or 0,
-            job.skipped,
-            job.failed or 0,
-            job.unknown or 0,
-        )
+        ended = (job.booked or 0, job.skipped, job.failed or 0, job.unknown or 0)
+        counts = Counts(job.row_count, sum(ended), *ended)
     elif tally is not None:
         booked = max(0, tally.succeeded - job.skipped)
         counts = Counts(tally.total, tally.done, booked, job.skipped, tally.failed, tally.unknown)

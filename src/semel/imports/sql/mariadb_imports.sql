@@ -107,7 +107,9 @@ WHERE id = :id AND generation = :generation AND state = 2;
 -- name: end
 -- The job is over.
 UPDATE semel_import SET
-    state = :state, error_code = :error_code, reason = :reason, row_count = :row_count,
+    state = :state,
+    error_code = CASE WHEN error_code = 'ROWS_REFUSED' THEN error_code ELSE :error_code END,
+    reason = :reason, row_count = :row_count,
     booked = :succeeded - skipped, failed = :failed, unknown = :unknown, ended_at = :now,
     content_until = :now + keep_content_us, forget_after = :now + keep_us
 WHERE id = :id AND generation = :generation AND state IN (1, 2);
@@ -119,8 +121,8 @@ UPDATE semel_import SET skipped = skipped + :count WHERE id = :id;
 -- name: reopen
 -- An operator has a job go on, or has its bytes processed again.
 UPDATE semel_import SET
-    state = 1, attempts = 0, next_at = 0, generation = :generation, error_code = NULL, reason = NULL,
-        row_count = NULL,
+    state = 1, attempts = 0, next_at = 0, generation = :generation, reason = NULL, row_count = NULL,
+    error_code = CASE WHEN :again = 0 AND error_code = 'ROWS_REFUSED' THEN error_code ELSE NULL END,
     booked = NULL, failed = NULL, unknown = NULL, skipped = CASE WHEN :again = 1 THEN 0 ELSE skipped END,
     bulk_id = CASE WHEN :again = 1 THEN NULL ELSE bulk_id END, ended_at = NULL, content_until = NULL,
     forget_after = NULL
@@ -212,3 +214,7 @@ WHERE sha256 = :digest AND touched_at <= :now - :grace AND NOT EXISTS (
 -- name: drop_parts
 -- Their parts.
 DELETE FROM semel_import_part WHERE sha256 = :digest;
+
+-- name: doubt_blob
+-- What is kept is not what was sent: whoever sends it again writes it anew.
+UPDATE semel_import_blob SET whole = 0 WHERE sha256 = :digest;

@@ -135,7 +135,9 @@ RETURNING 1;
 -- name: end
 -- The job is over.
 UPDATE semel_import SET
-    state = :state::smallint, error_code = :error_code::text, reason = :reason::text, row_count = :row_count::bigint,
+    state = :state::smallint,
+    error_code = CASE WHEN error_code = 'ROWS_REFUSED' THEN error_code ELSE :error_code::text END,
+    reason = :reason::text, row_count = :row_count::bigint,
     booked = :succeeded::bigint - skipped, failed = :failed::bigint, unknown = :unknown::bigint,
         ended_at = coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint),
     content_until = coalesce(:now::bigint,
@@ -152,8 +154,8 @@ RETURNING 1;
 -- name: reopen
 -- An operator has a job go on, or has its bytes processed again.
 UPDATE semel_import SET
-    state = 1, attempts = 0, next_at = 0, generation = :generation::bigint, error_code = NULL, reason = NULL,
-        row_count = NULL,
+    state = 1, attempts = 0, next_at = 0, generation = :generation::bigint, reason = NULL, row_count = NULL,
+    error_code = CASE WHEN :again::bigint = 0 AND error_code = 'ROWS_REFUSED' THEN error_code ELSE NULL END,
     booked = NULL, failed = NULL, unknown = NULL, skipped = CASE WHEN :again::bigint = 1 THEN 0 ELSE skipped END,
     bulk_id = CASE WHEN :again::bigint = 1 THEN NULL ELSE bulk_id END, ended_at = NULL, content_until = NULL,
     forget_after = NULL
@@ -270,4 +272,9 @@ RETURNING 1;
 -- name: drop_parts
 -- Their parts.
 DELETE FROM semel_import_part WHERE sha256 = :digest::bytea
+RETURNING 1;
+
+-- name: doubt_blob
+-- What is kept is not what was sent: whoever sends it again writes it anew.
+UPDATE semel_import_blob SET whole = 0 WHERE sha256 = :digest::bytea
 RETURNING 1;
