@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=DOCS, help="the folder for the page and the document")
     parser.add_argument("--no-compare", action="store_true", help="leave the comparison with `make compare` out")
     options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)  # now, not when everything is measured
     started = time.monotonic()
     chosen, words = subjects()
     chosen = [each for each in chosen if not options.only or any(fnmatchcase(each.name, one) for one in options.only)]
