@@ -188,13 +188,16 @@ class Atomic(_Block[SyncPerformer]):
         """
         claim, store = self._claim, self._backend.store
         assert claim is not None
+        assert self.permit is not None
+        refusal = Refused(answer)
+        word = self._core.word(self.permit, refusal)  # once: what is sealed is never the same twice
         try:
             met = self._performer.store_call(
-                "refuse", lambda: refuse(store_for(store, claim), claim, Refused(answer), self._command.under)
+                "refuse", lambda: refuse(store_for(store, claim), claim, refusal, self._command.under, word)
             )
         except Held as held:
-            return held.verdict
-        return None if isinstance(met, Settled) else met
+            return give(self._core, self._command, held.verdict)
+        return None if isinstance(met, Settled) else give(self._core, self._command, met)
 
     def __del__(self) -> None:
         # An exception from outside came between the block and its end: the transaction is the user's to roll back.
