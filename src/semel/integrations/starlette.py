@@ -7,6 +7,7 @@ application would not have let in. ``integrations.fastapi`` builds on this file.
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 import re
@@ -493,8 +494,11 @@ def _linked_handler(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_link(request: Request, response: Response) -> Response:
-    response.raw_headers.extend(request.scope.get(HEADERS_KEY, ()))
-    return response
+    if not (headers := request.scope.get(HEADERS_KEY, ())):
+        return response
+    linked = copy.copy(response)  # an application may answer every failure with the same one
+    linked.raw_headers = [*response.raw_headers, *headers]
+    return linked
 
 
 def _manage(app: Starlette, semel: Semel, kept_alive: KeptAlive, *, reap: bool, complete: bool) -> None:
