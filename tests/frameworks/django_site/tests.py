@@ -207,6 +207,10 @@ class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Djang
         self.ask("/external", {"do": "rollback"})  # without ATOMIC_REQUESTS there is nothing to roll back: it raises
         assert (self.ask("/external", {"do": "rollback"}).status_code, self.state()) == (409, "UNKNOWN")
 
+    def test_two_paths_are_two_requests_also_where_a_decorator_hides_the_view(self) -> None:
+        self.twice("/approve")
+        assert self.ask("/reject").status_code == 422
+
     def test_an_object_of_a_path_counts_by_its_path(self) -> None:
         self.twice("/things/5")
         assert self.ask("/things/6").status_code == 422

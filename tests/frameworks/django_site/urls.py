@@ -31,6 +31,8 @@ urlpatterns = [
     path("idempotent", views.idempotent),
     path("numbered/<int:number>", views.numbered),
     path("quiet", views.quieted),
+    path("approve", views.decided),
+    path("reject", views.decided),
     path("things/<thing:thing>", views.thing),
     path("elsewhere", views.elsewhere),
     path("upload", views.upload),

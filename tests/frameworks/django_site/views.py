@@ -144,6 +144,21 @@ def quieted(request: Any) -> Any:
     raise ValueError("after the write")
 
 
+def hides(view: Any) -> Any:
+    """A decorator that does not say what it decorates."""
+
+    def served(request: Any) -> Any:
+        return view(request)
+
+    return served
+
+
+@hides
+@semel.command("decide", effects="external")
+def decided(request: Any) -> Any:
+    return JsonResponse({"path": request.path}, status=201)
+
+
 class Thing:
     """What a path converter makes: it has no text of its own."""
 

@@ -200,7 +200,7 @@ class Site:
                     found.setdefault(name, set()).add(without_slashes(template))
                 for place in self._places.values():
                     for name, each in place.declared.items():
-                        if each.paths is None and len(found.get(name, ())) > 1:
+                        if each.paths is None and len(found.get(name, ())) != 1:  # none: a decorator hides the view
                             each.route.count_path()
                 templates = self._templates = found
         return templates

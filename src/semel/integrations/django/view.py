@@ -200,6 +200,8 @@ def _command(
     route = place.declared[declared.name].route
     at = next(index for index, each in enumerate(args) if each is request)
     named = {**{str(index): value for index, value in enumerate(args[at + 1 :])}, **kwargs}
+    if declared.paths is None and getattr(getattr(request, "_request", request), "urlconf", None) is not None:
+        route.count_path()  # routes of this request's own: they are not those that were looked at
     plain = {name: str(value) for name, value in named.items() if isinstance(value, _PLAIN)}
     params: Params = tuple(sorted(plain.items()))
     if route.counts_path or len(plain) < len(named):  # a converter's object may have no text of its own
