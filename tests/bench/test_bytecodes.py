@@ -21,12 +21,12 @@ BUDGETS = {
     ("starlette", "fresh"): 4_320,
     ("starlette", "replay"): 2_950,
     ("starlette", "refused"): 5_770,
-    ("starlette", "failed"): 3_980,
+    ("starlette", "failed"): 4_080,
     ("starlette", "unprotected"): 480,
     ("fastapi", "fresh"): 4_700,
     ("fastapi", "replay"): 3_330,
     ("fastapi", "refused"): 6_150,
-    ("fastapi", "failed"): 4_370,
+    ("fastapi", "failed"): 4_460,
     ("fastapi", "unprotected"): 860,
 }
 # What one fresh command and one replay may spend in each room.

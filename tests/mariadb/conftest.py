@@ -5,6 +5,7 @@ outside.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -117,10 +118,8 @@ class Outside:
         ]
 
 
-@pytest.fixture
-def server() -> MariadbServer:
-    """This run's server, with an empty database: migrated, and with the application's own table."""
-    made = mariadb()
+def prepared(made: MariadbServer) -> MariadbServer:
+    """This server, with an empty database: migrated, and with the application's own table."""
     with closing(Engine(mariadb_subject(made, None).backend)) as engine:
         engine.migrate()
     with closing(connect(made.port, database=made.database)) as connection, connection.cursor() as cursor:
@@ -129,10 +128,26 @@ def server() -> MariadbServer:
 
 
 @pytest.fixture
+def server() -> MariadbServer:
+    """This run's server, with an empty database."""
+    return prepared(mariadb())
+
+
+@pytest.fixture
 def outside(server: MariadbServer) -> Iterator[Outside]:
     made = Outside(server)
     yield made
     made.connection.close()
+
+
+@pytest.fixture
+def owned(server: MariadbServer, outside: Outside) -> Iterator[MariadbServer]:
+    """A user who is no superuser, whom the server's settings bind."""
+    name = f"semel app {os.getpid()}"
+    outside.fetch(f"CREATE OR REPLACE USER '{name}'@'127.0.0.1' IDENTIFIED BY 'p@ss/wörd'")
+    outside.fetch(f"GRANT SELECT, INSERT, UPDATE, DELETE ON `{server.database}`.* TO '{name}'@'127.0.0.1'")
+    yield replace(server, user=name, password="p@ss/wörd")
+    outside.fetch(f"DROP USER '{name}'@'127.0.0.1'")
 
 
 @pytest.fixture

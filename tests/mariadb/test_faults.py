@@ -23,12 +23,10 @@ from semel.engine.state import SCHEMA_VERSION_MAX
 from semel.engine.urls import connect_backend
 from semel.errors import (
     ConfigurationError,
-    KeyReusedError,
     SchemaError,
     SemelError,
     StatementRefused,
     StoreError,
-    StoreReadOnly,
     StoreTimeout,
     StoreUnavailable,
 )
@@ -37,7 +35,7 @@ from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.url import mariadb_backend
 from semel.testing.attempts import attempt, renewal, word
 from tests.engine.shells import MADE, command
-from tests.mariadb.conftest import ATOMIC, PLAIN, WHAT, Fellow, Kind, Outside, made, never, plain
+from tests.mariadb.conftest import ATOMIC, PLAIN, WHAT, Fellow, Outside, made, never, plain
 from tests.servers.mariadb import MARK, at, connect, resume, start, url
 from tests.servers.relay import Loss, Relay
 from tests.servers.running import ENVIRONMENT, Running, free_port, stop
@@ -178,16 +176,6 @@ def test_an_update_that_changes_nothing_has_found_its_row(fellow: Fellow) -> Non
 # --- servers that refuse ---
 
 
-@pytest.fixture
-def owned(server: MariadbServer, outside: Outside) -> Iterator[MariadbServer]:
-    """A user who is no superuser, whom the server's settings bind."""
-    name = f"semel app {os.getpid()}"
-    outside.fetch(f"CREATE OR REPLACE USER '{name}'@'127.0.0.1' IDENTIFIED BY 'p@ss/wörd'")
-    outside.fetch(f"GRANT SELECT, INSERT, UPDATE, DELETE ON `{server.database}`.* TO '{name}'@'127.0.0.1'")
-    yield replace(server, user=name, password="p@ss/wörd")
-    outside.fetch(f"DROP USER '{name}'@'127.0.0.1'")
-
-
 def test_the_documented_grants_are_enough_and_a_password_may_hold_anything(
     owned: MariadbServer, fellow: Fellow
 ) -> None:
@@ -197,49 +185,6 @@ def test_the_documented_grants_are_enough_and_a_password_may_hold_anything(
         assert app.run(command("unit", policy=ATOMIC), made).answer == MADE
         assert app.performs("lapse", lambda: app.backend.store.lapse(10)) == []
         assert app.performs("purge", lambda: app.backend.store.purge(None, 10)).scanned == 2
-
-
-@pytest.mark.parametrize("setting", ["read_only", "tx_read_only"])  # 1290 and 1792
-def test_a_read_only_server_replays_and_is_found_writable_again(
-    owned: MariadbServer, fellow: Fellow, outside: Outside, setting: str
-) -> None:
-    pairs = ((PLAIN, command("before")), (WHAT, command("before, atomic", policy=ATOMIC)))
-    for _, before in pairs:
-        fellow.run(before, plain)
-    with closing(Fellow(fellow.kind, owned)) as app:
-        outside.fetch(f"SET GLOBAL {setting} = 1")
-        try:
-            for what, before in pairs:
-                for _ in range(2):
-                    with pytest.raises(StoreReadOnly, match="point the URL at the primary"):
-                        app.run(what, never)
-                    assert app.run(before, never).replayed
-                with pytest.raises(KeyReusedError):
-                    app.run(replace(before, fingerprint=bytes(32)), never)
-        finally:
-            outside.fetch(f"SET GLOBAL {setting} = 0")
-        app.told(app.engine.close())  # a session keeps the setting that it began with
-        assert app.run(PLAIN, plain).answer == MADE
-        assert app.run(command("unit", policy=ATOMIC), made).answer == MADE
-
-
-def test_a_name_that_leads_to_another_server_now_is_looked_up_again(
-    owned: MariadbServer, kind: Kind, outside: Outside, relay: Relay
-) -> None:
-    """The old primary lives on, read-only, and ends no connection; the relay is the name."""
-    with closing(Fellow(kind, replace(owned, port=relay.port))) as app:
-        app.run(PLAIN, plain)
-        app.run(command("first", policy=ATOMIC), made)
-        outside.fetch("SET GLOBAL read_only = 1")
-        try:
-            for what in (command("another"), command("another, atomic", policy=ATOMIC)):
-                relay.connections = 0
-                for _ in range(2):
-                    with pytest.raises(StoreUnavailable, match="point the URL at the primary"):
-                        app.run(what, never)
-                assert relay.connections > 0
-        finally:
-            outside.fetch("SET GLOBAL read_only = 0")
 
 
 @pytest.mark.parametrize(

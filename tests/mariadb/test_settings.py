@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import pytest
 
-from semel import Engine, Policy
-from semel.stores.mariadb.protocol import MariadbServer
+from semel import Policy
 from semel.stores.mariadb.settings import judged
-from semel.stores.mariadb.url import mariadb_backend
-from tests.mariadb.conftest import Outside
 from tests.servers.mariadb import MARK
 
 pytestmark = MARK
 
 SOUND = {"innodb_flush_log_at_trx_commit": "1", "max_allowed_packet": "16777216", "log_bin": "OFF", "read_only": "OFF"}
-
-
-def levels(server: MariadbServer) -> dict[str, str]:
-    with closing(Engine(mariadb_backend(server))) as engine:
-        return {found.check: found.level for found in engine.perform("observe", engine.store.observe)}  # type: ignore[attr-defined]
-
-
-def test_a_server_is_asked_for_its_real_settings(server: MariadbServer, outside: Outside) -> None:
-    assert levels(server) == {"durability": "ok", "flush": "warning"}  # the tests' own server never waits for its disk
-    for flush, level in (("2", "warning"), ("0", "forgets")):
-        outside.fetch(f"SET GLOBAL innodb_flush_log_at_trx_commit = {flush}")
-        try:
-            assert levels(server)["durability"] == level
-        finally:
-            outside.fetch("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
 
 
 @pytest.mark.parametrize(

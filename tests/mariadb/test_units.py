@@ -115,19 +115,6 @@ def test_an_open_unit_delays_nobody_elses_claims(fellow: Fellow, outside: Outsid
 # --- conflicts ---
 
 
-@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
-def test_the_users_isolation_changes_nothing(fellow: Fellow, outside: Outside, isolation: str) -> None:
-    outside.fetch(f"SET GLOBAL TRANSACTION ISOLATION LEVEL {isolation}")
-    try:
-        assert fellow.run(WHAT, made).answer == MADE
-        assert fellow.run(WHAT, never).replayed
-        with pytest.raises(Failed):
-            fellow.run(command("other", policy=ATOMIC), _fails)
-        assert fellow.run(command("other", policy=ATOMIC), _inserts(2)).answer == MADE
-    finally:
-        outside.fetch("SET GLOBAL TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-
-
 async def _fails(permit: Permit, db: Writes) -> Answer:
     raise Failed
 

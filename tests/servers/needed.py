@@ -20,10 +20,12 @@ REMEDY: Final = "Install what is missing with: sudo scripts/install-servers"
 SYSTEM: Final = ("/usr/sbin", "/usr/local/sbin", "/sbin", "/usr/lib/postgresql/15/bin")  # seldom on a user's PATH
 
 PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {
+    "chromium": ("chromium", "chromium-browser"),
     "disk": ("mount",),  # one of its own, small enough to be filled
     "mariadb": ("mariadbd",),
     "pgbouncer": ("pgbouncer",),
     "postgresql-15": ("/usr/lib/postgresql/15/bin/postgres",),
+    "prometheus": ("promtool",),
     "rabbitmq": ("/usr/lib/rabbitmq/bin/rabbitmq-server",),
     "redis": ("redis-server",),
 }

@@ -95,6 +95,13 @@ def shared(name: str, start: Callable[[Path], Running]) -> Running:
 
 
 @contextmanager
+def alone(name: str) -> Iterator[None]:
+    """No other worker of the run is within a block of this name meanwhile."""
+    with _lock(Path(os.environ[ENVIRONMENT]) / f"{name}.alone"):
+        yield
+
+
+@contextmanager
 def _lock(file: Path) -> Iterator[None]:
     with file.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
