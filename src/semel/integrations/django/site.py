@@ -11,7 +11,6 @@ from typing import Any, Final, Literal
 
 from django.conf import settings
 from django.core.signals import setting_changed
-from django.db.models import Model
 from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
@@ -271,7 +270,7 @@ def _id_of(user: Any) -> str:
     """What tells a user from all others: the primary key, and the class unless it is AUTH_USER_MODEL or made of it."""
     kind = user.__class__  # of a lazy user, the class behind it
     name = settings.AUTH_USER_MODEL.lower()
-    for each in kind.__mro__ if isinstance(user, Model) else ():
+    for each in kind.__mro__:
         if getattr(getattr(each, "_meta", None), "label_lower", None) == name:
             key = str(getattr(user, each._meta.pk.attname))
             return f"{_OTHERS}{name}: {key}" if key.startswith(_OTHERS) else key
