@@ -31,6 +31,7 @@ _NOT_HERE: Final = {
     "fingerprints_known": "the whole request counts",
     "counts": "name the metadata: Rpc(..., counts=('account',))",
     "json": "a message is no JSON",
+    "success": "end the call with a code: context.abort(...)",
     "redact": "answers='seal' encrypts the whole response",
     "rebuild": "answers='seal' or 'forget' keeps nothing of it in clear",
     "resumable": "nobody could answer the call that a completer goes on with",
