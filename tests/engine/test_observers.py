@@ -235,7 +235,7 @@ def test_a_caller_forges_neither_a_line_nor_a_field(caplog: pytest.LogCaptureFix
         engine.run(command("key-1", FORGED), paid)
         engine.run(command("key-1", FORGED), paid)
     lines = [line for line in warnings_of(caplog) if "caller=" in line]
-    assert len(lines) == 3  # two claims and a replay
+    assert len(lines) == 4  # two claims, a settlement and a replay
     for line in lines:
         assert line.isascii()
         assert line.isprintable()

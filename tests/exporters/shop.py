@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
 from semel.engine.urls import sqlite_backend
-from semel.errors import CommandError, StoreError
+from semel.errors import CommandError, SchemaError, StoreError
 from semel.exporters.prometheus import Prometheus
 from semel.http import Caller
 from semel.integrations.fastapi import Semel
@@ -78,7 +78,7 @@ class Shop:
     def lose_the_store(self) -> None:
         """An engine that asks a store which is not there."""
         missing = Engine.connect(f"sqlite:///{self.path.parent}/no/such/folder/semel.db", observer=self.metrics)
-        with suppress(StoreError):
+        with suppress(StoreError, SchemaError):
             missing.run(self.command("lost"), paid)
         missing.close()
 
@@ -98,8 +98,9 @@ def shop(folder: Path, *, lost: bool = False) -> Iterator[Shop]:
     """A running service. Parameters: ``lost``: its page looks at a store that is not there."""
     path = folder / "semel.db"
     url = f"sqlite:///{path}"
-    with Engine.connect(url) as engine:
-        engine.migrate()
+    created = Engine.connect(url)
+    created.migrate()
+    created.close()
     seen = f"sqlite:///{folder}/lost/semel.db" if lost else url
     metrics = Prometheus(CollectorRegistry(), store=seen, store_seconds=0)
     engine = AsyncEngine.connect(url, observer=metrics)

@@ -10,8 +10,12 @@ from typing import Any, Final
 
 import pytest
 
+from semel import Engine
 from semel.cli.commands.metrics import shipped
-from tests.exporters.shop import KEY, Shop, Story, busy, input_series, shop
+from semel.core.identity import uuid_text
+from semel.core.model import Find, State
+from semel.reconciliation.rules import DidNotHappen
+from tests.exporters.shop import HOUR_US, KEY, Shop, Story, busy, input_series, paid, shop
 from tests.servers.needed import needs, program
 
 pytestmark = needs("prometheus")
@@ -44,23 +48,15 @@ def unknown(shop: Shop) -> None:
 def settled(shop: Shop) -> None:
     """Nothing stays UNKNOWN that is settled."""
     unknown(shop)
-    with shop.engine() as engine:
-        from semel.core.identity import uuid_text
-        from semel.core.model import Find, State
-        from semel.reconciliation.rules import DidNotHappen
-
-        [record] = engine.perform("find", lambda: engine.store.find(Find(states=(State.UNKNOWN,)))).records
-        with shop.engine(-3_600_000_000) as later:
-            later.settle_by(
-                uuid_text(record.operation_id), DidNotHappen("the provider has none"), "asked", actor="olga"
-            )
+    with shop.engine(-HOUR_US) as later:
+        query = Find(states=(State.UNKNOWN,))
+        [record] = later.perform("find", lambda: later.store.find(query)).records
+        found = DidNotHappen("the provider has none")
+        later.settle_by(uuid_text(record.operation_id), found, "asked the provider", actor="olga")
 
 
 def flood(shop: Shop) -> None:
     """6,000 keys of one caller, counted by an engine in memory: what the alert sees is what engines report."""
-    from semel import Engine
-    from tests.exporters.shop import paid
-
     with Engine.connect("memory://", observer=shop.metrics) as engine:
         for number in range(6_000):
             engine.run(shop.command(f"key-{number}", caller="mallory"), paid)
