@@ -1,4 +1,4 @@
-"""`semel census`, `semel top`, `semel size` and `semel metrics`: bounded reads, computed sizes, files that are shipped."""
+"""`semel census`, `top`, `size` and `metrics`: bounded reads, computed sizes, files that are shipped."""
 
 from __future__ import annotations
 

@@ -72,10 +72,10 @@ def test_ten_thousand_callers_make_few_series() -> None:
         metrics.event("replays", 1, labels, {})
     lines = [line for line in page(metrics).splitlines() if not line.startswith("#")]
     assert len([line for line in lines if "caller=" in line]) <= 3 * 51 + 51
-    assert len([line for line in lines if line.startswith("idempotency_replays")]) == 101
-    assert (
-        sum(count for (name, _), count in samples(page(metrics)).items() if name == "idempotency_replays_total") == 1e4
-    )
+    replays = [line for line in lines if line.startswith("idempotency_replays_total")]
+    assert len(replays) == 100  # of 101, as another operation was there before them
+    assert sum(float(line.split()[-1]) for line in replays) == 10_000
+    assert len([line for line in lines if "idempotency_replays" not in line]) < 300
 
 
 def test_a_frequent_caller_takes_a_label_among_thousands_of_rare_ones() -> None:
