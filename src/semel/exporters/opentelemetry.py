@@ -48,8 +48,8 @@ class OpenTelemetry:
 
     Each attempt is a span ``semel.command`` in the caller's trace: of a granted one from its grant to its settlement,
     of any other one at the moment of its verdict. A granted one has a second span, ``semel.execution``, in a trace
-    whose id *is* the operation id, linked to the first. A replay's span is linked to that trace, whichever process ran the
-    first execution, and to the first execution's own span where that ran in this process. No attribute has a key.
+    whose id *is* the operation id, linked to the first. A replay's span is linked to that trace, whichever process ran
+    the first execution, and to the first execution's own span where that ran in this process. No attribute has a key.
 
     Parameters: ``meter_provider`` and ``tracer_provider``, the global ones by default.
 
