@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,12 @@ def test_a_census_counts_nothing_over_all_rows(shelf: Shelf, monkeypatch: pytest
     with shelf.engine() as engine:
         asked: list[str] = []
         perform = engine.perform
-        monkeypatch.setattr(engine, "perform", lambda verb, make: (asked.append(verb), perform(verb, make))[1])
+
+        def noting(verb: str, make: Any) -> Any:
+            asked.append(verb)
+            return perform(verb, make)
+
+        monkeypatch.setattr(engine, "perform", noting)
         read_census(engine, 2)
     assert asked == ["find", "find"]
 

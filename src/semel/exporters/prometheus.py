@@ -12,6 +12,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from semel.admin.census import Census, read_census
@@ -21,7 +22,15 @@ from semel.exporters.series import BUCKETS, CALLER_KEYS, PURGED_AT, SERIES, Boun
 from semel.extras import install_command
 
 try:
-    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+    from prometheus_client import (
+        REGISTRY,
+        CollectorRegistry,
+        Counter,
+        Gauge,
+        Histogram,
+        make_wsgi_app,
+        start_http_server,
+    )
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.metrics_core import Metric
@@ -174,6 +183,28 @@ class Prometheus:
         app: Callable[..., Any] = make_wsgi_app(self.registry)
         return app
 
+    @contextmanager
+    def serve(self, host: str = "127.0.0.1", port: int = 9464) -> Iterator[int]:
+        """Answer with the series on a port of its own meanwhile, in a thread; yields the port. 0: any that is free.
+
+        Raises ConfigurationError where the port cannot be had.
+        """
+        try:
+            server, thread = start_http_server(port, host, self.registry)
+        except (OSError, OverflowError) as error:
+            raise ConfigurationError(f"the page of metrics cannot be served on {host}:{port}: {error}") from error
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+def own_registry() -> CollectorRegistry | None:
+    """A registry for one exporter alone. None where all processes of a host share files: that makes its own."""
+    return None if os.environ.get("PROMETHEUS_MULTIPROC_DIR") else CollectorRegistry()
+
 
 def _of_callers() -> Iterator[Series]:
     yield from (series for series in _ALL if "caller" in series.labels)
@@ -236,6 +267,13 @@ class _Buckets:
         return found, total
 
 
+_MADE: Final[Mapping[str, Callable[[], _Sum | _Last | _Buckets]]] = {
+    "counter": _Sum,
+    "gauge": _Last,
+    "histogram": _Buckets,
+}
+
+
 class _Local(Collector):
     """Values of this process. prometheus-client's own metrics would take twice as long for each event."""
 
@@ -244,7 +282,7 @@ class _Local(Collector):
         self._lock = threading.Lock()
 
     def cell(self, series: Series, labels: tuple[str, ...]) -> Cell:
-        made: type[_Sum | _Last | _Buckets] = {"counter": _Sum, "gauge": _Last, "histogram": _Buckets}[series.kind]
+        made = _MADE[series.kind]
         with self._lock:
             return self._cells[series].setdefault(labels, made())
 
