@@ -26,6 +26,7 @@ from semel.reconciliation.worker import Reconciling
 from semel.reference.settings import id_secret
 from semel.resuming.process import Completing, add_complete, completing, load_application, note_failures
 from semel.telemetry import Both, Logging
+from semel.workers.health import READY, HealthServer
 from semel.workers.reaper import Reaper
 
 TELL_SECONDS: Final = 10.0
@@ -44,7 +45,7 @@ def add(commands: Commands[Parser]) -> None:
         "semel worker --sink python:shop.events:deliver --once --json\n"
         "semel worker --complete shop.main:app\n"
         "semel worker --complete shop.jobs --no-reaper --url postgresql://semel@db/shop\n"
-        "semel worker --url postgresql://semel@db/shop",
+        "semel worker --url postgresql://semel@db/shop --health 0.0.0.0:8081",
         "Without --sink it only reaps. Several workers share one store. SIGTERM and Ctrl-C end it after the batch that "
         "is on its way. Webhooks are signed with $SEMEL_WEBHOOK_SECRET.",
     )
@@ -90,13 +91,28 @@ def add(commands: Commands[Parser]) -> None:
         default=86_400.0,
         help="seconds that published events are kept (default 86400)",
     )
+    parser.add_argument(
+        "--health",
+        metavar="[HOST:]PORT",
+        type=_address,
+        help="answer GET /livez and /readyz there, for a supervisor's probes (HOST: 127.0.0.1)",
+    )
     parser.set_defaults(run=run)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise argparse.ArgumentTypeError(f"{text!r} is no address; write a port, or HOST:PORT such as 0.0.0.0:8081")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Work until SIGTERM, or once."""
     if options.sink is None and options.no_reaper and not options.reconcile and options.complete is None:
         raise UsageFailed("--no-reaper without --sink leaves nothing to do; give a --sink, or let it reap")
+    if options.once and options.health is not None:
+        raise UsageFailed("--health is for a worker that goes on; leave it out with --once")
     if options.sink is not None and options.sink.startswith("python:") and "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` has it: the function is where the worker is started
     if options.complete is None:
@@ -158,7 +174,7 @@ async def _work(options: argparse.Namespace, app: Any, out: Output) -> int:
         reconciling = Reconciling(engine, asks) if asks else None
         if options.once:
             return await _once(relay, reaper, reconciling, ends, out)
-        return await _until_told(engine, relay, reaper, reconciling, ends, out)
+        return await _until_told(engine, relay, reaper, reconciling, ends, options.health, out)
 
 
 def _engine(options: argparse.Namespace, ends: Completing | None, notes: _Notes) -> AsyncEngine:
@@ -211,6 +227,7 @@ async def _until_told(
     reaper: Reaper | None,
     reconciling: Reconciling | None,
     ends: Completing | None,
+    health: tuple[str, int] | None,
     out: Output,
 ) -> int:
     told = asyncio.Event()
@@ -225,6 +242,9 @@ async def _until_told(
     if ends is not None:
         _line(out, f"completing: {', '.join(ends.operations)} on {shown_url(ends.engine.backend.url)}")
     async with AsyncExitStack() as stack:
+        if health is not None:
+            served = stack.enter_context(_health(health, engine, parts))
+            _line(out, f"health: http://{served.address}{READY}", {"health": served.address})
         running: list[asyncio.Task[None]] = []
         if reaper is not None:
             running.append(asyncio.create_task(reaper.run()))
@@ -256,6 +276,17 @@ async def _until_told(
     _tell_completed(ends, done, out)
     _line(out, "ended", {"ended": True})
     return Exit.OK
+
+
+def _health(where: tuple[str, int], engine: AsyncEngine, parts: list[str]) -> HealthServer:
+    async def check() -> Mapping[str, Any]:
+        await engine.perform("identity", engine.store.identity)
+        return {"working": parts}
+
+    try:
+        return HealthServer(*where, check)
+    except OSError as error:
+        raise UsageFailed(f"--health {where[0]}:{where[1]}: {error.strerror or error}; name another port") from None
 
 
 def _tell(relay: Relay, before: int, out: Output) -> int:
