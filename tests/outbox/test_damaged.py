@@ -137,7 +137,7 @@ def test_an_event_whose_id_cannot_be_read_is_retried_once_it_is_mended(
     assert broker.ids == [made.id]
 
 
-@pytest.mark.parametrize("given", ["", "x", "-", "0", "1.5", "9223372036854775808", "١"])
+@pytest.mark.parametrize("given", ["", "x", "-", "0", "1.5", "9223372036854775808", "\u0661"])
 def test_what_is_neither_an_id_nor_a_place_is_refused(
     given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

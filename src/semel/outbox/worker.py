@@ -7,8 +7,8 @@ transaction which commits late is not passed by.
 
 A relay that dies between the broker's word and the mark leaves events that are sent again: their id tells consumers.
 
-A relay that finds nothing for a while gives its lanes back and is *idle*: the idle relays of all processes take turns to
-look (``workers/turns.py``), so that they ask as little as one. Whichever finds something takes lanes again.
+A relay that finds nothing for a while gives its lanes back and is *idle*: the idle relays of all processes take turns
+to look (``workers/turns.py``), so that they ask as little as one. Whichever finds something takes lanes again.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ WALK_REST: Final = 3.0  # for how many times as long as a walk past what is away
 ELSEWHERE_SECONDS: Final = 0.25
 LINGER_SECONDS: Final = 2.0  # without an event, until a relay is idle
 LOOK_SECONDS: Final = 1.02  # of all idle relays together: with a sweep a minute, that is a statement a second
-WITHOUT_LANES_SECONDS: Final = (
-    0.75  # until one that finds nothing sees whether lanes are free: a dead relay's lease + 1 s
-)
+WITHOUT_LANES_SECONDS: Final = 0.75  # until one that finds nothing asks for free lanes: a dead relay's lease + 1 s
 APART_SECONDS: Final = 0.02  # between two idle relays that hear the same bell
 DEAF_SECONDS: Final = 1.0  # of one that heard a bell for which others were enough
 ALL_LANES: Final = (1 << LANES) - 1
