@@ -33,8 +33,8 @@ def test_settle_names_the_way_out_of_claimed_and_a_retry_takes_it(
             raise RuntimeError("the worker dies here")
         return MADE
 
+    assert main(["migrate", "--url", url]) == 0
     with Engine.connect(url) as engine:
-        engine.migrate()
         with pytest.raises(RuntimeError, match="the worker dies"):
             engine.run(command("k", policy=Policy(steps=True)), handler)
         [record] = engine.perform("find", lambda: engine.store.find(Find())).records

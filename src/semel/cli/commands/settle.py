@@ -126,8 +126,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
             raise CommandFailed("refused: another step is in doubt by now; see: semel explain")
         case MovedOn(State.CLAIMED):
             raise CommandFailed(
-                "refused: the command is CLAIMED: none of its steps is in doubt, so that there is nothing to find out. A "
-                "retry with the same key and request goes on, also after its worker died, and makes no finished step "
+                "refused: the command is CLAIMED: none of its steps is in doubt, so that there is nothing to find out. "
+                "A retry with the same key and request goes on, also after its worker died, and makes no finished step "
                 "again; semel worker --complete does so for resumable operations; see: semel explain "
                 f"{uuid_text(operation_id)}"
             )
