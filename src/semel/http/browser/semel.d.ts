@@ -118,6 +118,8 @@ export interface ProtectOptions extends IntentOptions {
   /** Where the state is written for people; default: the form's `[data-semel-status]`. */
   output?: Element;
   texts?: Partial<Record<State, string>>;
+  /** Keep what was typed in this tab (sessionStorage) until there is an outcome, and fill it in after a reload. */
+  keep?: boolean;
   /** How old what was under way at a reload may be to go on by itself, in seconds; default 300. */
   resumeSeconds?: number;
 }

@@ -6,22 +6,21 @@ const DAY = 86400;
 const PAUSE = 500; // milliseconds, doubled with each attempt
 const PAUSE_MAX = 8000;
 const LOOK_MAX = 30000;
-const LOCKLESS = 50; // for another tab's write to be seen where there are no locks
 
 const TEXTS = {
-  open: "This was sent before. Send it again as it is to see what became of it; it happens once.",
+  open: "This was sent before. Send it again as it is to see the result; it happens once.",
   sending: "Sending…",
   waiting: "No answer yet. Trying again…",
-  offline: "You are offline. It is sent when the connection is back.",
-  pending: "Accepted. Waiting for the result…",
+  offline: "Offline. It is sent when the connection is back.",
+  pending: "Accepted. Waiting…",
   done: "Done.",
   refused: "Refused.",
-  unknown: "It is not known whether this happened. Please do not enter it again.",
-  notyet: "No answer so far. You may send it again as it is; it happens once.",
-  expired: "This was sent too long ago to be repeated. Check whether it happened before you enter it again.",
-  changed: "Not sent: something else was sent from this form before.",
+  unknown: "It is not known whether this happened. Do not enter it again.",
+  notyet: "No answer yet. Send it again as it is; it happens once.",
+  expired: "Sent too long ago. Check whether it happened before you enter it again.",
+  changed: "Not sent: something else was sent before.",
 };
-const ASK = "Something else was sent from this form and may have happened. Send this as well?";
+const ASK = "Something else was sent before and may have happened. Send this as well?";
 
 const inMemory = new Map();
 const memory = {
@@ -71,7 +70,7 @@ export function newKey() {
   return hex.replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-");
 }
 
-// Tells one payload from another. The server compares the payload itself; crypto.subtle is missing where randomUUID is.
+// Tells payloads apart; the server compares them itself. crypto.subtle is missing without a secure context.
 function digest(text) {
   let a = 0xdeadbeef;
   let b = 0x41c6ce57;
@@ -95,7 +94,7 @@ function describe(body) {
   if (body instanceof Blob) return JSON.stringify(blob(body));
   if (body instanceof Uint8Array || body instanceof ArrayBuffer) return String(new Uint8Array(body));
   if (body instanceof URLSearchParams) return String(body);
-  throw new TypeError("semel: a body that cannot be sent twice; give a string, FormData, URLSearchParams, Blob or bytes");
+  throw new TypeError("semel: this body cannot be sent twice; give a string, FormData, URLSearchParams, Blob or bytes");
 }
 
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
@@ -157,7 +156,6 @@ export class Intent {
     return this.#record?.digest === this.#digest(url, init);
   }
 
-  /** A new key: only when somebody knows that the former one is over, or wants a second effect. */
   renew(key = newKey()) {
     this.#forget();
     this.#record = { key };
@@ -165,7 +163,6 @@ export class Intent {
     this.#tell({ state: "ready" });
   }
 
-  /** Send a command until there is an outcome. It never throws for a failed attempt; see the report's state. */
   fetch(url, init = {}) {
     this.#running ??= this.#send(url, init).finally(() => (this.#running = undefined));
     return this.#running;
@@ -182,8 +179,8 @@ export class Intent {
     try {
       await navigator.locks.request(name, take);
     } catch {
-      take(); // no locks: without a secure context, or in an old browser
-      await pause(LOCKLESS);
+      take(); // no locks without a secure context
+      await pause(50); // another tab's write is seen
       if (!this.#record.sentAt) this.#record = read(this.#shared, name) ?? this.#record;
     }
     this.#tell({ state: this.isOpen ? "open" : "ready" });
@@ -214,7 +211,7 @@ export class Intent {
     return this.report;
   }
 
-  // The outcome is known: the intent is over, and nothing of it stays but the key, for the way back in this tab.
+  // Over: nothing stays but the key, for the way back in this tab.
   #end(report) {
     this.#record.over = report.state;
     this.#forget();
@@ -312,7 +309,10 @@ export class Intent {
     const replayed = /^true$/i.test(headers.get("Idempotency-Replayed") ?? headers.get("Idempotent-Replayed") ?? "");
     const report = { response, problem, code, replayed, status };
     const lifetime = headers.get("Idempotency-Key-Lifetime");
-    if (/^\d+$/.test(lifetime ?? "")) this.#record.lifetime = Number(lifetime);
+    if (/^\d+$/.test(lifetime ?? "")) {
+      this.#record.lifetime = Number(lifetime);
+      if (!this.#record.over) this.#save();
+    }
     const link = statusLink(response, url);
     const over = (state) => ({ isOver: true, report: { ...report, state } });
     const not = (state) => ({ report: { ...report, state } });
@@ -358,15 +358,19 @@ export class Intent {
 
 export const intent = (name, options) => new Intent(name, options).ready;
 
-/** Let a form's submission be one intent. Returns a handle; the form gets a `semel` event for each report. */
 export function protect(form, options = {}) {
   if (!(form instanceof HTMLFormElement)) throw new TypeError("semel: protect needs a form");
   const name = options.name ?? form.dataset.semel ?? (form.id || location.pathname);
   const field = form.querySelector(`input[name="${CSS.escape(options.field ?? "_key")}"]`);
+  const slot = `${PREFIX}form:${name}`;
+  const tab = open(options.storage ?? "session");
+  let fields;
   const output = options.output ?? form.querySelector("[data-semel-status]");
 
   const show = (report) => {
     if (field && report.key) field.value = report.key;
+    if (report.state === "sending" && options.keep) write(tab, slot, { key: report.key, fields });
+    if (report.state === "done" || report.state === "refused") drop(tab, slot, report.key);
     form.dataset.semelState = report.state;
     const isBusy = /^(sending|waiting|offline|pending|unknown)$/.test(report.state);
     form.setAttribute("aria-busy", String(isBusy));
@@ -382,6 +386,7 @@ export function protect(form, options = {}) {
   // What was there at the click is sent, whatever is typed while it is under way.
   function command(submitter) {
     const data = new FormData(form);
+    fields = [...data].filter(([, value]) => typeof value === "string");
     if (submitter?.name) data.append(submitter.name, submitter.value);
     const multipart = form.enctype === "multipart/form-data";
     const body = (key) => {
@@ -412,6 +417,12 @@ export function protect(form, options = {}) {
   const begin = async () => {
     await kept.ready;
     if (kept.report.state === "ready") show(kept.report);
+    const found = kept.report.state === "open" && read(tab, slot);
+    for (const [name, value] of (found?.key === kept.key && found.fields) || []) {
+      const input = form.elements.namedItem(name);
+      if (input?.type === "checkbox") input.checked = true;
+      else if (input) input.value = value;
+    }
     const age = (Date.now() - kept.sentAt) / 1000;
     if (kept.isOpen && age < (options.resumeSeconds ?? 300) && kept.isSame(...command())) await submit();
   };
