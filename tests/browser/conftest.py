@@ -15,12 +15,8 @@ from tests.service.served import Served, serving
 
 PATIENCE_MS = 60_000
 # A name that is not localhost: without a secure context, as on a shop's test server.
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--host-resolver-rules=MAP shop.test 127.0.0.1",
-)
+INSECURE = "--host-resolver-rules=MAP shop.test 127.0.0.1"
+ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", INSECURE)
 
 Open = Callable[..., Checkout]
 

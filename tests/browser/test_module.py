@@ -19,22 +19,23 @@ PREPARE = """
 async () => {
   const semel = await import("/semel/semel.js");
   window.semel = semel;
-  window.json = (document, code) => ({ "Content-Type": "application/problem+json", ...(code && { "Semel-Code": code }) });
-  window.play = async (answers, { name = crypto.randomUUID(), options = {}, init = { body: "a" }, intent } = {}) => {
+  window.play = async (answers, { name = crypto.randomUUID(), options = {}, init = { body: "a" } } = {}) => {
     const keys = [], states = [];
     const scripted = async (url, init) => {
       keys.push(init.headers.get("Idempotency-Key"));
       const answer = answers[Math.min(keys.length, answers.length) - 1];
       if (!answer) throw new TypeError("lost");
       const [status, headers = {}, body = ""] = answer;
-      return new Response([204, 304].includes(status) ? null : typeof body === "string" ? body : JSON.stringify(body), { status, headers });
+      return new Response(typeof body === "string" ? body : JSON.stringify(body), { status, headers });
     };
-    intent ??= new semel.Intent(name, { fetch: scripted, seconds: 20, onState: (each) => states.push(each.state), ...options });
+    const onState = (each) => states.push(each.state);
+    const intent = new semel.Intent(name, { fetch: scripted, seconds: 60, onState, ...options });
     await intent.ready;
     const report = await intent.fetch("/payments", init);
     const { state, replayed, code = null } = report;
-    return { state, replayed, code, keys, states, key: intent.key, isOpen: intent.isOpen,
-             stored: localStorage.getItem(`semel:${intent.name}`), text: report.response && !report.response.bodyUsed ? await report.response.text() : null };
+    const stored = localStorage.getItem(`semel:${intent.name}`);
+    const text = (await report.response?.text()) ?? null;
+    return { state, replayed, code, keys, states, key: intent.key, isOpen: intent.isOpen, stored, text };
   };
 }
 """
@@ -143,7 +144,10 @@ def test_a_corrected_or_second_command_has_a_key_of_its_own(page: Page, status: 
         f"""async () => {{
           const keys = [];
           const ask = () => {{ throw new Error("there is nothing to ask"); }};
-          const fetch = async (url, init) => (keys.push(init.headers.get("Idempotency-Key")), new Response("", {{ status: {status} }}));
+          const fetch = async (url, init) => {{
+            keys.push(init.headers.get("Idempotency-Key"));
+            return new Response("", {{ status: {status} }});
+          }};
           const intent = await semel.intent(crypto.randomUUID(), {{ fetch, ask }});
           for (const body of ["a", "a", "b"]) await intent.fetch("/payments", {{ body }});
           return [keys[0] === keys[1], keys[2] !== keys[0]];
@@ -229,7 +233,8 @@ def test_an_aborted_submission_is_left_open(page: Page) -> None:
             controller.abort();
           });
           const intent = await semel.intent(crypto.randomUUID(), { fetch });
-          const failed = await intent.fetch("/payments", { body: "a", signal: controller.signal }).catch((error) => error.name);
+          const sent = intent.fetch("/payments", { body: "a", signal: controller.signal });
+          const failed = await sent.catch((error) => error.name);
           return [failed, intent.isOpen];
         }"""
     )
