@@ -33,7 +33,7 @@ def take(browser: Browser, url: str, name: str, size: ViewportSize, trouble: str
     form = page.locator("form#pay")
     expect(form).to_have_attribute("data-semel-state", "ready", timeout=PATIENCE_MS)
     page.get_by_label("What goes wrong").select_option(trouble)
-    page.get_by_role("button", name="Pay").click()
+    page.get_by_role("button", name="Pay", exact=True).click()
     expect(form).to_have_attribute("data-semel-state", state, timeout=PATIENCE_MS)
     expect(page.locator("#detail")).not_to_be_empty(timeout=PATIENCE_MS)
     expect(page.locator("#effects li").first).to_be_visible(timeout=PATIENCE_MS)

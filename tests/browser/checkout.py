@@ -30,7 +30,7 @@ class Checkout:
         self.page.get_by_label("What goes wrong").select_option(trouble)
 
     def pay(self) -> None:
-        self.page.get_by_role("button", name="Pay").click()
+        self.page.get_by_role("button", name="Pay", exact=True).click()
 
     def await_state(self, *states: str) -> None:
         """Wait until the form shows one of these states."""

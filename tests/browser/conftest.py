@@ -7,7 +7,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Playwright, sync_playwright
 
 from tests.browser.checkout import Checkout
 from tests.servers.needed import program
@@ -29,16 +29,35 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
+def driver() -> Iterator[Playwright]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program("chromium"), args=list(ARGUMENTS))
-        yield browser
-        browser.close()
+        yield playwright
+
+
+@pytest.fixture(scope="module")
+def chromium(driver: Playwright) -> Iterator[Browser]:
+    browser = driver.chromium.launch(executable_path=program("chromium"), args=list(ARGUMENTS))
+    yield browser
+    browser.close()
 
 
 @pytest.fixture
-def context(chromium: Browser) -> Iterator[BrowserContext]:
-    made = chromium.new_context()
+def reviving(driver: Playwright) -> Iterator[Browser]:
+    """One with a back/forward cache, which the driver switches off otherwise."""
+    browser = driver.chromium.launch(
+        executable_path=program("chromium"),
+        args=list(ARGUMENTS),
+        ignore_default_args=["--disable-back-forward-cache"],
+    )
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def context(request: pytest.FixtureRequest) -> Iterator[BrowserContext]:
+    """Of the browser that the test is given by ``indirect`` parameters, else of the module's."""
+    browser: Browser = request.getfixturevalue(getattr(request, "param", "chromium"))
+    made = browser.new_context()
     made.set_default_timeout(PATIENCE_MS)
     yield made
     made.close()
