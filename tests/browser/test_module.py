@@ -158,11 +158,11 @@ def test_a_corrected_or_second_command_has_a_key_of_its_own(page: Page, status: 
 
 
 def test_an_unknown_outcome_is_watched_and_then_fetched(page: Page) -> None:
+    states = ["UNKNOWN", "SUCCEEDED"]
     page.route(
         "**/operations/watched",
         lambda route: route.fulfill(json={"state": states.pop(0), "running": False}, headers=NOW),
     )
-    states = ["UNKNOWN", "SUCCEEDED"]
     link = {"Link": '</problems>; rel="describedby", </operations/watched>; rel="status"', **PROBLEM}
     seen = play(page, [[409, link, {"code": "IDEMPOTENCY_OUTCOME_UNKNOWN", "retryable": False}], [201, {}, "first"]])
     assert (seen["state"], seen["text"], states) == ("done", "first", [])
