@@ -131,6 +131,11 @@ def answer(do: str, effect: Effect) -> Any:
         return Response(breaks(), 201)
     if do == "file":
         return send_file(io.BytesIO(b"a file's bytes"), "text/plain")
+    if do == "generator":
+        return in_context(rows()), 201
+    if do == "status":
+        db.session.add(Effect())  # which the database would refuse
+        return {"error": "sold out"}, "409 CONFLICT"
     if do == "shared":
         return SHARED
     if do == "redirect":
@@ -194,6 +199,26 @@ def decide() -> Any:
 @semel.command("anywhere", effects="external", paths="one")
 def anywhere() -> Any:
     return {"path": request.path}, 201
+
+
+def dumps(view: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that makes the response of what the view returns, as schemas do."""
+
+    @functools.wraps(view)
+    def dumped(*args: Any, **kwargs: Any) -> Any:
+        effect = view(*args, **kwargs)
+        return (effect if isinstance(effect, Response) else {"what": effect.what}), 201
+
+    return dumped
+
+
+@shop.post("/dumped")
+@dumps
+@semel.command("dumped", effects="atomic")
+def dumped() -> Any:
+    effect = Effect(what=asked("what"))
+    db.session.add(effect)
+    return effect
 
 
 @shop.post("/hidden")

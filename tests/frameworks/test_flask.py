@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import threading
 import uuid
@@ -22,6 +23,7 @@ from semel.check.discovery import discover
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.caller import Caller, from_environ, single_caller
 from semel.http.exchange import AnswerTooLarge, IncompleteAnswer
+from semel.http.wsgi.route import RouteCall
 from semel.integrations.flask import Semel
 from tests.frameworks import flask_shop
 from tests.frameworks.served import GUNICORN, Served, serving
@@ -181,6 +183,8 @@ def test_the_status_is_for_its_caller_alone(shop: Shop) -> None:
         ("busy", [429, 429], None, 0),
         ("elsewhere", [500, 500], None, 0),
         ("stream", [201, 201], "SUCCEEDED", 1),
+        ("generator", [201, 201], "SUCCEEDED", 1),
+        ("status", [409, 409], "FAILED_REPLAYABLE", 0),
         ("file", [200, 200], "SUCCEEDED", 1),
         ("shared", [201, 201], "SUCCEEDED", 1),
         ("redirect", [303, 303], "SUCCEEDED", 1),
@@ -264,6 +268,26 @@ def test_one_response_object_for_all_gives_each_its_own_answer(shop: Shop) -> No
     assert first.headers["Link"] != second.headers["Link"]
     assert "Link" not in flask_shop.SHARED.headers
     flask_shop.SHARED.data = b"shared"
+
+
+def test_a_decorator_above_may_make_the_response(shop: Shop) -> None:
+    assert shop.twice("/dumped", {"what": "d"})[0].data == b'<{"what":"d"}\n>'
+    assert shop.effects() == ["d"]
+
+
+@pytest.mark.parametrize("do", ["", "stream"])  # an exception in Flask is a cycle of Flask's own
+def test_no_request_leaves_a_capture_to_the_collector(shop: Shop, do: str) -> None:
+    shop.ask("/external", {"do": do})
+    gc.collect()
+    gc.disable()
+    try:
+        for path in ("/external", "/atomic", "/plain"):
+            shop.key = f"{path[1:]}-again"
+            for _ in range(2):
+                shop.ask(path, {"do": do})
+        assert [each for each in gc.get_objects() if isinstance(each, RouteCall)] == []
+    finally:
+        gc.enable()
 
 
 def test_a_client_that_goes_away_leaves_the_answer(shop: Shop) -> None:

@@ -25,6 +25,7 @@ from uuid import UUID
 import click
 from flask import Flask, Response, current_app, got_request_exception, has_request_context, request
 from werkzeug.exceptions import MethodNotAllowed
+from werkzeug.wrappers import Response as BaseResponse
 
 from semel.check.discovery import functions_of
 from semel.core.model import Answer, Effects
@@ -275,12 +276,12 @@ class Semel:
             return view(*args, **kwargs)
         try:
             session = None if sessions is None else state.join(sessions(), permit, declared.name, call)
-            response = current_app.make_response(view(*args, **kwargs))
+            answered = view(*args, **kwargs)
             if declared.policy.terms.effects is Effects.ATOMIC:
-                _read_stream(response, declared.policy.answer_bytes_max)
-            if session is not None:
-                session.commit() if response.status_code < 400 else session.rollback()
-            return response
+                answered = _read(answered, declared.policy.answer_bytes_max)
+            if session is not None and _status_of(answered) < 400:
+                session.commit()
+            return answered
         except BaseException as error:
             call.failed(error)
             raise
@@ -460,10 +461,17 @@ def _response_of(answer: Answer) -> Response:
     return Response(answer.body, 200 if answer.status is None else answer.status, headers)
 
 
-def _read_stream(response: Response, bytes_max: int) -> None:
-    """Read a stream inside the view: it may read rows that are not committed yet. One that is too long stays one."""
+def _read(answered: Any, bytes_max: int) -> Any:
+    """What a view has answered, its stream read: it may read rows that are not committed yet.
+
+    One that is too long stays a stream. What is none of Flask's answers is left to the decorators above.
+    """
+    first = answered[0] if isinstance(answered, tuple) and answered else answered
+    if not isinstance(first, (BaseResponse, Iterator)):
+        return answered
+    response = current_app.make_response(answered)
     if not response.is_streamed or response.direct_passthrough:
-        return
+        return response
     source, pieces, size = response.iter_encoded(), [], 0
     response.call_on_close(getattr(response.response, "close", lambda: None))
     for piece in source:
@@ -471,8 +479,18 @@ def _read_stream(response: Response, bytes_max: int) -> None:
         size += len(piece)
         if size > bytes_max:
             response.response = chain(pieces, source)
-            return
+            return response
     response.response = pieces
+    return response
+
+
+def _status_of(answered: Any) -> int:
+    """The status that a view has answered with; 200 where it has named none."""
+    if isinstance(answered, BaseResponse):
+        return answered.status_code
+    named = answered[1] if isinstance(answered, tuple) and len(answered) > 1 else 200
+    found = str(int(named) if isinstance(named, int) else named)[:3]
+    return int(found) if found.isdecimal() else 200
 
 
 def _note_exceptions(app: Flask) -> None:

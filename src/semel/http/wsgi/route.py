@@ -107,6 +107,10 @@ class RouteCall(InsideCall):
         """
         return None if 400 <= status < 500 else self.failure
 
+    def end_answer(self) -> None:
+        """The answer is settled: what is left would hold the whole request in a cycle."""
+        self.failure = self._held = None
+
     def leave(self) -> None:
         """End what the view has left open, once."""
         leaving, self.before_settling = self.before_settling, []
@@ -148,19 +152,22 @@ class _HeldAnswer(WsgiCall):
     def settle(self, error: BaseException | None) -> Answer | None:
         """Settle what the application's end means; the answer that may leave, if any."""
         call, capture = self._call, self._capture
+        left: BaseException | None = None
         try:
             call.leave()
-        except Exception as raised:  # noqa: BLE001 -- as if the view had raised it
-            call.note(raised)
-            error = error or raised
-        failure = call.failed_with(capture.status) if error is None else error
+        except Exception as raised:  # noqa: BLE001 -- as if the application had raised it
+            left = raised
+        failure = error or left or call.failed_with(capture.status)
         try:
             answer = settle_call(self._engine, self._exchange, self._permit, capture, failure, call.failure)
-            if answer is None and error is None:
-                return capture.first()  # the page that the application made of its exception
-            return answer
+            if answer is not None or error is not None:
+                return answer
+            if left is not None:
+                raise left
+            return capture.first()  # the page that the application made of its exception
         finally:
-            call.failure = failure = None  # its frames hold the call
+            call.end_answer()
+            failure = left = None
 
 
 class CaptureMiddleware:
