@@ -19,7 +19,8 @@ from sqlalchemy.orm import scoped_session, sessionmaker
 from werkzeug.exceptions import HTTPException
 
 from semel import AsyncEngine, Engine, Policy
-from semel.check.discovery import discover
+from semel.check.answers import CheckAnswer, answers
+from semel.check.discovery import CheckedOperation, discover
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.caller import Caller, from_environ, single_caller
 from semel.http.exchange import AnswerTooLarge, IncompleteAnswer
@@ -630,7 +631,14 @@ def test_semel_check_finds_the_operations(shop: Shop) -> None:
     assert {"atomic", "orders.create", "orders.clear", "decide"} <= {each.name for each in found.operations}
     assert found.mistakes == ()
     assert found.unprotected == ("POST /hidden", "POST /plain")  # a decorator hides the first one
-    assert next(each for each in found.operations if each.name == "orders.clear").methods == ("DELETE",)
+    by_name = {each.name: each for each in found.operations}
+    assert by_name["orders.clear"].methods == ("DELETE",)
+    assert by_name["numbered"].path == "/numbered/{number}"
+    assert answer_to(by_name["atomic"], "cleanup").level == "open"  # no reaper runs in a Flask process
+
+
+def answer_to(operation: CheckedOperation, question: str) -> CheckAnswer:
+    return next(each for each in answers(operation) if each.question == question)
 
 
 @pytest.fixture(scope="module")

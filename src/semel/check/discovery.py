@@ -324,8 +324,25 @@ def _of_endpoints(routes: list[_Route], layers: list[_Layer]) -> Iterator[Checke
         methods = tuple(method for method in route.methods if method in UNSAFE_METHODS) or route.methods
         completed = getattr(owner, "completes", False)
         yield CheckedOperation(
-            declared.name, methods, route.path, declared.policy, "endpoint", surface, engine, None, completed=completed
+            declared.name,
+            methods,
+            _braced(route.path),
+            declared.policy,
+            "endpoint",
+            surface,
+            engine,
+            None,
+            completed=completed,
         )
+
+
+def _braced(template: str) -> str:
+    """Flask's ``<int:number>`` as all other templates have it."""
+    return re.sub(r"<(?:(\w+)(?:\([^)]*\))?:)?(\w+)>", lambda found: _brace(found[1], found[2]), template)
+
+
+def _brace(converter: str | None, name: str) -> str:
+    return f"{{{name}:path}}" if converter == "path" else f"{{{name}}}"
 
 
 def _of_bulks(routes: list[_Route]) -> Iterator[CheckedOperation]:

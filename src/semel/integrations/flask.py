@@ -441,6 +441,7 @@ def _caller_of(caller: Any, tenant: str) -> Callable[[Any], Caller | None]:
     except (TypeError, ValueError):
         takes_environ = True
 
+    @functools.wraps(caller)
     def read(environ: Any) -> Caller | None:
         found = caller(environ) if takes_environ else caller()
         if found is None or found == "" or isinstance(found, Caller):
