@@ -337,12 +337,12 @@ class Core:
         return self.lookers.get(needed.id, (None,))[0] == needed.waiter
 
     def _stop_looking(self, claim: Claim) -> None:
-        """Leave the looking to the next one, if this waiter had it."""
+        """Leave the looking to another one, if this waiter had it: to whichever still waits and comes first."""
         with self._lock:
             if self.lookers.get(claim.id, (None,))[0] != claim.nonce:
                 return
             del self.lookers[claim.id]
-            following = self.wakers.get(claim.id, [])[:1]
+            following = tuple(self.wakers.get(claim.id, ()))
         for wake in following:
             wake(False)
 
