@@ -165,7 +165,7 @@ SETTINGS: Final = (
             Cell("kept"),
             Cell(
                 f"**lost**: the last second; {_NOT_STARTED}",
-                ("tests/mariadb/test_settings.py::test_a_server_is_asked_for_its_real_settings",),
+                ("tests/mariadb/test_global_settings.py::test_a_server_is_asked_for_its_real_settings",),
             ),
             Cell("**lost**: the last second"),
             Cell("**lost**: what had not arrived"),

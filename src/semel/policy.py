@@ -7,6 +7,7 @@ refused with the name that was probably meant. Nothing here reads a clock or a r
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -83,6 +84,9 @@ class Policy:
             type says JSON and it is not empty; ``"required"`` always, whatever its media type; ``"any"`` never.
         replay: ``"definite"`` or ``"2xx"``: which answers are stored and replayed.
         definite_5xx: 5xx statuses that are definite answers of this operation.
+        success: a function of a 2xx answer that says what it means where its status does not: True (done),
+            ``"refused"`` (a definite refusal), ``"nothing"`` (nothing happened, the key is free) or False (it may have
+            happened, as after a 5xx). :func:`semel.http.graphql.graphql_success` is one.
         replay_headers: further response headers to store and replay, lower-case.
         body_bytes_max: a larger request is refused with 413.
         answer_bytes_max: a longer answer is streamed through and not kept.
@@ -136,6 +140,7 @@ class Policy:
     json: Literal["checked", "required", "any"] = "checked"
     replay: Literal["definite", "2xx"] = "definite"
     definite_5xx: frozenset[int] = frozenset()
+    success: Callable[[Any], Any] | None = None
     replay_headers: frozenset[str] = frozenset()
     body_bytes_max: int = 10 * 1024 * 1024
     answer_bytes_max: int = 1024 * 1024
@@ -350,6 +355,17 @@ def _check_choices(policy: Policy) -> None:
             raise PolicyError(f"replay_headers must not name {header!r}: it is never stored")
 
 
+def _takes_one(function: Any) -> bool:
+    """Whether this is a plain function that can be called with one argument."""
+    if not callable(function) or isinstance(function, type) or inspect.iscoroutinefunction(function):
+        return False
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    return True
+
+
 def _check_meaning(policy: Policy, effects: Effects) -> None:
     check_sources(policy.key_from, policy.reference_from, required=policy.key == "required")
     for kind in policy.nothing_happened:
@@ -357,6 +373,8 @@ def _check_meaning(policy: Policy, effects: Effects) -> None:
             raise PolicyError(f"nothing_happened takes exception types; it has {kind!r}")
         if kind in (BaseException, Exception):
             raise PolicyError(f"nothing_happened must not hold {kind.__name__}: it would prove nothing")
+    if policy.success is not None and not _takes_one(policy.success):
+        raise PolicyError(f"success must be a plain function of the answer; it is {policy.success!r}")
     if policy.on_error == "replay" and effects is not Effects.EXTERNAL:
         raise PolicyError(f"on_error='replay' is for effects='external'; {effects.name.lower()} errors run again")
     if policy.marks_effects and effects is not Effects.EXTERNAL:

@@ -61,7 +61,7 @@ def classify_answer(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
     """
     status = answer.status
     if status is None or 200 <= status < 300:
-        return Succeeded(answer)
+        return Succeeded(answer) if policy.success is None else _said(answer, policy, begun=begun)
     if policy.replay == "2xx" and status < 500:
         return Succeeded(answer) if status < 400 else _failed(policy, begun, f"http-{status}", proven=True)
     if status in RELEASING_STATUSES:
@@ -70,11 +70,39 @@ def classify_answer(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
         return Succeeded(answer)
     if status < 500 or status in policy.definite_5xx:
         return Refused(answer)
+    return _unproven(answer, policy, f"http-{status}", begun=begun)
+
+
+def classify_unread(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
+    """The outcome of a handler whose answer is not kept: a policy's ``success`` cannot be asked about a part of it."""
+    if policy.success is None or answer.status is None or not 200 <= answer.status < 300:
+        return classify_answer(answer, policy, begun=begun)
+    return _failed(policy, begun, "success-unread", proven=False)
+
+
+def _said(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
+    """What the policy's own function says of a 2xx answer. It proves nothing where it fails."""
+    assert policy.success is not None
+    try:
+        said = policy.success(answer)
+    except Exception as error:  # noqa: BLE001 - the effect may have happened, whatever became of the function
+        return _failed(policy, begun, f"success:{type(error).__name__}", proven=False)
+    if said is True:
+        return Succeeded(answer)
+    if said == "refused":
+        return Refused(answer)
+    if said == "nothing":
+        return Released("success-nothing", proven=True)
+    return _unproven(answer, policy, "no-success", begun=begun)
+
+
+def _unproven(answer: Answer, policy: Policy, reason: str, *, begun: bool) -> Outcome:
+    """The outcome of an answer that says an error, and not whether anything happened."""
     if not begun:
-        return Released(f"http-{status}", proven=True)
+        return Released(reason, proven=True)
     if policy.on_error == "replay":
         return Refused(answer)
-    return _failed(policy, begun, f"http-{status}", proven=False)
+    return _failed(policy, begun, reason, proven=False)
 
 
 def classify_exception(error: BaseException, policy: Policy, *, begun: bool, answer: Answer | None = None) -> Outcome:

@@ -43,6 +43,7 @@ _HTTP_ONLY: Final = {
     "on_error": "declare the exceptions that are answers: replays=(...)",
     "replay": "declare the exceptions that are answers: replays=(...)",
     "definite_5xx": "declare the exceptions that are answers: replays=(...)",
+    "success": "return the refusal's value, or raise what is declared: replays=(...)",
     "json": "a function has no body",
     "replay_headers": "a function has no headers",
     "on_unprotected": "a function runs protected or not at all; .unprotected(...) says so where it is called",

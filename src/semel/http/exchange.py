@@ -27,7 +27,16 @@ from semel.core.model import (
     Unseal,
     Verdict,
 )
-from semel.core.outcomes import Outcome, Refused, Released, Succeeded, Unprovable, classify_answer, classify_exception
+from semel.core.outcomes import (
+    Outcome,
+    Refused,
+    Released,
+    Succeeded,
+    Unprovable,
+    classify_answer,
+    classify_exception,
+    classify_unread,
+)
 from semel.engine.permit import Permit
 from semel.engine.result import Refusal
 from semel.errors import (
@@ -533,7 +542,8 @@ class Exchange:
         if not permit.kept and self.route.atomic:
             return Released("answer-too-large", proven=True)
         if error is None:
-            return classify_answer(capture.stored(), policy, begun=permit.begun)
+            classify = classify_answer if permit.kept else classify_unread
+            return classify(capture.stored(), policy, begun=permit.begun)
         # Only an error answer is what the framework made of the exception; any other is not true any more.
         answer = capture.stored() if capture.complete and capture.status >= 500 else None
         return classify_exception(error, policy, begun=permit.begun, answer=answer)

@@ -1,0 +1,49 @@
+"""GraphQL over HTTP: an answer of 200 may hold errors, and then it is no success."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Literal
+
+from semel.core.model import Answer
+
+_ENCODING = b"content-encoding"
+
+
+def graphql_success(answer: Answer) -> bool | Literal["nothing"]:
+    """What a GraphQL answer means: ``Policy(success=graphql_success)``.
+
+    Parameters: ``answer`` of one request, or of a batch (a JSON array); gzip is read.
+
+    Returns True where there are no errors; ``"nothing"`` where there is no ``data`` either: the document was refused
+    before a field ran; False where fields ran and there are errors: what they did is not known. Of a batch True where
+    all parts succeeded, ``"nothing"`` where none ran.
+
+    Raises ValueError where the body is no GraphQL answer: then nobody can say what happened.
+
+    Source: GraphQL specification (October 2021), 7.1: no ``data`` entry where the error came before execution began.
+
+    >>> from semel.core.model import Answer
+    >>> graphql_success(Answer(200, (), b'{"data": {"pay": {"id": "17"}}}'))
+    True
+    >>> graphql_success(Answer(200, (), b'{"data": null, "errors": [{"message": "timed out"}]}'))
+    False
+    >>> graphql_success(Answer(200, (), b'{"errors": [{"message": "Cannot query field"}]}'))
+    'nothing'
+    """
+    coding = [value.strip().lower() for name, value in answer.headers if name.lower() == _ENCODING]
+    if coding not in ([], [b"gzip"]):
+        raise ValueError("the answer is encoded in a way that is not read here; compress it outside of Semel")
+    document = json.loads(gzip.decompress(answer.body) if coding else answer.body)
+    parts = document if isinstance(document, list) and document else [document]
+    meanings = {_meaning(part) for part in parts}
+    return meanings.pop() if len(meanings) == 1 else False
+
+
+def _meaning(part: object) -> bool | Literal["nothing"]:
+    if not isinstance(part, dict) or not ("data" in part or part.get("errors")):
+        raise ValueError("the answer is no GraphQL answer: it has neither data nor errors")
+    if not part.get("errors"):
+        return True
+    return False if "data" in part else "nothing"

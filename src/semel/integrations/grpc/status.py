@@ -1,0 +1,198 @@
+"""Verdicts as gRPC statuses, and gRPC statuses as stored answers. Nothing here sends anything.
+
+A stored answer has the HTTP status that google.rpc.code maps its code to, so that one policy and one operator's view
+serve both: ``NOT_FOUND`` is a definite refusal like 404, ``UNAVAILABLE`` may have had an effect like 503.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc import StatusCode as Code
+
+from semel.core.model import OVER_STATES, Answer
+from semel.errors import (
+    InProgressError,
+    InvalidKey,
+    KeyExpiredError,
+    KeyReusedError,
+    KeyTooOld,
+    MissingKey,
+    NotReplayableError,
+    OutcomeUnknownError,
+    RecordUnreadableError,
+    ReferenceTakenError,
+    RequestTooLarge,
+    SemelError,
+    StoreError,
+    SupersededError,
+)
+from semel.http import problems
+from semel.http.problems import KeyAction, Kind
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+DOMAIN: Final = "semel"  # of ErrorInfo: who says the reason
+DETAILS: Final = "grpc-status-details-bin"
+CODE: Final = "semel-code"
+OPERATION: Final = "semel-operation"
+REPLAYED: Final = "idempotency-replayed"
+RETRY_SECONDS: Final = 1.0
+
+# google/rpc/code.proto says them of each code. CANCELLED has 499 there, which would make a definite refusal of it: a
+# handler that was cut short may have had its effect.
+_HTTP: Final = {
+    Code.OK: 200,
+    Code.CANCELLED: 500,
+    Code.UNKNOWN: 500,
+    Code.INVALID_ARGUMENT: 400,
+    Code.DEADLINE_EXCEEDED: 504,
+    Code.NOT_FOUND: 404,
+    Code.ALREADY_EXISTS: 409,
+    Code.PERMISSION_DENIED: 403,
+    Code.UNAUTHENTICATED: 401,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.FAILED_PRECONDITION: 400,
+    Code.ABORTED: 409,
+    Code.OUT_OF_RANGE: 400,
+    Code.UNIMPLEMENTED: 501,
+    Code.INTERNAL: 500,
+    Code.UNAVAILABLE: 503,
+    Code.DATA_LOSS: 500,
+}
+_NUMBERS: Final = {code.value[0]: code for code in Code}
+_STATUS: Final = b"grpc-status"
+_MESSAGE: Final = b"grpc-message"
+
+
+@dataclass(frozen=True, slots=True)
+class RpcEnd:
+    """How a call ended: its code, its text for people, its trailing metadata, and the response's bytes if it is OK."""
+
+    code: Code
+    details: str = ""
+    trailing: Metadata = ()
+    body: bytes = b""
+
+    def answer(self, kept: frozenset[str]) -> Answer:
+        """The answer that is stored: of the trailing metadata what is named in ``kept``, and the error's details."""
+        pairs = [(name.encode(), _raw(value)) for name, value in self.trailing if name in kept or name == DETAILS]
+        if self.code is not Code.OK:
+            pairs = [(_STATUS, b"%d" % self.code.value[0]), (_MESSAGE, self.details.encode()), *pairs]
+        return Answer(_HTTP[self.code], tuple(pairs), self.body if self.code is Code.OK else b"")
+
+    @classmethod
+    def of_answer(cls, answer: Answer) -> RpcEnd:
+        """The end that an answer was made of."""
+        code, details, trailing = Code.OK, "", []
+        for name, value in answer.headers:
+            if name == _STATUS:
+                code = _NUMBERS[int(value)]
+            elif name == _MESSAGE:
+                details = value.decode()
+            else:
+                trailing.append((name.decode(), value if name.endswith(b"-bin") else value.decode()))
+        return cls(code, details, tuple(trailing), answer.body)
+
+    def also(self, *pairs: tuple[str, str | bytes]) -> RpcEnd:
+        """The same with more trailing metadata."""
+        return RpcEnd(self.code, self.details, (*self.trailing, *pairs), self.body)
+
+
+def _raw(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def as_metadata(given: Iterable[Any] | None) -> Metadata:
+    """Metadata as pairs, whatever a handler gave."""
+    return tuple((str(name), value) for name, value in given or ())
+
+
+# --- refusals ---------------------------------------------------------------------------------------
+
+# What each error is: its problem over HTTP, whose code is the reason, and gRPC's code. The nearest class holds.
+_REFUSALS: Final[dict[type[SemelError], tuple[Kind, Code]]] = {
+    MissingKey: (problems.MISSING_KEY, Code.INVALID_ARGUMENT),
+    InvalidKey: (problems.INVALID_KEY, Code.INVALID_ARGUMENT),
+    RequestTooLarge: (problems.TOO_LARGE, Code.INVALID_ARGUMENT),
+    KeyReusedError: (problems.KEY_REUSED, Code.FAILED_PRECONDITION),
+    InProgressError: (problems.IN_PROGRESS, Code.ABORTED),
+    OutcomeUnknownError: (problems.OUTCOME_UNKNOWN, Code.FAILED_PRECONDITION),
+    SupersededError: (problems.OUTCOME_UNKNOWN, Code.FAILED_PRECONDITION),
+    KeyExpiredError: (problems.RECORD_EXPIRED, Code.FAILED_PRECONDITION),
+    NotReplayableError: (problems.NOT_REPLAYABLE, Code.FAILED_PRECONDITION),
+    ReferenceTakenError: (problems.REFERENCE_TAKEN, Code.FAILED_PRECONDITION),
+    RecordUnreadableError: (problems.RECORD_UNREADABLE, Code.INTERNAL),
+    StoreError: (problems.STORE_UNAVAILABLE, Code.UNAVAILABLE),
+}
+
+
+def refused(error: SemelError) -> RpcEnd | None:
+    """How a call ends that Semel refused; None for an error that is the developer's, not the call's."""
+    for kind in type(error).__mro__:
+        if kind in _REFUSALS:
+            problem, code = _REFUSALS[kind]
+            break
+    else:
+        return None
+    # A store's own text may name hosts and files: it is for the log.
+    said = "Nothing was done. Retry with the same key." if isinstance(error, StoreError) else str(error)
+    retry = getattr(error, "retry_after_seconds", None)
+    if retry is None and problem.retryable:
+        retry = RETRY_SECONDS
+    state = getattr(error, "state", None)
+    action = problem.key_action
+    if isinstance(error, KeyReusedError) and state in {each.name for each in OVER_STATES}:
+        action = "new"
+    elif isinstance(error, KeyTooOld):
+        action = "query"
+    return refusal(problem, code, said, action, getattr(error, "operation_id", None), retry, state)
+
+
+def refusal(
+    problem: Kind,
+    code: Code,
+    said: str,
+    action: KeyAction | None = None,
+    operation_id: str | None = None,
+    retry_seconds: float | None = None,
+    state: str | None = None,
+) -> RpcEnd:
+    """An end with the details of google.rpc: ErrorInfo, whose reason is the problem's code, and RetryInfo."""
+    more = {"keyAction": action or problem.key_action, "operationId": operation_id, "state": state}
+    info = ErrorInfo(reason=problem.code, domain=DOMAIN, metadata={name: text for name, text in more.items() if text})
+    details = [_packed(info)]
+    if retry_seconds is not None:
+        retry = RetryInfo()
+        retry.retry_delay.FromMilliseconds(math.ceil(max(retry_seconds, 0) * 1000))
+        details.append(_packed(retry))
+    status = Status(code=code.value[0], message=said, details=details)
+    trailing: Metadata = ((DETAILS, status.SerializeToString()), (CODE, problem.code))
+    if operation_id is not None:
+        trailing = (*trailing, (OPERATION, operation_id))
+    return RpcEnd(code, said, trailing)
+
+
+def _packed(message: Any) -> AnyMessage:
+    packed = AnyMessage()
+    packed.Pack(message)
+    return packed
+
+
+def retry_delay(trailing: Iterable[Any] | None) -> float | None:
+    """The seconds of a RetryInfo in a call's trailing metadata; None where there is none."""
+    for name, value in trailing or ():
+        if name == DETAILS and isinstance(value, bytes):
+            for detail in Status.FromString(value).details:
+                if detail.Is(RetryInfo.DESCRIPTOR):
+                    retry = RetryInfo()
+                    detail.Unpack(retry)
+                    seconds: float = retry.retry_delay.ToMilliseconds() / 1000
+                    return seconds
+    return None
