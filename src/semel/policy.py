@@ -446,8 +446,12 @@ class Command:
             for name, part in zip(Scope._fields, self.scope, strict=True):
                 if not isinstance(part, str) or not part:
                     raise PolicyError(f"the scope's {name} must be a non-empty text; it is {part!r}")
+            # Of an enumeration, its text: what is stored and compared is nothing else.
+            object.__setattr__(self, "scope", Scope(*map(str.__str__, self.scope)))
         if not isinstance(self.key, str) or not self.key:
             raise PolicyError(f"a command's key must be a non-empty text, not {type(self.key).__name__}")
+        if type(self.key) is not str:
+            object.__setattr__(self, "key", str.__str__(self.key))
         if not isinstance(self.fingerprint, bytes) or len(self.fingerprint) != FINGERPRINT_BYTES:
             raise PolicyError(f"a command's fingerprint must be {FINGERPRINT_BYTES} bytes, such as a SHA-256 digest")
 

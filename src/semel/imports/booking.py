@@ -30,6 +30,11 @@ from semel.imports.rules import (
 NOT_BOOKED: Final = "NOT_BOOKED"
 Verdict = Literal["BOOKED", "SKIPPED", "FAILED", "UNKNOWN", "BEGUN"]
 _SAVEPOINT: Final = "semel_preview"
+_ENDED: Final = (
+    "the preview could not leave a row's savepoint ({error}): a handler may have no commit() and rollback() of its own "
+    "there. Leave them out, since Semel commits what a row writes and undoes what a failed one wrote; or skip them "
+    "where row.preview is true"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +202,8 @@ def _hidden(returned: object) -> object:
 async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connection: Any) -> ItemOutcome:
     """What a run would make of a row, in a transaction that will be undone: a failed row's writes are undone at once.
 
-    Raises what is wrong for all rows, and StoreUnavailable for a conflict.
+    Raises what is wrong for all rows, such as HandlerError where the handler ended the row's savepoint; and
+    StoreUnavailable for a conflict.
     """
     if listed.error is not None:
         return listed.as_refused()
@@ -213,15 +219,23 @@ async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connec
             if backend.conflicts(error):
                 raise StoreUnavailable("another transaction was first; ask for the preview again") from error
             if connection is not None:
-                await _execute(connection, f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+                await _leave(connection, f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
             outcome, sure, _ = failed_inside(listed, error)
             if sure or attempt:  # as in a run, what the handler did not say itself is tried once more
                 return outcome
         else:
             if connection is not None:
-                await _execute(connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")
+                await _leave(connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")
             return outcome
     raise AssertionError("a row has an outcome after two attempts")
+
+
+async def _leave(connection: Any, text: str) -> None:
+    """Leave a row's savepoint. Raises HandlerError where it is not there any more."""
+    try:
+        await _execute(connection, text)
+    except Exception as error:
+        raise HandlerError(_ENDED.format(error=error)) from error
 
 
 async def _execute(connection: Any, text: str) -> None:
