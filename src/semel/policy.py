@@ -52,7 +52,8 @@ class Policy:
         key: ``"required"`` or ``"optional"``.
         key_format: an optional :class:`~semel.http.keys.KeyFormat`.
         key_from: over HTTP, where the key is if not in its header (which is then ignored): ``"path:orderId"``,
-            ``"body:/orderId"`` (a JSON pointer), or ``"reference"``: what ``reference_from`` names.
+            ``"body:/orderId"`` (a JSON pointer), ``"form:_key"`` (a field of a form), or ``"reference"``: what
+            ``reference_from`` names.
         reference_from: over HTTP, where the business reference is: ``"path:orderId"`` or ``"body:/invoice/number"``.
         reference_scope: within what a business reference names one execution: ``"tenant"``, or ``"caller"`` where
             callers of one tenant must not be able to take each other's references.

@@ -429,18 +429,18 @@ class Exchange:
 
     def _names(self) -> tuple[str, str | None]:
         """The key and the business reference, where they come with the request. Raises RequestError."""
-        route, params, body = self.route, self._params, b""
+        route, params, body, media = self.route, self._params, b"", self._facts.media_type
         declared = [source for source in (route.key_from, route.reference_from) if source is not None]
         for source in declared:
             source.check_parameters((name for name, _ in params), route.name)
-        if any(source.kind == "body" for source in declared):
+        if any(source.kind != "path" for source in declared):
             if max(self._size, len(self._body)) > NAMING_BYTES_MAX:
                 raise RequestTooLarge(f"A body that names its command has at most {NAMING_BYTES_MAX} bytes; send less.")
             body = self._body if self._spool is None else b"".join(self._spool.chunks())
-        reference = None if route.reference_from is None else route.reference_from.reference(params, body)
+        reference = None if route.reference_from is None else route.reference_from.reference(params, body, media)
         if route.key_from is None:
             return self._key, reference
-        key = route.key_from.key(params, body)
+        key = route.key_from.key(params, body, media)
         self.refusal = self.refusal or _misfit(route, key)
         return key, reference
 

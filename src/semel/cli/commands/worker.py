@@ -26,6 +26,7 @@ from semel.reconciliation.worker import Reconciling
 from semel.reference.settings import id_secret
 from semel.resuming.process import Completing, add_complete, completing, load_application, note_failures
 from semel.telemetry import Both, Logging, Observer
+from semel.workers.health import READY, HealthServer
 from semel.workers.reaper import Reaper
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def add(commands: Commands[Parser]) -> None:
         "semel worker --sink python:shop.events:deliver --once --json\n"
         "semel worker --complete shop.main:app\n"
         "semel worker --complete shop.jobs --no-reaper --url postgresql://semel@db/shop\n"
-        "semel worker --metrics 0.0.0.0:9464 --url postgresql://semel@db/shop",
+        "semel worker --metrics 0.0.0.0:9464 --health 0.0.0.0:8081 --url postgresql://semel@db/shop",
         "Without --sink it only reaps. Several workers share one store. SIGTERM and Ctrl-C end it after the batch that "
         "is on its way. Webhooks are signed with $SEMEL_WEBHOOK_SECRET.",
     )
@@ -99,6 +100,12 @@ def add(commands: Commands[Parser]) -> None:
         type=_address,
         help="answer Prometheus there with what this worker does and how the store is (host: 127.0.0.1)",
     )
+    parser.add_argument(
+        "--health",
+        metavar="[HOST:]PORT",
+        type=_address,
+        help="answer GET /livez and /readyz there, for a supervisor's probes (HOST: 127.0.0.1)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -115,6 +122,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         raise UsageFailed("--no-reaper without --sink leaves nothing to do; give a --sink, or let it reap")
     if options.metrics is not None and options.once:
         raise UsageFailed("--metrics needs a worker that goes on; leave out --once, or --metrics")
+    if options.health is not None and options.once:
+        raise UsageFailed("--health needs a worker that goes on; leave out --once, or --health")
     if options.sink is not None and options.sink.startswith("python:") and "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` has it: the function is where the worker is started
     if options.complete is None:
@@ -182,7 +191,7 @@ async def _work(options: argparse.Namespace, app: Any, out: Output) -> int:
             port = stack.enter_context(metrics.serve(host, port))
             page = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
             _line(out, f"metrics: {page}", {"metrics": page})
-        return await _until_told(engine, relay, reaper, reconciling, ends, out)
+        return await _until_told(engine, relay, reaper, reconciling, ends, options.health, out)
 
 
 def _engine(
@@ -247,6 +256,7 @@ async def _until_told(
     reaper: Reaper | None,
     reconciling: Reconciling | None,
     ends: Completing | None,
+    health: tuple[str, int] | None,
     out: Output,
 ) -> int:
     told = asyncio.Event()
@@ -261,6 +271,9 @@ async def _until_told(
     if ends is not None:
         _line(out, f"completing: {', '.join(ends.operations)} on {shown_url(ends.engine.backend.url)}")
     async with AsyncExitStack() as stack:
+        if health is not None:
+            served = stack.enter_context(_health(health, engine, parts))
+            _line(out, f"health: http://{served.address}{READY}", {"health": served.address})
         running: list[asyncio.Task[None]] = []
         if reaper is not None:
             running.append(asyncio.create_task(reaper.run()))
@@ -292,6 +305,17 @@ async def _until_told(
     _tell_completed(ends, done, out)
     _line(out, "ended", {"ended": True})
     return Exit.OK
+
+
+def _health(where: tuple[str, int], engine: AsyncEngine, parts: list[str]) -> HealthServer:
+    async def check() -> Mapping[str, Any]:
+        await engine.perform("identity", engine.store.identity)
+        return {"working": parts}
+
+    try:
+        return HealthServer(*where, check)
+    except OSError as error:
+        raise UsageFailed(f"--health {where[0]}:{where[1]}: {error.strerror or error}; name another port") from None
 
 
 def _tell(relay: Relay, before: int, out: Output) -> int:
