@@ -48,7 +48,7 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "outbox.sinks": {"redis_streams": 3},
     "client": {"plan": 2},
     "conform": {"run": 4},
-    "imports": {"readers": 1, **dict.fromkeys(["booking", "content", "upload"], 3)},
+    "imports": {"readers": 1, **dict.fromkeys(["booking", "content", "sealed", "upload"], 3)},
     "bulk": {"body": 1, **dict.fromkeys(["declaration", "handling", "run_async", "run_sync", "spool"], 3)},
 }
 

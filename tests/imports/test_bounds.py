@@ -26,7 +26,7 @@ async def _stream(pieces: int) -> AsyncIterator[bytes]:
 
 
 def test_memory_does_not_grow_with_the_file(here: Place) -> None:
-    """As far as a suite may write: what is held is one block, so that 192 MiB show what 2 GiB cost."""
+    """As far as a suite may write: what is held is one block. `python -m tests.imports.soak` sends 2 GiB."""
 
     async def take(pieces: int) -> str:
         with Upload(1024 * MIB) as upload:
