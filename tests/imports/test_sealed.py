@@ -225,6 +225,35 @@ def test_a_key_that_is_missing_is_named_and_nothing_is_lost(here: Place, ring: d
     assert here.home.effects() == [1, 2]
 
 
+def test_a_process_without_a_sealer_drops_no_sealed_file(here: Place) -> None:
+    sealed_by(here, {"2026": NEW})
+    job = here.tell(here.imports(answers="seal").submit(csv_of(1, 2), supplier="ACME"))
+    here.home.fetch("UPDATE semel_import SET state = 5, error_code = 'CONTENT_UNREADABLE'")
+    kept = parts(here.home)
+    here.engine.core.sealer = None
+    with pytest.raises(ConfigurationError, match="are sealed: give the engine its sealer"):
+        here.tell(here.imports().submit(csv_of(1, 2), supplier="ACME"))
+    assert parts(here.home) == kept
+    sealed_by(here, {"2026": NEW})
+    imports = here.imports(answers="seal")
+    here.tell(imports.retry(job.id, reason="the key is back", actor="olga"))
+    here.tell(imports.run_due())
+    assert here.home.effects() == [1, 2]
+
+
+@pytest.mark.parametrize("code", ["CONTENT_MISSING", "CONTENT_UNREADABLE"])
+def test_a_file_that_is_sent_again_after_its_time_is_not_kept_in_clear(here: Place, code: str) -> None:
+    sealed_by(here, {"2026": NEW})
+    imports = here.imports(answers="seal", keep_content_seconds=0)
+    job = here.tell(imports.submit(csv_of(1, 2), supplier="ACME"))
+    here.home.fetch(f"UPDATE semel_import SET state = 5, error_code = '{code}', content_until = 1")
+    here.home.fetch("UPDATE semel_import_blob SET touched_at = 0")
+    assert here.tell(imports.purge()).contents == 1
+    again = here.tell(imports.submit(csv_of(1, 2), supplier="ACME"))
+    assert (again.id, again.submissions, again.has_content) == (job.id, 2, False)
+    assert parts(here.home) == []
+
+
 def test_the_same_bytes_lie_plain_and_sealed_side_by_side(place: Place) -> None:
     sealed_by(place, {"2026": NEW})
     plain = place.imports(operation="plain", keep_content_seconds=0)

@@ -318,11 +318,12 @@ class Imports:
         found = await self._perform(lambda: rows.by_key(tenant, self.operation, key))
         if found is not None:
             self._check_content(found, upload)
-            if found.error_code in CONTENT_GONE and found.sha256.hex() == upload.digest:
-                is_sealed = _is_sealed(found)
-                if found.error_code == CONTENT_UNREADABLE:
-                    await self._doubt(address_of(upload.digest, is_sealed=is_sealed))
-                await self._write(upload, is_sealed=is_sealed)  # an operator's retry finds them then
+            is_same = found.sha256.hex() == upload.digest
+            # A job whose bytes' time is over has no form any more, and no retry would read them.
+            if found.error_code in CONTENT_GONE and is_same and found.content_ref is not None:
+                is_doubted = found.error_code == CONTENT_UNREADABLE
+                # An operator's retry finds them then.
+                await self._write(upload, is_sealed=_is_sealed(found), is_doubted=is_doubted)
             await self._perform(lambda: rows.note_submission(found, name))
             return await self._show(found.id)
         await self._write(upload, is_sealed=self.seals)
@@ -348,15 +349,20 @@ class Imports:
             self.waker()
         return await self._show(job.id, is_new=is_new)
 
-    async def _write(self, upload: Upload, *, is_sealed: bool) -> None:
-        """Keep the bytes of an upload, sealed where that is declared (or was, for a job that has them already)."""
+    async def _write(self, upload: Upload, *, is_sealed: bool, is_doubted: bool = False) -> None:
+        """Keep the bytes of an upload, sealed where that is declared (or was, for a job that has them already).
+
+        Parameters: ``is_doubted`` what is kept of them does not open, and makes room.
+        """
         address = address_of(upload.digest, is_sealed=is_sealed)
-        if not is_sealed:
+        sealer = self.engine.core.sealer
+        if is_sealed and sealer is None:  # before anything is dropped: another process may have the key
+            raise ConfigurationError(f"the files of {self.operation!r} are sealed: give the engine its sealer")
+        if is_doubted:
+            await self._doubt(address)
+        if not is_sealed or sealer is None:
             await self.content.write(address, upload.file)
             return
-        sealer = self.engine.core.sealer
-        if sealer is None:
-            raise ConfigurationError(f"the files of {self.operation!r} are sealed: give the engine its sealer")
         with SealedFile(upload.file, sealer, bytes.fromhex(upload.digest), upload.size) as file:
             await self.content.write(address, file)  # type: ignore[arg-type] # it reads as IO[bytes] does
 
