@@ -22,6 +22,7 @@ from semel.core.outcomes import Unprovable
 from semel.core.sealing import MARK
 from semel.errors import ConfigurationError, ImportRefused, ItemFailed, PolicyError
 from semel.imports import Csv, FolderContent, ImportJob, Imports, ImportState, Row, RowInvalid
+from semel.imports.rules import hide_ids, read_hidden_ids
 from semel.imports.run import ATTEMPTS_MAX
 from semel.imports.sealed import FRAME_BYTES
 from semel.imports.store import FORM_PLACES
@@ -276,6 +277,13 @@ def test_the_same_bytes_lie_plain_and_sealed_side_by_side(place: Place) -> None:
     place.home.fetch("UPDATE semel_import_blob SET touched_at = 0")
     assert place.tell(sealed.purge()).contents == 2
     assert place.home.fetch("SELECT count(*) FROM semel_import_part")[0][0] == 0
+
+
+@pytest.mark.parametrize("detail", [b'{"invoice": 7}', b'{"line":3,"column":null,"reason":"","n":1}', b"\xff", b"[]"])
+def test_a_detail_of_the_applications_own_is_in_the_sealed_one(detail: bytes) -> None:
+    hidden = hide_ids(detail, "stock-7", None)
+    assert read_hidden_ids(hidden) == ("stock-7", None)
+    assert base64.b64decode(json.loads(hidden)["detail"]) == detail
 
 
 def test_a_wrong_declaration_is_refused(here: Place) -> None:

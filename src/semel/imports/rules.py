@@ -231,7 +231,10 @@ DETAIL_TEXT_MAX: Final = 300
 def packed_detail(bad: BadRow) -> bytes:
     """Why a row failed, as it is kept beside its outcome."""
     column = None if bad.column is None else bad.column[:DETAIL_TEXT_MAX]
-    document = {"line": bad.line, "column": column, "reason": bad.reason[:DETAIL_TEXT_MAX]}
+    return _packed({"line": bad.line, "column": column, "reason": bad.reason[:DETAIL_TEXT_MAX]})
+
+
+def _packed(document: dict[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
@@ -261,9 +264,9 @@ def hide_ids(detail: bytes | None, target_id: str | None, result_id: str | None)
     except (TypeError, ValueError) as error:
         raise PolicyError(f"what the handler says of a row cannot be kept: {error}") from None
     told = {**read_detail(detail)}
-    if detail is not None and not told:
+    if detail is not None and detail != _packed(told):  # the application's own, or more than Semel's
         told["detail"] = base64.b64encode(detail).decode()
-    return json.dumps({"semelIds": ids, **told}, separators=(",", ":")).encode()
+    return _packed({"semelIds": ids, **told})
 
 
 def read_hidden_ids(detail: bytes | None) -> tuple[str | None, str | None]:
