@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc import StatusCode as Code
@@ -186,13 +187,16 @@ def _packed(message: Any) -> AnyMessage:
 
 
 def retry_delay(trailing: Iterable[Any] | None) -> float | None:
-    """The seconds of a RetryInfo in a call's trailing metadata; None where there is none."""
+    """The seconds of a RetryInfo in a call's trailing metadata; None where there is none that can be read."""
     for name, value in trailing or ():
         if name == DETAILS and isinstance(value, bytes):
-            for detail in Status.FromString(value).details:
-                if detail.Is(RetryInfo.DESCRIPTOR):
+            try:
+                details = Status.FromString(value).details
+                for detail in details:
                     retry = RetryInfo()
-                    detail.Unpack(retry)
-                    seconds: float = retry.retry_delay.ToMilliseconds() / 1000
-                    return seconds
+                    if detail.Unpack(retry):
+                        seconds: float = retry.retry_delay.ToMilliseconds() / 1000
+                        return seconds
+            except DecodeError:  # of a proxy or another server: the call's own code must still reach the caller
+                continue
     return None
