@@ -60,6 +60,7 @@ soak: .venv/dev.stamp ## hours of kills, interruptions and lost answers on every
 	$(BIN)/python -m tests.nemeses.soak $(ARGS)
 	$(BIN)/python -m tests.outside
 	$(BIN)/python -m tests.client.soak
+	$(BIN)/python -m tests.imports.soak
 
 mutate: .venv/dev.stamp ## change the rules line by line: do their tests notice? (half an hour; ARGS="core/decide bulk/rules")
 	@$(BIN)/python scripts/mutate.py $(ARGS)

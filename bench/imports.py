@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import subprocess
 import tempfile
@@ -23,6 +24,7 @@ from semel.imports import Csv, Imports
 from semel.imports.upload import Upload
 
 MIB = 1024 * 1024
+ROUNDS = 5
 
 
 def spooling(folder: Path, mib: int) -> dict[str, float]:
@@ -31,15 +33,17 @@ def spooling(folder: Path, mib: int) -> dict[str, float]:
     with source.open("wb") as file:
         for _ in range(mib):
             file.write(os.urandom(MIB))
-    started = time.perf_counter()
-    subprocess.run(["sha256sum", source], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["cp", source, copy], check=True)
-    bare = time.perf_counter() - started
-    copy.unlink()
-    started = time.perf_counter()
-    with Upload(2048 * MIB, str(folder)) as upload:
-        asyncio.run(upload.take(source))
-    own = time.perf_counter() - started
+    bare = own = math.inf
+    for _ in range(ROUNDS):  # in turns, the best of each: other writers of the disk slow down either
+        started = time.perf_counter()
+        subprocess.run(["sha256sum", source], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["cp", source, copy], check=True)
+        bare = min(bare, time.perf_counter() - started)
+        copy.unlink()
+        started = time.perf_counter()
+        with Upload(2048 * MIB, str(folder)) as upload:
+            asyncio.run(upload.take(source))
+        own = min(own, time.perf_counter() - started)
     return {"mib_per_second": mib / own, "of_sha256sum_and_cp": bare / own}
 
 

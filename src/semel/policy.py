@@ -52,7 +52,8 @@ class Policy:
         key: ``"required"`` or ``"optional"``.
         key_format: an optional :class:`~semel.http.keys.KeyFormat`.
         key_from: over HTTP, where the key is if not in its header (which is then ignored): ``"path:orderId"``,
-            ``"body:/orderId"`` (a JSON pointer), or ``"reference"``: what ``reference_from`` names.
+            ``"body:/orderId"`` (a JSON pointer), ``"form:_key"`` (a field of a form), or ``"reference"``: what
+            ``reference_from`` names.
         reference_from: over HTTP, where the business reference is: ``"path:orderId"`` or ``"body:/invoice/number"``.
         reference_scope: within what a business reference names one execution: ``"tenant"``, or ``"caller"`` where
             callers of one tenant must not be able to take each other's references.
@@ -446,8 +447,12 @@ class Command:
             for name, part in zip(Scope._fields, self.scope, strict=True):
                 if not isinstance(part, str) or not part:
                     raise PolicyError(f"the scope's {name} must be a non-empty text; it is {part!r}")
+            # Of an enumeration, its text: what is stored and compared is nothing else.
+            object.__setattr__(self, "scope", Scope(*map(str.__str__, self.scope)))
         if not isinstance(self.key, str) or not self.key:
             raise PolicyError(f"a command's key must be a non-empty text, not {type(self.key).__name__}")
+        if type(self.key) is not str:
+            object.__setattr__(self, "key", str.__str__(self.key))
         if not isinstance(self.fingerprint, bytes) or len(self.fingerprint) != FINGERPRINT_BYTES:
             raise PolicyError(f"a command's fingerprint must be {FINGERPRINT_BYTES} bytes, such as a SHA-256 digest")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 
 import pytest
 
 from semel import Answer, Bulk, Command, Engine, Inbox, ItemFailed, Permit, Policy
 from semel.bulk.declaration import BulkItem
-from semel.bulk.rules import Done
+from semel.bulk.rules import Done, ItemOutcome, ItemState, ListedItem, content_id
+from semel.imports.store import PLAIN, SEALED, ImportRows, KnownRows, NewJob
 from semel.inbox.run import Message
 from semel.inbox.store import Receipt
 from semel.outbox.run import Outbox
@@ -72,6 +74,27 @@ def fill(url: str) -> None:
         engine.perform("published", lambda: events.published([first[0].seq]))
         engine.perform("postpone", lambda: events.postpone(first[1].seq, 1, "the broker said no"))
         assert engine.perform("park", lambda: events.park(ids[5], "too large"))
+        fill_imports(engine)
+
+
+def fill_imports(engine: Engine) -> None:
+    """Two jobs: one with bytes in the database in both forms, one with bytes elsewhere; and a row that was booked."""
+    rows, jobs = ImportRows(engine.store), []
+    for number, ref in ((1, "database sealed"), (2, "folder")):
+        id, digest, media = bytes([number]) * 16, bytes([number]) * 32, "application/jsonl"
+        key = f"ACME:{digest.hex()}"
+        new = NewJob(id, "acme", "stock", "ACME", key, digest, 5, media, "{}", ref, 10**15, 10**15)
+        jobs.append(engine.perform("import", partial(rows.submit, new, "täglich \\ 1.csv"))[0])
+    digest = jobs[0].sha256
+    engine.perform("import", lambda: rows.touch(digest, 5))
+    for form in (PLAIN, SEALED):
+        for place in range(3):
+            engine.perform("import", partial(rows.put_part, digest, place, bytes([0, 255, place, form]), form))
+        assert engine.perform("import", partial(rows.end_blob, digest, 3, form))
+    known = KnownRows(engine.store, jobs[0], 10**15)
+    listed = ListedItem(0, content_id(b"[1]", 1), b"[1]", None)
+    outcome = ItemOutcome(0, listed.item_id, ItemState.SUCCEEDED)
+    assert engine.perform("import", lambda: known.note([listed], [outcome]))
 
 
 def raises(message: Message) -> None:

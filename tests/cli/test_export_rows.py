@@ -44,6 +44,11 @@ def test_each_kind_has_its_rows(url: str, capsys: Capture) -> None:
     events = exported(url, capsys, "--of", "events")
     assert [event["state"] for event in events] == ["published", "postponed", *["waiting"] * 3, "parked"]
     assert [event["reason"] for event in events][-1] == "too large"
+    imports = exported(url, capsys, "--of", "imports")
+    assert [(each["key"], each["state"], each["contentKept"]) for each in imports] == [
+        (f"ACME:{'01' * 32}", "QUEUED", "database sealed"),
+        (f"ACME:{'02' * 32}", "QUEUED", "folder"),
+    ]
     messages = exported(url, capsys, "--of", "messages")
     assert {each["messageId"]: (each["state"], each["tries"]) for each in messages} == {
         "m-1": ("handled", 0),

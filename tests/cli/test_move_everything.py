@@ -96,6 +96,7 @@ def test_everything_is_the_same_through_all_sql_stores(
     assert {name: len(found) for name, found in before.items()} == {
         **{"steps": 1, "operations": 1, "bulks": 1, "items": 5},
         **{"events": 6, "messages": 3},
+        **{"imports": 2, "import_names": 2, "known_rows": 1, "file_parts": 6, "files": 1},
     }
     for target in (in_postgres(), in_mariadb(), second):
         code, said = moved(source, target, capsys)

@@ -15,7 +15,7 @@ DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 
 RUN = ("python", "console", "sh")
-SHOWN = ("http", "json", "mermaid", "sql", "text", "toml")
+SHOWN = ("html", "http", "js", "json", "mermaid", "sql", "text", "toml")
 
 _FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

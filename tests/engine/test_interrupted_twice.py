@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from semel import Engine
+from semel.engine import shield
 from semel.engine.shield import Hold, serve_lost, shielded
 from tests.engine.shells import MADE, command
 from tests.servers.redis import eventually
@@ -120,3 +121,16 @@ def test_a_limit_anywhere_in_a_run_leaves_no_permit_behind(no_collector: None) -
             was_reached = strike.left == 0
             eventually(lambda: not engine.core.live, 5.0)
         assert at > 30
+
+
+def test_a_store_that_fails_to_undo_what_was_lost_ends_no_thread_of_semels() -> None:
+    undone: list[int] = []
+
+    def fail(value: int, error: BaseException | None) -> None:
+        undone.append(value)
+        raise OSError("the store is away")
+
+    hold = Hold(fail)
+    hold.give(1)
+    shield._open[hold._number].perform()  # as a thread of Semel's does once the hold is lost
+    assert undone == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -235,11 +236,30 @@ def test_a_caller_forges_neither_a_line_nor_a_field(caplog: pytest.LogCaptureFix
         engine.run(command("key-1", FORGED), paid)
         engine.run(command("key-1", FORGED), paid)
     lines = [line for line in warnings_of(caplog) if "caller=" in line]
-    assert len(lines) == 3  # two claims and a replay
+    assert len(lines) == 4  # two claims, a settlement and a replay
     for line in lines:
         assert line.isascii()
         assert line.isprintable()
         assert 'caller="alice\\x0d\\x0aWARNING semel.unknown operation=pay \\"x\\" \\x1b[2J\\u202e"' in line
+
+
+def test_a_line_of_json_says_who_what_and_which_and_has_no_key(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "semel")
+    with Engine.connect("memory://", observer=Logging(logging.getLogger("semel"), as_json=True)) as engine:
+        id = engine.run(command("canary-1", FORGED), paid).operation_id
+        engine.run(command("canary-1", FORGED), paid)
+    lines = warnings_of(caplog)
+    assert [line for line in lines if not (line.isascii() and line.isprintable()) or "canary" in line] == []
+    documents = [json.loads(line) for line in lines if '"caller"' in line]
+    assert [(each["event"], each["state"]) for each in documents] == [
+        ("semel.claims", "PROCESSING"),
+        ("semel.settlements", "SUCCEEDED"),
+        ("semel.claims", "SUCCEEDED"),
+        ("semel.replays", "SUCCEEDED"),
+    ]
+    for each in documents:
+        assert (each["operation"], each["caller"], each["operation_id"]) == ("pay", FORGED, id)
+        assert len(each["key_hash"]) == 8
 
 
 def test_the_warning_of_an_unknown_outcome_is_one_line_too(caplog: pytest.LogCaptureFixture) -> None:

@@ -293,3 +293,28 @@ def test_another_waiter_looks_once_the_first_is_gone(monkeypatch: pytest.MonkeyP
     asyncio.run(scenario())
     holder.close()
     lost._log_destroy_pending = False  # type: ignore[attr-defined]  # that it is pending is the point
+
+
+def test_every_waiter_hears_that_the_one_that_looks_has_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where the next in line leaves at the same moment: the others do not wait for the moment to make sure."""
+    monkeypatch.setattr(commands, "poll_seconds", lambda asked, jitter: 0.02)
+    monkeypatch.setattr("semel.engine.state.FOLLOW_SECONDS", 3 * PATIENCE_SECONDS)
+
+    async def scenario() -> None:
+        async with (
+            await ready(sqlite(tmp_path / "semel.db")) as holder,
+            await ready(sqlite(tmp_path / "semel.db")) as engine,
+        ):
+            permit = await holder.claim(command())
+            assert isinstance(permit, Permit)
+            crowd = []
+            for n in range(1, 4):
+                crowd.append(asyncio.ensure_future(engine.claim(command(), wait_seconds=4 * PATIENCE_SECONDS)))
+                await until(lambda n=n: engine.core.waiting == n and bool(engine.core.lookers))  # type: ignore[misc]
+            await until(lambda: len(engine.core.wakers.get(permit.claim.id, ())) == 3)
+            crowd[0].cancel()
+            crowd[1].cancel()
+            await holder.settle(permit, Succeeded(MADE))
+            assert isinstance(await asyncio.wait_for(crowd[2], PATIENCE_SECONDS), Replay)
+
+    asyncio.run(scenario())

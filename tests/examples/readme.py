@@ -1,6 +1,6 @@
 """Runs an example's README as its reader would: every console block in its order, in one folder.
 
-Commands that serve (``uvicorn ...``) are programs of their own, started and awaited, on free ports instead of theirs.
+Commands that serve (``uvicorn ...``, ``flask ... run``) are programs of their own, started and awaited, on free ports.
 What installs Semel is skipped: it is installed. Everything else is run in a shell, and prints what the page shows.
 """
 
@@ -36,10 +36,11 @@ def run_readme(name: str, folder: Path, told: Mapping[str, str]) -> None:
     with ExitStack() as stack:
         for block in console:
             command = parse_console(block.text)[0][0]
-            if command.startswith("uvicorn "):
+            if command.startswith("uvicorn ") or (command.startswith("flask ") and " run " in command):
                 words = shlex.split(moved(command.replace("--port ", "--port 127.0.0.1:")))
                 port = int(words[words.index("--port") + 1].rpartition(":")[2])
-                stack.enter_context(serving(folder / f"served-{port}", words[1], variables, port=port, at=folder))
+                words[words.index("--port") + 1] = str(port)
+                stack.enter_context(serving(folder / f"served-{port}", words, variables, port=port, at=folder))
             else:
                 run_block(block, moved(block.text), name, folder, variables)
 

@@ -127,15 +127,21 @@ def running(folder: Path, *arguments: str, environment: Mapping[str, str] = NOTH
 
 @contextmanager
 def serving(
-    folder: Path, app: str, environment: Mapping[str, str] = NOTHING, *, port: int = 0, at: Path | None = None
+    folder: Path,
+    app: str | list[str],
+    environment: Mapping[str, str] = NOTHING,
+    *,
+    port: int = 0,
+    at: Path | None = None,
 ) -> Iterator[Program]:
-    """An application under uvicorn, as its README starts it.
+    """An application under uvicorn, or the words of the command that serves it, as its README starts it.
 
     Parameters: ``folder`` for its output; ``port`` (none: a free one); ``at`` where it starts (none: ``folder``).
     """
     folder.mkdir(exist_ok=True)
     port = port or free_port()
-    command = python("-m", "uvicorn", app, "--port", str(port), "--log-level", "warning")
+    words = ["uvicorn", app, "--port", str(port), "--log-level", "warning"] if isinstance(app, str) else app
+    command = python("-m", *words)
     program = Program(command, folder, environment, port, at)
     try:
         program.start()

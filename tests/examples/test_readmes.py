@@ -15,6 +15,7 @@ from tests.servers.postgres import postgres
 TOLD: dict[str, dict[str, str]] = {
     "bookings": {},  # and the URL of a database of its own
     "cases": {},
+    "flask": {},
     "imports": {},
     "orders": {},
     "payments": {"PROVIDER_URL": "http://127.0.0.1:8001"},

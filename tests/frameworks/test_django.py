@@ -4,7 +4,6 @@ the same project behind gunicorn and uvicorn, on one store.
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import socket
@@ -13,28 +12,27 @@ import sys
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.servers.ports import free_port
+from tests.frameworks.served import GUNICORN, Served, environment, serving
 from tests.servers.postgres import postgres
-from tests.service.served import Answered, await_true
 
 SITE = "tests.frameworks.django_site"
-GUNICORN = ("gunicorn", "--workers", "2", "--threads", "4", "--no-control-socket", "--bind", "127.0.0.1:{port}")
-
-
-def environment(folder: Path, **more: str) -> dict[str, str]:
-    return {**os.environ, "SHOP_FOLDER": str(folder), "DJANGO_SETTINGS_MODULE": f"{SITE}.settings", **more}
 
 
 def django(folder: Path, *arguments: str, **more: str) -> str:
     command = [sys.executable, "-W", "error", "-m", "django", *arguments]
-    ran = subprocess.run(command, env=environment(folder, **more), capture_output=True, text=True, check=False)
+    variables = environment(folder, DJANGO_SETTINGS_MODULE=f"{SITE}.settings", **more)
+    ran = subprocess.run(
+        command,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout + ran.stderr
 
@@ -46,61 +44,6 @@ def test_the_project_passes_its_own_tests(tmp_path: Path, more: dict[str, str]) 
 
 def test_the_project_passes_its_own_tests_on_postgresql(tmp_path: Path) -> None:
     assert "OK" in django(tmp_path, "test", "--noinput", SITE, SHOP_POSTGRES=postgres())
-
-
-@dataclass
-class Served:
-    """The project behind one server."""
-
-    port: int
-    folder: Path
-    process: subprocess.Popen[bytes]
-
-    def ask(
-        self, path: str, body: Any = None, *, key: str | None = None, caller: str = "alice", method: str = "POST"
-    ) -> Answered:
-        headers = {"Authorization": f"Bearer {caller}", "Content-Type": "application/json"}
-        if key is not None:
-            headers["Idempotency-Key"] = key
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        try:
-            connection.request(method, path, None if method == "GET" else json.dumps(body or {}), headers)
-            got = connection.getresponse()
-            return Answered(got.status, {name.lower(): value for name, value in got.getheaders()}, got.read())
-        except (OSError, http.client.HTTPException):
-            return Answered(0)
-        finally:
-            connection.close()
-
-    def until_final(self, path: str, body: Any, key: str) -> Answered:
-        """As a client that retries while it is told that the command is running."""
-        answers: list[Answered] = []
-
-        def is_final() -> bool:
-            answers.append(self.ask(path, body, key=key))
-            return answers[-1].status not in (0, 409, 503)
-
-        await_true(is_final, "a final answer")
-        return answers[-1]
-
-    def effects(self) -> list[str]:
-        found: list[str] = self.ask("/effects", method="GET").json
-        return found
-
-
-@contextmanager
-def serving(folder: Path, *command: str) -> Iterator[Served]:
-    port = free_port()
-    arguments = [sys.executable, "-W", "error", "-m", *(each.format(port=port) for each in command)]
-    with (folder / f"{command[0]}.log").open("ab") as log:
-        process = subprocess.Popen(arguments, env=environment(folder), stdout=log, stderr=log)
-    served = Served(port, folder, process)
-    try:
-        await_true(lambda: served.ask("/effects", method="GET").status == 200, f"{command[0]} to answer")
-        yield served
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 @pytest.fixture(scope="module")

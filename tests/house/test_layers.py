@@ -26,7 +26,7 @@ RINGS_OF_ROOMS: dict[str, int] = {
     "engine": 3,
     **dict.fromkeys(["steps", "operations", "outbox", "inbox", "bulk", "reconciliation", "resuming"], 4),
     **dict.fromkeys(["http", "functions", "integrations", "workers", "admin", "check", "cli", "reference"], 4),
-    **dict.fromkeys(["client", "conform", "imports"], 4),
+    **dict.fromkeys(["client", "conform", "exporters", "imports"], 4),
 }
 RINGS_OF_NAMES = {"rules": 1, "flow": 2, "store": 2, "run": 3, "http": 4, "worker": 4, "doctor": 4}
 RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
@@ -48,7 +48,7 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "outbox.sinks": {"redis_streams": 3},
     "client": {"plan": 2},
     "conform": {"run": 4},
-    "imports": {"readers": 1, **dict.fromkeys(["booking", "content", "upload"], 3)},
+    "imports": {"readers": 1, **dict.fromkeys(["booking", "content", "sealed", "upload"], 3)},
     "bulk": {"body": 1, **dict.fromkeys(["declaration", "handling", "run_async", "run_sync", "spool"], 3)},
 }
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
-from semel import AsyncEngine
+from semel import AsyncEngine, Sealer
 from semel.core.requests import Commit, SettleWithin
 from semel.engine.backend import Backend
 from semel.engine.runner import AsyncPerformer
@@ -26,15 +26,17 @@ from tests.imports.places import csv_of
 ROWS: Final = 40
 CHUNK: Final = 10
 FILE: Final = csv_of(*range(ROWS))
+SEALS: Final = "psycopg"  # the one whose files and rows are sealed
+RING: Final = {"2026": bytes(32)}
 
 
 def backend_of(kind: str, where: str) -> Backend:
     """The database, which the parent has migrated."""
-    if kind == "asyncpg":
+    if kind in ("asyncpg", "psycopg"):
         from semel.stores.postgres.url import postgres_backend
 
         url, _, schema = where.partition(" ")
-        return postgres_backend(url, asyncpg=True, schema=schema)
+        return postgres_backend(url, asyncpg=kind == "asyncpg", schema=schema)
     return connect_backend(where)
 
 
@@ -52,7 +54,13 @@ async def pieces(point: str) -> AsyncIterator[bytes]:
 def imports_of(engine: AsyncEngine, folder: str, point: str) -> Imports:
     content = FolderContent(folder) if folder else None
     imports = Imports(
-        engine, operation="stock.import", chunk_items=CHUNK, content=content, rows="skip-known", lease_seconds=1
+        engine,
+        operation="stock.import",
+        chunk_items=CHUNK,
+        content=content,
+        rows="skip-known",
+        lease_seconds=1,
+        answers="keep" if engine.core.sealer is None else "seal",
     )
 
     @imports.row
@@ -84,8 +92,12 @@ def _die_around_commits(kind: str, number: int) -> None:
     setattr(AsyncPerformer, "drive", drive)  # noqa: B010 - a method of a class that is typed otherwise
 
 
+def engine_of(kind: str, where: str) -> AsyncEngine:
+    return AsyncEngine(backend_of(kind, where), sealer=Sealer(RING) if kind == SEALS else None)
+
+
 async def act(kind: str, where: str, folder: str, point: str) -> dict[str, Any]:
-    async with AsyncEngine(backend_of(kind, where)) as engine:
+    async with engine_of(kind, where) as engine:
         imports = imports_of(engine, folder, point)
         word, _, number = point.partition(" ")
         if word in ("before", "after"):
@@ -110,7 +122,7 @@ async def act(kind: str, where: str, folder: str, point: str) -> dict[str, Any]:
 
 
 async def submit_many(kind: str, where: str, folder: str, number: int) -> list[tuple[str, bool]]:
-    async with AsyncEngine(backend_of(kind, where)) as engine:
+    async with engine_of(kind, where) as engine:
         imports = imports_of(engine, folder, "never")
         count = 6 if number == 2 else 7
         jobs = await asyncio.gather(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import resource
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from semel.imports import Imports
+from semel.errors import HandlerError
+from semel.imports import Imports, Row
 from semel.imports.upload import Upload
 from tests.imports.places import Place, csv_of
 
@@ -24,7 +26,7 @@ async def _stream(pieces: int) -> AsyncIterator[bytes]:
 
 
 def test_memory_does_not_grow_with_the_file(here: Place) -> None:
-    """As far as a suite may write: what is held is one block, so that 192 MiB show what 2 GiB cost."""
+    """As far as a suite may write: what is held is one block. `python -m tests.imports.soak` sends 2 GiB."""
 
     async def take(pieces: int) -> str:
         with Upload(1024 * MIB) as upload:
@@ -94,6 +96,21 @@ def test_a_preview_says_what_the_run_does(
             assert tuple(row for row in rows if row.state != "BOOKED") == preview.rows
 
     here.tell(story())
+
+
+@pytest.mark.parametrize("way", ["commit", "rollback"])
+def test_a_handler_that_ends_the_transaction_of_a_preview_is_told_so(place: Place, way: str) -> None:
+    imports = Imports(place.engine, operation="stock.import", effects="atomic")
+
+    @imports.row
+    async def book(row: Row) -> None:
+        connection: Any = row.connection
+        done = getattr(connection, way)() if hasattr(connection, way) else connection.execute(way)
+        if inspect.isawaitable(done):
+            await done
+
+    with pytest.raises(HandlerError, match=r"commit\(\) and rollback\(\) of its own.*row\.preview"):
+        place.tell(imports.preview(csv_of(1), supplier="ACME"))
 
 
 def test_a_preview_does_not_run_a_handler_whose_calls_nothing_would_undo(here: Place) -> None:

@@ -31,6 +31,12 @@ class Unreachable(Exception):
     """The provider was not even reached."""
 
 
+class Moved(Exception):
+    """It says its own status, as an HTTPException does."""
+
+    status_code = 303
+
+
 class Lost(Exception):
     """Nobody knows."""
 
@@ -181,6 +187,12 @@ HANDLED: list[tuple[type[Exception], int, dict[str, Any], str]] = [
     (Lost, 502, {"on_error": "replay"}, "FAILED_REPLAYABLE"),
     (Lost, 502, {"definite_5xx": frozenset({502})}, "FAILED_REPLAYABLE"),
     (Lost, 409, {}, "FAILED_REPLAYABLE"),
+    (Lost, 200, {}, "UNKNOWN"),
+    (Lost, 303, {"on_error": "replay"}, "UNKNOWN"),
+    (Lost, 200, {"effects": "idempotent"}, "PROCESSING"),
+    (Lost, 303, {"marks_effects": True}, "FAILED_NOT_REPLAYABLE"),
+    (Moved, 303, {}, "SUCCEEDED"),
+    (Moved, 200, {}, "UNKNOWN"),
 ]
 
 
@@ -211,7 +223,7 @@ def test_what_an_exception_means_that_the_application_makes_an_answer_of(
     first = web.call("/")
     assert (first.status, first.body, web.raised, web.states) == (status, b"it says", None, [state])
     second = web.call("/")
-    assert second.replayed is (state == "FAILED_REPLAYABLE")
+    assert second.replayed is (state in ("FAILED_REPLAYABLE", "SUCCEEDED"))
     assert second.status == (409 if state == "UNKNOWN" else status)
 
 

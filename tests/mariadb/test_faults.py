@@ -18,7 +18,9 @@ from urllib.parse import quote
 
 import pytest
 
+from semel.core.command_flow import settlement
 from semel.core.model import Answer, Proceed, Settled, State
+from semel.core.outcomes import Succeeded
 from semel.engine.state import SCHEMA_VERSION_MAX
 from semel.engine.urls import connect_backend
 from semel.errors import (
@@ -30,6 +32,7 @@ from semel.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
+from semel.operations.store import OperationRows
 from semel.stores.mariadb import protocol as spoken
 from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.url import mariadb_backend
@@ -95,6 +98,35 @@ def test_a_server_that_hangs_is_given_up_on_and_found_again(
     relay.hanging = False
     relay.cut()
     assert fellow.run(what, handler, wait_seconds=5).answer == MADE
+
+
+def test_a_statement_of_semels_own_while_the_handler_runs_is_given_up_in_time(
+    make_fellow: MakeFellow, relay: Relay, outside: Outside
+) -> None:
+    """The handler may take its time; what Semel asks on its connection then may not."""
+    fellow = make_fellow(port=relay.port, patience_seconds=PATIENCE_SECONDS)
+    rows = OperationRows(fellow.backend.store)
+
+    async def handler(permit: Any, db: Any) -> Answer:
+        relay.lose("both", "semel_operation")
+        flow = partial(
+            rows.conclude,
+            permit.grant.operation_id,
+            settlement(permit.grant, Succeeded(MADE)),
+        )
+        if hasattr(permit.unit, "run"):
+            permit.unit.run(flow)
+        else:
+            await permit.unit.run_async(flow)
+        return MADE
+
+    begun = time.monotonic()
+    with pytest.raises(StoreError):
+        fellow.run(WHAT, handler)
+    assert time.monotonic() - begun < 10 * PATIENCE_SECONDS
+    relay.cut()
+    assert fellow.run(WHAT, made, wait_seconds=10).answer == MADE
+    assert outside.rows() == [1]
 
 
 # --- locks ---

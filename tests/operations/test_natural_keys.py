@@ -30,6 +30,9 @@ UNREADABLE = "IDEMPOTENCY_REQUEST_INVALID"
 DONE = "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE"
 FROM_PATH = Operation("/orders/{orderId}", Policy(key_from="path:orderId"), methods=("PUT",))
 FROM_BODY = Operation("/orders", Policy(key_from="body:/order/id"))
+FROM_FORM = Operation("/checkout", Policy(key_from="form:_key"))
+URLENCODED = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data; boundary=b"
 
 
 class Orders:
@@ -97,6 +100,68 @@ def test_a_value_that_is_no_key_is_told_by_its_name(make_web: MakeWeb, sent: byt
     reply = make_web(orders, operations=[FROM_BODY]).call(path="/orders", body=sent, key=KEY)
     assert (reply.status, reply.code, orders.ran) == (400, code, 0)
     assert names in reply.problem["detail"]
+
+
+def part(disposition: str, content: str) -> bytes:
+    return f"--b\r\nContent-Disposition: form-data; {disposition}\r\n\r\n{content}\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("media_type", "first", "again", "other"),
+    [
+        (URLENCODED, b"sku=A-1&_key=k-1", [b"_key=k%2D", b"1&sku=A%2d1"], b"sku=A-1&_key=k-2"),
+        (
+            MULTIPART,
+            part('name="sku"', "A-1") + part('name="_key"', "k-1") + b"--b--\r\n",
+            part('name="_key"', "k-1") + part('name="sku"', "A-1") + b"--b--\r\n",
+            part('name="sku"', "A-1") + part('name="_key"', "k-2") + b"--b--\r\n",
+        ),
+    ],
+    ids=["urlencoded", "multipart"],
+)
+def test_a_hidden_field_of_a_form_is_the_key(
+    make_web: MakeWeb, media_type: str, first: bytes, again: bytes | list[bytes], other: bytes
+) -> None:
+    orders = Orders()
+    web = make_web(orders, operations=[FROM_FORM])
+
+    def send(body: bytes | list[bytes]) -> Any:
+        return web.call(path="/checkout", body=body, key=None, headers=[("Content-Type", media_type)])
+
+    assert not send(first).replayed
+    assert send(again).replayed
+    assert not send(other).replayed
+    assert orders.ran == 2
+
+
+@pytest.mark.parametrize(
+    ("media_type", "sent", "code"),
+    [
+        (URLENCODED, b"sku=A-1", MISSING),
+        (URLENCODED, b"", MISSING),
+        (URLENCODED, b"_key=", INVALID),
+        (URLENCODED, b"_key=a+b", INVALID),
+        (URLENCODED, b"_key=%C3%A9", INVALID),
+        (URLENCODED, b"_key=a&_key=a", UNREADABLE),
+        (URLENCODED, b"_key=a;b=c", UNREADABLE),
+        (URLENCODED, b"_key=%zz", UNREADABLE),
+        (URLENCODED, b"_key=%ff", UNREADABLE),
+        ("text/plain", b"_key=a", UNREADABLE),
+        ("", b"_key=a", UNREADABLE),
+        (MULTIPART, part('name="sku"', "1") + b"--b--", MISSING),
+        (MULTIPART, part('name="_key"', "a") * 2 + b"--b--", UNREADABLE),
+        (MULTIPART, part('name="_key"; filename="a.txt"', "a") + b"--b--", UNREADABLE),
+        (MULTIPART, part('name="_key"', "a"), UNREADABLE),
+    ],
+)
+def test_a_form_field_that_is_no_key_is_told_by_its_name(
+    make_web: MakeWeb, media_type: str, sent: bytes, code: str
+) -> None:
+    orders = Orders()
+    web = make_web(orders, operations=[FROM_FORM])
+    reply = web.call(path="/checkout", body=sent, key=KEY, headers=[("Content-Type", media_type)])
+    assert (reply.status, reply.code, orders.ran) == (400, code, 0)
+    assert "form field '_key'" in reply.problem["detail"]
 
 
 def test_a_body_that_names_its_command_is_not_endless(make_web: MakeWeb) -> None:

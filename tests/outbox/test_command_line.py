@@ -95,7 +95,7 @@ def test_a_sink_that_cannot_be_reached_is_an_exit_code(place: Place, run: Run) -
         (("worker", "--once", "--sink", "nat://h"), "did you mean 'nats'"),
         (("worker", "--batch", "0"), "--batch"),
         (("events", "retry"), "needs an EVENT_ID"),
-        (("events", "retry", "7"), "needs an EVENT_ID"),
+        (("events", "retry", "seven"), "needs an EVENT_ID"),
         (("events", "list", "7"), "takes no EVENT_ID"),
         (("events", "park", "0b1f0f2e-6c59-4d1e-9a34-5f1d7c1c2f10"), "--reason"),
         (("events", "burn"), "burn"),

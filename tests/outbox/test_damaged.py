@@ -105,6 +105,48 @@ def test_a_damaged_event_can_be_dropped(quick_place: Place, capsys: pytest.Captu
     assert broker.ids == [made[1].id]  # it had waited behind the damaged one of its aggregate
 
 
+def test_a_parked_event_is_named_by_its_place(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    made = place.fill(2)
+    broken(place, 0)
+    relay_once(place.url, Broker())
+    _, out, _ = ran(capsys, "events", "--json", "--url", place.url)
+    parked, behind = (str(event["place"]) for event in json.loads(out)["events"])
+    code, _, err = ran(capsys, "events", "retry", behind, "--url", place.url)
+    assert code != 0
+    assert f"no event at place {behind} is parked; see semel events" in err
+    code, out, _ = ran(capsys, "events", "retry", parked, "--json", "--url", place.url)
+    assert (code, json.loads(out)) == (0, {"place": int(parked), "action": "retry"})
+    assert ran(capsys, "events", "park", parked, "--reason", "damaged", "--url", place.url)[0] == 0
+    assert ran(capsys, "events", "drop", parked, "--url", place.url)[1] == f"{parked}: given up for good\n"
+    assert place.waiting == [made[1].id]
+
+
+def test_an_event_whose_id_cannot_be_read_is_retried_once_it_is_mended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = make_place(SQLITE, tmp_path)
+    [made] = place.fill(1)
+    place.change("UPDATE semel_event SET id = x'00'")
+    relay_once(place.url, Broker())
+    [(seq,)] = place.rows("SELECT seq FROM semel_event")
+    assert f"\n{seq} " in ran(capsys, "events", "--url", place.url)[1]
+    place.change(f"UPDATE semel_event SET id = '{made.id}'")
+    assert ran(capsys, "events", "retry", str(seq), "--url", place.url)[0] == 0
+    broker = Broker()
+    relay_once(place.url, broker)
+    assert broker.ids == [made.id]
+
+
+@pytest.mark.parametrize("given", ["", "x", "-", "0", "1.5", "9223372036854775808", "\u0661"])
+def test_what_is_neither_an_id_nor_a_place_is_refused(
+    given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = make_place(SQLITE, tmp_path)
+    code, _, err = ran(capsys, "events", "retry", given, "--url", place.url)
+    assert code == 2
+    assert "needs an EVENT_ID, a UUID as semel events lists it, or the event's PLACE" in " ".join(err.split())
+
+
 @pytest.mark.parametrize("damage", ODD)
 def test_whatever_a_column_holds_the_other_events_are_published_and_it_is_named(
     damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -99,6 +100,25 @@ def test_what_is_lost_before_the_commit_leaves_nothing_or_all(
     assert time.monotonic() - begun < 10 * PATIENCE_SECONDS
     assert len(ran) <= 1
     ends_well(fellow, outside, relay)
+
+
+def test_a_statement_of_semels_own_behind_the_handler_is_given_up_in_time(
+    fellow: Fellow, outside: Outside, relay: Relay
+) -> None:
+    """The handler may take its time; what Semel asks on its connection then may not."""
+    what = replace(WHAT, business_ref="invoice-1")
+
+    async def handler(permit: Permit, db: Writes) -> Answer:
+        relay.lose("both", "semel_operation")
+        return await made(permit, db)
+
+    began = time.monotonic()
+    with pytest.raises(StoreError):
+        fellow.run(what, handler)
+    assert time.monotonic() - began < 10 * PATIENCE_SECONDS
+    relay.cut()
+    assert fellow.run(what, made, wait_seconds=10).answer == MADE
+    assert outside.rows() == [1]
 
 
 @pytest.mark.parametrize("step", ["UPDATE semel_record AS r SET", "(SELECT FROM known)"])

@@ -62,10 +62,11 @@ def test_where_it_is_found(given: str, found: str | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["", "path:", "path:a-b", "path:1", "body:", "body:/", "body:a", "body:/a~2", "x:y", 7]
+    "given",
+    ["", "path:", "path:a-b", "path:1", "body:", "body:/", "body:a", "body:/a~2", "form:", "form:a b", "x:y", 7],
 )
 def test_where_nothing_can_be(given: Any) -> None:
-    with pytest.raises(PolicyError, match=r"^key_from must be 'path:orderId' \(a parameter .* JSON body\); it is"):
+    with pytest.raises(PolicyError, match=r"^key_from must be 'path:orderId' \(a param.* of a form\); it is"):
         of(given)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from http import HTTPStatus
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from semel import Engine, Permit
 from semel.core.decide import decide
-from semel.core.model import AnswerKind, Find, Proceed, Record, State
+from semel.core.model import AnswerKind, Find, Proceed, Record, Replay, Scope, State
+from semel.core.outcomes import Succeeded
 from semel.core.record import (
     answer_digest,
     answer_of,
@@ -20,7 +24,7 @@ from semel.core.record import (
     unpack_headers,
     uuid_of,
 )
-from semel.policy import Policy
+from semel.policy import Command, Policy
 from semel.stores.memory.store import granted_row
 from semel.testing.attempts import OK, attempt
 
@@ -40,6 +44,32 @@ def answered() -> Record:
     digest = answer_digest(OK.status, BLOCK, OK.body)
     row = a_row()._replace(state=State.SUCCEEDED, answer_kind=AnswerKind.KEPT, answer_digest=digest)
     return row._replace(status=201, headers=BLOCK, body=OK.body)
+
+
+class Name(StrEnum):
+    """A text of the application's own class."""
+
+    PAY = "pay"
+
+
+@pytest.mark.parametrize("what", ["scope", "key", "recipe", "resource", "status"])
+def test_an_answer_is_replayed_whatever_class_the_texts_and_numbers_of_its_command_have(what: str) -> None:
+    engine = Engine.connect("memory://?persistence=none")
+    given: dict[str, Any] = {"scope": Scope("acme", "alice", "pay"), "key": "pay-0001", "recipe": "demo"}
+    if what in given:
+        given[what] = Scope(Name.PAY, Name.PAY, Name.PAY) if what == "scope" else Name.PAY
+    command = Command(**given, fingerprint=bytes(32), policy=Policy())
+    assert {type(each) for each in (*command.scope, command.key)} == {str}
+    permit = engine.claim(command)
+    assert isinstance(permit, Permit)
+    if what == "resource":
+        permit.result(Name.PAY, Name.PAY)
+    status = HTTPStatus.CREATED if what == "status" else 201
+    engine.settle(permit, Succeeded(OK._replace(status=status)))
+    again = engine.claim(command)
+    assert isinstance(again, Replay)
+    assert again.answer == OK._replace(status=201)
+    engine.close()
 
 
 # --- answers ---

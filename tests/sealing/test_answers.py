@@ -201,6 +201,17 @@ def test_the_status_is_sealed_too_and_a_seal_that_is_said_to_be_none_is_not_show
         process.run(command("kind", SEAL), never)
 
 
+@pytest.mark.parametrize("place", LOCAL, indirect=True)
+def test_sealing_does_not_keep_who_writes_the_store_from_an_answer_in_clear(place: Place) -> None:
+    """As docs/security.md says: what a record holds decides how it is replayed, so write access is trusted."""
+    process = place.process()
+    process.run(command(policy=SEAL), pay)
+    [row] = rows_of(process)
+    forged = Answer(201, (), b"forged")
+    write(process, row, forged, AnswerKind.KEPT)
+    assert process.run(command(policy=SEAL), never).answer == forged
+
+
 @pytest.mark.parametrize("kind", EACH, indirect=True)
 @pytest.mark.parametrize(
     ("ring", "said"),

@@ -18,7 +18,7 @@ from redis import Redis
 from semel import Answer, Bulk, Done, Permit, Policy
 from semel.core.outcomes import Unprovable
 from semel.engine.sync_engine import Engine
-from semel.errors import NotReplayableError, SemelError
+from semel.errors import ItemFailed, NotReplayableError, SemelError
 from tests.sealing.conftest import RING, Place, command
 from tests.servers import redis as redis_servers
 from tests.servers.mariadb import connect, mariadb
@@ -32,17 +32,17 @@ def answer(canary: str) -> Answer:
     return Answer(201, headers, f'{{"id": 7, "card": {{"number": "body-{canary}"}}}}'.encode())
 
 
-def files_of(place: Place) -> Path:
-    """Where the store's files are, with everything written that its server has in memory."""
-    match place.kind:
-        case "sqlite":
-            return place.folder
-        case "psycopg":
+def files_of(kind: str, folder: Path) -> Path:
+    """Where a store's files are, with everything written that its server has in memory; SQLite's are in ``folder``."""
+    match kind:
+        case "sqlite" | "sqlite-async":
+            return folder
+        case "psycopg" | "psycopg-async" | "asyncpg":
             with psycopg.connect(postgres(), autocommit=True) as plain:
                 plain.execute("CHECKPOINT")
-                [folder] = plain.execute("SHOW data_directory").fetchone() or ("",)
-            return Path(folder)
-        case "pymysql":
+                [data] = plain.execute("SHOW data_directory").fetchone() or ("",)
+            return Path(data)
+        case "pymysql" | "asyncmy":
             server = mariadb()
             with closing(connect(server.port, database=server.database)) as plain, closing(plain.cursor()) as cursor:
                 cursor.execute("FLUSH TABLES")
@@ -89,6 +89,10 @@ def run_parts(process: Any, canary: str, answers: Any) -> None:
     assert [each.detail for each in bulk.outcomes(done.operation_id)] == [f"detail-{canary}".encode()]
 
 
+def _fail() -> None:
+    raise ItemFailed("ACCOUNT_CLOSED", detail=b"why it failed")
+
+
 def _raise(canary: str) -> Answer:
     raise RuntimeError(f"error-{canary}")
 
@@ -105,7 +109,7 @@ def test_a_secret_is_in_no_file_of_the_store(place: Place, caplog: pytest.LogCap
     if process.engine.core.emits:
         run_parts(process, "CanaryKeptPart", "keep")
         run_parts(process, "CanarySealedPart", "seal")
-    folder = files_of(place)
+    folder = files_of(place.kind, place.folder)
     for part in ("body", "header"):
         assert found_in(folder, f"{part}-CanaryKept"), "the look itself finds what is there"
         for how in ("Sealed", "Forgotten", "Rebuilt"):
@@ -167,6 +171,15 @@ def test_the_details_of_items_open_with_their_key_alone(tmp_path: Path) -> None:
         assert [each.detail for each in bulk.outcomes(done.operation_id)] == [b"secret", b"secret"]
         assert [each.detail for each in forgets.outcomes(gone.operation_id)] == [None]
         assert bulk.run([{"n": 1}, {"n": 2}], handled, key="k", caller="alice").replayed
+        fails = lambda item: _fail()  # noqa: E731
+        failed = bulk.run([{"n": 1}], fails, key="f", caller="alice")
+        assert [each.detail for each in bulk.outcomes(failed.operation_id)] == [b"why it failed"]
+        gone = forgets.run([{"n": 1}], fails, key="f", caller="alice")
+        assert [each.detail for each in forgets.outcomes(gone.operation_id)] == [None]
+        for effects in ("atomic", "idempotent"):
+            other = Bulk(engine, operation=f"approve.{effects}", answers="seal", effects=effects)
+            assert other.run([{"n": 1}], fails, key="f", caller="alice").tally.failed == 1
+        assert found_in(tmp_path, "why it failed") == []
         without = Bulk(place.process({"2025": bytes(32)}).engine, operation="approve", answers="seal")
         with pytest.raises(SemelError, match="'2026', which is not in the ring"):
             without.page(done.operation_id)

@@ -87,6 +87,7 @@ def test_reseal_puts_everything_under_the_newest_key_and_then_has_nothing_to_do(
     url: str, semel: Run, keys: Path
 ) -> None:
     counted = {"lookedAt": 10, "resealed": 7, "key": "2026", "plain": 1, "changedMeanwhile": 0, "unreadable": 0}
+    counted["resealedBeside"] = dict.fromkeys(("details", "steps", "requests", "files"), 0)
     found = {"foundUnder": {"2025": 7, "2026": 1}}
     assert semel("reseal", "--dry-run") == (0, {**counted, **found, "dryRun": True}, "")
     assert under(url, "2025") == 7

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI, Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.testclient import TestClient
 
 from semel import AsyncEngine, Engine, Permit, Rebuilding, Sealer, command
-from semel.core.model import Find
+from semel.core.model import Answer, Find
 from semel.errors import ConfigurationError, NotReplayableError, RecordUnreadableError
 from semel.functions import single_caller, this_permit
 from semel.http.caller import Caller
@@ -31,10 +31,12 @@ BODY = json.dumps({"id": 7, "card": {"number": SECRET}}).encode()
 def make(request: pytest.FixtureRequest) -> Any:
     made: list[Web] = []
 
-    def web(policy: Policy) -> Web:
+    def web(policy: Policy, status: int = 201) -> Web:
         def pay(seen: Seen) -> Reply:
             seen.permit.result("payment", "7")
-            return Reply(201, [("content-type", "application/json"), ("etag", '"1"')], [BODY])
+            if status == 204:
+                return Reply(204, [], [])
+            return Reply(status, [("content-type", "application/json"), ("etag", '"1"')], [BODY])
 
         made.append(
             request.param(
@@ -87,6 +89,40 @@ def test_a_rebuilt_answer_is_marked_and_one_that_fails_links_the_resource(make: 
     problem = json.loads(lost.body)
     assert (lost.status, problem["code"]) == (409, "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE")
     assert problem["resource"] == "/payments/7"
+    assert len(web.seen) == 1
+
+
+@pytest.mark.parametrize("status", [201, 204])
+@pytest.mark.parametrize("kind", [Answer, Response])
+def test_what_a_builder_returns_leaves_as_a_replay_does(make: Any, kind: Any, status: int) -> None:
+    headers = [
+        ["Content-Type", "text/plain"],
+        ["ETag", ' "2" '],
+        ["Content-Length", "999"],
+        ["Transfer-Encoding", "chunked"],
+        ["Set-Cookie", "session=1"],
+        ["X-Split", "a\r\nb: c"],
+        ["X-Made", "again"],
+    ]
+    raw = [[name.encode(), value.encode()] for name, value in headers]
+
+    def read(done: Rebuilding) -> Any:
+        if kind is Answer:
+            return Answer(500, raw, bytearray(b"again"))  # type: ignore[arg-type]
+        response = Response(b"again", 500)
+        response.raw_headers = [(name, value) for name, value in raw]
+        return response
+
+    web = make(Policy(answers="rebuild", rebuild=read), status)
+    web.call()
+    for _ in range(2):
+        again = web.call()
+        assert (again.status, again.replayed) == (status, True)
+        assert again.body == (b"again" if status == 201 else b"")
+        found = [(name.lower(), value) for name, value in again.headers]
+        kept = [pair for pair in found if pair[0] in {name.lower() for name, _ in headers}]
+        length = [("content-length", "5")] if status == 201 else []
+        assert kept == [("content-type", "text/plain"), ("etag", '"2"'), ("x-made", "again"), *length]
     assert len(web.seen) == 1
 
 

@@ -254,7 +254,7 @@ def test_the_first_page_shows_what_to_try_at_this_address(service: Served) -> No
     assert f"curl -i {service.url}/payments" in text
     assert "POST /orders" in text
     assert "&quot;customerId&quot;" in text  # escaped
-    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "default-src 'self'" in page.headers["content-security-policy"]
 
 
 def test_nothing_is_simulated_outside_a_demonstration(tmp_path: Path) -> None:

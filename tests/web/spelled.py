@@ -131,7 +131,37 @@ def bottle_app(name: str) -> Any:
     return app
 
 
+def flask_inside(name: str, *, strict: bool) -> Any:
+    """Flask with Semel's own decorator: the views claim for themselves."""
+    from flask import Flask, request
+
+    from semel.integrations.flask import Semel
+
+    app = Flask(name)
+    app.url_map.strict_slashes = app.url_map.merge_slashes = strict
+    semel = Semel(app, Engine.connect("memory://"), caller=single_caller)
+
+    @app.post("/pay")
+    @semel.command("pay", effects="external")
+    def pay() -> tuple[str, int]:
+        effect(name, request.headers["Idempotency-Key"])
+        return "paid", 201
+
+    @app.post("/invoices/<int:number>/pay")
+    @semel.command("invoices.pay", effects="external", key_from="path:number")
+    def pay_invoice(number: int) -> tuple[str, int]:
+        effect(name, f"invoice-{number}")
+        return "paid", 201
+
+    return app
+
+
+INSIDE: dict[str, Callable[[str], Any]] = {
+    "flask-inside": lambda name: flask_inside(name, strict=True),
+    "flask-inside-lenient": lambda name: flask_inside(name, strict=False),
+}
 WSGI_APPS: dict[str, Callable[[str], Any]] = {
+    **INSIDE,
     "flask": lambda name: flask_app(name, strict=True),
     "flask-lenient": lambda name: flask_app(name, strict=False),
     "django": django_wsgi,
@@ -145,7 +175,9 @@ def wsgi() -> Any:
     engine = Engine.connect("memory://")
     engine.open()
     apps = {
-        name: WsgiMiddleware(make(name), engine, caller=single_caller, operations=_declared(name))
+        name: make(name)
+        if name in INSIDE
+        else WsgiMiddleware(make(name), engine, caller=single_caller, operations=_declared(name))
         for name, make in WSGI_APPS.items()
     }
 

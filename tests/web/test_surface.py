@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
 import pytest
@@ -42,6 +43,18 @@ def test_a_caller_is_two_texts_that_say_something(tenant: Any) -> None:
 @pytest.mark.parametrize("name", ["null", "0", "caf\xe9", "a/b:c"])
 def test_a_caller_may_have_any_name(name: str) -> None:
     assert Caller(name, name) == Caller(name, name) != Caller(name, "other")
+
+
+class Who(StrEnum):
+    """Texts of the application's own class."""
+
+    ALICE = "alice"
+
+
+def test_a_callers_names_are_plain_texts() -> None:
+    made = Caller(Who.ALICE, Who.ALICE)
+    assert made == Caller("alice", "alice")
+    assert {type(made.tenant), type(made.id)} == {str}
 
 
 def test_where_callers_are_read_from() -> None:

@@ -1,4 +1,4 @@
-"""Records, and rows beside them, as `semel export` writes them: operations, bulks and items, events, messages.
+"""Records, and rows beside them, as `semel export` writes them: operations, bulks and items, events, imports.
 
 What an event or an item holds leaves only where it is asked for, as a record's answer does; a request never.
 """
@@ -23,9 +23,10 @@ from semel.core.record import answer_of
 from semel.core.sealing import Seals
 from semel.engine.sync_engine import Engine
 from semel.errors import SemelError
+from semel.imports.rules import ImportState
 from semel.operations.flow import is_kept_by
 from semel.outbox.rules import unpack_headers
-from semel.stores.sql.tables import BULKS, EVENTS, ITEMS, MESSAGES, OPERATIONS, Noun
+from semel.stores.sql.tables import BULKS, EVENTS, IMPORTS, ITEMS, MESSAGES, OPERATIONS, Noun
 
 Document = dict[str, Json]
 Damaged = Callable[[str, str], None]  # a row's name, and what is wrong with it
@@ -96,6 +97,8 @@ def row_name(kind: str, values: Values) -> str:
             return f"message {values['message_id']} of consumer {values['consumer']}"
         case "items":
             return f"item {values['item_id']} of operation {uuid_text(values['operation_id'])}"
+        case "imports":
+            return f"import {values['idempotency_key']}"
         case _:
             return f"{kind.removesuffix('s')} {uuid_text(values['operation_id'])}"
 
@@ -104,6 +107,7 @@ def columns(kind: str, *, contents: bool) -> list[str]:
     """The names of what is written of a kind."""
     noun, shown = KINDS[kind]
     empty: dict[str, Any] = {**dict.fromkeys(noun.columns), "operation_id": bytes(16), "record_id": b"", "state": 3}
+    empty |= {"id": bytes(16), "sha256": b""} if kind == "imports" else {}
     return list(shown({**empty, "payload": b"", "headers": b"{}", "retryable": 0}, contents))
 
 
@@ -187,6 +191,33 @@ def _message(row: Values, contents: bool) -> Document:
     }
 
 
+def _import(row: Values, contents: bool) -> Document:
+    bulk_id = row["bulk_id"]
+    return {
+        "id": uuid_text(row["id"]),
+        "key": row["idempotency_key"],
+        "tenant": row["tenant"],
+        "operation": row["operation"],
+        "supplier": row["supplier"],
+        "sha256": row["sha256"].hex(),
+        "bytes": row["bytes"],
+        "mediaType": row["media_type"],
+        "state": _state_name(ImportState, row["state"]),
+        "generation": row["generation"],
+        "submissions": row["submissions"],
+        **{name: row[name] for name in ("booked", "skipped", "failed", "unknown")},
+        "rows": row["row_count"],
+        "errorCode": row["error_code"],
+        "reason": row["reason"],
+        "contentKept": row["content_ref"],
+        "bulkOperationId": None if bulk_id is None else uuid_text(bulk_id),
+        "createdAt": time_text(row["created_at"]),
+        "lastSeenAt": time_text(row["last_seen_at"]),
+        "endedAt": time_text(row["ended_at"]),
+        "forgetAfter": time_text(row["forget_after"]),
+    }
+
+
 def _state_name(kind: type[IntEnum], value: int) -> str:
     try:
         return kind(value).name
@@ -209,4 +240,5 @@ KINDS: Final[Mapping[str, tuple[Noun, Callable[[Values, bool], Document]]]] = {
     "items": (ITEMS, _item),
     "events": (EVENTS, _event),
     "messages": (MESSAGES, _message),
+    "imports": (IMPORTS, _import),
 }

@@ -1,4 +1,4 @@
-"""What a store has beside records, in another store: operations, bulks and items, events, messages, recorded steps.
+"""What a store has beside records, in another store: operations, bulks and items, events, messages, steps, imports.
 
 Rows go as they are, in the order in which they were written, a page at a time; each is looked for first and read back.
 So a move that was cut short goes on, and one that is done does nothing.
@@ -63,8 +63,8 @@ def check_fits(held: Holdings | None, target: Engine) -> None:
 def told(held: Holdings) -> str:
     """What a store holds beside records, in words.
 
-    >>> told(Holdings(2, 1, 40, 3, 0, 9, 5, 0, 12))
-    '2 operations, 1 bulks with 40 items, 3 events that are not published, 9 published events, 5 messages'
+    >>> told(Holdings(2, 1, 40, 3, 0, 0, 5, 0, 12, imports=2, files=1))
+    '2 operations, 1 bulks with 40 items, 3 events that are not published, 5 messages, 2 imports, 1 kept files'
     """
     parts = [
         (held.operations, f"{held.operations} operations"),
@@ -74,6 +74,10 @@ def told(held: Holdings) -> str:
         (held.published, f"{held.published} published events"),
         (held.messages, f"{held.messages} messages"),
         (held.steps, f"the steps of {held.steps} executions without an outcome"),
+        (held.imports, f"{held.imports} imports"),
+        (held.outside, f"{held.outside} of them with bytes in a folder or an object store"),
+        (held.files, f"{held.files} kept files"),
+        (held.known_rows, f"{held.known_rows} booked rows that imports know"),
     ]
     return ", ".join(text for count, text in parts if count) or "nothing beside records"
 
@@ -89,7 +93,7 @@ def copy_rows(
     totals = {**held._asdict(), "events": held.waiting + held.parked + held.published}
     for noun in nouns:
         moved.copied[noun.name] = moved.there[noun.name] = 0
-        progress = Progress(f"move {noun.name}", asked=asked, total=totals[noun.name])
+        progress = Progress(f"move {noun.name}", asked=asked, total=totals.get(noun.name))
         for rows in pages_of(source, noun):
             _copy(target, noun, rows, moved)
             progress.tell(moved.copied[noun.name] + moved.there[noun.name])

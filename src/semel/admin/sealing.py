@@ -8,6 +8,7 @@ from typing import Final
 
 from semel.admin.filters import pages
 from semel.admin.finding import Finding, names_text
+from semel.admin.sealed_parts import newest_parts
 from semel.core.identity import uuid_text
 from semel.core.model import STORED_ANSWERS, Answer, AnswerKind, Find, Record, Reseal, State
 from semel.core.record import answer_of
@@ -114,6 +115,7 @@ def _note_unreadable(row: Record, done: Resealed, why: str) -> None:
 
 def look_at_sealing(engine: Engine) -> Iterator[Finding]:
     """What the doctor finds: the keys that the newest answers are sealed under, and whether this process has them."""
+    yield from _look_at_parts(engine)
     found = _newest(engine)
     keys: dict[str, int] = {}
     closed: list[str] = []
@@ -149,6 +151,27 @@ def look_at_sealing(engine: Engine) -> Iterator[Finding]:
             f"{len(closed)} sealed answers do not open: {names_text(closed)}",
             "they were changed, or a key of the ring is another one under the same name: restore the key or the row",
         )
+
+
+def _look_at_parts(engine: Engine) -> Iterator[Finding]:
+    """The same of details, steps, requests and kept files: only what this process has no key of is told."""
+    sealer = engine.core.sealer
+    known = sealer.key_names if isinstance(sealer, Sealer) else ()
+    if sealer is not None and not known:
+        return  # a sealer of the application's own
+    missing: dict[str, set[str]] = {}
+    for part in newest_parts(engine, LOOKED_AT):
+        for key in part.keys:
+            if key and key not in known:
+                missing.setdefault(part.kind, set()).add(key)
+    if not missing:
+        return
+    what = "; ".join(f"{kind} under {names_text(sorted(keys))}" for kind, keys in missing.items())
+    if sealer is None:
+        remedy = "to have them checked, name the key ring's file: SEMEL_SEAL_KEYS_FILE"
+        yield Finding("sealed-parts", "note", f"sealed beside answers: {what}; no keys are given here", remedy)
+        return
+    yield Finding("sealed-parts", "problem", f"the ring lacks keys of what is sealed beside answers: {what}", ADD_KEY)
 
 
 def _newest(engine: Engine) -> Sequence[Record]:

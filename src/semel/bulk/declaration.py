@@ -79,8 +79,9 @@ class BulkPolicy:
         dedup_for_seconds: how long the downstream deduplicates (idempotent items).
         lease_seconds, deadline_seconds: as in :class:`~semel.Policy`, of the whole bulk.
         answer_seconds, tombstone_seconds: likewise; the items' outcomes are kept as long as the bulk's record.
-        answers: whether the details of items (``Done(detail=...)``) are kept as they are, sealed by the engine's
-            sealer (``"seal"``), or not stored (``"forget"``). Their names and result ids are stored in any case.
+        answers: whether the details of items (``Done(detail=...)``, ``ItemFailed(detail=...)``) are kept as they are,
+            sealed by the engine's sealer (``"seal"``), or not stored (``"forget"``). Their names and result ids are
+            stored in any case.
 
     Raises PolicyError, naming the option.
 
@@ -301,8 +302,16 @@ def may_repeat(error: Exception, policy: BulkPolicy, tried: int) -> bool:
     return policy.effects == "idempotent" and not final and tried < REPEATS
 
 
-def left_by(backend: Backend, outcomes: list[ItemOutcome], listed: ListedItem, error: Exception) -> Handled | None:
+def left_by(
+    backend: Backend,
+    outcomes: list[ItemOutcome],
+    listed: ListedItem,
+    error: Exception,
+    cover: Callable[[ItemOutcome], ItemOutcome],
+) -> Handled | None:
     """What an atomic item's handler that raised means for its chunk; None: its outcome is noted, go on.
+
+    Parameters: ``cover`` makes of an outcome what is stored of it.
 
     Raises the error itself where it says that the handler is wrong.
     """
@@ -310,7 +319,8 @@ def left_by(backend: Backend, outcomes: list[ItemOutcome], listed: ListedItem, e
         raise error
     if backend.conflicts(error):
         return Handled(outcomes, conflict=error)
-    outcome, sure, wrote = failed_inside(listed, error)
+    failed, sure, wrote = failed_inside(listed, error)
+    outcome = cover(failed)
     if wrote:
         return Handled(outcomes, outcome, sure)
     outcomes.append(outcome)

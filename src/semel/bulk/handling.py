@@ -79,7 +79,7 @@ class Handling:
                 returned = yield CallHandler(given(listed, self.scope, self.grant, connection))
                 outcomes.append(self._covered(succeeded(listed, returned)))
             except Exception as error:  # noqa: BLE001 - an item's failure is its outcome; what is wrong for all is raised
-                ended = left_by(self.backend, outcomes, listed, error)
+                ended = left_by(self.backend, outcomes, listed, error, self._covered)
                 if ended is not None:
                     return ended
             if self.clock() >= ends:
@@ -106,4 +106,4 @@ class Handling:
                 if is_wrong_for_all(error):
                     raise
                 if not may_repeat(error, self.policy, tried):
-                    return failed_outside(listed, error, self.policy)
+                    return self._covered(failed_outside(listed, error, self.policy))

@@ -23,6 +23,7 @@ from semel.check.outcomes import (
     seconds,
     transaction,
 )
+from semel.engine.async_engine import AsyncEngine
 from semel.http.caller import FromUser, single_caller
 from semel.http.fingerprint.recipe import Computed, DigestField, Members, NoBody
 from semel.telemetry import Silence
@@ -331,7 +332,7 @@ def _metrics(operation: CheckedOperation) -> Said:
 
 
 def _cleanup(operation: CheckedOperation) -> Said:
-    if operation.managed or operation.way == "endpoint":
+    if operation.managed or (operation.way == "endpoint" and isinstance(operation.engine, AsyncEngine)):
         by = "manage_engine=True" if operation.managed else "semel.install(app), unless reap=False"
         return "ok", f"hourly, by the application's own reaper ({by})", ""
     return (

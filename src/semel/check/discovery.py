@@ -19,6 +19,7 @@ from semel.http.asgi.middleware import SemelMiddleware as AsgiMiddleware
 from semel.http.routing import DEFAULT_METHODS, UNSAFE_METHODS
 from semel.http.settings import AnyEngine, HttpSettings
 from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
+from semel.http.wsgi.route import CaptureMiddleware as WsgiCapture
 from semel.integrations.endpoint import bulk_used_by
 from semel.policy import Policy
 
@@ -143,7 +144,7 @@ def discover(app: Any) -> Discovered:
     for part, prefix in parts_of(app):
         layers += _layers(part, prefix)
         routes += _routes(getattr(part, "routes", None) or (), prefix)
-        routes += _rules(getattr(part, "url_map", None))
+        routes += _rules(part)
     operations = [*_of_layers(layers), *_of_endpoints(routes, layers), *_of_bulks(routes)]
     declared = any(each.way == "endpoint" for each in operations)
     mistakes: list[Mistake] = []
@@ -213,6 +214,8 @@ def _layers(part: Any, prefix: str) -> Iterator[_Layer]:
         yield _Layer(part.surface, part.engine, part._manage_engine, prefix)
     elif isinstance(part, WsgiMiddleware):
         yield _Layer(part.surface, part.engine, None, prefix)
+    elif isinstance(part, WsgiCapture):
+        yield _Layer(None, part.engine, None, prefix)
     built = getattr(part, "middleware_stack", None) is not None
     for entry in getattr(part, "user_middleware", ()):
         kind, options = getattr(entry, "cls", None), dict(getattr(entry, "kwargs", {}))
@@ -248,11 +251,26 @@ def _endpoints(path: str, route: Any) -> Iterator[_Route]:
         yield _Route(path, tuple(sorted(methods)), endpoint)
 
 
-def _rules(url_map: Any) -> Iterator[_Route]:
-    """Flask's routes."""
-    if url_map is not None and hasattr(url_map, "iter_rules"):
-        for rule in url_map.iter_rules():
-            yield _Route(rule.rule, tuple(sorted(rule.methods or ())), None)
+def _rules(app: Any) -> Iterator[_Route]:
+    """Flask's routes. HEAD and OPTIONS are answered by Flask itself."""
+    url_map = getattr(app, "url_map", None)
+    if url_map is None or not hasattr(url_map, "iter_rules"):
+        return
+    for rule in url_map.iter_rules():
+        view = getattr(app, "view_functions", {}).get(rule.endpoint)
+        for methods, function in functions_of(view, frozenset(rule.methods or ()) - {"HEAD", "OPTIONS"}):
+            yield _Route(rule.rule, tuple(sorted(methods)), function)
+
+
+def functions_of(view: Any, methods: frozenset[str]) -> Iterator[tuple[frozenset[str], Any]]:
+    """The functions behind one view of Flask's, with the methods that lead to each: several in a ``MethodView``."""
+    kind = getattr(view, "view_class", None)
+    own = {method: getattr(kind, method.lower(), None) for method in methods} if kind is not None else {}
+    if any(own.values()):
+        for method, function in own.items():
+            yield frozenset({method}), function
+    else:
+        yield methods, getattr(kind, "dispatch_request", view) if kind is not None else view
 
 
 # --- what was found -----------------------------------------------------------------------------
@@ -306,8 +324,25 @@ def _of_endpoints(routes: list[_Route], layers: list[_Layer]) -> Iterator[Checke
         methods = tuple(method for method in route.methods if method in UNSAFE_METHODS) or route.methods
         completed = getattr(owner, "completes", False)
         yield CheckedOperation(
-            declared.name, methods, route.path, declared.policy, "endpoint", surface, engine, None, completed=completed
+            declared.name,
+            methods,
+            _braced(route.path),
+            declared.policy,
+            "endpoint",
+            surface,
+            engine,
+            None,
+            completed=completed,
         )
+
+
+def _braced(template: str) -> str:
+    """Flask's ``<int:number>`` as all other templates have it."""
+    return re.sub(r"<(?:(\w+)(?:\([^)]*\))?:)?(\w+)>", lambda found: _brace(found[1], found[2]), template)
+
+
+def _brace(converter: str | None, name: str) -> str:
+    return f"{{{name}:path}}" if converter == "path" else f"{{{name}}}"
 
 
 def _of_bulks(routes: list[_Route]) -> Iterator[CheckedOperation]:

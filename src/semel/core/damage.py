@@ -58,9 +58,19 @@ COLUMNS: Final[Mapping[str, Mapping[str, tuple[type, ...]]]] = {
         "reason": _TEXT_OR_NONE,
         "forget_after": _NUMBER_OR_NONE,
     },
+    "imports": {
+        **dict.fromkeys(("id", "sha256"), _BYTES),
+        **dict.fromkeys(("tenant", "operation", "supplier", "idempotency_key", "media_type", "recipe"), _TEXT),
+        **dict.fromkeys(("generation", "bytes", "state", "attempts", "next_at", "skipped", "submissions"), _NUMBER),
+        **dict.fromkeys(("error_code", "reason", "content_ref"), _TEXT_OR_NONE),
+        **dict.fromkeys(("row_count", "booked", "failed", "unknown", "content_until"), _NUMBER_OR_NONE),
+        "bulk_id": _BYTES_OR_NONE,
+        **dict.fromkeys(("keep_content_us", "keep_us", "created_at", "last_seen_at"), _NUMBER),
+        **dict.fromkeys(("started_at", "ended_at", "forget_after"), _NUMBER_OR_NONE),
+    },
 }
 _STATES: Final = {"operations": frozenset(map(int, State)), "items": frozenset(map(int, ItemState))}
-_IDS: Final = frozenset({"operation_id", "record_id"})
+_IDS: Final = frozenset({"operation_id", "record_id", "bulk_id"})
 
 
 def damage_of(noun: str, values: Mapping[str, Any]) -> str | None:
@@ -81,7 +91,7 @@ def damage_of(noun: str, values: Mapping[str, Any]) -> str | None:
             return f"damaged: {column} holds {'nothing' if value is None else type(value).__name__}"
         if isinstance(value, int) and not 0 <= value < 1 << _TIME_BITS:
             return f"damaged: {column} is {value}"
-        if column in _IDS and value is not None and len(value) != 16:
+        if _is_id(noun, column) and value is not None and len(value) != 16:
             return f"damaged: {column} has {len(value)} bytes"
     if noun in _STATES and "state" in values and values["state"] not in _STATES[noun]:
         return f"damaged: state is {values['state']}"
@@ -93,6 +103,11 @@ def damage_of(noun: str, values: Mapping[str, Any]) -> str | None:
         if any(type(value) is not str for _, value in headers):
             return "damaged: headers is no JSON object of texts"
     return None
+
+
+def _is_id(noun: str, column: str) -> bool:
+    """Whether a column has an id of 16 bytes."""
+    return column in _IDS or (noun, column) == ("imports", "id")
 
 
 def mended(noun: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +127,7 @@ def _fitting(noun: str, name: str, value: Any) -> Any:
         return value if damage_of(noun, {name: value}) is None else b"{}"
     if damage_of(noun, {name: value}) is None:
         return value
-    if name in _IDS:
+    if _is_id(noun, name):
         return bytes(16) if type(None) not in kinds else None
     if type(None) in kinds:
         return None

@@ -422,7 +422,11 @@ class Reseal(NamedTuple):
 
 
 class Find(NamedTuple):
-    """A page of records for operators, newest first. ``before`` is the last page's cursor."""
+    """A page of records for operators, newest first. ``before`` is the last page's cursor.
+
+    ``attention``: only what the store finds by its own list of records that need attention, however large it is: all
+    UNKNOWN ones, and open ones. A server's list may lack open records that are younger than its reaper's last look.
+    """
 
     states: tuple[State, ...] = ()
     tenant: str | None = None
@@ -431,6 +435,7 @@ class Find(NamedTuple):
     limit: int = 50
     before: int | None = None
     lapsed: bool = False
+    attention: bool = False
 
 
 class Found(NamedTuple):

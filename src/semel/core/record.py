@@ -15,10 +15,8 @@ from typing import get_type_hints
 from semel.core.model import (
     OPEN_STATES,
     STORED_ANSWERS,
-    AfterExpiry,
     Answer,
     AnswerKind,
-    Effects,
     Find,
     Record,
     State,
@@ -84,10 +82,8 @@ def answer_of(row: Record) -> Answer | None:
     return None if headers is None else Answer(row.status, headers, row.body)
 
 
-# What each column may hold, from the record's own annotations; whole numbers are often enumerations in memory.
-_NUMBERS = (int, State, Effects, AnswerKind, AfterExpiry)
-_KINDS = tuple(frozenset(getattr(kind, "__args__", (kind,))) for kind in get_type_hints(Record).values())
-_HOLDS = tuple(kinds.union(_NUMBERS) if int in kinds else kinds for kinds in _KINDS)
+# What each column may hold, from the record's own annotations; in memory, numbers and texts are often enumerations.
+_HOLDS = tuple(getattr(kind, "__args__", (kind,)) for kind in get_type_hints(Record).values())
 _TIME_BITS = 57  # microseconds until the year 6536: no clock says more
 
 
@@ -113,8 +109,11 @@ def is_sound(row: Record) -> bool:
 
 @lru_cache(maxsize=256)
 def _fits(kinds: tuple[type, ...]) -> bool:
-    """Whether each column's type is one it may hold. Rows come in a handful of combinations."""
-    return all(kind in held for kind, held in zip(kinds, _HOLDS, strict=True))
+    """Whether each column's type is one it may hold, or made of one, such as an enumeration that is a text.
+
+    Rows come in a handful of combinations.
+    """
+    return all(issubclass(kind, held) for kind, held in zip(kinds, _HOLDS, strict=True))
 
 
 def uuid_of(row: Record) -> bytes:

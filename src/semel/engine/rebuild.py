@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from semel.core.identity import uuid_text
 from semel.core.model import Answer, NotReplayable, Rebuild, Replay, Unseal, Verdict
 from semel.errors import ConfigurationError
+from semel.http.headers import BODYLESS_STATUSES, replayable
 from semel.policy import Command
 
 if TYPE_CHECKING:
@@ -117,18 +118,22 @@ def _request(command: Command, verdict: Rebuild) -> Rebuilding:
 
 
 def _answer(value: Any, verdict: Rebuild) -> Answer:
-    """What a builder returned, under the original status."""
-    if isinstance(value, Answer):
-        return value._replace(status=verdict.status)
-    body, headers = getattr(value, "body", None), getattr(value, "raw_headers", None)
-    if isinstance(body, bytes) and isinstance(headers, list):  # a Starlette response
-        kept = tuple((bytes(name), bytes(text)) for name, text in headers if name != b"content-length")
-        return Answer(verdict.status, kept, body)
-    from semel.codec.annotations import Shapes  # with the forms of results, which nobody else needs here
-    from semel.codec.results import keep_result
+    """What a builder returned, under the original status, with such headers and such a body as a stored answer has.
 
-    made = keep_result(value, Shapes().of(Any, "the rebuilt answer")).answer
-    return Answer(verdict.status, (_JSON,), made.body)
+    Raises TypeError where an answer is not made of bytes.
+    """
+    body: Any = getattr(value, "body", None)
+    headers: Any = getattr(value, "raw_headers", None)
+    if isinstance(value, Answer):
+        headers = value.headers
+    elif not isinstance(body, bytes) or not isinstance(headers, list):  # else a Starlette response
+        from semel.codec.annotations import Shapes  # with the forms of results, which nobody else needs here
+        from semel.codec.results import keep_result
+
+        headers = (_JSON,)
+        body = keep_result(value, Shapes().of(Any, "the rebuilt answer")).answer.body
+    is_bodyless = verdict.status in BODYLESS_STATUSES
+    return Answer(verdict.status, replayable(headers), b"" if is_bodyless else bytes(memoryview(body)))
 
 
 def _replay(core: Core, command: Command, verdict: Rebuild, answer: Answer) -> Replay:

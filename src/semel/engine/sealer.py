@@ -112,14 +112,14 @@ class Sealer:
         cipher = self._keys.get(name)
         if cipher is None:
             raise ConfigurationError(
-                f"a kept request was sealed under the key {name.decode(errors='replace')!r}, which is not in the ring "
+                f"what is kept was sealed under the key {name.decode(errors='replace')!r}, which is not in the ring "
                 "of this process; add it behind the others"
             )
         try:
             return cipher.decrypt(kept[end : end + _NONCE_BYTES], kept[end + _NONCE_BYTES :], head + about)
         except (InvalidTag, ValueError):
             raise RecordUnreadableError(
-                "a kept request does not open: it was changed since it was sealed, is another record's, or the key of "
+                "what is kept does not open: it was changed since it was sealed, is another record's, or the key of "
                 "this name is another one; it is not run"
             ) from None
 

@@ -108,7 +108,8 @@ class _Lost(weakref.ref["Hold[Any]"]):
         """Undo what the hold had."""
         _open.pop(id(self), None)
         self.held.is_left = True
-        self.held.undo(None)
+        with suppress(Exception):  # nobody waits for it; what a store that is away does not undo ends with its lease
+            self.held.undo(None)
 
 
 _open: Final[dict[int, _Lost]] = {}  # of each hold that has not ended; a weak reference that nobody keeps says nothing

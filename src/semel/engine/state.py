@@ -40,7 +40,7 @@ from semel.core.model import (
     Unseal,
     Verdict,
 )
-from semel.core.outcomes import Outcome, Succeeded
+from semel.core.outcomes import Outcome, Refused, Succeeded, Unprovable
 from semel.core.requests import AnyUnit, Elapsed, Pause, PauseToLook
 from semel.core.sealing import (
     SEAL,
@@ -337,12 +337,12 @@ class Core:
         return self.lookers.get(needed.id, (None,))[0] == needed.waiter
 
     def _stop_looking(self, claim: Claim) -> None:
-        """Leave the looking to the next one, if this waiter had it."""
+        """Leave the looking to another one, if this waiter had it: to whichever still waits and comes first."""
         with self._lock:
             if self.lookers.get(claim.id, (None,))[0] != claim.nonce:
                 return
             del self.lookers[claim.id]
-            following = self.wakers.get(claim.id, [])[:1]
+            following = tuple(self.wakers.get(claim.id, ()))
         for wake in following:
             wake(False)
 
@@ -462,13 +462,13 @@ class Core:
                 self.tell_unknown(claim.scope.operation, verdict.doubt, verdict.operation_id, claim.scope.caller)
             return
         operation = claim.scope.operation
-        detail = {"caller": claim.scope.caller, "key_hash": claim.key_hash.hex()[:8]}
+        detail = _detail(claim, verdict)
         self.observer.event("claims", 1, {"operation": operation, "verdict": type(verdict).__name__}, detail)
         also = self._ALSO.get(type(verdict))
         if also is not None:
             self.observer.event(also, 1, {"operation": operation}, detail)
         if isinstance(verdict, Proceed) and verdict.grant.lapses:
-            self.tell_lapsed(operation, verdict.grant.operation_id, **detail)
+            self.tell_lapsed(operation, verdict.grant.operation_id, claim.scope.caller, key_hash=detail["key_hash"])
 
     def tell_settled(self, permit: Permit, outcome: Outcome, reply: Settling) -> None:
         """How a permit ended."""
@@ -485,9 +485,17 @@ class Core:
             return
         operation = scope.operation
         name = type(outcome).__name__ if not isinstance(reply, Superseded) else "Superseded"
-        self.observer.event("settlements", 1, {"operation": operation, "outcome": name}, {})
+        detail = {
+            "caller": scope.caller,
+            "key_hash": permit.claim.key_hash.hex()[:8],
+            "operation_id": uuid_text(permit.grant.operation_id),
+        }
+        state = reply.state if isinstance(reply, Superseded) else _SETTLED_AS.get(type(outcome))
+        if state is not None:
+            detail["state"] = state.name
+        self.observer.event("settlements", 1, {"operation": operation, "outcome": name}, detail)
         if isinstance(reply, Superseded):
-            self.observer.event("superseded", 1, {"operation": operation}, {})
+            self.observer.event("superseded", 1, {"operation": operation}, detail)
 
     def tell_store_call(self, verb: str, seconds: float) -> None:
         """How long a store call took."""
@@ -532,6 +540,29 @@ class Core:
                 "the id secret is not the one this store was made with: every key would be forgotten; "
                 "restore the former secret (it never rotates)"
             )
+
+
+# What a record reads after a permit's end, and after a verdict that does not name its state. What is released may be
+# run again; whether it is written as PROCESSING or FAILED_NOT_REPLAYABLE depends on the store's record.
+_SETTLED_AS: Final = {Succeeded: State.SUCCEEDED, Refused: State.FAILED_REPLAYABLE, Unprovable: State.UNKNOWN}
+_STATES_MET: Final = {InProgress: "PROCESSING", OutcomeUnknown: "UNKNOWN", KeyExpired: "EXPIRED"}
+
+
+def _detail(claim: Claim, verdict: Verdict) -> dict[str, str]:
+    """What logs and traces learn of an attempt, and metrics do not: never the key."""
+    detail = {"caller": claim.scope.caller, "key_hash": claim.key_hash.hex()[:8]}
+    operation_id: bytes | None
+    if type(verdict) is Proceed:
+        operation_id, state = verdict.grant.operation_id, verdict.grant.state.name
+    else:
+        operation_id = getattr(verdict, "operation_id", None)
+        known = getattr(verdict, "state", None)
+        state = known.name if known is not None else _STATES_MET.get(type(verdict), "")
+    if operation_id is not None:
+        detail["operation_id"] = uuid_text(operation_id)
+    if state:
+        detail["state"] = state
+    return detail
 
 
 def _met(other: Claim, claim: Claim, under: Under | None) -> Verdict:

@@ -6,11 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from semel.http.browser.serving import StaticApp as StaticApp
+    from semel.http.browser.serving import StaticWsgiApp as StaticWsgiApp
     from semel.http.caller import Caller as Caller
     from semel.http.caller import from_environ as from_environ
     from semel.http.caller import from_state as from_state
     from semel.http.caller import from_user as from_user
     from semel.http.caller import single_caller as single_caller
+    from semel.http.forms import form_key as form_key
     from semel.http.problems import Problems as Problems
     from semel.http.routing import Operation as Operation
     from semel.http.settings import HttpSettings as HttpSettings
@@ -20,6 +23,9 @@ _HOMES = {
     "HttpSettings": "semel.http.settings",
     "Operation": "semel.http.routing",
     "Problems": "semel.http.problems",
+    "StaticApp": "semel.http.browser.serving",
+    "StaticWsgiApp": "semel.http.browser.serving",
+    "form_key": "semel.http.forms",
     "from_environ": "semel.http.caller",
     "from_state": "semel.http.caller",
     "from_user": "semel.http.caller",
@@ -31,6 +37,9 @@ __all__ = [
     "HttpSettings",
     "Operation",
     "Problems",
+    "StaticApp",
+    "StaticWsgiApp",
+    "form_key",
     "from_environ",
     "from_state",
     "from_user",

@@ -31,8 +31,11 @@ class Caller:
     id: str
 
     def __post_init__(self) -> None:
-        _check("tenant", self.tenant)
-        _check("id", self.id)
+        for name in ("tenant", "id"):
+            text = getattr(self, name)
+            _check(name, text)
+            if type(text) is not str:  # of an enumeration, its text: what is stored and compared is nothing else
+                object.__setattr__(self, name, str.__str__(text))
 
 
 CallerOf = Callable[[Mapping[str, Any]], Caller | None]

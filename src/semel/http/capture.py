@@ -6,16 +6,13 @@ all of them; the store gets the few that may be replayed, and never a session or
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from semel.core.model import Answer
+from semel.http.headers import BLANKS, BODYLESS_STATUSES, find_control
 from semel.policy import NEVER_REPLAYED, Policy
 
-BODYLESS_STATUSES: Final = frozenset({204, 205, 304})
-_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
-_BLANKS: Final = b" \t"  # optional whitespace around a field's value, which is no part of it (RFC 9110, section 5.5)
 _ENDLESS: Final = b"text/event-stream"
 # What belongs to one request and is never stored: a replay takes it from this request's own pass of the application.
 _OF_THIS_REQUEST: Final = (b"set-cookie", b"access-control-")
@@ -83,15 +80,6 @@ class Keeping:
         )
 
 
-def sendable(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Headers without blanks around their values, and without those that would break an answer in two.
-
-    >>> sendable([(b"etag", b" x\\t"), (b"link", b"a\\r\\nb")])
-    [(b'etag', b'x')]
-    """
-    return [(name, value.strip(_BLANKS)) for name, value in headers if _CONTROL(value) is None]
-
-
 class Capture:
     """One response. Feed :meth:`start` and :meth:`add`; False from either means that it cannot be kept.
 
@@ -135,8 +123,8 @@ class Capture:
         for name, value in headers:
             lower = name.lower()
             if lower in allowed:
-                if _CONTROL(value) is None:  # what would break a response in two is not given to the next caller
-                    kept.append((lower, value.strip(_BLANKS)))
+                if find_control(value) is None:  # what would break a response in two is not given to the next caller
+                    kept.append((lower, value.strip(BLANKS)))
                 if lower == b"content-type" and value[:17].lower() == _ENDLESS:
                     self.endless = True
             elif lower == b"content-length":

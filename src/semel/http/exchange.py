@@ -52,8 +52,9 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.http.caller import Caller
-from semel.http.capture import BODYLESS_STATUSES, Capture, sendable
+from semel.http.capture import Capture
 from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter, Hashing, Subject
+from semel.http.headers import BODYLESS_STATUSES, sendable
 from semel.http.honoured import Headers
 from semel.http.json_check import check_depth, check_json, reads_json
 from semel.http.keys import parse_key
@@ -161,8 +162,6 @@ class Entry(NamedTuple):
 
 def _entry(route: Route, caller: Caller, method: str, media_type: bytes) -> Entry:
     names = (caller.tenant, caller.id, method, media_type)
-    if type(names[0]) is not str or type(names[1]) is not str:  # an enumeration's text is equal to another
-        return _new_entry(route, caller, method, media_type)
     entry: Entry | None = route.entries.get(names)
     if entry is None:
         entry = _new_entry(route, caller, method, media_type)
@@ -430,18 +429,18 @@ class Exchange:
 
     def _names(self) -> tuple[str, str | None]:
         """The key and the business reference, where they come with the request. Raises RequestError."""
-        route, params, body = self.route, self._params, b""
+        route, params, body, media = self.route, self._params, b"", self._facts.media_type
         declared = [source for source in (route.key_from, route.reference_from) if source is not None]
         for source in declared:
             source.check_parameters((name for name, _ in params), route.name)
-        if any(source.kind == "body" for source in declared):
+        if any(source.kind != "path" for source in declared):
             if max(self._size, len(self._body)) > NAMING_BYTES_MAX:
                 raise RequestTooLarge(f"A body that names its command has at most {NAMING_BYTES_MAX} bytes; send less.")
             body = self._body if self._spool is None else b"".join(self._spool.chunks())
-        reference = None if route.reference_from is None else route.reference_from.reference(params, body)
+        reference = None if route.reference_from is None else route.reference_from.reference(params, body, media)
         if route.key_from is None:
             return self._key, reference
-        key = route.key_from.key(params, body)
+        key = route.key_from.key(params, body, media)
         self.refusal = self.refusal or _misfit(route, key)
         return key, reference
 
@@ -534,11 +533,15 @@ class Exchange:
         """What the end of the application's call means for the store.
 
         Parameters: ``error`` that left the application; ``failure`` that left the endpoint, of which the framework may
-        have made an answer: where it proves that nothing happened, that is stronger than any status.
+        have made an answer: where it proves that nothing happened, that is stronger than any status; and a success or
+        a redirect that was made of it proves nothing, unless the exception itself has that status.
         """
         policy = self.route.policy
-        if failure is not None and isinstance(failure, (NothingHappened, *policy.nothing_happened)):
-            return classify_exception(failure, policy, begun=permit.begun)
+        if failure is not None:
+            if isinstance(failure, (NothingHappened, *policy.nothing_happened)):
+                return classify_exception(failure, policy, begun=permit.begun)
+            if error is None and capture.status < 400 and getattr(failure, "status_code", None) != capture.status:
+                error = failure
         if not permit.kept and self.route.atomic:
             return Released("answer-too-large", proven=True)
         if error is None:

@@ -122,7 +122,7 @@ class Route:
         fingerprint_secret: bytes | None = None,
         counts: tuple[str, ...] = (),
     ) -> None:
-        self.name = name
+        self.name = str.__str__(name)  # of an enumeration, its text
         self.policy = policy
         self.required = policy.key == "required"
         self.key_from, self.reference_from = sources(policy.key_from, policy.reference_from)

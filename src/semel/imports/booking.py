@@ -8,17 +8,33 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Final, Literal, NamedTuple
 
 from semel.bulk.declaration import BulkItem, failed_inside, succeeded
-from semel.bulk.rules import KNOWN, ItemOutcome, ItemState, ListedItem
+from semel.bulk.rules import KNOWN, Done, ItemOutcome, ItemState, ListedItem
 from semel.core.blame import is_wrong_for_all
 from semel.core.model import Scope
 from semel.engine.backend import Backend
 from semel.errors import HandlerError, ItemFailed, StoreUnavailable
 from semel.imports.readers import Format, Lines
-from semel.imports.rules import BadRow, Checks, RowInvalid, bad_item, invalid_of, packed_detail, read_detail, row_item
+from semel.imports.rules import (
+    BadRow,
+    Checks,
+    RowInvalid,
+    bad_item,
+    hide_ids,
+    invalid_of,
+    packed_detail,
+    read_detail,
+    read_hidden_ids,
+    row_item,
+)
 
 NOT_BOOKED: Final = "NOT_BOOKED"
 Verdict = Literal["BOOKED", "SKIPPED", "FAILED", "UNKNOWN", "BEGUN"]
 _SAVEPOINT: Final = "semel_preview"
+_ENDED: Final = (
+    "the preview could not leave a row's savepoint ({error}): a handler may have no commit() and rollback() of its own "
+    "there. Leave them out, since Semel commits what a row writes and undoes what a failed one wrote; or skip them "
+    "where row.preview is true"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +95,7 @@ class RowOutcome(NamedTuple):
 def row_outcome(outcome: ItemOutcome) -> RowOutcome:
     """A row's outcome from that of its item."""
     told = read_detail(outcome.detail) if outcome.state is ItemState.FAILED else {}
+    target, result = read_hidden_ids(outcome.detail)
     skipped = outcome.state is ItemState.SUCCEEDED and outcome.error_code == KNOWN
     names: dict[ItemState, Verdict] = {
         ItemState.SUCCEEDED: "BOOKED",
@@ -93,8 +110,8 @@ def row_outcome(outcome: ItemOutcome) -> RowOutcome:
         told.get("column"),
         None if skipped else outcome.error_code,
         told.get("reason"),
-        outcome.target_id,
-        outcome.result_id,
+        outcome.target_id or target,
+        outcome.result_id or result,
         outcome.retryable,
     )
 
@@ -110,7 +127,8 @@ def items_of(form: Format, file: IO[bytes], lines: Lines) -> Iterator[bytes]:
 class Booking:
     """Makes a row of an item, and calls the handler: as a bulk's handler, and in a preview.
 
-    Parameters: ``handler`` None where it may not be called; ``refuses`` every row, since one of them is wrong.
+    Parameters: ``handler`` None where it may not be called; ``refuses`` every row, since one of them is wrong;
+    ``hides`` what the handler says of a row in its detail, which is sealed.
     """
 
     checks: Checks
@@ -119,6 +137,7 @@ class Booking:
     scope: Scope
     refuses: bool = False
     preview: bool = False
+    hides: bool = False
 
     async def __call__(self, item: BulkItem) -> object:
         """Book the row of an item. Raises ItemFailed, with the line, the column and the reason."""
@@ -140,12 +159,15 @@ class Booking:
         scope = self.scope
         row = Row(item.place + 1, line, value, item.connection, item.id, scope.caller, scope.tenant, self.preview, item)
         try:
-            return await self.handler(row)
+            returned = await self.handler(row)
+            return _hidden(returned) if self.hides else returned
         except RowInvalid as error:
             raise _failed(invalid_of(error, line), written=True) from None
         except ItemFailed as error:
             if error.detail is None:
                 error.detail = packed_detail(BadRow(line, None, error.code, ""))
+            if self.hides and error.target_id is not None:
+                error.detail, error.target_id = hide_ids(error.detail, error.target_id, None), None
             raise
 
     def first_wrong(self, listed: Iterator[bytes]) -> bool:
@@ -169,10 +191,19 @@ def _failed(bad: BadRow, *, written: bool) -> ItemFailed:
     return ItemFailed(bad.code, written=written, detail=packed_detail(bad))
 
 
+def _hidden(returned: object) -> object:
+    """What a handler returned, with the ids in the detail. What is nothing that a handler returns stays as it is."""
+    done = Done(returned) if isinstance(returned, str) else returned
+    if not isinstance(done, Done) or (done.result_id is None and done.target_id is None):
+        return done
+    return Done(detail=hide_ids(done.detail, done.target_id, done.result_id))
+
+
 async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connection: Any) -> ItemOutcome:
     """What a run would make of a row, in a transaction that will be undone: a failed row's writes are undone at once.
 
-    Raises what is wrong for all rows, and StoreUnavailable for a conflict.
+    Raises what is wrong for all rows, such as HandlerError where the handler ended the row's savepoint; and
+    StoreUnavailable for a conflict.
     """
     if listed.error is not None:
         return listed.as_refused()
@@ -188,15 +219,23 @@ async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connec
             if backend.conflicts(error):
                 raise StoreUnavailable("another transaction was first; ask for the preview again") from error
             if connection is not None:
-                await _execute(connection, f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+                await _leave(connection, f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
             outcome, sure, _ = failed_inside(listed, error)
             if sure or attempt:  # as in a run, what the handler did not say itself is tried once more
                 return outcome
         else:
             if connection is not None:
-                await _execute(connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")
+                await _leave(connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")
             return outcome
     raise AssertionError("a row has an outcome after two attempts")
+
+
+async def _leave(connection: Any, text: str) -> None:
+    """Leave a row's savepoint. Raises HandlerError where it is not there any more."""
+    try:
+        await _execute(connection, text)
+    except Exception as error:
+        raise HandlerError(_ENDED.format(error=error)) from error
 
 
 async def _execute(connection: Any, text: str) -> None:

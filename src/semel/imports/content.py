@@ -11,14 +11,15 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final, Protocol, runtime_checkable
 
 from semel.engine.async_engine import AsyncEngine
 from semel.errors import ImportRefused, PolicyError
-from semel.imports.store import GRACE_US, ImportRows
+from semel.imports.sealed import SUFFIX, SealedFile, digest_of
+from semel.imports.store import GRACE_US, PLAIN, SEALED, ImportRows
 
 PART_BYTES: Final = 256 * 1024
 BLOCK_BYTES: Final = 1024 * 1024
@@ -33,10 +34,16 @@ class ContentMissing(Exception):
 
 @runtime_checkable
 class Content(Protocol):
-    """Keeps bytes by their digest, such as an object store. Both methods may be called again for the same digest."""
+    """Keeps bytes by their digest, such as an object store. Both methods may be called again for the same digest.
+
+    Of imports with ``answers="seal"`` the name is the digest with ``.sealed`` behind it, and the bytes are sealed.
+    """
 
     async def write(self, digest: str, file: IO[bytes]) -> None:
-        """Keep the bytes of a file, from its beginning; when this returns they survive a crash of the host."""
+        """Keep the bytes of a file, read from its beginning (``seek(0)``, ``read(n)``).
+
+        When this returns they survive a crash of the host.
+        """
 
     def read(self, digest: str) -> AsyncIterator[bytes]:
         """The bytes in pieces. Raises ContentMissing where there are none."""
@@ -64,32 +71,36 @@ class DatabaseContent:
 
     async def write(self, digest: str, file: IO[bytes]) -> None:
         """Keep the bytes of a file. Raises StoreError."""
-        id, rows = bytes.fromhex(digest), self._rows
-        size = await asyncio.to_thread(file.seek, 0, os.SEEK_END)
-        if await self._engine.perform("import_content", lambda: rows.touch(id, size)):
+        (id, form), rows = _of(digest), self._rows
+        size = file.size if isinstance(file, SealedFile) else await asyncio.to_thread(file.seek, 0, os.SEEK_END)
+        if await self._engine.perform("import_content", lambda: rows.touch(id, size, form)):
             return
-        await asyncio.to_thread(file.seek, 0)
+        # A part is a whole frame: two processes that write the same file at once may each write some of them.
+        parts = file.frames() if isinstance(file, SealedFile) else _blocks(file)
         place = 0
-        while part := await asyncio.to_thread(file.read, PART_BYTES):
-            await self._engine.perform("import_content", lambda part=part, place=place: rows.put_part(id, place, part))  # type: ignore[misc]
+        while part := await asyncio.to_thread(next, parts, b""):
+            await self._engine.perform(
+                "import_content",
+                lambda part=part, place=place: rows.put_part(id, place, part, form),  # type: ignore[misc]
+            )
             place += 1
-        if not await self._engine.perform("import_content", lambda: rows.end_blob(id, place)):
+        if not await self._engine.perform("import_content", lambda: rows.end_blob(id, place, form)):
             raise ContentMissing("the parts of the file were dropped while they were written; send it again")
 
     async def read(self, digest: str) -> AsyncIterator[bytes]:
         """The bytes, part by part."""
-        id, rows = bytes.fromhex(digest), self._rows
-        if not await self._engine.perform("import_content", lambda: rows.has_blob(id)):
+        (id, form), rows = _of(digest), self._rows
+        if not await self._engine.perform("import_content", lambda: rows.has_blob(id, form)):
             raise ContentMissing("the database does not hold the file's bytes")
         place = 0
-        while part := await self._engine.perform("import_content", lambda: rows.part(id, place)):  # noqa: B023 - at once
+        while part := await self._engine.perform("import_content", lambda: rows.part(id, place, form)):  # noqa: B023 - at once
             yield part
             place += 1
 
     async def doubt(self, digest: str) -> None:
         """Drop bytes that are not those that were sent: the next upload of them writes them anew."""
-        id = bytes.fromhex(digest)
-        await self._engine.perform("import_content", lambda: self._rows.doubt_blob(id))
+        id, form = _of(digest)
+        await self._engine.perform("import_content", lambda: self._rows.doubt_blob(id, form))
 
     async def forget(self, is_used: Callable[[str], object], limit: int) -> int:
         """Drop bytes that nobody needs."""
@@ -97,6 +108,16 @@ class DatabaseContent:
         for digest in await self._engine.perform("import_content", lambda: self._rows.unused(limit)):
             gone += await self._engine.perform("import_content", lambda id=digest: self._rows.drop_blob(id))  # type: ignore[misc]
         return gone
+
+
+def _of(address: str) -> tuple[bytes, int]:
+    return bytes.fromhex(digest_of(address)), SEALED if address.endswith(SUFFIX) else PLAIN
+
+
+def _blocks(file: IO[bytes]) -> Iterator[bytes]:
+    file.seek(0)
+    while block := file.read(PART_BYTES):
+        yield block
 
 
 class FolderContent:

@@ -8,11 +8,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from semel.core.model import Answer
-from semel.errors import ImportRefused, InvalidBody, RequestError, SchemaError, SemelError, StoreError
+from semel.errors import (
+    ConfigurationError,
+    ImportRefused,
+    InvalidBody,
+    RecordUnreadableError,
+    RequestError,
+    SchemaError,
+    SemelError,
+    StoreError,
+)
 from semel.http.fingerprint.fingerprinter import BodyCheck
 from semel.http.fingerprint.multipart import parse_media_type
 from semel.http.openapi import describe_responses
-from semel.http.problems import CALLER_UNKNOWN, INVALID_BODY, STORE_UNAVAILABLE, Kind, Problems
+from semel.http.problems import CALLER_UNKNOWN, INVALID_BODY, RECORD_UNREADABLE, STORE_UNAVAILABLE, Kind, Problems
 from semel.imports.booking import RowOutcome
 from semel.imports.rules import ImportJob
 from semel.imports.run import Imports, Preview
@@ -142,6 +151,9 @@ def problem_of(problems: Problems, error: SemelError) -> Answer:
             kind = KINDS.get(error.code.removeprefix("IMPORT_"), KINDS["INVALID_QUERY"])
             text = str(error)
             return problems.answer(kind, f"{text[:1].upper()}{text[1:]}.")
+        case RecordUnreadableError() | ConfigurationError():  # the error names keys: that is for the log
+            text = "What is kept of these rows is sealed, and this server cannot open it. Ask its operator."
+            return problems.answer(RECORD_UNREADABLE, text)
         case RequestError() | StoreError() | SchemaError():
             return problems.of_error(error)
         case _:

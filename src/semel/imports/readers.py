@@ -370,7 +370,7 @@ def _wrong_header(cells: list[str]) -> str | None:
         if _surrogate(name) or "\x00" in name:
             return f"the name of column {number} is not text in the declared encoding"
         if name in seen:
-            return f"two columns are named {name[:50]!r}"
+            return f"columns {cells.index(name) + 1} and {number} have the same name"
         seen.add(name)
     return None
 

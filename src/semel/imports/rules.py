@@ -6,6 +6,7 @@ have no colon, so that the parts of a key cannot be forged from one another.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -16,6 +17,7 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple, Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from semel.bulk.rules import checked_text
 from semel.core.identity import frame, uuid_text
 from semel.errors import ImportRefused, PolicyError
 
@@ -240,6 +242,39 @@ def read_detail(detail: bytes | None) -> dict[str, Any]:
     except ValueError:
         return {}
     return {name: found.get(name) for name in ("line", "column", "reason")} if isinstance(found, dict) and found else {}
+
+
+_HIDDEN: Final = b'{"semelIds":'
+
+
+def hide_ids(detail: bytes | None, target_id: str | None, result_id: str | None) -> bytes:
+    """A row's detail that holds the ids of its outcome, too: where details are sealed, and ids are not.
+
+    Raises PolicyError where an id cannot be kept.
+
+    >>> hidden = hide_ids(b'{"line":3}', "stock-7", None)
+    >>> read_hidden_ids(hidden), read_detail(hidden)["line"]
+    (('stock-7', None), 3)
+    """
+    try:
+        ids = [checked_text("target_id", target_id), checked_text("result_id", result_id)]
+    except (TypeError, ValueError) as error:
+        raise PolicyError(f"what the handler says of a row cannot be kept: {error}") from None
+    told = {**read_detail(detail)}
+    if detail is not None and not told:
+        told["detail"] = base64.b64encode(detail).decode()
+    return json.dumps({"semelIds": ids, **told}, separators=(",", ":")).encode()
+
+
+def read_hidden_ids(detail: bytes | None) -> tuple[str | None, str | None]:
+    """The ids of target and result in a detail; None where it has none."""
+    if detail is None or not detail.startswith(_HIDDEN):
+        return None, None
+    try:
+        target, result = json.loads(detail)["semelIds"]
+    except (ValueError, TypeError):  # the application's own
+        return None, None
+    return target, result
 
 
 def row_item(row: bytes) -> bytes:

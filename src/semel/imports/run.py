@@ -71,6 +71,7 @@ from semel.imports.rules import (
     checked_supplier,
     checks_of,
 )
+from semel.imports.sealed import CONTENT_UNREADABLE, ContentUnreadable, Opening, SealedFile, address_of, digest_of
 from semel.imports.store import ROWS_CHECKED, ImportRows, KnownRows, NewJob, Purged
 from semel.imports.upload import Source, Upload
 
@@ -81,6 +82,7 @@ GIB: Final = 1024**3
 DAY: Final = 86_400
 SECOND_US: Final = 1_000_000
 CONTENT_MISSING: Final = "CONTENT_MISSING"
+CONTENT_GONE: Final = frozenset({CONTENT_MISSING, CONTENT_UNREADABLE})  # whoever sends the file again mends it
 ATTEMPTS_MAX: Final = 5  # of a run that fails for what is neither the store's nor the file's fault
 ROWS_REFUSED: Final = "ROWS_REFUSED"
 PAGE: Final = 500
@@ -89,6 +91,7 @@ _BULK_OPTIONS: Final = frozenset(
     {"chunk_items", "chunk_seconds", "pipelined", "at_once", "nothing_happened", "dedup_for_seconds", "lease_seconds"}
     | {"deadline_seconds"}
 )
+_SEALED_REF: Final = " sealed"  # behind the kind of content in a job: its bytes are sealed
 _SCOPED: Final = "operation must be a text of 1 to 255 characters"
 
 
@@ -131,8 +134,9 @@ class Imports:
     ``"idempotent"`` or ``"external"``; ``rows`` ``"all"``, or ``"skip-known"``: only rows that were never booked
     (atomic alone); ``all_or_nothing`` books nothing of a file with a row that cannot be read or is not valid;
     ``file_bytes_max``, ``rows_max`` limits; ``keep_seconds`` how long a job is remembered after its end (then the same
-    file is new), ``keep_content_seconds`` how long its bytes are; ``spool_folder`` for temporary files; further options
-    as of :class:`~semel.bulk.declaration.BulkPolicy`, such as ``chunk_items`` and ``lease_seconds``.
+    file is new), ``keep_content_seconds`` how long its bytes are; ``answers`` ``"keep"``, or ``"seal"``: the kept
+    bytes, and what is kept of each row, are sealed by the engine's sealer; ``spool_folder`` for temporary files;
+    further options as of :class:`~semel.bulk.declaration.BulkPolicy`, such as ``chunk_items`` and ``lease_seconds``.
 
     Raises ConfigurationError where the store cannot hold imports, and PolicyError, naming the option.
 
@@ -177,6 +181,7 @@ class Imports:
         rows_max: int = 1_000_000,
         keep_seconds: float = 400 * DAY,
         keep_content_seconds: float = 7 * DAY,
+        answers: Literal["keep", "seal"] = "keep",
         spool_folder: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
@@ -188,6 +193,10 @@ class Imports:
             raise PolicyError(f"{unknown[0]} is no option of imports")
         if rows not in ("all", "skip-known"):
             raise PolicyError(f"rows must be 'all' or 'skip-known'; it is {rows!r}")
+        if answers not in ("keep", "seal"):
+            raise PolicyError(
+                f"answers must be 'keep' or 'seal'; it is {answers!r}: a file's bytes are needed until it is booked"
+            )
         if rows == "skip-known" and effects != "atomic":
             raise PolicyError(
                 "rows='skip-known' needs effects='atomic': that a row was booked is written in the transaction that "
@@ -213,6 +222,7 @@ class Imports:
         self.checks = checks_of(validate)
         self.skips_known = rows == "skip-known"
         self.all_or_nothing = bool(all_or_nothing)
+        self.seals = answers == "seal"
         self.file_bytes_max = file_bytes_max
         self.keep_us = int(keep_seconds * SECOND_US)
         self.keep_content_us = int(keep_content_seconds * SECOND_US)
@@ -227,6 +237,7 @@ class Imports:
             item_bytes_max=16 * 1024 * 1024,
             answer_seconds=max(keep_seconds, DAY),
             tombstone_seconds=max(keep_seconds, DAY),
+            answers=answers,
             **options,
         )
         self.lease_us = int(self.bulk.policy.lease_seconds * SECOND_US)
@@ -307,11 +318,14 @@ class Imports:
         found = await self._perform(lambda: rows.by_key(tenant, self.operation, key))
         if found is not None:
             self._check_content(found, upload)
-            if found.error_code == CONTENT_MISSING and found.sha256.hex() == upload.digest:
-                await self.content.write(upload.digest, upload.file)  # an operator's retry finds them then
+            if found.error_code in CONTENT_GONE and found.sha256.hex() == upload.digest:
+                is_sealed = _is_sealed(found)
+                if found.error_code == CONTENT_UNREADABLE:
+                    await self._doubt(address_of(upload.digest, is_sealed=is_sealed))
+                await self._write(upload, is_sealed=is_sealed)  # an operator's retry finds them then
             await self._perform(lambda: rows.note_submission(found, name))
             return await self._show(found.id)
-        await self.content.write(upload.digest, upload.file)
+        await self._write(upload, is_sealed=self.seals)
         new = NewJob(
             uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10)),
             tenant,
@@ -322,7 +336,7 @@ class Imports:
             upload.size,
             media_type.partition(";")[0].strip().lower()[:255],
             packed_recipe(form),
-            getattr(self.content, "kind", "other"),
+            getattr(self.content, "kind", "other") + (_SEALED_REF if self.seals else ""),
             self.keep_content_us,
             self.keep_us,
         )
@@ -333,6 +347,23 @@ class Imports:
         elif self.waker is not None:
             self.waker()
         return await self._show(job.id, is_new=is_new)
+
+    async def _write(self, upload: Upload, *, is_sealed: bool) -> None:
+        """Keep the bytes of an upload, sealed where that is declared (or was, for a job that has them already)."""
+        address = address_of(upload.digest, is_sealed=is_sealed)
+        if not is_sealed:
+            await self.content.write(address, upload.file)
+            return
+        sealer = self.engine.core.sealer
+        if sealer is None:
+            raise ConfigurationError(f"the files of {self.operation!r} are sealed: give the engine its sealer")
+        with SealedFile(upload.file, sealer, bytes.fromhex(upload.digest), upload.size) as file:
+            await self.content.write(address, file)  # type: ignore[arg-type] # it reads as IO[bytes] does
+
+    async def _doubt(self, address: str) -> None:
+        """Have kept bytes written anew by the next upload."""
+        if isinstance(self.content, DatabaseContent):  # a folder's are always written anew
+            await self.content.doubt(address)
 
     def _key(self, upload: Upload, supplier: str, version: str | None, client_key: str | None) -> str:
         key = self.key.key(Facts(supplier, upload.digest, datetime.now(UTC), version, client_key))
@@ -458,6 +489,11 @@ class Imports:
         code, reason = type(error).__name__, str(error)[:300]
         if isinstance(error, ContentMissing):
             code = CONTENT_MISSING
+        elif isinstance(error, ContentUnreadable):
+            code = CONTENT_UNREADABLE
+            if error.damaged:  # another look would find the same
+                await self._end(job, ImportState.FAILED, code=code, reason=reason)
+                return
         elif isinstance(error, CommandError):
             code = "CONTENT_CHANGED" if isinstance(error, KeyReusedError) else code
             await self._end(job, ImportState.FAILED, code=code, reason=reason)
@@ -502,7 +538,8 @@ class Imports:
 
     async def _book(self, job: Job, form: Format, file: IO[bytes]) -> None:
         lines = Lines()
-        booking = Booking(self.checks, self.handler, lines, Scope(job.tenant, job.supplier, self.operation))
+        scope = Scope(job.tenant, job.supplier, self.operation)
+        booking = Booking(self.checks, self.handler, lines, scope, hides=self.seals)
         refuses = job.error_code == ROWS_REFUSED
         if self.all_or_nothing and job.error_code is None and job.bulk_id is None:
             # Written down before the first row has an outcome: a run after a crash decides nothing anew.
@@ -510,7 +547,7 @@ class Imports:
             mark = ROWS_REFUSED if refuses else ROWS_CHECKED
             await self._perform(lambda: self.rows_kept.refuse(job, mark))
         if refuses:
-            booking = Booking(self.checks, None, lines, booking.scope, refuses=True)
+            booking = Booking(self.checks, None, lines, scope, refuses=True)
         noting: list[asyncio.Task[int]] = []
 
         def begun(operation_id: str) -> None:
@@ -543,27 +580,44 @@ class Imports:
 
     @asynccontextmanager
     async def _kept_file(self, job: Job) -> AsyncIterator[IO[bytes]]:
-        """The bytes of a job as a file, checked to be what was sent. Raises ContentMissing."""
+        """The bytes of a job as a file, checked to be what was sent. Raises ContentMissing and ContentUnreadable."""
         digest = job.sha256.hex()
         if job.content_ref is None:
             raise ContentMissing("the file's bytes are no longer kept")
-        with self._opened(digest) as file:
+        is_sealed = _is_sealed(job)
+        with self._opened(digest, is_sealed=is_sealed) as file:
             hashing = hashlib.sha256()
-            if isinstance(self.content, FolderContent):
+            if is_sealed:
+                await self._open_sealed(job, file, hashing)
+            elif isinstance(self.content, FolderContent):
                 await asyncio.to_thread(_hash_file, file, hashing)
             else:
                 async for piece in self.content.read(digest):
                     hashing.update(piece)
                     await asyncio.to_thread(file.write, piece)
             if hashing.hexdigest() != digest:
-                if isinstance(self.content, DatabaseContent):  # a folder's are always written anew
-                    await self.content.doubt(digest)
+                await self._doubt(address_of(digest, is_sealed=is_sealed))
                 raise ContentMissing("the kept bytes are not those that were sent")
             yield file
 
+    async def _open_sealed(self, job: Job, file: IO[bytes], hashing: Any) -> None:
+        """Write what a job's frames hold into a file, a frame at a time."""
+        address = address_of(job.sha256.hex(), is_sealed=True)
+        opening = Opening(self.engine.core.sealer, job.sha256, job.size)
+
+        def write(piece: bytes) -> None:
+            for block in opening.feed(piece):
+                hashing.update(block)
+                file.write(block)
+
+        # What does not open is left as it is: it does where the right key comes back. An upload writes it anew.
+        async for piece in self.content.read(address):
+            await asyncio.to_thread(write, piece)
+        opening.end()
+
     @contextmanager
-    def _opened(self, digest: str) -> Iterator[IO[bytes]]:
-        if isinstance(self.content, FolderContent):
+    def _opened(self, digest: str, *, is_sealed: bool) -> Iterator[IO[bytes]]:
+        if isinstance(self.content, FolderContent) and not is_sealed:
             try:
                 file: IO[bytes] = self.content.path(digest).open("rb")
             except FileNotFoundError:
@@ -713,7 +767,7 @@ class Imports:
 
     async def _is_used(self, digest: str) -> bool:
         try:
-            id = bytes.fromhex(digest)
+            id = bytes.fromhex(digest_of(digest))
         except ValueError:
             return True  # no file of these imports
         return await self._perform(lambda: self.rows_kept.is_used(id))
@@ -744,6 +798,11 @@ class _Trial:
 def _known_rows(imports: Imports, scope: Scope) -> KnownRows:
     none = Job._make([b"", scope.tenant, scope.operation, scope.caller, *[None] * (len(Job._fields) - 4)])
     return KnownRows(imports.engine.store, none, imports.keep_us)
+
+
+def _is_sealed(job: Job) -> bool:
+    """Whether a job's bytes were kept sealed, whatever is declared by now."""
+    return (job.content_ref or "").endswith(_SEALED_REF)
 
 
 def _hash_file(file: IO[bytes], hashing: Any) -> None:

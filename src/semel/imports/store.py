@@ -18,6 +18,9 @@ from semel.stores.sql.statements import Row
 NOUN: Final = "imports"
 ROWS_CHECKED: Final = "ROWS_CHECKED"  # of a running job: every row can be read and is valid, so that they are booked
 ANY_ID: Final = b"\xff" * 16
+PLAIN, SEALED = 1, 2  # the forms that bytes are kept in; one digest may have both
+FORM_PLACES: Final = 1 << 40  # the parts of each form have places of their own
+_PAST: Final = {PLAIN: FORM_PLACES, SEALED: 2 * FORM_PLACES}
 GRACE_US: Final = 3600 * 1_000_000  # bytes that no job needs stay so long: an upload may be about to need them
 NO_STORE: Final = (
     "imports need a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB). {name} is none: a job must be "
@@ -252,37 +255,39 @@ class ImportRows:
 
     # --- bytes ------------------------------------------------------------------------------------
 
-    def touch(self, digest: bytes, size: int) -> Flow[bool]:
-        """Bytes are about to be needed; whether they are there as a whole."""
+    def touch(self, digest: bytes, size: int, form: int = PLAIN) -> Flow[bool]:
+        """Bytes are about to be needed; whether they are there as a whole. ``size`` of what was sent."""
         yield from self._dialect.together()
         yield from self._dialect.write(self._sql["touch"], {"digest": digest, "bytes": size})
-        return (yield from self.has_blob(digest))
+        return (yield from self.has_blob(digest, form))
 
-    def has_blob(self, digest: bytes) -> Flow[bool]:
+    def has_blob(self, digest: bytes, form: int = PLAIN) -> Flow[bool]:
         """Whether the bytes are there as a whole."""
         rows = yield from self._dialect.rows(self._sql["blob"], {"digest": digest})
-        return bool(rows and rows[0][0])
+        return bool(rows and cast(int, rows[0][0]) & form)
 
-    def put_part(self, digest: bytes, place: int, body: bytes) -> Flow[int]:
+    def put_part(self, digest: bytes, place: int, body: bytes, form: int = PLAIN) -> Flow[int]:
         """One part of the bytes."""
-        params: Values = {"digest": digest, "place": place, "body": body}
+        params: Values = {"digest": digest, "place": _places(form)["first"] + place, "body": body}
         return (yield from self._dialect.write(self._sql["put_part"], params))
 
-    def end_blob(self, digest: bytes, parts: int) -> Flow[bool]:
+    def end_blob(self, digest: bytes, parts: int, form: int = PLAIN) -> Flow[bool]:
         """All parts are there; whether that is true."""
         yield from self._dialect.together()
-        yield from self._dialect.write(self._sql["end_blob"], {"digest": digest, "parts": parts})
-        return (yield from self.has_blob(digest))
+        params: Values = {"digest": digest, "parts": parts, "form": form, **_places(form)}
+        yield from self._dialect.write(self._sql["end_blob"], params)
+        return (yield from self.has_blob(digest, form))
 
-    def doubt_blob(self, digest: bytes) -> Flow[int]:
+    def doubt_blob(self, digest: bytes, form: int = PLAIN) -> Flow[int]:
         """The kept bytes are damaged: they are dropped, and written anew by whoever sends them again."""
         yield from self._dialect.together()
-        yield from self._dialect.write(self._sql["doubt_blob"], {"digest": digest})
-        return (yield from self._dialect.write(self._sql["drop_parts"], {"digest": digest}))
+        yield from self._dialect.write(self._sql["doubt_blob"], {"digest": digest, "others": (PLAIN | SEALED) ^ form})
+        return (yield from self._dialect.write(self._sql["drop_form"], {"digest": digest, **_places(form)}))
 
-    def part(self, digest: bytes, place: int) -> Flow[bytes | None]:
+    def part(self, digest: bytes, place: int, form: int = PLAIN) -> Flow[bytes | None]:
         """One part; None behind the last."""
-        rows = yield from self._dialect.rows(self._sql["part"], {"digest": digest, "place": place})
+        at = _places(form)["first"] + place
+        rows = yield from self._dialect.rows(self._sql["part"], {"digest": digest, "place": at})
         return cast(bytes, rows[0][0]) if rows else None
 
     def unused(self, limit: int) -> Flow[list[bytes]]:
@@ -342,6 +347,11 @@ class KnownRows:
     def _id(self, item: ListedItem) -> bytes:
         job = self._job
         return known_row(job.tenant, job.operation, job.supplier, item.raw, occurrence_of(item.item_id))
+
+
+def _places(form: int) -> dict[str, int]:
+    """Where the parts of a form are."""
+    return {"first": _PAST[form] - FORM_PLACES, "past": _PAST[form]}
 
 
 def shown(job: Job, names: tuple[FileName, ...], tally: Tally | None, *, is_new: bool) -> ImportJob:

@@ -7,15 +7,16 @@ import hashlib
 import os
 import tempfile
 from collections.abc import AsyncIterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
 from semel.errors import ImportRefused, PolicyError
-from semel.imports.content import BLOCK_BYTES, of_disk
+from semel.imports.content import of_disk
 
 Source = bytes | os.PathLike[str] | IO[bytes] | AsyncIterable[bytes]
 APART_BYTES: Final = 256 * 1024
+PIECE_BYTES: Final = 512 * 1024  # one is hashed while the next is read and written
 TOO_LARGE: Final = "the file has more than {most} bytes"
 
 
@@ -36,6 +37,7 @@ class Upload:
         self._hashing = hashlib.sha256()
         self._waiting = bytearray()
         self._hasher: ThreadPoolExecutor | None = None
+        self._hashed: Future[None] | None = None  # of the piece before
         self.size = 0
         self.digest = ""
         try:
@@ -50,15 +52,18 @@ class Upload:
         self.close()
 
     def write(self, piece: bytes | memoryview) -> None:
-        """Take a piece, in the calling thread. Raises ImportRefused for one too many, and where the disk is full."""
+        """Take a piece, in the calling thread: it must not change any more.
+
+        Raises ImportRefused for one too many, and where the disk is full.
+        """
         self.size += len(piece)
         if self.size > self._bytes_max:
             raise ImportRefused(TOO_LARGE.format(most=self._bytes_max), "FILE_TOO_LARGE")
-        hashed = None
-        if len(piece) >= APART_BYTES:  # both let go of the interpreter: hashed while the disk is written
+        self._wait_for_hash()
+        if len(piece) >= APART_BYTES:  # both let go of the interpreter: hashed while this is written and the next read
             if self._hasher is None:
                 self._hasher = ThreadPoolExecutor(1, "semel-import-hash")
-            hashed = self._hasher.submit(self._hashing.update, piece)
+            self._hashed = self._hasher.submit(self._hashing.update, piece)
         else:
             self._hashing.update(piece)
         view = memoryview(piece)
@@ -67,16 +72,19 @@ class Upload:
                 view = view[self.file.write(view) :]
         except OSError as error:
             raise of_disk(error) from error
-        finally:
-            if hashed is not None:
-                hashed.result()
+
+    def _wait_for_hash(self) -> None:
+        """The piece before is hashed: memory holds one beside the next."""
+        if self._hashed is not None:
+            self._hashed.result()
+            self._hashed = None
 
     async def feed(self, piece: bytes) -> None:
-        """Take a piece; the disk is written by a thread, a mebibyte at a time."""
+        """Take a piece; the disk is written by a thread, half a mebibyte at a time."""
         self._waiting += piece
         if self.size + len(self._waiting) > self._bytes_max:
             raise ImportRefused(TOO_LARGE.format(most=self._bytes_max), "FILE_TOO_LARGE")
-        if len(self._waiting) >= BLOCK_BYTES:
+        if len(self._waiting) >= PIECE_BYTES:
             await self.flush()
 
     async def flush(self) -> None:
@@ -89,6 +97,7 @@ class Upload:
         """All of it is there. Raises ImportRefused where that is nothing."""
         if not self.size:
             raise ImportRefused("the file is empty", "EMPTY_FILE")
+        self._wait_for_hash()
         self.digest = self._hashing.hexdigest()
 
     def close(self) -> None:
@@ -124,7 +133,7 @@ class Upload:
             raise PolicyError(f"file {str(path)!r} cannot be read: {error.strerror or error}") from None
 
     def _copy(self, file: IO[bytes]) -> None:
-        while block := file.read(BLOCK_BYTES):
+        while block := file.read(PIECE_BYTES):
             if not isinstance(block, bytes):
                 raise PolicyError("file must be opened with 'rb'; what it reads is text")
             self.write(block)

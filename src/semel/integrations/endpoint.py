@@ -49,6 +49,29 @@ def declare_endpoint(
 
     Raises PolicyError and ConfigurationError.
     """
+    chosen = check_declaration(name, policy, options, paths=paths, taken=taken)
+    if chosen.terms.effects is Effects.ATOMIC:
+        engine.backend.check_atomic()
+    check_kept(engine.backend.store, chosen)
+    engine.core.needs.declare(name, chosen)
+    declared = DeclaredEndpoint(name, chosen, surface.route(name, chosen), paths)
+    if paths == "apart":
+        declared.route.count_path()
+    return declared
+
+
+def check_declaration(
+    name: str,
+    policy: Policy | None,
+    options: Mapping[str, Any],
+    *,
+    paths: Literal["apart", "one"] | None,
+    taken: Collection[str],
+) -> Policy:
+    """As :func:`declare_endpoint`, as far as no engine is needed: the policy that was given.
+
+    Raises PolicyError and ConfigurationError.
+    """
     if not isinstance(name, str) or not name:
         raise ConfigurationError("a command needs a name: @semel.command('payments.create', effects='external')")
     if policy is not None and not isinstance(policy, Policy):
@@ -60,14 +83,7 @@ def declare_endpoint(
         raise ConfigurationError(f"{name}: paths must be 'apart' or 'one'; it is {paths!r}")
     if name in taken:
         raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
-    if chosen.terms.effects is Effects.ATOMIC:
-        engine.backend.check_atomic()
-    check_kept(engine.backend.store, chosen)
-    engine.core.needs.declare(name, chosen)
-    declared = DeclaredEndpoint(name, chosen, surface.route(name, chosen), paths)
-    if paths == "apart":
-        declared.route.count_path()
-    return declared
+    return chosen
 
 
 def without_slashes(path: str) -> str:

@@ -1,7 +1,7 @@
 """Names that come with the request: which texts may be a business reference, and where it or the key is found.
 
-An operation may take its key from a path parameter or a member of the JSON body instead of a header, so that clients
-need not invent one. The value is read from bytes and pairs; nothing here knows HTTP.
+An operation may take its key from a path parameter, a member of the JSON body or a field of a form instead of a header.
+The value is read from bytes and pairs; nothing here knows HTTP.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from semel.errors import ConfigurationError, InvalidBody, InvalidKey, MissingKey, PolicyError, RequestError
+from semel.http.fingerprint.multipart import form_values
 
 REFERENCE_LENGTH_MAX: Final = 255
 REFERENCE: Final = "reference"  # the key is the business reference itself
-_SOURCE: Final = re.compile(r"path:([A-Za-z_][A-Za-z0-9_]*)|body:((?:/(?:[^/~]|~[01])+)+)").fullmatch
+_SOURCE: Final = re.compile(
+    r"path:([A-Za-z_][A-Za-z0-9_]*)|body:((?:/(?:[^/~]|~[01])+)+)|form:([A-Za-z_][A-Za-z0-9_.-]*)"
+).fullmatch
 _KEY: Final = re.compile(r"[!-~]{1,255}").fullmatch
-_HOW: Final = "'path:orderId' (a parameter of the path) or 'body:/orderId' (a member of the JSON body)"
+_HOW: Final = (
+    "'path:orderId' (a parameter of the path), 'body:/orderId' (a member of the JSON body) or "
+    "'form:_key' (a field of a form)"
+)
 
 
 def is_reference(text: object) -> bool:
@@ -48,9 +54,11 @@ class Source:
     '42'
     >>> Source.of("key_from", "path:orderId").find((("orderId", "A-1"),), b"")
     'A-1'
+    >>> Source.of("key_from", "form:_key").find((), b"sku=A-1&_key=k-1", "application/x-www-form-urlencoded")
+    'k-1'
     """
 
-    kind: Literal["path", "body"]
+    kind: Literal["path", "body", "form"]
     text: str
     steps: tuple[str, ...]
 
@@ -62,6 +70,8 @@ class Source:
             raise PolicyError(f"{option} must be {_HOW}; it is {given!r}")
         if found[1] is not None:
             return cls("path", f"path parameter {found[1]!r}", (found[1],))
+        if found[3] is not None:
+            return cls("form", f"form field {found[3]!r}", (found[3],))
         steps = tuple(step.replace("~1", "/").replace("~0", "~") for step in found[2][1:].split("/"))
         return cls("body", f"body member {found[2]!r}", steps)
 
@@ -72,13 +82,17 @@ class Source:
             has = f"its parameters are {', '.join(known)}" if known else "it has none"
             raise ConfigurationError(f"{operation}: its path has no parameter {self.steps[0]!r}; {has}")
 
-    def find(self, params: Iterable[tuple[str, str]], body: bytes) -> str | None:
+    def find(self, params: Iterable[tuple[str, str]], body: bytes, media_type: str = "") -> str | None:
         """The text that is there, a whole number's as it is written; None where there is none, or null.
 
-        Raises InvalidBody: the body cannot be read as JSON without doubt, or what is there is no text.
+        Parameters: ``media_type`` of the body, as its Content-Type says; a form is read by it.
+
+        Raises InvalidBody: the body cannot be read as JSON or as a form without doubt, or what is there is no text.
         """
         if self.kind == "path":
             return dict(params).get(self.steps[0])
+        if self.kind == "form":
+            return self._field(body, media_type)
         value: Any = _document(body, self.text)
         for step in self.steps:
             if not isinstance(value, dict):
@@ -90,9 +104,18 @@ class Source:
             raise InvalidBody(f"The {self.text} must be a text or a whole number; send one.")
         return value
 
-    def key(self, params: Iterable[tuple[str, str]], body: bytes) -> str:
+    def _field(self, body: bytes, media_type: str) -> str | None:
+        values = form_values(body, media_type, self.steps[0])
+        if values is None or len(values) > 1:
+            raise InvalidBody(
+                f"The {self.text} cannot be read: send application/x-www-form-urlencoded or multipart/form-data, with "
+                "that field once, as text."
+            )
+        return values[0] if values else None
+
+    def key(self, params: Iterable[tuple[str, str]], body: bytes, media_type: str = "") -> str:
         """What is there, as the command's key. Raises MissingKey, InvalidKey and InvalidBody, naming what to send."""
-        found = self.find(params, body)
+        found = self.find(params, body, media_type)
         if found is None:
             raise MissingKey(f"This operation takes its key from the {self.text}, which is missing; send it.")
         if not _KEY(found):
@@ -101,9 +124,9 @@ class Source:
             )
         return found
 
-    def reference(self, params: Iterable[tuple[str, str]], body: bytes) -> str:
+    def reference(self, params: Iterable[tuple[str, str]], body: bytes, media_type: str = "") -> str:
         """What is there, as the business reference. Raises InvalidBody, naming what to send."""
-        found = self.find(params, body)
+        found = self.find(params, body, media_type)
         if found is None:
             raise InvalidBody(f"The {self.text} is this command's business reference, and it is missing; send it.")
         if not is_reference(found):

@@ -1,15 +1,19 @@
 """Which relay delivers which lanes: leased, so that a dead relay's are taken over, and shared out evenly.
 
 Lanes save work: that an aggregate's events arrive in order does not hang on them (``outbox/worker.py`` says why).
+Relays that find nothing to do hold none, and take turns to look whether there is something.
 """
 
 from __future__ import annotations
 
 from typing import Final, cast
 
-from semel.core.flow import Flow
+from semel.core.contract import Turn
+from semel.core.flow import Flow, ask
 from semel.outbox.rules import LANES
-from semel.stores.sql.dialect import Dialect, Values
+from semel.outbox.store import Depth
+from semel.stores.sql.dialect import SQLITE, Dialect, Values
+from semel.stores.sql.statements import TakeTurn
 
 NOUN: Final = "lanes"
 
@@ -51,3 +55,40 @@ class Lanes:
         yield from self._dialect.write(self._sql["leave"], {"holder": holder})
         yield from self._dialect.write(self._sql["sign_off"], {"holder": holder})
         yield from self._dialect.write(self._sql["forget"], {"lease": lease_us})
+
+    def retire(self, holder: str) -> Flow[None]:
+        """Leave everything to others for as long as there is nothing to do; what was told of the bell stays."""
+        yield from self._dialect.together()
+        yield from self._dialect.write(self._sql["leave"], {"holder": holder})
+        yield from self._dialect.write(self._sql["retire"], {"holder": holder})
+
+    def free(self) -> Flow[int]:
+        """How many lanes nobody holds."""
+        [(lanes,)] = yield from self._dialect.rows(self._sql["free"], {})
+        return cast(int, lanes)
+
+    def call(self) -> Flow[None]:
+        """Wake all relays that listen, where the database has a bell."""
+        if "call" in self._sql:
+            yield from self._dialect.rows(self._sql["call"], {})
+
+    def turn(
+        self, kind: str, mine: int | None, every_us: int, holder: str, *, hold: bool, bell: bool, gauge: bool
+    ) -> Flow[tuple[Turn, Depth | None]]:
+        """The next turn of an idle relay, as :class:`~semel.core.contract.TakesTurns` has it, in one statement.
+
+        ``earliest`` is now where any event may be published, in whatever lane, else None.
+
+        Parameters: ``holder`` and ``bell`` as of :meth:`attend`; ``hold`` as of ``Events.due``; ``gauge`` whether it is
+        to be looked how full the outbox is, too.
+
+        Raises SchemaError where ``turns`` did not run.
+        """
+        params: Values = {"kind": kind, "mine": mine, "every": every_us, "hold": int(hold), "gauge": int(gauge)}
+        if self._dialect is SQLITE:
+            params = {**params, "mine": (yield from ask(TakeTurn(kind, mine, every_us)))}
+        [row] = yield from self._dialect.rows(self._sql["turn"], {**params, "holder": holder, "bell": int(bell)})
+        now, following, due, waiting, parked, oldest = cast("tuple[int, int | None, int, int, int, int | None]", row)
+        turn = Turn(now, now + every_us if following is None else following, now if due else None)
+        depth = Depth(waiting, parked, max(0, now - oldest) if isinstance(oldest, int) else 0)
+        return turn, depth if gauge else None

@@ -14,16 +14,18 @@ from typing import Any, Final
 import psycopg
 
 CHANNEL: Final = "semel_event"
+TO_ALL: Final = "all"  # what a relay says that has more to do than one can
 AGAIN_SECONDS: Final = 5.0
 
 
 class PostgresBell:
     """Calls ``ring`` whenever somebody has committed events.
 
-    Parameters: ``server`` the driver's (``stores/postgres/psycopg_driver.Server``); ``ring`` is called on the loop.
+    Parameters: ``server`` the driver's (``stores/postgres/psycopg_driver.Server``); ``ring`` is called on the loop,
+    with whether each relay is needed: where events were committed, one is enough.
     """
 
-    def __init__(self, server: Any, ring: Callable[[], object]) -> None:
+    def __init__(self, server: Any, ring: Callable[[bool], object]) -> None:
         self._server = server
         self._ring = ring
         self._task: asyncio.Task[None] | None = None
@@ -51,9 +53,9 @@ class PostgresBell:
                     self.listening = True
                     if not begun.done():
                         begun.set_result(None)
-                    self._ring()  # what was committed before is rung by nobody
-                    async for _ in connection.notifies():
-                        self._ring()
+                    self._ring(True)  # what was committed before is rung by nobody
+                    async for heard in connection.notifies():
+                        self._ring(heard.payload == TO_ALL)
             self.listening = False
             if not begun.done():
                 begun.set_result(None)

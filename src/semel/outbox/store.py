@@ -67,30 +67,27 @@ class Events:
         params: Values = {"seq": seq, "wait": wait_us, "reason": shortened(reason)}
         return (yield from self.dialect.write(self._sql["postpone"], params))
 
-    def park(self, id: str, reason: str) -> Flow[bool]:
-        """To be tried no more until :meth:`retry`; False where it is published or parked already, or unknown."""
-        if uuid_bytes(id) is None:
+    def park(self, event: str | int, reason: str) -> Flow[bool]:
+        """To be tried no more until :meth:`retry`; False where it is published or parked already, or unknown.
+
+        Parameters: ``event`` its id, or its place (``Waiting.seq``): the id of a damaged one may be damaged, too.
+        """
+        return (yield from self._change("park", event, {"reason": shortened(reason)}))
+
+    def retry(self, event: str | int) -> Flow[bool]:
+        """Try a parked event again; False where it is not parked. ``event`` as of :meth:`park`."""
+        return (yield from self._change("retry", event, {}))
+
+    def drop(self, event: str | int) -> Flow[bool]:
+        """Give a parked event up for good; False where it is not parked. ``event`` as of :meth:`park`."""
+        return (yield from self._change("drop", event, {}))
+
+    def _change(self, name: str, event: str | int, params: Values) -> Flow[bool]:
+        if isinstance(event, int):
+            return (yield from self.dialect.write(self._sql[f"{name}_row"], {**params, "seq": event})) == 1
+        if uuid_bytes(event) is None:
             return False
-        params: Values = {"id": id, "reason": shortened(reason)}
-        return (yield from self.dialect.write(self._sql["park"], params)) == 1
-
-    def park_row(self, seq: int, reason: str) -> Flow[bool]:
-        """As :meth:`park`, by its place: the id of a damaged one may be damaged, too."""
-        params: Values = {"seq": seq, "reason": shortened(reason)}
-        return (yield from self.dialect.write(self._sql["park_row"], params)) == 1
-
-    def retry(self, id: str) -> Flow[bool]:
-        """Try a parked event again; False where it is not parked."""
-        return (yield from self._by_id("retry", id))
-
-    def drop(self, id: str) -> Flow[bool]:
-        """Give a parked event up for good; False where it is not parked."""
-        return (yield from self._by_id("drop", id))
-
-    def _by_id(self, name: str, id: str) -> Flow[bool]:
-        if uuid_bytes(id) is None:
-            return False
-        return (yield from self.dialect.write(self._sql[name], {"id": id})) == 1
+        return (yield from self.dialect.write(self._sql[name], {**params, "id": event})) == 1
 
     def find(self, after: int, limit: int, *, parked: bool) -> Flow[list[Waiting]]:
         """A page of what is not published, oldest first; ``after`` a seq; ``parked`` those alone."""

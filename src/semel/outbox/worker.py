@@ -6,6 +6,9 @@ Lanes only keep two relays from doing the same work. There is no cursor: what is
 transaction which commits late is not passed by.
 
 A relay that dies between the broker's word and the mark leaves events that are sent again: their id tells consumers.
+
+A relay that finds nothing for a while gives its lanes back and is *idle*: the idle relays of all processes take turns
+to look (``workers/turns.py``), so that they ask as little as one. Whichever finds something takes lanes again.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Self
 
+from semel.core.contract import Turn
+from semel.core.flow import Flow
 from semel.core.identity import uuid7_bytes, uuid_text
 from semel.core.spans import check_count, check_seconds
 from semel.engine.async_engine import AsyncEngine
@@ -32,6 +37,7 @@ from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, told
 from semel.outbox.store import Depth, Events
 from semel.policy import LEASE_SECONDS_MIN, SPAN_SECONDS_MAX
 from semel.stores.sql.dialect import POSTGRES, dialect_of
+from semel.workers.turns import Turns, is_due, seconds_to_turn
 
 BATCH: Final = 500
 BATCH_BYTES: Final = 8 * 1024 * 1024
@@ -44,6 +50,11 @@ SWEEP_CHUNK: Final = 1000
 STORE_REST_SECONDS: Final = 0.5
 WALK_REST: Final = 3.0  # for how many times as long as a walk past what is away took the database is left alone
 ELSEWHERE_SECONDS: Final = 0.25
+LINGER_SECONDS: Final = 2.0  # without an event, until a relay is idle
+LOOK_SECONDS: Final = 1.02  # of all idle relays together: with a sweep a minute, that is a statement a second
+WITHOUT_LANES_SECONDS: Final = 0.75  # until one that finds nothing asks for free lanes: a dead relay's lease + 1 s
+APART_SECONDS: Final = 0.02  # between two idle relays that hear the same bell
+DEAF_SECONDS: Final = 1.0  # of one that heard a bell for which others were enough
 ALL_LANES: Final = (1 << LANES) - 1
 
 
@@ -54,7 +65,8 @@ class Relay:
     ``tries_max`` how often a refused event is tried before it is parked; ``hold`` whether a parked event stops those of
     its aggregate behind it, until somebody retries or drops it; ``keep_seconds`` how long published events are kept;
     ``lease_seconds`` after which a dead relay's lanes are taken over; ``poll_seconds`` between two looks where nobody
-    rings (1 second beside PostgreSQL's bell, else 0.05).
+    rings, of this relay while it has work (1 second beside PostgreSQL's bell, else 0.05), and of all idle relays
+    together (1 second).
 
     >>> import asyncio, tempfile
     >>> from semel import AsyncEngine
@@ -116,12 +128,25 @@ class Relay:
         self._put_away = False  # whether it met one that is, from here on
         self._walk_seconds = 0.0  # what the last look past those that are away has cost
         self._woken = asyncio.Event()
+        every = LOOK_SECONDS if poll_seconds is None else poll_seconds
+        self._turns = Turns(_Looks(self._flow_of_turn), "relay" if hold else "relay:skip", every, engine.perform)
+        self._every_seconds = every
+        self._listens = False
+        self._idle = False  # whether it has given its lanes back, and waits for its turn
+        self._fleet = 1.0  # how many take turns, about
+        self._worked = self._time()  # when it last had something to do
+        self._turn_at = 0.0
+        self._called = False  # whether events were committed in this process, or a relay has too many
+        self._heard_at: float | None = None  # when it sees to a bell that one relay is enough for
+        self._deaf_until = float("-inf")
+        self._gauge_at = float("-inf")
+        self._sweep_at = self._time() + SWEEP_SECONDS * self._random.random()
         self._stopping = False
         self._trouble = Trouble("the relay")
         self._house_trouble = Trouble("the relay's gauge and sweep")
         self._task: asyncio.Task[None] | None = None
 
-    # --- one turn ---------------------------------------------------------------------------
+    # --- one batch --------------------------------------------------------------------------
 
     async def run_once(self, *, wait_seconds: float = 0.0) -> int:
         """Publish what is there, until nothing more may be; how many. What is refused, or held back, stays.
@@ -231,7 +256,7 @@ class Relay:
             detail = {"event": each.event.id, "reason": reason}
             self._tell("events_refused", each.event.topic, detail=detail)
             if reply.for_good or each.tries + 1 >= self._tries_max:
-                if await perform("events_park", lambda seq=seq, reason=reason: events.park_row(seq, reason)):  # type: ignore[misc]
+                if await perform("events_park", lambda seq=seq, reason=reason: events.park(seq, reason)):  # type: ignore[misc]
                     self.parked += 1
                     self._tell("events_parked", each.event.topic, detail=detail)
             else:
@@ -255,7 +280,8 @@ class Relay:
     # --- lanes ------------------------------------------------------------------------------
 
     async def _attend_in_time(self) -> None:
-        if time.monotonic() - self._attended >= self._lease_seconds / 3:
+        every = self._lease_seconds / 3 if self._met else min(self._lease_seconds / 3, WITHOUT_LANES_SECONDS)
+        if self._time() - self._attended >= every:
             await self._attend(bell=not self._busy)
 
     async def _attend(self, *, bell: bool) -> None:
@@ -263,12 +289,93 @@ class Relay:
         self._mask = await self._engine.perform(
             "events_attend", lambda: self._lanes.attend(self.name, lease, bell=bell)
         )
-        self._attended = time.monotonic()
+        self._attended = self._time()
 
     async def _leave(self) -> None:
         lease = int(self._lease_seconds * 1_000_000)
         await self._engine.perform("events_leave", lambda: self._lanes.leave(self.name, lease))
         self._mask, self._attended = 0, float("-inf")
+
+    # --- idle -------------------------------------------------------------------------------
+
+    def _time(self) -> float:
+        return time.monotonic()
+
+    def _flow_of_turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
+        turn, depth = yield from self._lanes.turn(
+            kind,
+            mine,
+            every_us,
+            self.name,
+            hold=self._hold,
+            bell=self._listens,
+            gauge=self._time() >= self._gauge_at,
+        )
+        if depth is not None:
+            self._tell_depth(depth)
+        return turn
+
+    async def _take_turn(self) -> bool:
+        """Take a turn of the idle relays; whether there is something to do, or no turn to be had.
+
+        A due event is enough, in whatever lane: each relay whose turn comes while others have too much joins them.
+        """
+        turn = await self._turns.take()
+        if turn is None:
+            return True
+        rest = seconds_to_turn(turn)
+        self._turn_at = self._time() + rest
+        self._fleet = max(1.0, rest / self._every_seconds)
+        return is_due(turn)
+
+    async def _may_go_on(self) -> bool:
+        """Whether an idle relay is needed: it was called, hears of events that nobody sees to, or finds some."""
+        now = self._time()
+        needed, self._called = self._called, False
+        if not needed and self._heard_at is not None and self._heard_at <= now:
+            self._heard_at = None
+            needed = await self._engine.perform("events_lanes", self._lanes.free) > 0
+            if not needed:  # whoever has the lanes hears it, too
+                self._deaf_until = now + DEAF_SECONDS
+        if not needed and now >= self._turn_at:
+            needed = await self._take_turn()
+        if needed:
+            self._idle, self._fleet, self._worked = False, 1.0, now
+            self._heard_at = None
+        return needed
+
+    async def _may_rest(self) -> bool:
+        """Go idle where nothing was met for a while, unless something is due elsewhere; whether it is idle now."""
+        if self._away or self._time() - self._worked < LINGER_SECONDS:
+            return False
+        self._called, self._heard_at = False, None
+        if await self._take_turn():
+            self._worked = self._time()
+            return False
+        await self._engine.perform("events_retire", lambda: self._lanes.retire(self.name))
+        self._mask, self._attended, self._idle = 0, float("-inf"), True
+        return True
+
+    def _idle_seconds(self) -> float:
+        """How long an idle relay rests where it hears nothing."""
+        ends = self._turn_at if self._heard_at is None else min(self._turn_at, self._heard_at)
+        return 0.0 if self._called else max(0.0, ends - self._time())
+
+    def _hear(self, everybody: bool) -> None:
+        """Events were committed: one idle relay is enough, that whose turn is next, or ``everybody`` is needed."""
+        if everybody:
+            self._called = True
+        elif self._heard_at is None:
+            now = self._time()
+            before = int(max(0.0, self._turn_at - now) / self._every_seconds)  # so many are nearer to their turns
+            self._heard_at = max(now + APART_SECONDS * before, self._deaf_until)
+        self._woken.set()
+
+    async def _rest_idle(self) -> None:
+        while not self._stopping and (left := self._idle_seconds()) > 0:
+            self._woken.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), left)
 
     # --- for as long as wanted --------------------------------------------------------------
 
@@ -294,14 +401,16 @@ class Relay:
         if self._bell_server is not None:
             from semel.outbox.postgres_listen import PostgresBell
 
-            bell = PostgresBell(self._bell_server, self._woken.set)
+            bell = PostgresBell(self._bell_server, self._hear)
             await bell.open()
         keeper = asyncio.create_task(self._keep_house(), name="semel-relay-house")
         try:
-            with listening(lambda: loop.call_soon_threadsafe(self._woken.set)):
+            with listening(lambda: loop.call_soon_threadsafe(self._hear, True)):
                 while not self._stopping:
                     rest = await self._round(rung=bell is not None and bell.listening)
-                    if rest > 0 or self._walk_seconds > 0:
+                    if self._idle and not self._struck:
+                        await self._rest_idle()
+                    elif rest > 0 or self._walk_seconds > 0:
                         await self._rest(rest)
         finally:
             keeper.cancel()
@@ -315,18 +424,27 @@ class Relay:
     async def _round(self, *, rung: bool) -> float:
         """A turn, and how long to rest after it."""
         self._woken.clear()
+        self._listens = rung
         try:
+            if self._idle and not await self._may_go_on():
+                return self._idle_seconds()
             await self._attend_in_time()
             sent = await self._turn(self._away.passed_over(time.monotonic()))
             self._trouble.over()
+            if self._met:
+                self._worked = self._time()
             if self._struck:
                 return outage_wait_seconds(self._outages, self._random.random())
             if self._full != self._busy:  # nobody need ring for a relay that looks again at once
                 self._busy = self._full
                 await self._attend(bell=rung and not self._busy)
+                if rung and self._busy:
+                    await self._engine.perform("events_call", self._lanes.call)
                 return 0
             if sent or self._put_away:
                 return 0
+            if not self._met and await self._may_rest():
+                return self._idle_seconds()
         except (StoreError, SchemaError):  # the observer was told; a store that comes back finds its relay alive
             return STORE_REST_SECONDS
         except Exception as error:  # noqa: BLE001 - a relay that dies unseen leaves every event behind it unsent
@@ -335,7 +453,8 @@ class Relay:
         poll = self._poll_seconds
         if poll is None:
             poll = LISTENING_POLL_SECONDS if rung else POLL_SECONDS
-        return min(poll, self._away.wait_seconds(time.monotonic()))
+        until_idle = max(POLL_SECONDS, self._worked + LINGER_SECONDS - self._time())
+        return min(poll, until_idle, self._away.wait_seconds(time.monotonic()))
 
     async def _rest(self, seconds: float) -> None:
         # No bell brings a broker back; and to walk past millions of events at every bell would be all that it does.
@@ -352,13 +471,9 @@ class Relay:
                 await asyncio.wait_for(self._woken.wait(), seconds - deaf)
 
     async def _keep_house(self) -> None:
-        sweep_at = time.monotonic() + SWEEP_SECONDS * self._random.random()
         while True:
             try:
-                await self.gauge()
-                if time.monotonic() >= sweep_at:
-                    sweep_at = time.monotonic() + SWEEP_SECONDS
-                    await self.sweep()
+                await self._look_after_all()
                 self._house_trouble.over()
             except (StoreError, SchemaError):  # told to the observer, and done next time
                 pass
@@ -366,14 +481,25 @@ class Relay:
                 self._house_trouble.met(error)
             await asyncio.sleep(GAUGE_SECONDS * (1 - self._random.random() / 4))
 
+    async def _look_after_all(self) -> None:
+        if not self._idle:  # an idle one looks at its turns
+            await self.gauge()
+        if self._time() >= self._sweep_at:
+            self._sweep_at = self._time() + SWEEP_SECONDS * self._fleet
+            await self.sweep()
+
     async def gauge(self) -> Depth:
         """Look how full the outbox is, and tell the observer. Raises StoreError."""
         depth = await self._engine.perform("events_depth", self._events.depth)
+        self._tell_depth(depth)
+        return depth
+
+    def _tell_depth(self, depth: Depth) -> None:
+        self._gauge_at = self._time() + GAUGE_SECONDS * 3 / 4
         observer = self._engine.core.observer
         observer.event("events_waiting", depth.waiting, {"kind": "waiting"}, {})
         observer.event("events_waiting", depth.parked, {"kind": "parked"}, {})
         observer.event("events_oldest_seconds", depth.oldest_us / 1_000_000, {}, {})
-        return depth
 
     async def sweep(self) -> int:
         """Forget what was published longer ago than ``keep_seconds``; how many. Raises StoreError."""
@@ -385,3 +511,14 @@ class Relay:
             if done < SWEEP_CHUNK:
                 return gone
             await asyncio.sleep(min(1.0, time.monotonic() - began))  # as the purge: others write, too
+
+
+class _Looks:
+    """What the turns of a relay are taken of (``core.contract.TakesTurns``): what is due are events, not records."""
+
+    def __init__(self, take: Callable[[str, int | None, int], Flow[Turn]]) -> None:
+        self._take = take
+
+    def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
+        """The next turn."""
+        return (yield from self._take(kind, mine, every_us))

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,8 +71,10 @@ class Parts:
 
 
 def caller_of(request: Request) -> Caller:
-    """Who is calling, by the bearer token; 401 for everybody else."""
+    """Who is calling, by the bearer token, or by the cookie of the form without scripts; 401 for everybody else."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if request.url.path == "/checkout" and not scheme:
+        scheme, token = "bearer", request.cookies.get(page.COOKIE, "")
     if scheme.lower() != "bearer" or token not in CALLERS:
         raise HTTPException(401, "send Authorization: Bearer alice (or bob)", {"WWW-Authenticate": "Bearer"})
     return Caller(TENANT, token)
@@ -117,13 +120,26 @@ def create_app(settings: Settings) -> FastAPI:
     parts = Parts(app, engine, Semel(engine, caller=caller_of), provider, notes, troubles, lease)
     for add in (_add_payments, _add_orders, _add_imports, _add_notes, _add_health):
         add(parts)
+    _add_pages(parts, settings)
     for kind in _STATUS:
         app.add_exception_handler(kind, _explain)
     app.add_exception_handler(RequestValidationError, _refuse)
     app.add_exception_handler(StoreError, _unavailable)
     parts.semel.install(app, dependencies=AUTHENTICATED)
-    page.add(app, settings)
     return app
+
+
+def _add_pages(parts: Parts, settings: Settings) -> None:
+    provider = parts.provider
+
+    async def charge(key: str, caller: str, amount: Decimal, customer: str) -> Charge:
+        return await asyncio.to_thread(provider.charge, key, caller, amount, "EUR", customer=customer)
+
+    async def find(caller: str, payment_id: str) -> Charge | None:
+        charges = await asyncio.to_thread(provider.charges, caller)
+        return next((charge for charge in charges if charge.id == payment_id), None)
+
+    page.add(parts.app, settings, parts.semel, parts.lease_seconds, charge, find)
 
 
 def ledger_path(engine: AsyncEngine, name: str) -> Path:

@@ -9,15 +9,19 @@ from typing import Any
 from unittest import mock
 
 from asgiref.sync import async_to_sync
+from django.contrib.auth.models import Group, Permission, User
 from django.core import checks
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.management import call_command
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, connections, models
 from django.http import HttpResponse
 from django.test import AsyncClient, Client, TestCase, TransactionTestCase, override_settings
+from django.test.utils import isolate_apps
 from django.utils.decorators import method_decorator
+from django.utils.functional import SimpleLazyObject
 
 from semel.errors import ConfigurationError
+from semel.http.caller import Caller
 from semel.integrations import django as semel
 from semel.integrations.django.site import _caller_of, site
 from tests.frameworks.django_site import views
@@ -54,6 +58,15 @@ class Asking:
         assert (second.status_code, second.content) == (first.status_code, first.content)
         return first, second
 
+    def assert_honoured(self, *answers: Any) -> None:
+        """Each says for how long its key is honoured, and where the operation's status is: one and the same."""
+        said = {(each.headers["Idempotency-Key-Lifetime"], *self.status_links(each)) for each in answers}
+        assert [len(each) for each in said] == [2], said
+
+    def status_links(self, answered: Any) -> list[str]:
+        links = answered.headers.get("Link", "").split(", ")
+        return [each for each in links if 'rel="status"' in each]
+
     def state(self, path: str = "/operations/") -> Any:
         """The status of this key's operation, or None."""
         found = self.client.get(f"{path}?key={self.key}", headers={"Authorization": "Bearer alice"})
@@ -76,6 +89,20 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
         assert second.headers["X-Outer"] == "seen"  # the other middlewares treat a replay as any answer
         assert effects() == ["a"]
         assert self.state() == "SUCCEEDED"
+
+    def test_first_answers_and_replays_say_that_the_key_is_honoured(self) -> None:
+        for path, do in (("/atomic", ""), ("/atomic", "refuse"), ("/external", ""), ("/idempotent", "")):
+            self.setUp()
+            self.assert_honoured(*self.twice(path, {"do": do}))
+
+    def test_an_answer_whose_rows_are_rolled_back_says_nothing_of_its_key(self) -> None:
+        for do in ("busy", "raise", "rollback", "missing", "long"):
+            answered = self.ask("/atomic", {"do": do})
+            assert "Idempotency-Key-Lifetime" not in answered.headers, do
+            assert self.status_links(answered) == [], do
+        failing = mock.Mock(side_effect=[DatabaseError("the line broke")])
+        with mock.patch.object(type(connections["default"]), "_commit", failing):
+            assert self.status_links(self.ask("/atomic", {"what": "c"})) == []
 
     def test_another_body_another_caller_and_no_key_are_told_apart(self) -> None:
         self.ask("/atomic", {"what": "a"})
@@ -220,6 +247,32 @@ class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Djang
         with self.assertRaisesMessage(ConfigurationError, "no primary key"):
             _caller_of(None, "single")(request)
 
+    def test_users_of_two_classes_with_one_primary_key_are_two_callers(self) -> None:
+        with isolate_apps("tests.frameworks.django_site"):
+
+            class Staff(User):  # type: ignore[misc]  # Django ships no types
+                class Meta:
+                    app_label = "django_site"
+                    proxy = True
+
+            class Customer(User):  # type: ignore[misc]  # as above
+                number = models.IntegerField(primary_key=True)
+
+                class Meta:
+                    app_label = "django_site"
+
+        def caller_of(user: Any) -> Any:
+            known = SimpleLazyObject(lambda: user)
+            with mock.patch.object(type(user), "is_authenticated", True, create=True):
+                return _caller_of(None, "single")(SimpleNamespace(user=known))
+
+        one = [caller_of(each) for each in (User(pk=7), Staff(pk=7), Customer(id=7, number=8))]
+        assert one == [Caller("single", "7")] * 3
+        others = [caller_of(Group(pk=7)), caller_of(Permission(pk=7)), caller_of(views.Guest(7))]
+        posing = [caller_of(User(pk=each.id)) for each in others]
+        assert len({"7", *(each.id for each in (*others, *posing))}) == 7
+        assert others[0] == Caller("single", "user of django.contrib.auth.models.Group: 7")
+
     def test_an_exception_that_is_a_definite_answer_is_replayed(self) -> None:
         assert self.twice("/external", {"do": "missing"})[0].status_code == 404
         assert self.state() == "FAILED_REPLAYABLE"
@@ -238,6 +291,25 @@ class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Djang
             json.loads(self.ask("/external", {"do": "long"}).content)["code"] == "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE"
         )
         assert effects() == ["x", "x"]
+
+    def test_answers_that_are_not_kept_say_that_the_key_is_honoured(self) -> None:
+        for do in ("long", "big"):
+            self.setUp()
+            first = self.ask("/external", {"do": do})
+            b"".join(first)
+            first.close()
+            self.assert_honoured(first, self.ask("/external", {"do": do}))
+
+    def test_one_response_for_several_requests_keeps_nothing_of_them(self) -> None:
+        for path in ("/shared", "/shared-atomic", "/shared-optional"):
+            links = set()
+            for _ in range(3):
+                self.setUp()
+                answered = self.ask(path)
+                self.assert_honoured(answered)
+                links.update(self.status_links(answered))
+            assert len(links) == 3, path
+        assert "Link" not in views.SORRY.headers
 
     def test_a_long_answer_reaches_its_first_caller_alone(self) -> None:
         assert len(self.ask("/external", {"do": "big"}).content) == 1_500_000
@@ -374,7 +446,7 @@ class InTestCase(Asking, TestCase):  # type: ignore[misc]  # Django ships no typ
     def story(self) -> None:
         assert effects() == []
         self.key = "always-the-same-key"
-        self.twice("/atomic", {"what": "t"})
+        self.assert_honoured(*self.twice("/atomic", {"what": "t"}))
         assert effects() == ["t"]
         self.key = "a-key-of-its-own"
         with self.captureOnCommitCallbacks(execute=True):

@@ -118,6 +118,31 @@ async def idempotent(request: Any) -> Any:
     return JsonResponse({"n": effect.pk}, status=201)
 
 
+SORRY = HttpResponse("sold out", status=409)
+
+
+class Guest:
+    """A user who is in no table."""
+
+    def __init__(self, pk: int) -> None:
+        self.pk = pk
+
+
+@semel.command("shared", effects="external")
+def shared(request: Any) -> Any:
+    return SORRY
+
+
+@semel.command("shared.atomic", effects="atomic")
+def shared_atomic(request: Any) -> Any:
+    return SORRY
+
+
+@semel.command("shared.optional", effects="external", key="optional")
+def shared_optional(request: Any) -> Any:
+    return SORRY
+
+
 @semel.command("numbered", effects="atomic", key_from="path:number")
 def numbered(request: Any, number: int) -> Any:
     return answer(request, {"what": f"number {number}"})

@@ -18,7 +18,8 @@ from semel.outbox.store import Events
 from semel.stores.sql.dialect import dialect_of
 
 LIMIT_MAX: Final = 1000
-_HEADS: Final = ("ID", "TOPIC", "AGGREGATE", "TRIES", "STATE", "REASON")
+PLACE_MAX: Final = 2**63 - 1
+_HEADS: Final = ("PLACE", "ID", "TOPIC", "AGGREGATE", "TRIES", "STATE", "REASON")
 _DONE: Final = {"park": "parked", "retry": "will be tried again", "drop": "given up for good"}
 
 
@@ -32,19 +33,21 @@ def add(commands: Commands[Parser]) -> None:
         "semel events --parked --json\n"
         "semel events retry 0b1f0f2e-6c59-8d1e-9a34-5f1d7c1c2f10\n"
         "semel events park 0b1f0f2e-6c59-8d1e-9a34-5f1d7c1c2f10 --reason 'the schema is wrong'\n"
-        "semel events drop 0b1f0f2e-6c59-8d1e-9a34-5f1d7c1c2f10",
+        "semel events drop 0b1f0f2e-6c59-8d1e-9a34-5f1d7c1c2f10\n"
+        "semel events drop 17",
         "Payloads are not shown. A parked event holds back those of its aggregate behind it, unless the workers run "
-        "with --parked skip. A dropped one is never published.",
+        "with --parked skip. A dropped one is never published. The id of a damaged event may be unreadable: name it by "
+        "its PLACE.",
     )
     parser.add_argument("action", nargs="?", choices=("list", "park", "retry", "drop"), default="list")
-    parser.add_argument("id", nargs="?", metavar="EVENT_ID", help="of park, retry and drop")
+    parser.add_argument("id", nargs="?", metavar="EVENT_ID", help="of park, retry and drop: its id, or its place")
     parser.add_argument("--parked", action="store_true", help="list parked events alone")
     parser.add_argument("--reason", help="why it is parked")
     parser.add_argument(
         "--limit", type=whole_number(1, LIMIT_MAX), default=50, help=f"at most so many (default 50, up to {LIMIT_MAX})"
     )
     parser.add_argument(
-        "--after", type=whole_number(0, 2**63 - 1), default=0, help="the next page: where the former ended"
+        "--after", type=whole_number(0, PLACE_MAX), default=0, help="the next page: where the former ended"
     )
     parser.set_defaults(run=run)
 
@@ -55,26 +58,36 @@ def run(options: argparse.Namespace, out: Output) -> int:
         if options.id is not None:
             raise UsageFailed("semel events list takes no EVENT_ID")
         return _list(options, out)
-    if options.id is None or uuid_bytes(options.id) is None:
-        raise UsageFailed(f"semel events {options.action} needs an EVENT_ID, a UUID as semel events lists it")
     if options.action == "park" and not options.reason:
         raise UsageFailed("semel events park needs a --reason: whoever finds it parked must know why")
-    raw = uuid_bytes(options.id)
-    assert raw is not None
-    id = uuid_text(raw)
+    event = _named(options.action, options.id)
     with opened(options) as engine:
         events = Events(dialect_of(engine.store, "events"))
         flows: dict[str, Callable[[], Flow[bool]]] = {
-            "park": lambda: events.park(id, options.reason),
-            "retry": lambda: events.retry(id),
-            "drop": lambda: events.drop(id),
+            "park": lambda: events.park(event, options.reason),
+            "retry": lambda: events.retry(event),
+            "drop": lambda: events.drop(event),
         }
         if not engine.perform("events", flows[options.action]):
             wanted = "waits" if options.action == "park" else "is parked"
-            raise NotFound(f"no event {id} {wanted}; see semel events")
-    out.document({"id": id, "action": options.action})
-    out.say(f"{id}: {_DONE[options.action]}")
+            named = f"event {event}" if isinstance(event, str) else f"event at place {event}"
+            raise NotFound(f"no {named} {wanted}; see semel events")
+    out.document({"id" if isinstance(event, str) else "place": event, "action": options.action})
+    out.say(f"{event}: {_DONE[options.action]}")
     return Exit.OK
+
+
+def _named(action: str, given: str | None) -> str | int:
+    """The id or the place of the event that is meant. Raises UsageFailed."""
+    raw = None if given is None else uuid_bytes(given)
+    if raw is not None:
+        return uuid_text(raw)
+    if given is not None and given.isascii() and given.isdecimal() and len(given) < 20 and 0 < int(given) <= PLACE_MAX:
+        return int(given)
+    raise UsageFailed(
+        f"semel events {action} needs an EVENT_ID, a UUID as semel events lists it, or the event's PLACE in that list, "
+        "a whole number"
+    )
 
 
 def _list(options: argparse.Namespace, out: Output) -> int:
@@ -114,12 +127,13 @@ def _state(each: Waiting) -> str:
 def _row(each: Waiting) -> tuple[str, ...]:
     event = each.event
     about = f"{event.aggregate_type}/{event.aggregate_id}"
-    return event.id, event.topic, about, str(each.tries), _state(each), each.damage or each.reason or ""
+    return str(each.seq), event.id, event.topic, about, str(each.tries), _state(each), each.damage or each.reason or ""
 
 
 def _document(each: Waiting) -> dict[str, Any]:
     event = each.event
     return {
+        "place": each.seq,
         "id": event.id,
         "topic": event.topic,
         "type": event.type,

@@ -8,7 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from semel.bulk.rules import ItemState
+from semel.bulk.declaration import with_details
+from semel.bulk.rules import ItemOutcome, ItemState
 from semel.bulk.store import Items
 from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
 from semel.cli.commands.watch import rest
@@ -17,7 +18,7 @@ from semel.cli.open_store import opened
 from semel.cli.terminal import Output, span_text
 from semel.core.identity import uuid_bytes, uuid_text
 from semel.engine.sync_engine import Engine
-from semel.errors import ImportRefused
+from semel.errors import ConfigurationError, ImportRefused, RecordUnreadableError
 from semel.imports.booking import RowOutcome, row_outcome
 from semel.imports.rules import ImportJob, ImportState, Job, shown_time
 from semel.imports.run import PAGE, reopen
@@ -136,7 +137,8 @@ def line(job: ImportJob) -> str:
 
 def _rows(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
     job = _found(engine, rows, options.job)
-    page = _row_page(engine, job, options)
+    closed: list[str] = []
+    page = _row_page(engine, job, options, closed)
     out.document({"id": uuid_text(job.id), "rows": [row.document() for row in page]})
     for row in page:
         where = "" if row.line is None else f"  line {row.line}"
@@ -145,11 +147,16 @@ def _rows(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Ou
         out.say(f"  {row.number:>7}  {row.state}{where}{column}{'  ' + said if said else ''}")
     if len(page) == options.limit:
         out.say(f"there may be more: --after {page[-1].number}")
+    if closed:
+        out.note(f"semel: shown without lines, reasons and results: {closed[0]}")
     return Exit.OK
 
 
-def _row_page(engine: Engine, job: Job, options: argparse.Namespace) -> list[RowOutcome]:
-    """Rows behind a number. A state that its items do not tell apart is looked for page by page."""
+def _row_page(engine: Engine, job: Job, options: argparse.Namespace, closed: list[str]) -> list[RowOutcome]:
+    """Rows behind a number. A state that its items do not tell apart is looked for page by page.
+
+    Parameters: ``closed`` gets why details do not open.
+    """
     if job.bulk_id is None:
         return []
     items, id = Items(engine.store), job.bulk_id
@@ -158,13 +165,26 @@ def _row_page(engine: Engine, job: Job, options: argparse.Namespace) -> list[Row
     place = options.after - 1
     while page := engine.perform("bulk", lambda: items.page(id, place, PAGE, state, False)):  # noqa: B023 - at once
         for outcome in page:
-            row = row_outcome(outcome)
+            row = row_outcome(_opened(engine, id, outcome, closed))
             if options.state is None or row.state == options.state.upper():
                 found.append(row)
                 if len(found) == options.limit:
                     return found
         place = page[-1].place
     return found
+
+
+def _opened(engine: Engine, bulk_id: bytes, outcome: ItemOutcome, closed: list[str]) -> ItemOutcome:
+    """A row's outcome with its detail in clear; without it where this process cannot open it."""
+    try:
+        [shown] = with_details([outcome], bulk_id, engine.core.sealer)
+    except ConfigurationError as error:
+        closed.append(f"{error} (here: SEMEL_SEAL_KEYS_FILE)")
+    except RecordUnreadableError:
+        closed.append(f"the detail of row {outcome.place + 1} was changed, or its key is another one of the same name")
+    else:
+        return shown
+    return outcome._replace(detail=None)
 
 
 def _retry(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:

@@ -1,6 +1,6 @@
 """`semel move`: every settled and unknown record into another store, so that no key is new there, and what hangs on it.
 
-Operations, bulks and items, events, handled messages and recorded steps go along where both are SQL databases.
+Operations, bulks and items, events, handled messages, recorded steps and imports go along where both are SQL databases.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from semel.core.model import Effects, Find
 from semel.engine.sync_engine import Engine
 from semel.operations.flow import is_kept_by
 from semel.policy import Policy
-from semel.stores.sql.tables import NOUNS, STEPS, Holdings
+from semel.stores.sql.tables import NOUNS, STEPS, UNSAID, Holdings
 
 ID_BYTES: Final = 16
 BATCH: Final = 50  # an answer may have a megabyte: few are in memory at once
@@ -51,7 +51,7 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "move",
-        "copy every record, operation, event, message and item into another store",
+        "copy every record, operation, event, message, item and import into another store",
         "semel move --from sqlite:///semel.db --to postgresql://app@db/shop --dry-run\n"
         "semel move --from sqlite:///semel.db --to postgresql://app@db/shop --progress",
         "Stop all writers, consumers and relays first: an open record and a running relay are refused. The source "
@@ -63,7 +63,9 @@ def add(commands: Commands[Parser]) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would be copied, and what stands in the way")
     parser.add_argument(
-        "--records-only", action="store_true", help="leave operations, items, events and messages behind, knowingly"
+        "--records-only",
+        action="store_true",
+        help="leave operations, items, events, messages and imports behind, knowingly",
     )
     add_progress(parser)
     parser.set_defaults(run=run)
@@ -97,8 +99,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
             if source.perform("counts", source.store.counts) != before:
                 raise CommandFailed(MEANWHILE)
     document = {"records": survey.count, "copied": mover.copied, "alreadyThere": mover.there, "over": mover.over}
-    unsaid = ("last_event", "handled")
-    beside = {} if held is None else {name: count for name, count in held._asdict().items() if name not in unsaid}
+    beside = {} if held is None else {name: count for name, count in held._asdict().items() if name not in UNSAID}
     out.document({**document, "dryRun": options.dry_run, "beside": beside, "rows": rows.document()})
     places = f"{shown_url(source_url)} to {shown_url(options.target)}"
     also = None if held is None or held.is_empty else told(held)
@@ -117,6 +118,11 @@ def run(options: argparse.Namespace, out: Output) -> int:
     elif also is not None:
         copied, there = sum(rows.copied.values()), sum(rows.there.values())
         out.say(f"and {also}: {copied} rows copied and read back, {there} were there already")
+    if held is not None and held.outside and not options.records_only:
+        out.say(
+            f"the bytes of {held.outside} imports are in a folder or an object store: give it to the processes of the "
+            "new store as it is"
+        )
     return Exit.OK
 
 

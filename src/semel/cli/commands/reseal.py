@@ -1,11 +1,12 @@
-"""`semel reseal`: stored answers under the newest key, so that an old one may go."""
+"""`semel reseal`: whatever is sealed in a store under the newest key, so that an old one may go."""
 
 from __future__ import annotations
 
 import argparse
 
 from semel.admin.filters import add_filters, query_of
-from semel.admin.sealing import Resealed, reseal
+from semel.admin.sealed_parts import PartsResealed, reseal_parts
+from semel.admin.sealing import OWN, Resealed, reseal
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.open_store import opened
@@ -20,11 +21,12 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "reseal",
-        "seal stored answers under the newest key of the ring",
+        "seal what is stored sealed under the newest key of the ring",
         "semel reseal --dry-run\nsemel reseal --progress\nsemel reseal --plain --operation payments.create",
         "Reads the ring from the file that SEMEL_SEAL_KEYS_FILE names. Safe beside live traffic, and may be cut short "
-        "and begun again. Put the new key first, in the file and in the application, before you run it. See "
-        "docs/sealing.md.",
+        "and begun again. Put the new key first, in the file and in the application, before you run it. Without "
+        "--state, --operation, --tenant, --caller and --lapsed also details of items and rows, results of steps, kept "
+        "requests and kept files. See docs/sealing.md.",
     )
     add_filters(parser)
     parser.add_argument(
@@ -55,11 +57,18 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
         done = reseal(engine, sealer, query, plain=options.plain, dry_run=options.dry_run, tell=tell)
         progress.end()
+        parts = reseal_parts(engine, sealer, dry_run=options.dry_run) if query == Find() else PartsResealed()
+    done.changed += parts.changed
+    done.unreadable += parts.unreadable
+    done.named += parts.named
+    for name, count in parts.keys.items():
+        done.keys[name or OWN] = done.keys.get(name or OWN, 0) + count
     newest = sealer.key_names[0]
     out.document(
         {
             "lookedAt": done.looked_at,
             "resealed": done.resealed,
+            "resealedBeside": parts.resealed,
             "dryRun": options.dry_run,
             "key": newest,
             "foundUnder": dict(sorted(done.keys.items())),
@@ -70,6 +79,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
     )
     verb = "would be sealed" if options.dry_run else "sealed"
     out.say(f"{done.resealed} answers {verb} under {newest!r}; {done.looked_at} records looked at")
+    if any(parts.resealed.values()):
+        out.say(f"{verb} beside answers: {', '.join(f'{count} {name}' for name, count in parts.resealed.items())}")
     for name, count in sorted(done.keys.items()):
         out.say(f"found under {name!r}: {count}")
     if done.plain and not options.plain:

@@ -124,6 +124,13 @@ def run(options: argparse.Namespace, out: Output) -> int:
             raise CommandFailed("refused: the record is gone; see: semel list")
         case MovedOn(State.UNKNOWN):
             raise CommandFailed("refused: another step is in doubt by now; see: semel explain")
+        case MovedOn(State.CLAIMED):
+            raise CommandFailed(
+                "refused: the command is CLAIMED: none of its steps is in doubt, so that there is nothing to find out. "
+                "A retry with the same key and request goes on, also after its worker died, and makes no finished step "
+                "again; semel worker --complete does so for resumable operations; see: semel explain "
+                f"{uuid_text(operation_id)}"
+            )
         case MovedOn(state):
             raise CommandFailed(
                 f"refused: only UNKNOWN (or lapsed) commands are settled by hand, this one is {state and state.name} "

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, redirect_stdout, suppress
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
 from semel.cli.exits import Exit, UsageFailed
@@ -25,8 +25,12 @@ from semel.outbox.worker import BATCH, LEASE_SECONDS, Relay
 from semel.reconciliation.worker import Reconciling
 from semel.reference.settings import id_secret
 from semel.resuming.process import Completing, add_complete, completing, load_application, note_failures
-from semel.telemetry import Both, Logging
+from semel.telemetry import Both, Logging, Observer
+from semel.workers.health import READY, HealthServer
 from semel.workers.reaper import Reaper
+
+if TYPE_CHECKING:
+    from semel.exporters.prometheus import Prometheus
 
 TELL_SECONDS: Final = 10.0
 ONCE_WAITS_SECONDS: Final = LEASE_SECONDS + 1.0  # a relay that was killed holds its lanes until its lease is over
@@ -44,7 +48,7 @@ def add(commands: Commands[Parser]) -> None:
         "semel worker --sink python:shop.events:deliver --once --json\n"
         "semel worker --complete shop.main:app\n"
         "semel worker --complete shop.jobs --no-reaper --url postgresql://semel@db/shop\n"
-        "semel worker --url postgresql://semel@db/shop",
+        "semel worker --metrics 0.0.0.0:9464 --health 0.0.0.0:8081 --url postgresql://semel@db/shop",
         "Without --sink it only reaps. Several workers share one store. SIGTERM and Ctrl-C end it after the batch that "
         "is on its way. Webhooks are signed with $SEMEL_WEBHOOK_SECRET.",
     )
@@ -90,13 +94,36 @@ def add(commands: Commands[Parser]) -> None:
         default=86_400.0,
         help="seconds that published events are kept (default 86400)",
     )
+    parser.add_argument(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        type=_address,
+        help="answer Prometheus there with what this worker does and how the store is (host: 127.0.0.1)",
+    )
+    parser.add_argument(
+        "--health",
+        metavar="[HOST:]PORT",
+        type=_address,
+        help="answer GET /livez and /readyz there, for a supervisor's probes (HOST: 127.0.0.1)",
+    )
     parser.set_defaults(run=run)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
+        raise argparse.ArgumentTypeError(f"must be a port or HOST:PORT, such as 9464 or 0.0.0.0:9464, not {text!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Work until SIGTERM, or once."""
     if options.sink is None and options.no_reaper and not options.reconcile and options.complete is None:
         raise UsageFailed("--no-reaper without --sink leaves nothing to do; give a --sink, or let it reap")
+    if options.metrics is not None and options.once:
+        raise UsageFailed("--metrics needs a worker that goes on; leave out --once, or --metrics")
+    if options.health is not None and options.once:
+        raise UsageFailed("--health needs a worker that goes on; leave out --once, or --health")
     if options.sink is not None and options.sink.startswith("python:") and "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` has it: the function is where the worker is started
     if options.complete is None:
@@ -140,7 +167,7 @@ async def _work(options: argparse.Namespace, app: Any, out: Output) -> int:
         if options.complete is not None:
             note_failures(asyncio.get_running_loop(), out.note)
             ends = await stack.enter_async_context(completing(app, options.complete))
-        engine = _engine(options, ends, notes)
+        engine, metrics = _engine(options, ends, notes)
         await stack.enter_async_context(engine)
         notes.begun = True
         relay = None
@@ -158,19 +185,37 @@ async def _work(options: argparse.Namespace, app: Any, out: Output) -> int:
         reconciling = Reconciling(engine, asks) if asks else None
         if options.once:
             return await _once(relay, reaper, reconciling, ends, out)
-        return await _until_told(engine, relay, reaper, reconciling, ends, out)
+        if metrics is not None:
+            host, port = options.metrics
+            stack.callback(metrics.close)
+            port = stack.enter_context(metrics.serve(host, port))
+            page = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
+            _line(out, f"metrics: {page}", {"metrics": page})
+        return await _until_told(engine, relay, reaper, reconciling, ends, options.health, out)
 
 
-def _engine(options: argparse.Namespace, ends: Completing | None, notes: _Notes) -> AsyncEngine:
-    """The worker's own engine: on --url, on what the environment says, else on the store of what it completes."""
+def _engine(
+    options: argparse.Namespace, ends: Completing | None, notes: _Notes
+) -> tuple[AsyncEngine, Prometheus | None]:
+    """The worker's own engine: on --url, on what the environment says, else on the store of what it completes.
+
+    And what counts its events, where they are asked for.
+    """
     url, secret = url_of(options), id_secret()
     if ends is not None and source_of_url(options) == "default":
         url, secret = ends.engine.backend.url, ends.engine.core.id_secret
         if not url:
             raise UsageFailed("--url is missing: the application's engine was not made from a URL; name its store")
-    engine = AsyncEngine.connect(url, id_secret=secret, observer=Both(Logging(notes)))
+    observers: list[Observer] = [Logging(notes)]
+    metrics = None
+    if options.metrics is not None:
+        from semel.exporters.prometheus import Prometheus, own_registry  # needs an extra
+
+        metrics = Prometheus(own_registry(), store=url)
+        observers.append(metrics)
+    engine = AsyncEngine.connect(url, id_secret=secret, observer=Both(*observers))
     require_shared(engine.store, url)
-    return engine
+    return engine, metrics
 
 
 async def _once(
@@ -211,6 +256,7 @@ async def _until_told(
     reaper: Reaper | None,
     reconciling: Reconciling | None,
     ends: Completing | None,
+    health: tuple[str, int] | None,
     out: Output,
 ) -> int:
     told = asyncio.Event()
@@ -225,6 +271,9 @@ async def _until_told(
     if ends is not None:
         _line(out, f"completing: {', '.join(ends.operations)} on {shown_url(ends.engine.backend.url)}")
     async with AsyncExitStack() as stack:
+        if health is not None:
+            served = stack.enter_context(_health(health, engine, parts))
+            _line(out, f"health: http://{served.address}{READY}", {"health": served.address})
         running: list[asyncio.Task[None]] = []
         if reaper is not None:
             running.append(asyncio.create_task(reaper.run()))
@@ -256,6 +305,17 @@ async def _until_told(
     _tell_completed(ends, done, out)
     _line(out, "ended", {"ended": True})
     return Exit.OK
+
+
+def _health(where: tuple[str, int], engine: AsyncEngine, parts: list[str]) -> HealthServer:
+    async def check() -> Mapping[str, Any]:
+        await engine.perform("identity", engine.store.identity)
+        return {"working": parts}
+
+    try:
+        return HealthServer(*where, check)
+    except OSError as error:
+        raise UsageFailed(f"--health {where[0]}:{where[1]}: {error.strerror or error}; name another port") from None
 
 
 def _tell(relay: Relay, before: int, out: Output) -> int:

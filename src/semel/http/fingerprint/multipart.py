@@ -1,9 +1,10 @@
 """Forms by their parts: a new boundary or another spelling of the same fields is not another command.
 
 `MultipartDigest` reads multipart/form-data as it streams and keeps two hashes per part, never a part's content.
-`form_canonical` does the same for URL-encoded forms. Both are strict on purpose: what two parsers might read
-differently has no canonical form here, and the caller falls back to the bytes as received, which is always safe.
-The file deliberately hands out no field values and no files.
+`form_canonical` does the same for URL-encoded forms; `form_values` reads one field of either. All are strict on
+purpose: what two parsers might read differently has no canonical form here, and the caller falls back to the bytes as
+received, which is always safe. The file deliberately hands out no files, and no values but those of the one field that
+it is asked for.
 """
 
 from __future__ import annotations
@@ -384,3 +385,54 @@ def _decoded(text: bytes) -> bytes:
     for piece in rest:
         pieces += (_UNESCAPED[piece[:2]], piece[2:])
     return b"".join(pieces)
+
+
+def form_values(body: bytes, media_type: str, name: str) -> list[str] | None:
+    """The values that a form's fields of one name have, in their order; None for what parsers read differently.
+
+    Args:
+        body: the whole form as received.
+        media_type: its Content-Type, of either kind of form.
+        name: of the field, in ASCII. A file under this name counts as no value that can be read: None.
+
+    >>> form_values(b"sku=A-1&_key=k%2D1", "application/x-www-form-urlencoded", "_key")
+    ['k-1']
+    >>> form_values(b"_key=100%", "application/x-www-form-urlencoded", "_key") is None
+    True
+    """
+    media = parse_media_type(media_type)
+    try:
+        if media is None:
+            return None
+        if media.essence == "application/x-www-form-urlencoded":
+            return _pair_values(body, name.encode())
+        if media.essence == "multipart/form-data":
+            return _part_values(body, media.boundary.encode("latin-1"), name)
+    except (KeyError, UnicodeDecodeError):
+        return None
+    return None
+
+
+def _pair_values(body: bytes, name: bytes) -> list[str] | None:
+    if not body.isascii() or b";" in body or body.count(b"&") >= FIELDS_MAX:
+        return None
+    pairs = [pair.partition(b"=") for pair in body.split(b"&") if pair]
+    decoded = [(_decoded(field), _decoded(value)) for field, _, value in pairs]
+    return [value.decode() for field, value in decoded if field == name]
+
+
+def _part_values(body: bytes, boundary: bytes, name: str) -> list[str] | None:
+    digest = MultipartDigest(boundary)
+    digest.feed(body)
+    if digest.finish() is None:
+        return None
+    values = []
+    for piece in body.split(b"--" + boundary)[1:-1]:  # the digest has found each delimiter at a line's beginning
+        block, _, content = piece[2:-2].partition(b"\r\n\r\n")
+        part = _parse_part(block)
+        if part is None or part.name != name:
+            continue
+        if part.filename is not None or part.filename_extended is not None:
+            return None
+        values.append(content.decode())
+    return values

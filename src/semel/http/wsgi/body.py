@@ -43,6 +43,14 @@ class KeptBody(io.RawIOBase):
         """Give the memory or the file back."""
         self.spool.close()
 
+    def pass_on(self) -> bool:
+        """No claim follows: keep nothing from here on. False: some of what is kept has not been read yet."""
+        if self._at < self.spool.size and not self.too_long:
+            return False
+        self.too_long = True
+        self.spool.close()
+        return True
+
     # --- what a framework reads -----------------------------------------------------------------
 
     def readable(self) -> bool:

@@ -150,7 +150,7 @@ class SemelMiddleware:
             if isinstance(refused, Unprotected):
                 assert refused.mark is not None
                 pieces = self.app(environ, marked(start_response, refused.mark))
-                return _Closing(pieces, lambda: _close(pieces, spool))
+                return Closing(pieces, lambda: close_each(pieces, spool))
             spool.close()
             return send_answer(start_response, refused)
         if not isinstance(permit, Permit):
@@ -182,32 +182,46 @@ class WsgiCall:
     """One protected call of the application: the ``start_response`` that it gets, and what it adds up to."""
 
     def __init__(
-        self, app: App, engine: Engine, exchange: Exchange, permit: Permit, start_response: StartResponse
+        self,
+        app: App,
+        engine: Engine,
+        exchange: Exchange,
+        permit: Permit,
+        start_response: StartResponse,
+        capture: Capture | None = None,
     ) -> None:
         self._app = app
         self._engine = engine
         self._exchange = exchange
         self._permit = permit
         self._start_response = start_response
-        self._capture = Capture(exchange.route.keeping)
+        self._capture = Capture(exchange.route.keeping) if capture is None else capture
         self._fits = True
         self._status_line = ""
         self._iterable: Iterable[bytes] = ()
         self._through = False
-        self._server_write: Write = _written_nowhere  # the server's, once the answer flows through
+        self._server_write: Write = write_nowhere  # the server's, once the answer flows through
         self._dropped = False
 
     def run(self, environ: Environ, spool: Spool) -> Iterable[bytes]:
         """Call the application to its end, settle, and give what may leave."""
+        self._permit.handler_thread = get_ident()
+        return self.read(lambda: self._app(environ, self.start_response), spool.close)
+
+    def read(self, begin: Callable[[], Iterable[bytes]], end: Callable[[], None]) -> Iterable[bytes]:
+        """Read the application's answer to its end, settle, and give what may leave.
+
+        Parameters: ``begin`` gives the application's iterable, or raises what it raised; ``end`` gives back what the
+        request's body took, once nothing reads it any more.
+        """
         error: BaseException | None = None
         try:
-            self._permit.handler_thread = get_ident()
-            self._iterable = self._app(environ, self.start_response)
+            self._iterable = begin()
             pieces = iter(self._iterable)
             for piece in pieces:
                 self._take(piece)
                 if self._through:
-                    return _Through(self, pieces, self._capture.release(), spool)
+                    return _Through(self, pieces, self._capture.release(), end)
             self._close_iterable()
             if not self._capture.started:
                 error = IncompleteAnswer("the application returned without calling start_response")
@@ -217,13 +231,13 @@ class WsgiCall:
             error = raised
             with contextlib.suppress(BaseException):  # the first exception is the one that is told
                 self._close_iterable()
-        spool.close()
+        end()
         return self._finish(error)
 
     def run_unheard(self, environ: Environ, spool: Spool) -> None:
         """The same where the client has its 202: the answer is for those who ask later. Raises as it does."""
         self._start_response = _heard_by_nobody
-        _close(self.run(environ, spool))  # at its close what flows through is run to its end
+        close_each(self.run(environ, spool))  # at its close what flows through is run to its end
 
     def _finish(self, error: BaseException | None) -> Iterable[bytes]:
         answer = self.settle(error)
@@ -233,7 +247,7 @@ class WsgiCall:
             return ()
         line = self._status_line if answer.status == self._capture.status else None
         pieces = send_answer(self._start_response, answer, line)
-        return pieces if error is None else _Closing(pieces, lambda: _raise(error))
+        return pieces if error is None else Closing(pieces, lambda: _raise(error))
 
     def settle(self, error: BaseException | None) -> Answer | None:
         """Settle what the application's end means; the answer that may leave, if any."""
@@ -328,17 +342,17 @@ class WsgiCall:
 
     def _close_iterable(self) -> None:
         iterable, self._iterable = self._iterable, ()
-        _close(iterable)
+        close_each(iterable)
 
 
 class _Through:
     """The iterable of an answer that flows through. Its end, or its close, settles the command."""
 
-    def __init__(self, call: WsgiCall, pieces: Iterator[bytes], held: list[bytes], spool: Spool) -> None:
+    def __init__(self, call: WsgiCall, pieces: Iterator[bytes], held: list[bytes], end: Callable[[], None]) -> None:
         self._call = call
         self._pieces = pieces
         self._held = held
-        self._spool = spool
+        self._end_body = end
         self._over = False
 
     def __iter__(self) -> Iterator[bytes]:
@@ -373,11 +387,11 @@ class _Through:
     def _end(self, error: BaseException | None) -> None:
         if not self._over:
             self._over = True
-            self._spool.close()
+            self._end_body()
             self._call.end_of_stream(error)
 
 
-class _Closing:
+class Closing:
     """An iterable with an act at its close: where a server hears of what came after the answer."""
 
     def __init__(self, pieces: Iterable[bytes], act: Callable[[], None]) -> None:
@@ -388,7 +402,7 @@ class _Closing:
         return iter(self._pieces)
 
 
-def _close(*things: object) -> None:
+def close_each(*things: object) -> None:
     """Close each that can be closed, in their order, whatever one of them raises."""
     with contextlib.ExitStack() as closing:
         for thing in reversed(things):
@@ -397,12 +411,12 @@ def _close(*things: object) -> None:
                 closing.callback(close)
 
 
-def _written_nowhere(data: bytes) -> None:
+def write_nowhere(data: bytes) -> None:
     """The write of a server that has not been asked yet."""
 
 
 def _heard_by_nobody(status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None) -> Write:
-    return _written_nowhere
+    return write_nowhere
 
 
 def _raise(error: BaseException) -> None:

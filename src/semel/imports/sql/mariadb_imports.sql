@@ -179,7 +179,7 @@ INSERT INTO semel_import_blob (sha256, bytes, whole, touched_at) VALUES (:digest
 ON DUPLICATE KEY UPDATE touched_at = VALUES(touched_at);
 
 -- name: blob
--- Whether bytes are kept whole, and how many they are.
+-- In which forms bytes are kept whole, and how many they are.
 SELECT whole, bytes FROM semel_import_blob WHERE sha256 = :digest;
 
 -- name: put_part
@@ -188,9 +188,11 @@ INSERT INTO semel_import_part (sha256, place, body) VALUES (:digest, :place, :bo
 ON DUPLICATE KEY UPDATE place = place;
 
 -- name: end_blob
--- All parts are there.
-UPDATE semel_import_blob SET whole = 1, touched_at = :now
-WHERE sha256 = :digest AND (SELECT count(*) FROM semel_import_part WHERE sha256 = :digest) = :parts;
+-- All parts are there, in one of the two forms: 1 as they are, 2 sealed. Each form has places of its own.
+UPDATE semel_import_blob SET whole = whole | :form, touched_at = :now
+WHERE sha256 = :digest AND (
+    SELECT count(*) FROM semel_import_part WHERE sha256 = :digest AND place >= :first AND place < :past
+) = :parts;
 
 -- name: part
 -- One part.
@@ -216,5 +218,9 @@ WHERE sha256 = :digest AND touched_at <= :now - :grace AND NOT EXISTS (
 DELETE FROM semel_import_part WHERE sha256 = :digest;
 
 -- name: doubt_blob
--- What is kept is not what was sent: whoever sends it again writes it anew.
-UPDATE semel_import_blob SET whole = 0 WHERE sha256 = :digest;
+-- What is kept in one form is not what was sent: whoever sends it again writes it anew.
+UPDATE semel_import_blob SET whole = whole & :others WHERE sha256 = :digest;
+
+-- name: drop_form
+-- The parts of that form.
+DELETE FROM semel_import_part WHERE sha256 = :digest AND place >= :first AND place < :past;

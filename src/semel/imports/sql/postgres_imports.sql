@@ -230,7 +230,7 @@ ON CONFLICT (sha256) DO UPDATE SET touched_at = excluded.touched_at
 RETURNING 1;
 
 -- name: blob
--- Whether bytes are kept whole, and how many they are.
+-- In which forms bytes are kept whole, and how many they are.
 SELECT whole, bytes FROM semel_import_blob WHERE sha256 = :digest::bytea;
 
 -- name: put_part
@@ -240,11 +240,12 @@ ON CONFLICT DO NOTHING
 RETURNING 1;
 
 -- name: end_blob
--- All parts are there.
-UPDATE semel_import_blob SET whole = 1, touched_at = coalesce(:now::bigint,
+-- All parts are there, in one of the two forms: 1 as they are, 2 sealed. Each form has places of its own.
+UPDATE semel_import_blob SET whole = whole | :form::smallint, touched_at = coalesce(:now::bigint,
     (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)
-WHERE sha256 = :digest::bytea AND (SELECT count(*) FROM semel_import_part WHERE sha256 = :digest::bytea) =
-    :parts::bigint
+WHERE sha256 = :digest::bytea AND (
+    SELECT count(*) FROM semel_import_part WHERE sha256 = :digest::bytea AND place >= :first::bigint AND place < :past::bigint
+) = :parts::bigint
 RETURNING 1;
 
 -- name: part
@@ -275,6 +276,11 @@ DELETE FROM semel_import_part WHERE sha256 = :digest::bytea
 RETURNING 1;
 
 -- name: doubt_blob
--- What is kept is not what was sent: whoever sends it again writes it anew.
-UPDATE semel_import_blob SET whole = 0 WHERE sha256 = :digest::bytea
+-- What is kept in one form is not what was sent: whoever sends it again writes it anew.
+UPDATE semel_import_blob SET whole = whole & :others::smallint WHERE sha256 = :digest::bytea
+RETURNING 1;
+
+-- name: drop_form
+-- The parts of that form.
+DELETE FROM semel_import_part WHERE sha256 = :digest::bytea AND place >= :first::bigint AND place < :past::bigint
 RETURNING 1;

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.http import HttpResponse
+from django.http.response import ResponseHeaders
 
 from semel.core.model import Answer
 
@@ -26,6 +27,20 @@ def add_header(response: Any, name: bytes, value: bytes) -> None:
         response.headers[text] = f"{response.headers[text]}, {line}"
     else:
         response.headers[text] = line
+
+
+def with_lines(response: Any, lines: Iterable[tuple[bytes, bytes]]) -> Any:
+    """The response with further lines in its head: a copy, since an application may answer many requests with one."""
+    more = tuple(lines)
+    if not more:
+        return response
+    copied = object.__new__(type(response))  # copy.copy would leave out what Django does not pickle
+    vars(copied).update(vars(response))
+    copied.headers = ResponseHeaders(response.headers)
+    copied._resource_closers = list(response._resource_closers)
+    for name, value in more:
+        add_header(copied, name, value)
+    return copied
 
 
 def lines_of(response: Any) -> Iterable[tuple[bytes, bytes]]:

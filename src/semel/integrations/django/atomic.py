@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from semel.core.model import Answer
@@ -13,7 +12,7 @@ from semel.errors import CommandError, StoreError
 from semel.http.capture import Capture
 from semel.http.exchange import Exchange
 from semel.http.outage import NO_STORE, UNCLAIMED
-from semel.integrations.django.answer import in_place_of, lines_of, response_of, whole_of
+from semel.integrations.django.answer import in_place_of, lines_of, response_of, whole_of, with_lines
 from semel.integrations.django.call import DjangoCall
 from semel.integrations.django.site import Place
 from semel.policy import Command
@@ -25,21 +24,36 @@ class _RolledBack(Exception):
 
 
 class AtomicRun:
-    """What is left to do of an ATOMIC view when Django's transaction is over: store a definite refusal."""
+    """What is left to do of an ATOMIC view when Django's transaction is over.
+
+    A definite refusal is stored; and an answer that the store knows says so.
+    """
 
     def __init__(self, exchange: Exchange) -> None:
         self.refusal: Answer | None = None
         self.block: Atomic | None = None
         self._exchange = exchange
+        self._is_committed = False
+
+    def note_commit(self) -> None:
+        """Django's transaction is committed, and the record with it."""
+        self._is_committed = True
 
     def conclude(self, response: Any) -> Any:
         """The response that may leave, once the transaction has ended."""
-        if self.refusal is None or self.block is None:
+        if self.block is None:
             return response
-        verdict = None
-        with suppress(StoreError):  # nothing is done: a retry asks the view again
-            verdict = self.block.refuse(self.refusal)
-        return response if verdict is None else in_place_of(response, self._exchange.present(verdict))
+        if self.refusal is not None:
+            try:
+                verdict = self.block.refuse(self.refusal)
+            except StoreError:
+                return response  # nothing is done: a retry asks the view again
+            if verdict is not None:
+                return in_place_of(response, self._exchange.present(verdict))
+        elif not self._is_committed:
+            return response
+        assert self.block.permit is not None
+        return with_lines(response, self._exchange.honours(self.block.permit))
 
 
 def run_atomic(
@@ -68,6 +82,10 @@ def run_atomic(
             block.__exit__(None)
             assert block.verdict is not None
             return response_of(exchange.present(block.verdict))
+        run.block = block
+        is_in_test_case = databases.is_in_test_case(alias)
+        if not is_in_test_case:
+            databases.when_committed(alias, run.note_commit)
         getattr(request, "_request", request).semel_permit = block.permit
         response: Any = None
         try:
@@ -80,11 +98,13 @@ def run_atomic(
                 if databases.rolls_back(alias):  # as the view, or REST framework for an exception, has said
                     raise _RolledBack
                 outcome = classify_answer(answer, command.policy, begun=True)
-                if isinstance(outcome, Refused) and not databases.is_in_test_case(alias):
-                    run.refusal, run.block = answer, block
+                if isinstance(outcome, Refused) and not is_in_test_case:
+                    run.refusal = answer
                 if not isinstance(outcome, Succeeded):
                     raise _RolledBack
                 block.answer = answer
+            if is_in_test_case:  # which never commits
+                run.note_commit()
         except _RolledBack:
             databases.roll_back(alias)
         except NO_STORE as error:  # the record could not be settled

@@ -17,7 +17,7 @@ from semel.http.routing import Params, Route
 from semel.http.wsgi.answer import headers_of
 from semel.http.wsgi.body import KeptBody
 from semel.http.wsgi.inside import Head, InsideCall
-from semel.integrations.django.answer import add_header, in_place_of, lines_of, whole_of
+from semel.integrations.django.answer import in_place_of, lines_of, whole_of, with_lines
 from semel.integrations.django.site import names_at, site
 from semel.policy import Command
 
@@ -77,7 +77,7 @@ class DjangoCall(InsideCall):
                 return self._settled(response)
             is_noted = self.mark_not_kept()  # too long to be kept: noted before its first byte leaves
             settled = self._settled(response)
-            return response if is_noted else settled
+            return self._honoured(response) if is_noted else settled
         pieces = iter(response)
         held: list[bytes] = []
         try:
@@ -94,6 +94,7 @@ class DjangoCall(InsideCall):
                 self.capture.count(piece)
             return self._settled(whole_of(response, b"".join(held)))
         self.capture.release()
+        response = self._honoured(response)
         response.streaming_content = _Through(self, held, pieces)
         return response
 
@@ -123,14 +124,19 @@ class DjangoCall(InsideCall):
                 self.capture.count(piece)
             return await sync_to_async(self._settled, thread_sensitive=False)(whole_of(response, b"".join(held)))
         self.capture.release()
+        response = self._honoured(response)
         response.streaming_content = self._through_async(held, pieces)
         return response
 
+    def _honoured(self, response: Any) -> Any:
+        """An answer that is not kept, with what every first answer says of its key."""
+        assert self.exchange is not None
+        assert self.permit is not None
+        return with_lines(response, self.exchange.honours(self.permit))
+
     def _unclaimed(self, response: Any) -> Any:
-        if self.mark is not None:
-            add_header(response, *self.mark)
         if self.instead is None:
-            return response
+            return response if self.mark is None else with_lines(response, (self.mark,))
         assert self.capture is not None
         self.capture.start(response.status_code, lines_of(response))
         return in_place_of(response, self.capture.instead(self.instead))
@@ -149,10 +155,7 @@ class DjangoCall(InsideCall):
             return response
         if (answer.status, answer.body) != (response.status_code, response.content):
             return in_place_of(response, self.capture.instead(answer))
-        for line in answer.headers:
-            if line not in self.capture.headers:
-                add_header(response, *line)
-        return response
+        return with_lines(response, (line for line in answer.headers if line not in self.capture.headers))
 
     def _failed_with(self, status: int) -> BaseException | None:
         """The view's exception, where the answer that was made of it says nothing of the command: no status but 4xx.

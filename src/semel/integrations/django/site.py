@@ -252,7 +252,7 @@ def _caller_of(given: Any, tenant: str) -> Callable[[Any], Caller | None]:
                     "who is calling? The request's user has no primary key: name a function of the request that "
                     "returns a semel.http.Caller: SEMEL = {'CALLER': 'shop.auth.caller'}"
                 )
-            return Caller(tenant, str(user.pk))
+            return Caller(tenant, _id_of(user))
 
         return from_user
     if isinstance(given, str):
@@ -266,6 +266,18 @@ def _caller_of(given: Any, tenant: str) -> Callable[[Any], Caller | None]:
     return caller
 
 
+def _id_of(user: Any) -> str:
+    """What tells a user from all others: the primary key, and the class unless it is AUTH_USER_MODEL or made of it."""
+    kind = user.__class__  # of a lazy user, the class behind it
+    name = settings.AUTH_USER_MODEL.lower()
+    for each in kind.__mro__:
+        if getattr(getattr(each, "_meta", None), "label_lower", None) == name:
+            key = str(getattr(user, each._meta.pk.attname))
+            return f"{_OTHERS}{name}: {key}" if key.startswith(_OTHERS) else key
+    return f"{_OTHERS}{kind.__module__}.{kind.__qualname__}: {user.pk}"
+
+
+_OTHERS: Final = "user of "
 _SITES: Final[list[Site]] = []
 _LOCK: Final = threading.Lock()
 

@@ -88,9 +88,18 @@ WHERE seq = :seq AND published_at IS NULL AND parked_at IS NULL;
 UPDATE semel_event SET tries = 0, next_at = 0, parked_at = NULL
 WHERE id = :id AND published_at IS NULL AND parked_at IS NOT NULL;
 
+-- name: retry_row
+-- The same by its place.
+UPDATE semel_event SET tries = 0, next_at = 0, parked_at = NULL
+WHERE seq = :seq AND published_at IS NULL AND parked_at IS NOT NULL;
+
 -- name: drop
 -- A parked event is given up: nobody will ever get it.
 DELETE FROM semel_event WHERE id = :id AND published_at IS NULL AND parked_at IS NOT NULL;
+
+-- name: drop_row
+-- The same by its place.
+DELETE FROM semel_event WHERE seq = :seq AND published_at IS NULL AND parked_at IS NOT NULL;
 
 -- name: find
 -- A page of events that are not published, oldest first: the parked ones, or all.

@@ -133,9 +133,20 @@ UPDATE semel_event SET tries = 0, next_at = 0, parked_at = NULL
 WHERE id = :id::text::uuid AND published_at IS NULL AND parked_at IS NOT NULL
 RETURNING 1;
 
+-- name: retry_row
+-- The same by its place.
+UPDATE semel_event SET tries = 0, next_at = 0, parked_at = NULL
+WHERE seq = :seq::bigint AND published_at IS NULL AND parked_at IS NOT NULL
+RETURNING 1;
+
 -- name: drop
 -- A parked event is given up: nobody will ever get it.
 DELETE FROM semel_event WHERE id = :id::text::uuid AND published_at IS NULL AND parked_at IS NOT NULL
+RETURNING 1;
+
+-- name: drop_row
+-- The same by its place.
+DELETE FROM semel_event WHERE seq = :seq::bigint AND published_at IS NULL AND parked_at IS NOT NULL
 RETURNING 1;
 
 -- name: find

@@ -56,6 +56,11 @@ SELECT lane FROM semel_lane, clock WHERE holder = :holder::text AND lease_until 
 UPDATE semel_lane SET lease_until = 0 WHERE holder = :holder::text
 RETURNING 1;
 
+-- name: retire
+-- It has nothing to do: it counts no longer, and goes on listening.
+UPDATE semel_relay SET lease_until = 0 WHERE holder = :holder::text
+RETURNING 1;
+
 -- name: sign_off
 -- then itself.
 DELETE FROM semel_relay WHERE holder = :holder::text
@@ -66,5 +71,70 @@ RETURNING 1;
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
-DELETE FROM semel_relay USING clock WHERE lease_until < clock.now - :lease::bigint * 10
+DELETE FROM semel_relay USING clock WHERE greatest(lease_until, bell_until) < clock.now - :lease::bigint * 10
 RETURNING 1;
+
+-- name: free
+-- How many lanes nobody holds.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT count(*) FROM semel_lane, clock WHERE lease_until <= clock.now;
+
+-- name: call
+-- There is work for all relays that listen.
+SELECT pg_notify('semel_event', 'all');
+
+-- name: turn
+-- An idle relay takes its next turn (core/contract.py, next_turn), and learns whether any event may be published (as due
+-- in postgres_events.sql), and how full the outbox is. If it listens, it says so until after its next turn.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+),
+taken AS (
+    INSERT INTO semel_turn AS t (kind, last, looked)
+    SELECT :kind::text, now + :every::bigint, now FROM clock
+    WHERE (:mine::bigint > now AND :mine::bigint < now + 100 * :every::bigint) IS NOT TRUE
+    ON CONFLICT (kind) DO UPDATE SET
+        last = CASE
+            WHEN t.last < excluded.looked OR t.looked > excluded.looked
+                OR 2 * (excluded.looked - t.looked) > 3 * :every::bigint
+            THEN excluded.last
+            ELSE least(t.last, excluded.looked + 60 * :every::bigint) + :every::bigint
+        END,
+        looked = excluded.looked
+    RETURNING last
+),
+turn AS MATERIALIZED (
+    SELECT clock.now, coalesce((SELECT last FROM taken), :mine::bigint) AS next FROM clock
+),
+bell AS (
+    INSERT INTO semel_relay AS r (holder, lease_until, bell_until)
+    SELECT :holder::text, 0, next + 2 * :every::bigint FROM turn WHERE :bell::integer = 1
+    ON CONFLICT (holder) DO UPDATE SET bell_until = excluded.bell_until
+),
+stuck AS MATERIALIZED (
+    SELECT aggregateid, aggregatetype, min(seq) AS seq FROM semel_event, clock
+    WHERE published_at IS NULL AND tries > 0
+        AND (CASE WHEN parked_at IS NULL THEN next_at > clock.now ELSE :hold::integer = 1 END)
+    GROUP BY aggregateid, aggregatetype
+),
+depth AS MATERIALIZED (
+    SELECT
+        count(*) FILTER (WHERE parked_at IS NULL) AS waiting, count(*) FILTER (WHERE parked_at IS NOT NULL) AS parked,
+        min(created_at) FILTER (WHERE parked_at IS NULL) AS oldest
+    FROM semel_event WHERE published_at IS NULL AND :gauge::integer = 1
+)
+SELECT
+    turn.now,
+    turn.next,
+    EXISTS (
+        SELECT FROM semel_event AS e
+        WHERE e.published_at IS NULL AND e.parked_at IS NULL
+            AND NOT EXISTS (
+                SELECT FROM stuck AS s
+                WHERE s.aggregateid = e.aggregateid AND s.aggregatetype = e.aggregatetype AND s.seq <= e.seq
+            )
+    )::integer,
+    depth.waiting, depth.parked, depth.oldest
+FROM turn, depth;

@@ -31,6 +31,10 @@ SELECT lane FROM semel_lane WHERE holder = :holder AND lease_until > :now ORDER 
 -- It is gone: first its lanes,
 UPDATE semel_lane SET lease_until = 0 WHERE holder = :holder;
 
+-- name: retire
+-- It has nothing to do: it counts no longer.
+UPDATE semel_relay SET lease_until = 0 WHERE holder = :holder;
+
 -- name: sign_off
 -- then itself.
 DELETE FROM semel_relay WHERE holder = :holder;
@@ -38,3 +42,27 @@ DELETE FROM semel_relay WHERE holder = :holder;
 -- name: forget
 -- Relays that were not heard of for long.
 DELETE FROM semel_relay WHERE lease_until < :now - :lease * 10;
+
+-- name: free
+-- How many lanes nobody holds.
+SELECT COUNT(*) FROM semel_lane WHERE lease_until <= :now;
+
+-- name: turn
+-- An idle relay whose turn has come learns whether any event may be published (as due in sqlite_events.sql), and how full
+-- the outbox is. Its next turn is in a file beside the database (stores/sqlite/turns.py).
+SELECT
+    :now,
+    :mine,
+    EXISTS (
+        SELECT 1 FROM semel_event AS e
+        WHERE e.published_at IS NULL AND e.parked_at IS NULL
+            AND NOT EXISTS (
+                SELECT 1 FROM semel_event AS s
+                WHERE s.published_at IS NULL AND s.tries > 0 AND s.aggregateid = e.aggregateid
+                    AND s.aggregatetype = e.aggregatetype AND s.seq <= e.seq
+                    AND CASE WHEN s.parked_at IS NULL THEN s.next_at > :now ELSE :hold = 1 END
+            )
+    ),
+    (SELECT COUNT(*) FROM semel_event WHERE published_at IS NULL AND parked_at IS NULL AND :gauge = 1),
+    (SELECT COUNT(*) FROM semel_event WHERE published_at IS NULL AND parked_at IS NOT NULL AND :gauge = 1),
+    (SELECT MIN(created_at) FROM semel_event WHERE published_at IS NULL AND parked_at IS NULL AND :gauge = 1);

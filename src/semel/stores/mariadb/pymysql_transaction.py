@@ -155,7 +155,7 @@ class PymysqlUnit:
         """
         first, self._begun = not self._begun, True
         try:
-            return perform(self.connection, self._transaction.run(make), self._deadline)
+            return self._perform(make)
         except Lost as error:
             deadline = self._deadline
             if not first or not self._was_idle or deadline is None or deadline.is_over:  # it hangs
@@ -167,12 +167,23 @@ class PymysqlUnit:
         self._taken = self._pool.instead_of(self._taken, deadline)
         self._transaction = self._new_transaction()
         try:
-            return perform(self.connection, self._transaction.run(make), self._deadline)
+            return self._perform(make)
         except Lost as error:
             raise lost(error) from error
         except MariadbRefused as error:
             self._drop_unsound(error)
             raise store_error(error) from error
+
+    def _perform(self, make: MakeFlow[T]) -> T:
+        connection = self.connection
+        try:
+            return perform(connection, self._transaction.run(make), self._call())
+        finally:
+            if self._deadline is None:  # the handler may take its time
+                wait_for(connection, None)
+
+    def _call(self) -> Deadline:
+        return self._deadline or Deadline(self._pool.server.patience_seconds)
 
     def _drop_unsound(self, error: MariadbRefused) -> None:
         if not is_sound(error):
@@ -227,8 +238,7 @@ class PymysqlUnit:
         sound = not self.connection.speaking.locked()
         if sound and self._begun and self.connection.open:
             self.connection.transaction = None
-            deadline = self._deadline or Deadline(self._pool.server.patience_seconds)
-            wait_for(self.connection, deadline.for_answer())
+            wait_for(self.connection, self._call().for_answer())
             try:
                 self.connection.query("ROLLBACK")
                 self.left_writes = self.connection.left_writes

@@ -126,8 +126,18 @@ class PsycopgUnit:
 
         Raises:
             StoreUnavailable, StatementRefused: the server refused; nothing of the transaction remains.
-            StoreTimeout: the connection was lost.
+            StoreTimeout: the connection was lost, or has not answered in time.
         """
+        connection = self._connection
+        if not connection.handed_out:  # the call that begins the unit has its deadline already
+            return self._run(make)
+        connection.deadline = Deadline(self._pool.server.patience_seconds)
+        try:
+            return self._run(make)
+        finally:
+            connection.deadline = None  # the handler may take its time
+
+    def _run(self, make: MakeFlow[T]) -> T:
         conflicts = 0
         while True:
             flow = make()

@@ -149,7 +149,7 @@ class PostgresStore:
         return [found.get(operation_id) for operation_id in operation_ids]
 
     def find(self, query: Find) -> Flow[Found]:
-        small = bool(query.states) and _WANTED.issuperset(query.states)
+        small = query.attention or (bool(query.states) and _WANTED.issuperset(query.states))
         rows = yield from ask(
             Query(
                 SQL["find_unknown" if small else "find"],

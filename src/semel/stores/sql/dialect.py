@@ -38,6 +38,7 @@ _ROOMS: Final[Mapping[str, str]] = {
     "lanes": "semel.outbox",
     "operations": "semel.operations",
     "reconciliations": "semel.reconciliation",
+    "seals": "semel.stores.sql",
     "steps": "semel.steps",
 }
 

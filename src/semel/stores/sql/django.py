@@ -81,6 +81,11 @@ def roll_back(alias: str) -> None:
         transaction.set_rollback(True, using=alias)
 
 
+def when_committed(alias: str, act: Callable[[], object]) -> None:
+    """Have ``act`` called once the open block is committed; never where it is rolled back."""
+    transaction.on_commit(act, using=alias)
+
+
 def rolls_back_any() -> bool:
     """Whether a block that is open on any database will end in a rollback."""
     return any(each.in_atomic_block and each.needs_rollback for each in connections.all(initialized_only=True))

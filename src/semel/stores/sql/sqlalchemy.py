@@ -6,6 +6,7 @@ first meets it is asked once in a process: later units share the dialect and the
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Connection, Dialect, Engine
-from sqlalchemy.engine.url import URL
+from sqlalchemy.engine.url import URL, make_url
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
@@ -22,7 +23,7 @@ from sqlalchemy.util import LRUCache
 from semel.errors import ConfigurationError, JoinRefused, SupersededError
 from semel.stores.sqlite.join import BEGUN, Execute, JoinedUnit, StoreFile, begin_immediate, check_joinable
 
-__all__ = ["Connection", "Session", "bound_engine", "executing_on", "join_sqlalchemy", "session_on"]
+__all__ = ["Connection", "JoinedSession", "Session", "bound_engine", "executing_on", "join_sqlalchemy", "session_on"]
 
 STATEMENTS_COMPILED: Final = 500  # SQLAlchemy's own default
 _ASYNC: Final = (
@@ -68,6 +69,11 @@ def session_on(connection: Any, **options: Any) -> Session:
     >>> engine.close()
     >>> folder.cleanup()
     """
+    return Session(_engine_on(connection), **options)
+
+
+def _engine_on(connection: Any) -> Engine:
+    """An engine whose only connection is an ATOMIC unit's. Raises ConfigurationError."""
     dialect, server = _dialect_of(connection)
 
     def borrow(_: Dialect) -> Any:
@@ -75,7 +81,119 @@ def session_on(connection: Any, **options: Any) -> Session:
             connection.commit()  # SQLAlchemy rolls back what it asked a server that it meets for the first time
         return connection
 
-    return Session(bound_engine(dialect, server, borrow), **options)
+    return bound_engine(dialect, server, borrow)
+
+
+_WROTE: Final = "semel_wrote"
+_PENDING: Final = (
+    "{name}: the session has changes that were made before the command; commit them there (they are made for each "
+    "attempt, replays too), or make them inside the view, where they are part of the command"
+)
+_OTHER: Final = (
+    "{name}: effects='atomic' commits the record with the rows of {home}, and this session was asked for {other}; what "
+    "is written there would not be part of the command. Use a session of its own for it"
+)
+
+
+class JoinedSession:
+    """The application's own session, whose work is part of one ATOMIC command from here to :meth:`leave`.
+
+    Its objects stay with it, and are read again on the command's connection. ``commit()`` keeps what the session wrote
+    for Semel's COMMIT, and never ends the unit; ``rollback()``, and a close without a commit, undo everything since the
+    last commit.
+
+    Parameters: ``session``; ``connection`` is ``permit.connection``; ``name`` of the operation, for errors.
+
+    Raises ConfigurationError: the connection is none that SQLAlchemy has a dialect for.
+    """
+
+    def __init__(self, session: Session, connection: Any, name: str) -> None:
+        self._session = session
+        unit, find, home = _engine_on(connection), session.get_bind, session.get_bind().engine
+
+        def get_bind(*args: Any, **kwargs: Any) -> Engine:
+            found = find(*args, **kwargs).engine
+            if found is not home:
+                raise ConfigurationError(_OTHER.format(name=name, home=shown(home), other=shown(found)))
+            return unit
+
+        session.rollback()  # it has only read so far
+        session.get_bind = get_bind  # type: ignore[method-assign]
+
+    def leave(self) -> None:
+        """Undo what was not committed, and give the session back to its own engine."""
+        try:
+            if self._session.in_transaction():
+                self._session.rollback()
+        finally:
+            vars(self._session).pop("get_bind", None)
+
+
+def shown(engine: Engine) -> str:
+    """A database as an error names it, without its password."""
+    return engine.url.render_as_string(hide_password=True)
+
+
+def check_unwritten(session: Session, name: str) -> None:
+    """Refuse a session with changes that would be lost, or made twice. Raises ConfigurationError."""
+    if session.new or session.dirty or session.deleted or session.info.get(_WROTE):
+        raise ConfigurationError(_PENDING.format(name=name))
+
+
+def watch_writes(sessions: Any) -> None:
+    """Note in each session of a ``scoped_session`` or ``sessionmaker`` whether it has written and not committed."""
+    for event_name, listener in (
+        ("after_flush", _note_flush),
+        ("do_orm_execute", _note_statement),
+        ("after_commit", _forget_writes),
+        ("after_rollback", _forget_writes),
+    ):
+        if not event.contains(sessions, event_name, listener):
+            event.listen(sessions, event_name, listener)
+
+
+def _note_flush(session: Session, *_: object) -> None:
+    session.info[_WROTE] = True
+
+
+def _note_statement(state: Any) -> None:
+    if not state.is_select and str(state.statement).lstrip()[:6].upper() != "SELECT":
+        state.session.info[_WROTE] = True
+
+
+def _forget_writes(session: Session) -> None:
+    session.info.pop(_WROTE, None)
+
+
+def check_same_database(bind: Engine, store_url: str, path: str | None) -> None:
+    """Refuse a session's database that is, by its URL, not the store's.
+
+    Parameters: ``path`` of an SQLite store's file. Raises ConfigurationError.
+    """
+    store = make_url(store_url)
+    kinds = {"postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql", "mariadb": "mysql"}
+    kind = kinds.get(bind.dialect.name, bind.dialect.name)
+    same = kind == kinds.get(store.get_backend_name(), store.get_backend_name())
+    if same and path is not None:
+        same = bool(bind.url.database) and os.path.realpath(str(bind.url.database)) == os.path.realpath(path)
+    elif same and bind.url.database and store.database:
+        same = bind.url.database == store.database
+    if not same:
+        raise ConfigurationError(
+            f"effects='atomic' commits the record with the session's rows, and the session's database {shown(bind)} is "
+            f"not the store {store.render_as_string(hide_password=True)}: give both one database, declare "
+            "effects='external', or say session=None where views write on permit.connection alone"
+        )
+
+
+def check_joinable_bind(bind: Engine, join: Callable[[Any], Any]) -> None:
+    """Ask the server whether a session's connections reach the store. Raises ConfigurationError."""
+    try:
+        with bind.connect() as connection:
+            connection.begin()
+            join(connection)
+    except JoinRefused as error:
+        raise ConfigurationError(f"effects='atomic' on the session's database {shown(bind)}: {error}") from error
 
 
 def bound_engine(name: str, server: tuple[Any, ...], borrow: Callable[[Dialect], Any]) -> Engine:

@@ -1,4 +1,4 @@
-"""Everything beside records as whole rows: operations, bulks and their items, events, handled messages, steps.
+"""Everything beside records as whole rows: operations, bulks and their items, events, messages, steps, imports.
 
 For `semel move`, which writes them to another store as they are, and `semel export`. Times stay what they are, since
 every store's clock is the world's. What stands in the target is never written over, but for what can only become true:
@@ -92,13 +92,44 @@ MESSAGES: Final = Noun(
     ("tries", "parked_at", "reason", "forget_after"),
 )
 STEPS: Final = Noun("steps", ("id", "operation_id", "steps", "request"), ("id",), (b"",), 50)
-NOUNS: Final = (STEPS, OPERATIONS, BULKS, ITEMS, EVENTS, MESSAGES)
+IMPORTS: Final = Noun(
+    "imports",
+    (
+        *("id", "tenant", "operation", "supplier", "idempotency_key", "generation", "sha256", "bytes", "media_type"),
+        *("recipe", "state", "attempts", "next_at", "error_code", "reason", "row_count", "booked", "skipped", "failed"),
+        *("unknown", "submissions", "bulk_id", "content_ref", "content_until", "keep_content_us", "keep_us"),
+        *("created_at", "last_seen_at", "started_at", "ended_at", "forget_after"),
+    ),
+    ("id",),
+    (b"",),
+    500,
+)
+IMPORT_NAMES: Final = Noun(
+    "import_names",
+    ("import_id", "name", "times", "first_seen_at", "last_seen_at"),
+    ("import_id", "name"),
+    (b"", ""),
+    500,
+)
+KNOWN_ROWS: Final = Noun("known_rows", ("id", "import_id", "place", "forget_after"), ("id",), (b"",), 500)
+FILE_PARTS: Final = Noun("file_parts", ("sha256", "place", "body"), ("sha256", "place"), (b"", -1), 4)
+FILES: Final = Noun("files", ("sha256", "bytes", "whole", "touched_at"), ("sha256",), (b"",), 500)
+# What says that something is there comes behind it: the parts of a file before the file, and that before its jobs.
+NOUNS: Final = (
+    *(STEPS, OPERATIONS, BULKS, ITEMS, EVENTS, MESSAGES),
+    *(FILE_PARTS, FILES, KNOWN_ROWS, IMPORT_NAMES, IMPORTS),
+)
+
+
+UNSAID: Final = frozenset({"last_event", "handled", "import_turns"})  # of holdings: no counts of what there is
 
 
 class Holdings(NamedTuple):
     """How much a store holds beside records. ``steps``: executions without an outcome that have recorded some.
 
-    ``last_event`` and ``handled`` (of the messages) tell whether somebody writes meanwhile where no count grows.
+    ``outside`` counts the imports whose kept bytes are in a folder or an object store; ``files`` the kept files in the
+    database. ``last_event``, ``handled`` (of the messages) and ``import_turns`` tell whether somebody writes meanwhile
+    where no count grows.
     """
 
     operations: int
@@ -111,24 +142,29 @@ class Holdings(NamedTuple):
     steps: int
     last_event: int
     handled: int = 0
+    imports: int = 0
+    outside: int = 0
+    files: int = 0
+    known_rows: int = 0
+    import_turns: int = 0
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing."""
-        return not any(self[:-2])
+        return not any(count for name, count in self._asdict().items() if name not in UNSAID)
 
 
 class Copies:
     """The rows of one store. Raises ConfigurationError where it is no SQL database."""
 
     def __init__(self, store: object) -> None:
-        self._dialect: Dialect = dialect_of(store, "operations, events, messages and items")
+        self._dialect: Dialect = dialect_of(store, "operations, events, messages, items and imports")
         self._sql = self._dialect.statements(NOUN)
 
     def holdings(self) -> Flow[Holdings]:
         """How much there is. Counts every row."""
         [row] = yield from self._dialect.rows(self._sql["tally"], {})
-        return Holdings(*cast("tuple[int, int, int, int, int, int, int, int, int, int]", row))
+        return Holdings._make(cast("tuple[int, ...]", row))
 
     def relay_us(self) -> Flow[int]:
         """For how many microseconds a relay of this store is believed alive; 0 where none is."""
@@ -137,21 +173,26 @@ class Copies:
 
     def page(self, noun: Noun, after: Sequence[Value]) -> Flow[list[Row]]:
         """Rows behind a place, in the columns of the noun, and then those of its order where these are others."""
-        params: Values = {**dict(zip(noun.order, after, strict=True)), "limit": noun.page}
+        params: Values = {**dict(zip(map(_parameter, noun.order), after, strict=True)), "limit": noun.page}
         return (yield from self._dialect.rows(self._sql[f"{noun.name}_page"], params))
 
     def there(self, noun: Noun, rows: Sequence[Row]) -> Flow[dict[tuple[Value, ...], Row]]:
         """The rows that have the names of these, by name."""
-        keys = [dict(zip(noun.key, name_of(noun, row), strict=True)) for row in rows]
+        keys = [dict(zip(map(_parameter, noun.key), name_of(noun, row), strict=True)) for row in rows]
         found = yield from self._dialect.rows_all(self._sql[f"{noun.name}_there"], keys)
         return {name_of(noun, row): row for row in found}
 
     def put(self, noun: Noun, rows: Sequence[Row]) -> Flow[None]:
         """Write rows in their order, in one commit; what is there already stays."""
         yield from self._dialect.together()
-        columns = noun.columns
-        each = [dict(zip(columns, row[: len(columns)], strict=True)) for row in rows]
+        names = [_parameter(column) for column in noun.columns]
+        each = [dict(zip(names, row[: len(names)], strict=True)) for row in rows]
         yield from self._dialect.write_all(self._sql[f"{noun.name}_put"], each)
+
+
+def _parameter(column: str) -> str:
+    """What a column is called in a statement's parameters, which are letters alone."""
+    return "digest" if column == "sha256" else column
 
 
 def name_of(noun: Noun, row: Row) -> tuple[Value, ...]:
@@ -194,5 +235,13 @@ def shown(noun: Noun, row: Row) -> str:
             return f"the steps of operation {uuid_text(cast(bytes, other))}"
         case "items":
             return f"item {other!r} of operation {uuid_text(cast(bytes, name))}"
+        case "imports":
+            return f"the import {uuid_text(cast(bytes, name))}"
+        case "import_names":
+            return f"a file name of the import {uuid_text(cast(bytes, name))}"
+        case "known_rows":
+            return f"a booked row of the import {uuid_text(cast(bytes, other))}"
+        case "files" | "file_parts":
+            return f"the kept file {cast(bytes, name).hex()}"
         case _:
             return f"operation {uuid_text(cast(bytes, name))}"

@@ -12,7 +12,12 @@ SELECT
     (SELECT count(*) FROM semel_inbox),
     (SELECT count(*) FROM semel_record WHERE state IN (5, 6) AND (steps IS NOT NULL OR request IS NOT NULL)),
     (SELECT coalesce(max(seq), 0) FROM semel_event),
-    (SELECT count(*) FROM semel_inbox WHERE handled_at IS NOT NULL);
+    (SELECT count(*) FROM semel_inbox WHERE handled_at IS NOT NULL),
+    (SELECT count(*) FROM semel_import),
+    (SELECT count(*) FROM semel_import WHERE content_ref IS NOT NULL AND content_ref NOT LIKE 'database%'),
+    (SELECT count(*) FROM semel_import_blob),
+    (SELECT count(*) FROM semel_import_row),
+    (SELECT CAST(coalesce(sum(generation + attempts + submissions), 0) AS SIGNED) FROM semel_import);
 
 -- name: relays
 -- For how many microseconds a relay of this store is still believed alive; none: no row.
@@ -162,3 +167,130 @@ SELECT id, operation_id, steps, request FROM semel_record WHERE id = :id;
 -- Write them to the copy of its record, which nobody has taken up yet.
 UPDATE semel_record SET steps = :steps, request = :request
 WHERE id = :id AND operation_id = :operation_id AND state IN (5, 6);
+
+-- name: imports_page
+-- A page of them.
+SELECT
+    id, tenant, operation, supplier, idempotency_key, generation, sha256, bytes, media_type, recipe, state,
+    attempts, next_at, error_code, reason, row_count, booked, skipped, failed, unknown, submissions, bulk_id,
+    content_ref, content_until, keep_content_us, keep_us, created_at, last_seen_at, started_at, ended_at,
+    forget_after
+FROM semel_import WHERE id > :id
+ORDER BY id LIMIT :limit;
+
+-- name: imports_there
+-- The one of this name.
+SELECT
+    id, tenant, operation, supplier, idempotency_key, generation, sha256, bytes, media_type, recipe, state,
+    attempts, next_at, error_code, reason, row_count, booked, skipped, failed, unknown, submissions, bulk_id,
+    content_ref, content_until, keep_content_us, keep_us, created_at, last_seen_at, started_at, ended_at,
+    forget_after
+FROM semel_import WHERE id = :id;
+
+-- name: imports_put
+-- Write the jobs of imports.
+INSERT INTO semel_import (
+    id, tenant, operation, supplier, idempotency_key, generation, sha256, bytes, media_type, recipe, state,
+    attempts, next_at, error_code, reason, row_count, booked, skipped, failed, unknown, submissions, bulk_id,
+    content_ref, content_until, keep_content_us, keep_us, created_at, last_seen_at, started_at, ended_at,
+    forget_after
+)
+VALUES (
+    :id, :tenant, :operation, :supplier, :idempotency_key, :generation, :digest, :bytes, :media_type, :recipe,
+    :state, :attempts, :next_at, :error_code, :reason, :row_count, :booked, :skipped, :failed, :unknown,
+    :submissions, :bulk_id, :content_ref, :content_until, :keep_content_us, :keep_us, :created_at,
+    :last_seen_at, :started_at, :ended_at, :forget_after
+)
+ON DUPLICATE KEY UPDATE id = semel_import.id;
+
+-- name: import_names_page
+-- A page of them.
+SELECT
+    import_id, name, times, first_seen_at, last_seen_at
+FROM semel_import_name WHERE import_id > :import_id OR (import_id = :import_id AND name > :name)
+ORDER BY import_id, name LIMIT :limit;
+
+-- name: import_names_there
+-- The one of this name.
+SELECT
+    import_id, name, times, first_seen_at, last_seen_at
+FROM semel_import_name WHERE import_id = :import_id AND name = :name;
+
+-- name: import_names_put
+-- Write the names that files came under.
+INSERT INTO semel_import_name (
+    import_id, name, times, first_seen_at, last_seen_at
+)
+VALUES (
+    :import_id, :name, :times, :first_seen_at, :last_seen_at
+)
+ON DUPLICATE KEY UPDATE import_id = semel_import_name.import_id;
+
+-- name: known_rows_page
+-- A page of them.
+SELECT
+    id, import_id, place, forget_after
+FROM semel_import_row WHERE id > :id
+ORDER BY id LIMIT :limit;
+
+-- name: known_rows_there
+-- The one of this name.
+SELECT
+    id, import_id, place, forget_after
+FROM semel_import_row WHERE id = :id;
+
+-- name: known_rows_put
+-- Write which rows of imports were booked.
+INSERT INTO semel_import_row (
+    id, import_id, place, forget_after
+)
+VALUES (
+    :id, :import_id, :place, :forget_after
+)
+ON DUPLICATE KEY UPDATE id = semel_import_row.id;
+
+-- name: file_parts_page
+-- A page of them.
+SELECT
+    sha256, place, body
+FROM semel_import_part WHERE sha256 > :digest OR (sha256 = :digest AND place > :place)
+ORDER BY sha256, place LIMIT :limit;
+
+-- name: file_parts_there
+-- The one of this name.
+SELECT
+    sha256, place, body
+FROM semel_import_part WHERE sha256 = :digest AND place = :place;
+
+-- name: file_parts_put
+-- Write the parts of kept files.
+INSERT INTO semel_import_part (
+    sha256, place, body
+)
+VALUES (
+    :digest, :place, :body
+)
+ON DUPLICATE KEY UPDATE sha256 = semel_import_part.sha256;
+
+-- name: files_page
+-- A page of them.
+SELECT
+    sha256, bytes, whole, touched_at
+FROM semel_import_blob WHERE sha256 > :digest
+ORDER BY sha256 LIMIT :limit;
+
+-- name: files_there
+-- The one of this name.
+SELECT
+    sha256, bytes, whole, touched_at
+FROM semel_import_blob WHERE sha256 = :digest;
+
+-- name: files_put
+-- Write which files are kept, behind their parts.
+INSERT INTO semel_import_blob (
+    sha256, bytes, whole, touched_at
+)
+VALUES (
+    :digest, :bytes, :whole, :touched_at
+)
+ON DUPLICATE KEY UPDATE sha256 = semel_import_blob.sha256;

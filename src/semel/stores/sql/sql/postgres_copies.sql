@@ -12,7 +12,12 @@ SELECT
     (SELECT count(*) FROM semel_inbox),
     (SELECT count(*) FROM semel_record WHERE state IN (5, 6) AND (steps IS NOT NULL OR request IS NOT NULL)),
     (SELECT coalesce(max(seq), 0) FROM semel_event),
-    (SELECT count(*) FROM semel_inbox WHERE handled_at IS NOT NULL);
+    (SELECT count(*) FROM semel_inbox WHERE handled_at IS NOT NULL),
+    (SELECT count(*) FROM semel_import),
+    (SELECT count(*) FROM semel_import WHERE content_ref IS NOT NULL AND content_ref NOT LIKE 'database%'),
+    (SELECT count(*) FROM semel_import_blob),
+    (SELECT count(*) FROM semel_import_row),
+    (SELECT coalesce(sum(generation + attempts + submissions), 0)::bigint FROM semel_import);
 
 -- name: relays
 -- For how many microseconds a relay of this store is still believed alive; none: no row.
@@ -214,4 +219,175 @@ UPDATE semel_record AS r SET steps = u.steps, request = u.request
 FROM unnest(:id::bytea[], :operation_id::bytea[], :steps::bytea[], :request::bytea[])
     AS u (id, operation_id, steps, request)
 WHERE r.id = u.id AND r.operation_id = u.operation_id AND r.state IN (5, 6)
+RETURNING 1;
+
+-- name: imports_page
+-- A page of them.
+SELECT
+    id, tenant, operation, supplier, idempotency_key, generation, sha256, bytes, media_type, recipe, state,
+    attempts, next_at, error_code, reason, row_count, booked, skipped, failed, unknown, submissions, bulk_id,
+    content_ref, content_until, keep_content_us, keep_us, created_at, last_seen_at, started_at, ended_at,
+    forget_after
+FROM semel_import WHERE id > :id::bytea
+ORDER BY id LIMIT :limit::bigint;
+
+-- name: imports_there
+-- Those of these names.
+SELECT
+    t.id, t.tenant, t.operation, t.supplier, t.idempotency_key, t.generation, t.sha256, t.bytes, t.media_type,
+    t.recipe, t.state, t.attempts, t.next_at, t.error_code, t.reason, t.row_count, t.booked, t.skipped,
+    t.failed, t.unknown, t.submissions, t.bulk_id, t.content_ref, t.content_until, t.keep_content_us, t.keep_us,
+    t.created_at, t.last_seen_at, t.started_at, t.ended_at, t.forget_after
+FROM unnest(:id::bytea[]) AS u (id)
+JOIN semel_import AS t ON t.id = u.id;
+
+-- name: imports_put
+-- Write the jobs of imports.
+INSERT INTO semel_import (
+    id, tenant, operation, supplier, idempotency_key, generation, sha256, bytes, media_type, recipe, state,
+    attempts, next_at, error_code, reason, row_count, booked, skipped, failed, unknown, submissions, bulk_id,
+    content_ref, content_until, keep_content_us, keep_us, created_at, last_seen_at, started_at, ended_at,
+    forget_after
+)
+SELECT
+    u.id, u.tenant, u.operation, u.supplier, u.idempotency_key, u.generation, u.sha256, u.bytes, u.media_type,
+    u.recipe, u.state, u.attempts, u.next_at, u.error_code, u.reason, u.row_count, u.booked, u.skipped,
+    u.failed, u.unknown, u.submissions, u.bulk_id, u.content_ref, u.content_until, u.keep_content_us, u.keep_us,
+    u.created_at, u.last_seen_at, u.started_at, u.ended_at, u.forget_after
+FROM unnest(
+    :id::bytea[], :tenant::text[], :operation::text[], :supplier::text[], :idempotency_key::text[],
+    :generation::bigint[], :digest::bytea[], :bytes::bigint[], :media_type::text[], :recipe::text[],
+    :state::smallint[], :attempts::bigint[], :next_at::bigint[], :error_code::text[], :reason::text[],
+    :row_count::bigint[], :booked::bigint[], :skipped::bigint[], :failed::bigint[], :unknown::bigint[],
+    :submissions::bigint[], :bulk_id::bytea[], :content_ref::text[], :content_until::bigint[],
+    :keep_content_us::bigint[], :keep_us::bigint[], :created_at::bigint[], :last_seen_at::bigint[],
+    :started_at::bigint[], :ended_at::bigint[], :forget_after::bigint[]
+) WITH ORDINALITY AS u (
+    id, tenant, operation, supplier, idempotency_key, generation, sha256, bytes, media_type, recipe, state,
+    attempts, next_at, error_code, reason, row_count, booked, skipped, failed, unknown, submissions, bulk_id,
+    content_ref, content_until, keep_content_us, keep_us, created_at, last_seen_at, started_at, ended_at,
+    forget_after, turn
+)
+ORDER BY u.turn
+ON CONFLICT DO NOTHING
+RETURNING 1;
+
+-- name: import_names_page
+-- A page of them.
+SELECT
+    import_id, name, times, first_seen_at, last_seen_at
+FROM semel_import_name WHERE (import_id, name) > (:import_id::bytea, :name::text)
+ORDER BY import_id, name LIMIT :limit::bigint;
+
+-- name: import_names_there
+-- Those of these names.
+SELECT
+    t.import_id, t.name, t.times, t.first_seen_at, t.last_seen_at
+FROM unnest(:import_id::bytea[], :name::text[]) AS u (import_id, name)
+JOIN semel_import_name AS t ON t.import_id = u.import_id AND t.name = u.name;
+
+-- name: import_names_put
+-- Write the names that files came under.
+INSERT INTO semel_import_name (
+    import_id, name, times, first_seen_at, last_seen_at
+)
+SELECT
+    u.import_id, u.name, u.times, u.first_seen_at, u.last_seen_at
+FROM unnest(
+    :import_id::bytea[], :name::text[], :times::bigint[], :first_seen_at::bigint[], :last_seen_at::bigint[]
+) WITH ORDINALITY AS u (
+    import_id, name, times, first_seen_at, last_seen_at, turn
+)
+ORDER BY u.turn
+ON CONFLICT DO NOTHING
+RETURNING 1;
+
+-- name: known_rows_page
+-- A page of them.
+SELECT
+    id, import_id, place, forget_after
+FROM semel_import_row WHERE id > :id::bytea
+ORDER BY id LIMIT :limit::bigint;
+
+-- name: known_rows_there
+-- Those of these names.
+SELECT
+    t.id, t.import_id, t.place, t.forget_after
+FROM unnest(:id::bytea[]) AS u (id)
+JOIN semel_import_row AS t ON t.id = u.id;
+
+-- name: known_rows_put
+-- Write which rows of imports were booked.
+INSERT INTO semel_import_row (
+    id, import_id, place, forget_after
+)
+SELECT
+    u.id, u.import_id, u.place, u.forget_after
+FROM unnest(
+    :id::bytea[], :import_id::bytea[], :place::bigint[], :forget_after::bigint[]
+) WITH ORDINALITY AS u (
+    id, import_id, place, forget_after, turn
+)
+ORDER BY u.turn
+ON CONFLICT DO NOTHING
+RETURNING 1;
+
+-- name: file_parts_page
+-- A page of them.
+SELECT
+    sha256, place, body
+FROM semel_import_part WHERE (sha256, place) > (:digest::bytea, :place::bigint)
+ORDER BY sha256, place LIMIT :limit::bigint;
+
+-- name: file_parts_there
+-- Those of these names.
+SELECT
+    t.sha256, t.place, t.body
+FROM unnest(:digest::bytea[], :place::bigint[]) AS u (sha256, place)
+JOIN semel_import_part AS t ON t.sha256 = u.sha256 AND t.place = u.place;
+
+-- name: file_parts_put
+-- Write the parts of kept files.
+INSERT INTO semel_import_part (
+    sha256, place, body
+)
+SELECT
+    u.sha256, u.place, u.body
+FROM unnest(
+    :digest::bytea[], :place::bigint[], :body::bytea[]
+) WITH ORDINALITY AS u (
+    sha256, place, body, turn
+)
+ORDER BY u.turn
+ON CONFLICT DO NOTHING
+RETURNING 1;
+
+-- name: files_page
+-- A page of them.
+SELECT
+    sha256, bytes, whole, touched_at
+FROM semel_import_blob WHERE sha256 > :digest::bytea
+ORDER BY sha256 LIMIT :limit::bigint;
+
+-- name: files_there
+-- Those of these names.
+SELECT
+    t.sha256, t.bytes, t.whole, t.touched_at
+FROM unnest(:digest::bytea[]) AS u (sha256)
+JOIN semel_import_blob AS t ON t.sha256 = u.sha256;
+
+-- name: files_put
+-- Write which files are kept, behind their parts.
+INSERT INTO semel_import_blob (
+    sha256, bytes, whole, touched_at
+)
+SELECT
+    u.sha256, u.bytes, u.whole, u.touched_at
+FROM unnest(
+    :digest::bytea[], :bytes::bigint[], :whole::smallint[], :touched_at::bigint[]
+) WITH ORDINALITY AS u (
+    sha256, bytes, whole, touched_at, turn
+)
+ORDER BY u.turn
+ON CONFLICT DO NOTHING
 RETURNING 1;

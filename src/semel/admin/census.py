@@ -1,0 +1,238 @@
+"""A census: what is open, UNKNOWN and new in a store, from a bounded number of its rows.
+
+Two pages are read, whatever the store's size: the newest records, and those on the store's own list of records that
+need attention. Nothing is counted over all rows: what was not read is not counted; the result says how much was read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from semel.admin.damaged import mended
+from semel.admin.describe import has_lapsed, time_text
+from semel.cli.terminal import Json, span_text
+from semel.core.identity import uuid_text
+from semel.core.model import OPEN_STATES, Find, Record, State
+from semel.engine.sync_engine import Engine
+
+READ: Final = 500  # records of each of the two pages
+READ_MAX: Final = 10_000
+_UNENDED: Final = (*OPEN_STATES, State.UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Census:
+    """What two bounded reads of a store have found, at its time ``now`` in microseconds.
+
+    ``more``: more records need attention than were read. ``more_new``: there are older records than those read.
+    """
+
+    now: int
+    limit: int
+    attention: tuple[Record, ...]
+    newest: tuple[Record, ...]
+    more: bool
+    more_new: bool
+
+    @cached_property
+    def unended(self) -> tuple[Record, ...]:
+        """Open and UNKNOWN records of both pages, each once."""
+        found = {record.id: record for record in (*self.newest, *self.attention) if record.state in _UNENDED}
+        return tuple(sorted(found.values(), key=lambda record: record.created_at))
+
+    @property
+    def open(self) -> tuple[Record, ...]:
+        """Open records, the oldest first."""
+        return tuple(record for record in self.unended if record.state in OPEN_STATES)
+
+    @property
+    def lapsed(self) -> tuple[Record, ...]:
+        """Open records whose lease is over: nobody runs them."""
+        return tuple(record for record in self.open if has_lapsed(record, self.now))
+
+    @property
+    def unknown(self) -> tuple[Record, ...]:
+        """Records whose outcome is UNKNOWN, the oldest first."""
+        return tuple(record for record in self.unended if record.state == State.UNKNOWN)
+
+    @property
+    def new_seconds(self) -> float | None:
+        """How long ago the oldest of the newest records was made; None where there is none."""
+        return self.age_seconds(min(self.newest, key=_created)) if self.newest else None
+
+    @property
+    def new_per_second(self) -> float | None:
+        """How many records a second were made since then."""
+        seconds = self.new_seconds
+        return None if seconds is None else len(self.newest) / max(seconds, 1.0)
+
+    def age_seconds(self, record: Record) -> float:
+        """How long ago a record was created."""
+        return max(self.now - record.created_at, 0) / 1_000_000
+
+
+def read_census(engine: Engine, limit: int = READ) -> Census:
+    """Read the newest records, and those that need attention: at most ``limit`` of each.
+
+    Raises StoreError.
+    """
+    needing = engine.perform("find", lambda: engine.store.find(Find(states=_UNENDED, limit=limit, attention=True)))
+    newest = engine.perform("find", lambda: engine.store.find(Find(limit=limit)))
+    return Census(
+        newest.now,
+        limit,
+        tuple(map(mended, needing.records)),
+        tuple(map(mended, newest.records)),
+        needing.next_before is not None,
+        newest.next_before is not None,
+    )
+
+
+def _created(record: Record) -> int:
+    return record.created_at
+
+
+def what_was_read(seen: Census) -> str:
+    """How much of the store a census rests on, in words."""
+    newest = f"the newest {len(seen.newest)} records" if seen.more_new else f"all {len(seen.newest)} records"
+    needing = f"{len(seen.attention)} that need attention"
+    return f"{newest}, and {needing}{'; there are more of those' if seen.more else ''}"
+
+
+def read_document(seen: Census) -> dict[str, Json]:
+    """The same for machines."""
+    return {
+        "newest": len(seen.newest),
+        "attention": len(seen.attention),
+        "limit": seen.limit,
+        "olderNotRead": seen.more_new,
+        "attentionNotRead": seen.more,
+    }
+
+
+def census_document(seen: Census) -> dict[str, Json]:
+    """A census for machines."""
+    return {
+        "at": time_text(seen.now),
+        "read": read_document(seen),
+        "open": len(seen.open),
+        "lapsed": len(seen.lapsed),
+        "unknown": len(seen.unknown),
+        "oldestOpen": _oldest_document(seen, seen.open),
+        "oldestUnknown": _oldest_document(seen, seen.unknown),
+        "newRecords": len(seen.newest),
+        "newSeconds": _rounded(seen.new_seconds),
+        "newPerSecond": _rounded(seen.new_per_second),
+        "unknownBy": [{"doubt": group.name, **group.document()} for group in groups(seen, "doubt")],
+    }
+
+
+def _oldest_document(seen: Census, records: Sequence[Record]) -> Json:
+    if not records:
+        return None
+    oldest = records[0]
+    return {
+        "operationId": uuid_text(oldest.operation_id),
+        "operation": oldest.operation,
+        "seconds": round(seen.age_seconds(oldest), 3),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def census_lines(seen: Census) -> list[str]:
+    """A census for people."""
+    rate = seen.new_per_second
+    new = "none" if rate is None else f"{rate:.1f} a second, over {span_text(int((seen.new_seconds or 0) * 1e6))}"
+    return [
+        f"read     {what_was_read(seen)}",
+        f"open     {len(seen.open)}{_oldest_text(seen, seen.open)}",
+        f"lapsed   {len(seen.lapsed)}",
+        f"unknown  {len(seen.unknown)}{_oldest_text(seen, seen.unknown)}",
+        f"new      {new}",
+    ]
+
+
+def _oldest_text(seen: Census, records: Sequence[Record]) -> str:
+    if not records:
+        return ""
+    return f", the oldest for {span_text(seen.now - records[0].created_at)} ({records[0].operation})"
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """The records of one operation, caller or doubt, of those that a census has read."""
+
+    name: str
+    open: int
+    lapsed: int
+    unknown: int
+    new: int
+    new_per_second: float
+    oldest_unknown_seconds: float | None
+    operations: tuple[str, ...]
+
+    def document(self) -> dict[str, Json]:
+        """A group for machines, without its name."""
+        return {
+            "open": self.open,
+            "lapsed": self.lapsed,
+            "unknown": self.unknown,
+            "newRecords": self.new,
+            "newPerSecond": round(self.new_per_second, 3),
+            "oldestUnknownSeconds": _rounded(self.oldest_unknown_seconds),
+            "operations": list(self.operations),
+        }
+
+
+_NAMES: Final[dict[str, Callable[[Record], str]]] = {
+    "operation": lambda record: record.operation,
+    "caller": lambda record: f"{record.tenant}/{record.caller}",
+    "doubt": lambda record: record.doubt or "lapsed",
+}
+BY: Final = tuple(_NAMES)
+
+
+def groups(seen: Census, by: str) -> list[Group]:
+    """The records of a census in groups, those with the most UNKNOWN, lapsed and new records first.
+
+    Parameters: ``by`` is ``operation``, ``caller`` or ``doubt``; by doubt there are UNKNOWN records alone.
+    """
+    name = _NAMES[by]
+    unknown, lapsed, open_ = _by(seen.unknown, name), Counter(map(name, seen.lapsed)), Counter(map(name, seen.open))
+    new: Counter[str] = Counter() if by == "doubt" else Counter(map(name, seen.newest))
+    span = max(seen.new_seconds or 0.0, 1.0)
+    every = unknown.keys() if by == "doubt" else {*unknown, *lapsed, *open_, *new}
+    operations: dict[str, set[str]] = {}
+    for record in (*seen.unended, *(() if by == "doubt" else seen.newest)):
+        operations.setdefault(name(record), set()).add(record.operation)
+    found = [
+        Group(
+            each,
+            0 if by == "doubt" else open_[each],
+            0 if by == "doubt" else lapsed[each],
+            len(unknown.get(each, ())),
+            new[each],
+            new[each] / span,
+            max(map(seen.age_seconds, unknown[each])) if each in unknown else None,
+            tuple(sorted(operations[each])),
+        )
+        for each in every
+    ]
+    return sorted(found, key=lambda group: (-group.unknown, -group.lapsed, -group.new, -group.open, group.name))
+
+
+def _by(records: Iterable[Record], name: Callable[[Record], str]) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(name(record), []).append(record)
+    return found

@@ -1,0 +1,82 @@
+"""`semel metrics`: alert rules and a dashboard to begin with, and the store's gauges for a file of node_exporter."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from importlib.resources import files
+from typing import Final
+
+from semel.cli.arguments import Commands, Parser, add_command
+from semel.cli.exits import CommandFailed, Exit, UsageFailed
+from semel.cli.open_store import opened
+from semel.cli.terminal import Output
+from semel.cli.whole_file import WholeFile
+from semel.errors import ConfigurationError
+
+_SHIPPED: Final = {"rules": "semel.rules.yml", "dashboard": "semel-dashboard.json"}
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "metrics",
+        "alert rules for Prometheus, a dashboard for Grafana, or the store's gauges as text",
+        "semel metrics rules --output semel.rules.yml\n"
+        "semel metrics dashboard --output semel-dashboard.json\n"
+        "semel metrics gauges --url postgresql://semel@db/shop\n"
+        "semel metrics gauges --output /var/lib/node_exporter/semel.prom --force",
+        "Without --output it goes to stdout. The gauges are read from a bounded number of rows; they need the extra "
+        "prometheus. Change thresholds in the file that you get.",
+    )
+    parser.add_argument("what", choices=("rules", "dashboard", "gauges"), help="what to write")
+    parser.add_argument("--output", metavar="FILE", help="write to this file, whole or not at all")
+    parser.add_argument("--force", action="store_true", help="replace the file")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Write one of them out."""
+    if options.force and options.output is None:
+        raise UsageFailed("--force replaces the file of --output; give --output FILE")
+    text = _gauges(options) if options.what == "gauges" else shipped(options.what)
+    if options.output is None:
+        if out.machine:
+            out.document({"what": options.what, "text": text})
+        else:
+            out.raw(text)
+            out.flush()
+        return Exit.OK
+    with WholeFile(options.output, "--output", replace=options.force) as file:
+        file.write(text)
+        file.keep()
+    if options.what == "gauges":  # node_exporter is another user, and no gauge is a secret
+        os.chmod(options.output, 0o644)
+    out.document({"what": options.what, "file": options.output})
+    out.say(f"written: {options.output}")
+    return Exit.OK
+
+
+def shipped(what: str) -> str:
+    """The text of a file that the package ships: ``rules`` or ``dashboard``.
+
+    >>> shipped("rules").startswith("#")
+    True
+    """
+    return files("semel.exporters").joinpath(_SHIPPED[what]).read_text("utf-8")
+
+
+def _gauges(options: argparse.Namespace) -> str:
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        from semel.exporters.prometheus import StoreGauges
+    except (ImportError, ConfigurationError) as error:
+        from semel.extras import install_command
+
+        raise CommandFailed(f"the gauges need prometheus-client; run: {install_command('prometheus')}") from error
+    with opened(options) as engine:
+        registry = CollectorRegistry()
+        registry.register(StoreGauges(engine))
+        return generate_latest(registry).decode("utf-8")

@@ -1,0 +1,194 @@
+"""The series that exporters write: their names and labels, and how every label is bounded.
+
+The table is the same for Prometheus and OpenTelemetry: a name with dots, which Prometheus reads with underscores.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from semel.errors import ConfigurationError
+from semel.telemetry import safe
+
+OTHER: Final = "other"
+VALUES_MAX: Final = 100  # different values of one label, but for callers; what comes later is `other`
+LABEL_LENGTH_MAX: Final = 100
+CALLERS_MAX: Final = 1000
+_CANDIDATES: Final = 8  # for each caller that is shown, so many are counted
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Series(NamedTuple):
+    """One series: its name with dots, its kind, its labels in the order of the event's, and what it means."""
+
+    dotted: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+
+    @property
+    def name(self) -> str:
+        """The name as Prometheus has it.
+
+        >>> SERIES["claims"].name
+        'idempotency_claims_total'
+        """
+        return self.dotted.replace(".", "_")
+
+
+SERIES: Final[Mapping[str, Series]] = {
+    "claims": Series(
+        "idempotency.claims.total", "counter", ("operation", "outcome"), "Attempts, by the verdict that they met"
+    ),
+    "replays": Series("idempotency.replays.total", "counter", ("operation",), "Answers that were given again"),
+    "mismatches": Series(
+        "idempotency.fingerprint_mismatch.total",
+        "counter",
+        ("operation", "caller"),
+        "Attempts that reused a key for another request",
+    ),
+    "in_progress": Series(
+        "idempotency.in_progress.total", "counter", ("operation",), "Attempts that met a running command"
+    ),
+    "unknown": Series(
+        "idempotency.unknown.total", "counter", ("operation", "doubt"), "Outcomes that became unknown, by their doubt"
+    ),
+    "expired": Series(
+        "idempotency.expired.total", "counter", ("operation",), "Attempts at a key whose answer is forgotten"
+    ),
+    "settlements": Series("semel.settlements.total", "counter", ("operation", "outcome"), "How permits ended"),
+    "rebuilds": Series("semel.rebuilds.total", "counter", ("operation", "outcome"), "Answers that were made again"),
+    "unprotected": Series(
+        "semel.unprotected.total", "counter", ("operation", "reason"), "Requests that ran unprotected"
+    ),
+    "lapsed": Series("semel.lapsed.total", "counter", ("operation",), "Leases that were found over"),
+    "reconciled": Series("semel.reconciled.total", "counter", ("operation", "found"), "Questions to reconcilers"),
+    "gave_up": Series("semel.gave_up.total", "counter", ("operation",), "Outcomes that only an operator can find out"),
+    "superseded": Series("semel.superseded.total", "counter", ("operation",), "Holders that lost their record"),
+    "weak_keys": Series("semel.weak_keys.total", "counter", ("operation", "weakness"), "Attempts with a weak key"),
+    "records": Series("semel.records", "gauge", ("state",), "Records in each state, as of the last purge"),
+    "purged": Series("semel.purged.total", "counter", ("kind",), "What purges dropped and forgot"),
+    "events_published": Series("semel.events_published.total", "counter", ("topic",), "Events that a broker has"),
+    "events_refused": Series("semel.events_refused.total", "counter", ("topic",), "Events that a broker refused"),
+    "events_parked": Series("semel.events_parked.total", "counter", ("topic",), "Events that are tried no more"),
+    "events_waiting": Series("semel.events", "gauge", ("kind",), "Events that wait or are parked"),
+    "events_oldest_seconds": Series("semel.events_oldest.seconds", "gauge", (), "Age of the oldest waiting event"),
+    "wait_seconds": Series("semel.wait.seconds", "histogram", ("operation",), "How long duplicates waited"),
+    "store_call_seconds": Series("semel.store_call.seconds", "histogram", ("verb",), "How long store calls took"),
+    "store_errors": Series("semel.store_errors.total", "counter", ("verb", "error"), "Store calls that failed"),
+}
+"""One series for each event of :data:`semel.telemetry.EVENTS`, by the event's name."""
+
+CALLER_KEYS: Final = Series(
+    "semel.caller_keys.total", "counter", ("caller",), "New keys of the callers that make the most"
+)
+PURGED_AT: Final = Series(
+    "semel.purge_timestamp.seconds", "gauge", (), "When a purge last came to its end, in seconds since 1970"
+)
+BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+def label_text(value: str) -> str:
+    r"""A label's value that no exposition format trips over: safe, and not endless.
+
+    >>> label_text("al\nice"), len(label_text("a" * 1000))
+    ('al\\x0aice', 100)
+    """
+    return safe(str(value))[:LABEL_LENGTH_MAX]
+
+
+class Bounds:
+    """The different values that each label may have; what comes later is ``other``.
+
+    >>> bounds = Bounds(most=2)
+    >>> [bounds.value("operation", name) for name in ("pay", "ship", "refund", "pay")]
+    ['pay', 'ship', 'other', 'pay']
+    """
+
+    def __init__(self, most: int = VALUES_MAX) -> None:
+        self._most = most
+        self._values: dict[str, set[str]] = {}
+        self._lock = threading.Lock()
+
+    def value(self, label: str, value: str) -> str:
+        """The value to show of a label."""
+        text = label_text(value)
+        with self._lock:
+            values = self._values.setdefault(label, set())
+            if text not in values:
+                if len(values) >= self._most:
+                    return OTHER
+                values.add(text)
+        return text
+
+
+@dataclass(slots=True)
+class _Shown:
+    label: str
+    count: int
+
+
+class TopCallers:
+    """Which callers have a label of their own: those seen most often. All others are ``other``.
+
+    Occurrences are counted for eight times as many callers (Misra and Gries: when there is room for no more, all counts
+    fall by one), so that memory is bounded and a frequent caller is found however many rare ones there are. A caller
+    takes the label of another one once it was seen more often.
+
+    Parameters: ``most`` how many callers have a label, up to 1,000; ``replaces`` False: the first ones keep theirs.
+
+    Raises ConfigurationError where ``most`` is out of range.
+
+    >>> top = TopCallers(1)
+    >>> [top.see(caller) for caller in ("alice", "bob", "bob")]
+    [('alice', None), ('other', None), ('bob', 'alice')]
+    """
+
+    def __init__(self, most: int, *, replaces: bool = True) -> None:
+        if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= CALLERS_MAX:
+            raise ConfigurationError(f"callers must be a whole number from 0 to {CALLERS_MAX}; it is {most!r}")
+        self._most = most
+        self._replaces = replaces
+        self._counts: dict[str, int] = {}  # of those that have no label
+        self._shown: dict[str, _Shown] = {}
+        self._least = 0
+        self._lock = threading.Lock()
+
+    def see(self, caller: str) -> tuple[str, str | None]:
+        """Count a caller; the label to use, and a label that has gone (its series can be forgotten)."""
+        shown = self._shown.get(caller)
+        if shown is not None:
+            shown.count += 1  # without the lock: a count that is lost changes an order, and no series
+            return shown.label, None
+        with self._lock:
+            gone = None
+            if len(self._shown) >= self._most:
+                if not self._replaces or not self._shown:
+                    return OTHER, None
+                count = self._count(caller)
+                if count <= self._least:  # what is shown only grows: the least of it is not less than it was
+                    return OTHER, None
+                name, least = min(self._shown.items(), key=lambda each: each[1].count)
+                self._least = least.count
+                if count <= least.count:
+                    return OTHER, None
+                del self._shown[name]
+                gone = least.label
+            shown = self._shown[caller] = _Shown(label_text(caller), self._counts.pop(caller, 0) or 1)
+            return shown.label, gone if gone != shown.label else None
+
+    def _count(self, caller: str) -> int:
+        counts = self._counts
+        count = counts.get(caller, 0) + 1
+        if count > 1 or len(counts) < _CANDIDATES * max(self._most, 1):
+            counts[caller] = count
+            return count
+        for each in list(counts):
+            counts[each] -= 1
+            if not counts[each]:
+                del counts[each]
+        return 0

@@ -1,0 +1,244 @@
+"""The WSGI wrapper around an application whose views claim for themselves: claim inside, capture outside.
+
+As ``asgi.route`` does on event loops. It does nothing until a view claims. From then on the application's answer is
+held until its iterable has been read and closed, settled, and sent. Where the claim ends in an answer of Semel's own,
+such as a replay, that answer leaves from here, and what the application has made of it on its way out is dropped.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import chain
+from typing import Any, Final
+
+from semel.core.model import Answer
+from semel.engine.sync_engine import Engine
+from semel.errors import ConfigurationError
+from semel.http.routing import UNSAFE_METHODS, Params, Route
+from semel.http.settings import HttpSettings
+from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, headers_of, marked, send_answer
+from semel.http.wsgi.body import KeptBody
+from semel.http.wsgi.inside import Head, InsideCall, settle_call
+from semel.http.wsgi.middleware import App, Closing, WsgiCall, close_each, write_nowhere
+from semel.http.wsgi.threads import Threads
+from semel.policy import Command
+
+CALL_KEY: Final = "semel.call"
+
+
+class RouteCall(InsideCall):
+    """One request of an application whose views claim for themselves.
+
+    ``before_settling`` are called once before the outcome is settled, in this order: they end what a view has left
+    open on the command's transaction.
+    """
+
+    def __init__(self, app: App, body: KeptBody, start_response: StartResponse) -> None:
+        super().__init__()
+        self.body = body
+        self.before_settling: list[Callable[[], None]] = []
+        self._app = app
+        self._start_response = start_response
+        self._is_started = False
+        self._held: _HeldAnswer | None = None
+
+    def run(self, environ: Environ) -> Iterable[bytes]:
+        """Call the application; settle and answer if a view was granted a permit on the way."""
+        pieces: Iterable[bytes] = ()
+        error: BaseException | None = None
+        try:
+            pieces = self._call(environ)
+        except BaseException as raised:
+            if not self.has_claimed or not isinstance(raised, Exception):
+                raise
+            error = raised
+        try:
+            if self.permit is not None:
+                return self._answer().read(lambda: _given(pieces, error), self.body.end)
+            if self.instead is not None:
+                return self._answer_instead(self.instead, pieces, error)
+            self.is_over = True
+            if self.body.pass_on():
+                return pieces
+            return Closing(pieces, lambda: close_each(pieces, Closing((), self.body.end)))
+        finally:
+            error = None  # it holds this frame
+
+    def _call(self, environ: Environ) -> Iterable[bytes]:
+        pieces = self._app(environ, self.start_response)
+        if self._is_started:
+            return pieces
+        rest = iter(pieces)  # an application that starts with its first piece
+        first = next(rest, b"")
+        return Closing(chain((first,), rest), lambda: close_each(pieces))
+
+    def _answer_instead(self, answer: Answer, pieces: Iterable[bytes], error: BaseException | None) -> Iterable[bytes]:
+        """Send Semel's own answer, whatever the application has made of it; then raise what the application raised."""
+        assert self.capture is not None
+        try:
+            close_each(pieces)
+        except Exception as raised:  # noqa: BLE001 -- nothing was granted; it is raised behind the answer
+            error = error or raised
+        self.body.end()
+        sent = send_answer(self._start_response, self.capture.instead(answer))
+        return sent if error is None else Closing(sent, _raising(error))
+
+    # --- for the view's wrapper -----------------------------------------------------------------
+
+    def command_of(
+        self, engine: Engine, surface: HttpSettings, route: Route, params: Params, environ: Environ
+    ) -> Command | Answer | None:
+        """The view's command; or the answer that leaves instead, or None to run unprotected."""
+        query = environ.get("QUERY_STRING", "").encode("latin-1")
+        head = Head(environ["REQUEST_METHOD"].upper(), query, headers_of(environ), _length_of(environ))
+        return self.command(engine, surface, route, params, environ, head, self.body)
+
+    def note(self, error: BaseException) -> None:
+        """The framework met this exception after the claim; what the view itself raised counts for more."""
+        if self.has_claimed and self.failure is None:
+            self.failed(error)
+
+    def failed_with(self, status: int) -> BaseException | None:
+        """The exception of which the application has made its answer, where that says nothing of the command.
+
+        Only 4xx does: an error page with another status is no proof of success.
+        """
+        return None if 400 <= status < 500 else self.failure
+
+    def end_answer(self) -> None:
+        """The answer is settled: what is left would hold the whole request in a cycle."""
+        self.failure = self._held = None
+
+    def leave(self) -> None:
+        """End what the view has left open, once."""
+        leaving, self.before_settling = self.before_settling, []
+        for each in leaving:
+            each()
+
+    # --- what the application gets --------------------------------------------------------------
+
+    def start_response(self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None) -> Write:
+        """Hold the head of a granted command's answer; drop one that Semel's own replaces; let every other through."""
+        self._is_started = True
+        if self.permit is not None:
+            return self._answer().start_response(status, headers, exc_info)
+        if self.instead is not None:
+            assert self.capture is not None
+            pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+            self.capture.start(int(status[:3]), pairs)
+            return write_nowhere
+        self.is_over = True
+        start = self._start_response if self.mark is None else marked(self._start_response, self.mark)
+        return start(status, headers) if exc_info is None else start(status, headers, exc_info)
+
+    def _answer(self) -> _HeldAnswer:
+        if self._held is None:
+            self._held = _HeldAnswer(self, self._app, self._start_response)
+        return self._held
+
+
+class _HeldAnswer(WsgiCall):
+    """The answer of a view that was granted a permit."""
+
+    def __init__(self, call: RouteCall, app: App, start_response: StartResponse) -> None:
+        assert call._engine is not None
+        assert call.exchange is not None
+        assert call.permit is not None
+        super().__init__(app, call._engine, call.exchange, call.permit, start_response, call.capture)
+        self._call = call
+
+    def settle(self, error: BaseException | None) -> Answer | None:
+        """Settle what the application's end means; the answer that may leave, if any."""
+        call, capture = self._call, self._capture
+        left: BaseException | None = None
+        try:
+            call.leave()
+        except Exception as raised:  # noqa: BLE001 -- as if the application had raised it
+            left = raised
+        failure = error or left or call.failed_with(capture.status)
+        try:
+            answer = settle_call(self._engine, self._exchange, self._permit, capture, failure, call.failure)
+            if answer is not None or error is not None:
+                return answer
+            if left is not None:
+                raise left
+            return capture.first()  # the page that the application made of its exception
+        finally:
+            call.end_answer()
+            failure = left = None
+
+
+class CaptureMiddleware:
+    """Stands around a WSGI application whose views claim for themselves.
+
+    Parameters: ``app`` and ``engine``; ``bytes_max`` says how much of a body is kept for a claim; ``waiters_max`` as
+    :class:`~semel.http.wsgi.middleware.SemelMiddleware` has it; ``check`` is called before each request and raises
+    where the application is built wrongly.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        engine: Engine,
+        *,
+        bytes_max: Callable[[], int],
+        check: Callable[[], None] = lambda: None,
+        waiters_max: int | None = None,
+    ) -> None:
+        if not isinstance(engine, Engine):
+            raise ConfigurationError(f"a WSGI application needs a semel.Engine, not {type(engine).__name__}")
+        self.app = app
+        self.engine = engine
+        self._bytes_max = bytes_max
+        self._check = check
+        self._threads = Threads(waiters_max)
+        engine.core.waiters_limit = self._threads.waiters
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Serve one request, as WSGI says."""
+        self._check()
+        if environ["REQUEST_METHOD"].upper() not in UNSAFE_METHODS or CALL_KEY in environ:
+            return self.app(environ, start_response)
+        with self._threads:
+            return self._serve(environ, start_response)
+
+    def _serve(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        source: Any = environ.get("wsgi.input") or io.BytesIO()
+        call = RouteCall(self.app, KeptBody(source, _length_of(environ), self._bytes_max()), start_response)
+        environ = {**environ, "wsgi.input": call.body, CALL_KEY: call}
+        try:
+            pieces = call.run(environ)
+            call.end()
+        except BaseException as error:
+            with suppress(Exception):  # the first exception is the one that is told
+                call.leave()
+            call.let_go(error)  # settles what was granted as what this exception means
+            call.body.end()
+            call.failure = None  # its frames hold the call
+            raise
+        finally:
+            environ.pop(CALL_KEY, None)
+        return pieces
+
+
+def _length_of(environ: Environ) -> int | None:
+    """How long the body is announced; None where it ends with its stream."""
+    length: str = environ.get("CONTENT_LENGTH") or ""
+    if length.isdecimal():
+        return int(length)
+    return None if environ.get("wsgi.input_terminated") else 0
+
+
+def _given(pieces: Iterable[bytes], error: BaseException | None) -> Iterable[bytes]:
+    if error is not None:
+        raise error
+    return pieces
+
+
+def _raising(error: BaseException) -> Callable[[], None]:
+    def raise_error() -> None:
+        raise error
+
+    return raise_error

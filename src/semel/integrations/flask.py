@@ -1,0 +1,549 @@
+"""Flask: the operation is declared on the view, claimed inside it, and captured around the application.
+
+So what authentication, ``before_request`` and URL converters refuse is never recorded, and nothing is replayed to
+anybody whom the application would not have let in. With ``effects="atomic"`` Flask-SQLAlchemy's session works in the
+command's own transaction, and one commit makes the rows and the record final.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, time
+from decimal import Decimal
+from itertools import chain
+from types import NoneType
+from typing import Any, Final, Literal, TypeVar, cast
+from uuid import UUID
+
+import click
+from flask import Flask, Response, current_app, got_request_exception, has_request_context, request
+from werkzeug.exceptions import MethodNotAllowed
+from werkzeug.wrappers import Response as BaseResponse
+
+from semel.check.discovery import functions_of
+from semel.core.model import Answer, Effects
+from semel.engine.permit import Permit
+from semel.engine.sync_engine import Engine
+from semel.errors import ConfigurationError
+from semel.http.caller import Caller
+from semel.http.exchange import RETRY_BYTES_MAX
+from semel.http.problem_page import problem_page
+from semel.http.problems import PAGE_NAME
+from semel.http.routing import PATH, UNSAFE_METHODS, Params, Route
+from semel.http.settings import HttpSettings
+from semel.http.wsgi.route import CALL_KEY, CaptureMiddleware, RouteCall
+from semel.integrations.endpoint import (
+    DECLARED,
+    DeclaredEndpoint,
+    check_declaration,
+    check_endpoint,
+    declare_endpoint,
+    without_slashes,
+)
+from semel.operations.http import SyncOperations
+from semel.policy import Command, Policy
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_EXTENSION: Final = "semel"  # in app.extensions
+_PERMIT: Final = "semel.permit"  # in the environ
+_PLAIN: Final = (str, int, float, Decimal, UUID, date, time, NoneType)  # what URL converters make; each has its text
+_FIND: Final = "flask-sqlalchemy"
+_WHO: Final = (
+    "who is calling? A key means something only for its caller. Give a function that says who, such as "
+    "caller=lambda: current_user.get_id() with Flask-Login, or for a tool with one tenant and one user "
+    "caller=single_caller (from semel.http.caller)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredView:
+    """What ``@semel.command`` was given for a view."""
+
+    name: str
+    policy: Policy
+    paths: Literal["apart", "one"] | None
+
+
+class Semel:
+    """Protects the commands of Flask applications, view by view.
+
+    Parameters: ``app`` and ``engine``, or neither, and :meth:`init_app` later; ``caller``, a function without
+    parameters or of the WSGI environ, asked inside the view: it returns a text, a number, a UUID or a
+    :class:`~semel.http.caller.Caller`, or None where nobody is known; ``tenant`` of texts, numbers and UUIDs;
+    ``session`` the ``scoped_session`` that ATOMIC views write with: by default Flask-SQLAlchemy's, None for none;
+    ``serve_operations`` False where nothing shall be served at ``problems.operations_path``; ``waiters_max`` how many
+    threads may wait for running duplicates; further settings as :class:`~semel.http.settings.HttpSettings`.
+
+    Raises ConfigurationError: a missing caller, an engine of the other colour, a setting that cannot be used.
+
+    >>> from flask import Flask
+    >>> from semel import Engine
+    >>> from semel.http.caller import single_caller
+    >>> app = Flask("notes")
+    >>> semel = Semel(app, Engine.connect("memory://"), caller=single_caller)
+    >>> @app.post("/notes")
+    ... @semel.command("notes.create", effects="idempotent")
+    ... def create_note():
+    ...     return {"attempt": semel.permit.attempt}, 201
+    >>> answer = app.test_client().post("/notes", headers={"Idempotency-Key": "note-1"})
+    >>> answer.status_code, answer.json
+    (201, {'attempt': 1})
+    """
+
+    def __init__(
+        self,
+        app: Flask | None = None,
+        engine: Engine | None = None,
+        *,
+        caller: Callable[..., Any] | None = None,
+        tenant: str = "single",
+        session: Any = _FIND,
+        serve_operations: bool = True,
+        waiters_max: int | None = None,
+        **settings: Any,
+    ) -> None:
+        if app is not None and not isinstance(app, Flask):
+            raise ConfigurationError(f"Semel(app, engine, caller=...): app must be a Flask, not {type(app).__name__}")
+        if caller is None:
+            raise ConfigurationError(_WHO)
+        if "may" in settings:
+            raise ConfigurationError(
+                "may= is for the middlewares, which claim before the application decides; here a view claims after "
+                "its decorators and before_request: let one of them refuse"
+            )
+        self.engine: Engine | None = None  # of the last application that was initialised
+        self.surface: HttpSettings | None = None
+        self.declared: dict[str, DeclaredView] = {}
+        self._options = {"caller": _caller_of(caller, tenant), **settings}
+        self._session = session
+        self._serves = serve_operations
+        self._waiters_max = waiters_max
+        self._plain: dict[int, tuple[Any, str]] = {}  # views as they were before they were declared
+        self._apps: weakref.WeakSet[Flask] = weakref.WeakSet()
+        if engine is not None and app is None:
+            raise ConfigurationError("an engine belongs to an application: Semel(app, engine) or init_app(app, engine)")
+        if app is not None:
+            self.init_app(app, engine)
+
+    @property
+    def permit(self) -> Any:
+        """The :class:`~semel.engine.permit.Permit` of the running view; None where the key is optional and was not
+        sent. Raises ConfigurationError outside of a declared view.
+        """
+        if not has_request_context() or _PERMIT not in request.environ:
+            raise ConfigurationError("semel.permit is the permit of a view below @semel.command; no such view runs")
+        return request.environ[_PERMIT]
+
+    # --- declaring --------------------------------------------------------------------------------
+
+    def command(
+        self, name: str, policy: Policy | None = None, *, paths: Literal["apart", "one"] | None = None, **options: Any
+    ) -> Callable[[F], F]:
+        """Declare a view, or a method of a ``MethodView``, as an operation.
+
+        Parameters: ``name`` of the operation, stable when paths and functions are renamed; ``policy`` or its
+        ``options``, those of :class:`~semel.policy.Policy`; ``paths`` whether the path counts in what is asked for:
+        "apart", "one" where all of its paths mean the same, or None: it counts where several rules lead to the view.
+        Write it *below* the route and below every decorator that decides who may call, such as ``login_required``.
+
+        Raises PolicyError and ConfigurationError, when the view's module is imported.
+        """
+        chosen = check_declaration(name, policy, options, paths=paths, taken=self.declared)
+        if chosen.resumable:
+            raise ConfigurationError(
+                f"{name}: resumable=True is for what runs again without its client, which a view that claims cannot: "
+                "declare the operation at semel.http.wsgi.SemelMiddleware instead"
+            )
+        declared = DeclaredView(name, chosen, paths)
+        for app in self._apps:
+            _state_of(app).declare(declared)
+        self.declared[name] = declared
+        views: list[object] = []
+
+        def declare(view: F) -> F:
+            if views:
+                raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
+            views.append(view)
+            self._check_view(view, declared)
+            self._plain[id(view)] = (view, name)
+            is_coroutine = inspect.iscoroutinefunction(view)
+
+            @functools.wraps(view)
+            def claimed(*args: Any, **kwargs: Any) -> Any:
+                run = (
+                    current_app.ensure_sync(view) if is_coroutine else view
+                )  # before the claim: it may not be possible
+                return self._serve(run, declared, args, kwargs)
+
+            setattr(claimed, DECLARED, declared)
+            return cast(F, claimed)
+
+        return declare
+
+    def _check_view(self, view: Any, declared: DeclaredView) -> None:
+        if isinstance(getattr(view, DECLARED, None), DeclaredView):
+            raise ConfigurationError(f"{view.__qualname__} is declared twice; one view is one operation")
+        kind = getattr(view, "view_class", None)
+        if kind is not None:
+            raise ConfigurationError(
+                f"@semel.command was given {kind.__name__}.as_view(...): write it on the method, such as post"
+            )
+        check_endpoint(view)
+        if declared.policy.terms.effects is Effects.ATOMIC and inspect.iscoroutinefunction(view):
+            raise ConfigurationError(
+                f"{view.__qualname__}: effects='atomic' needs its transaction in the request's own thread, and Flask "
+                "runs async views in another one; write def"
+            )
+        for app in self._apps:
+            if any(each is view for each in app.view_functions.values()):
+                raise ConfigurationError(_ABOVE.format(name=declared.name))
+
+    # --- installing -------------------------------------------------------------------------------
+
+    def init_app(self, app: Flask, engine: Engine | None = None) -> None:
+        """Capture the application's answers, serve the operations' status, and add the commands ``flask semel``.
+
+        Call it once for each application, as the last that is done to ``app.wsgi_app``.
+
+        Raises ConfigurationError.
+        """
+        if not isinstance(app, Flask):
+            raise ConfigurationError(f"init_app(app, engine): app must be a Flask, not {type(app).__name__}")
+        if not isinstance(engine, Engine):
+            given = "none was given" if engine is None else f"not {type(engine).__name__}"
+            raise ConfigurationError(
+                f"a Flask application needs a semel.Engine, {given}: init_app(app, Engine.connect('sqlite:///shop.db'))"
+            )
+        if _EXTENSION in app.extensions:
+            raise ConfigurationError(f"the application {app.name!r} has a Semel already; one protects it")
+        surface = HttpSettings.of(engine, self._options, ("tenant", "session", "serve_operations", "waiters_max"))
+        state = _State(self, app, engine, surface, self._session)
+        for declared in self.declared.values():
+            state.declare(declared)
+        app.extensions[_EXTENSION] = state
+        self._apps.add(app)
+        self.engine, self.surface = engine, surface
+        app.wsgi_app = CaptureMiddleware(  # type: ignore[method-assign]
+            app.wsgi_app,
+            engine,
+            bytes_max=state.body_bytes_max,
+            check=state.check,
+            waiters_max=self._waiters_max,
+        )
+        _note_exceptions(app)
+        if self._serves:
+            _serve_operations(app, state)
+        app.cli.add_command(_commands)
+
+    # --- serving ----------------------------------------------------------------------------------
+
+    def _serve(
+        self, view: Callable[..., Any], declared: DeclaredView, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        state = current_app.extensions.get(_EXTENSION)
+        if not isinstance(state, _State) or state.semel is not self:
+            raise ConfigurationError(
+                f"the operation {declared.name!r} is called in the application {current_app.name!r}, which its Semel "
+                "does not know: call semel.init_app(app, engine)"
+            )
+        if request.method not in UNSAFE_METHODS:
+            raise MethodNotAllowed(valid_methods=UNSAFE_METHODS)
+        environ = request.environ
+        call = environ.get(CALL_KEY)
+        if not isinstance(call, RouteCall):
+            raise ConfigurationError(
+                f"the operation {declared.name!r} is called outside of its capture: call the application by its "
+                "wsgi_app or its test_client(), and let semel.init_app be the last that replaces app.wsgi_app"
+            )
+        sessions = state.sessions if declared.policy.terms.effects is Effects.ATOMIC else None
+        if sessions is not None:
+            state.check_session(sessions, declared.name)
+        route = state.declared[declared.name].route
+        claimed = call.command_of(state.engine, state.surface, route, _params_of(route), environ)
+        permit = call.claim(claimed) if isinstance(claimed, Command) else claimed
+        if isinstance(permit, Answer):
+            return _response_of(permit)
+        environ[_PERMIT] = permit
+        if permit is None:
+            return view(*args, **kwargs)
+        try:
+            session = None if sessions is None else state.join(sessions(), permit, declared.name, call)
+            answered = view(*args, **kwargs)
+            if declared.policy.terms.effects is Effects.ATOMIC:
+                answered = _read(answered, declared.policy.answer_bytes_max)
+            if session is not None and _status_of(answered) < 400:
+                session.commit()
+            return answered
+        except BaseException as error:
+            call.failed(error)
+            raise
+
+
+_ABOVE: Final = (
+    "the operation {name!r} is not protected: write @semel.command below the route's decorator, next to the function"
+)
+
+
+class _State:
+    """One application with its engine: ``app.extensions["semel"]``."""
+
+    def __init__(self, semel: Semel, app: Flask, engine: Engine, surface: HttpSettings, session: Any) -> None:
+        self.semel = semel
+        self.engine = engine
+        self.surface = surface
+        self.declared: dict[str, DeclaredEndpoint] = {}
+        self.operations = SyncOperations(surface, engine, lambda: list(self.declared))
+        self.sessions: Callable[[], Any] | None = None
+        self._session = session
+        self._app = weakref.ref(app)
+        self._lock = threading.Lock()
+        self._is_checked = False
+        self._is_joinable = False
+
+    def declare(self, declared: DeclaredView) -> None:
+        """Make an operation on this engine of what was declared. Raises PolicyError and ConfigurationError."""
+        self.declared[declared.name] = declare_endpoint(
+            self.engine,
+            self.surface,
+            declared.name,
+            declared.policy,
+            {},
+            paths=declared.paths,
+            taken=self.declared,
+        )
+
+    def body_bytes_max(self) -> int:
+        """The longest body that any operation may take."""
+        return max([RETRY_BYTES_MAX, *(each.policy.body_bytes_max for each in self.declared.values())])
+
+    # --- checks -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Refuse, from its first request on, an application that would not be protected as it is declared.
+
+        Raises ConfigurationError: a decorator above the route, a command that GET leads to, a session elsewhere.
+        """
+        if self._is_checked:
+            return
+        with self._lock:
+            app = self._app()
+            assert app is not None
+            self._check_routes(app)
+            if any(each.policy.terms.effects is Effects.ATOMIC for each in self.declared.values()):
+                self._find_sessions(app)
+            self._is_checked = True
+
+    def _check_routes(self, app: Flask) -> None:
+        found: dict[str, set[str]] = {}
+        for declared, function, methods, rule in _routes_of(app):
+            plain = self.semel._plain.get(id(function))
+            if plain is not None and plain[0] is function:
+                raise ConfigurationError(_ABOVE.format(name=plain[1]))
+            if declared is None:
+                continue
+            reads = sorted(methods.difference(UNSAFE_METHODS))
+            if reads:
+                raise ConfigurationError(
+                    f"the operation {declared.name!r} is routed to by {', '.join(reads)} {rule.rule}, which is no "
+                    f"command; route to it by one of {', '.join(UNSAFE_METHODS)}, and serve what only reads from "
+                    "another view"
+                )
+            where = rule.host or rule.subdomain or ""
+            found.setdefault(declared.name, set()).add(f"{where}//{without_slashes(rule.rule)}")
+        for name, each in self.declared.items():
+            if each.paths is None and len(found.get(name, ())) != 1:  # none: a decorator hides the view
+                each.route.count_path()
+
+    def _find_sessions(self, app: Flask) -> None:
+        sessions = self._session
+        if sessions == _FIND:
+            sessions = getattr(app.extensions.get("sqlalchemy"), "session", None)
+        if sessions is None:
+            return
+        from semel.stores.sql import sqlalchemy as databases
+
+        if not hasattr(sessions, "session_factory"):
+            raise ConfigurationError(f"session must be a scoped_session of SQLAlchemy's; it is {sessions!r}")
+        with app.app_context():
+            session = sessions.session_factory()  # of its own: one that is in use stays as it is
+            bind = session.get_bind().engine
+            session.close()
+        path = getattr(self.engine.backend.driver, "path", None) if self.engine.backend.name == "sqlite" else None
+        databases.check_same_database(bind, self.engine.backend.url, path)
+        databases.watch_writes(sessions)
+        self.sessions = sessions
+
+    # --- the session of an ATOMIC view ------------------------------------------------------------
+
+    def check_session(self, sessions: Callable[[], Any], name: str) -> None:
+        """Refuse, before the claim, a session that cannot become part of the command. Raises ConfigurationError."""
+        from semel.stores.sql import sqlalchemy as databases
+
+        session = sessions()
+        databases.check_unwritten(session, name)
+        if not self._is_joinable and self.engine.backend.name != "sqlite":
+            databases.check_joinable_bind(session.get_bind().engine, self.engine.backend.join)
+        self._is_joinable = True
+
+    def join(self, session: Any, permit: Permit, name: str, call: RouteCall) -> Any:
+        """Let the session work in the command's transaction until the command is settled."""
+        from semel.stores.sql import sqlalchemy as databases
+
+        call.before_settling.append(databases.JoinedSession(session, permit.connection, name).leave)
+        return session
+
+
+def _state_of(app: Flask) -> _State:
+    state: _State = app.extensions[_EXTENSION]
+    return state
+
+
+def _routes_of(app: Flask) -> Iterator[tuple[DeclaredView | None, Any, frozenset[str], Any]]:
+    """Each function that a rule leads to: what it is declared as, the function, the methods, the rule."""
+    for rule in app.url_map.iter_rules():
+        view = app.view_functions.get(rule.endpoint)
+        for methods, function in functions_of(view, frozenset(rule.methods or ()) - {"HEAD", "OPTIONS"}):
+            declared = getattr(function, DECLARED, None) or getattr(view, DECLARED, None)
+            yield declared if isinstance(declared, DeclaredView) else None, function, methods, rule
+
+
+def _params_of(route: Route) -> Params:
+    """The path's parameters, with the path itself where it counts."""
+    named: Mapping[str, Any] = request.view_args or {}
+    plain = {name: str(value) for name, value in named.items() if isinstance(value, _PLAIN)}
+    params: Params = tuple(sorted(plain.items()))
+    rule = request.url_rule
+    # A converter's object may have no text of its own, and url_value_preprocessor may have taken a value away.
+    is_whole = rule is not None and set(plain) == set(rule.arguments)
+    if is_whole and not route.counts_path:
+        return params
+    path = without_slashes(request.environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "surrogateescape"))
+    if rule is None or rule.host or rule.subdomain:
+        path = f"//{request.host}/{path}"
+    return (*params, (PATH, path))
+
+
+def _caller_of(caller: Any, tenant: str) -> Callable[[Any], Caller | None]:
+    """The function of the environ that the surface asks."""
+    if not callable(caller):
+        raise ConfigurationError(f"caller must be a function that says who is calling; it is {caller!r}")
+    Caller(tenant, "anyone")  # the tenant is one
+    try:
+        takes_environ = bool(inspect.signature(caller).parameters)
+    except (TypeError, ValueError):
+        takes_environ = True
+
+    @functools.wraps(caller)
+    def read(environ: Any) -> Caller | None:
+        found = caller(environ) if takes_environ else caller()
+        if found is None or found == "" or isinstance(found, Caller):
+            return found or None
+        if isinstance(found, (str, int, UUID)) and not isinstance(found, bool):
+            return Caller(tenant, str(found))
+        raise ConfigurationError(
+            f"caller= returned a {type(found).__name__}; it must return a text, a number, a UUID, a "
+            "semel.http.caller.Caller, or None where nobody is known"
+        )
+
+    return read
+
+
+def _response_of(answer: Answer) -> Response:
+    """An answer as a response, for the application's own ``after_request`` functions; it leaves from the capture."""
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
+    return Response(answer.body, 200 if answer.status is None else answer.status, headers)
+
+
+def _read(answered: Any, bytes_max: int) -> Any:
+    """What a view has answered, its stream read: it may read rows that are not committed yet.
+
+    One that is too long stays a stream. What is none of Flask's answers is left to the decorators above.
+    """
+    first = answered[0] if isinstance(answered, tuple) and answered else answered
+    if not isinstance(first, (BaseResponse, Iterator)):
+        return answered
+    response = current_app.make_response(answered)
+    if not response.is_streamed or response.direct_passthrough:
+        return response
+    source, pieces, size = response.iter_encoded(), [], 0
+    response.call_on_close(getattr(response.response, "close", lambda: None))
+    for piece in source:
+        pieces.append(piece)
+        size += len(piece)
+        if size > bytes_max:
+            response.response = chain(pieces, source)
+            return response
+    response.response = pieces
+    return response
+
+
+def _status_of(answered: Any) -> int:
+    """The status that a view has answered with; 200 where it has named none."""
+    if isinstance(answered, BaseResponse):
+        return answered.status_code
+    named = answered[1] if isinstance(answered, tuple) and len(answered) > 1 else 200
+    found = str(int(named) if isinstance(named, int) else named)[:3]
+    return int(found) if found.isdecimal() else 200
+
+
+def _note_exceptions(app: Flask) -> None:
+    """Let the capture know what was raised outside of the view, whatever an error handler makes of it."""
+    handle = app.handle_user_exception
+
+    def handle_noted(*args: Any) -> Any:
+        _note(app, args[-1])
+        return handle(*args)
+
+    app.handle_user_exception = handle_noted  # type: ignore[method-assign,assignment]
+    got_request_exception.connect(_note, app)
+
+
+def _note(sender: Any, exception: BaseException, **_: Any) -> None:
+    call = request.environ.get(CALL_KEY) if has_request_context() else None
+    if isinstance(call, RouteCall):
+        call.note(exception)
+
+
+def _serve_operations(app: Flask, state: _State) -> None:
+    """The status of each operation, where the links of the answers lead."""
+    path = state.surface.problems.operations_path
+    if path is None or not path.startswith("/") or not path.endswith("/{id}"):
+        return
+    root = path.removesuffix("/{id}")
+
+    def by_key() -> Response:
+        query = request.environ.get("QUERY_STRING", "").encode("latin-1")
+        return _response_of(state.operations.by_key(query, request.environ))
+
+    def by_id(operation_id: str) -> Response:
+        return _response_of(state.operations.by_id(operation_id, request.environ))
+
+    app.add_url_rule(f"{root}/{PAGE_NAME}", "semel_problems", lambda: _response_of(problem_page()))
+    app.add_url_rule(root or "/", "semel_operation_by_key", by_key)
+    app.add_url_rule(f"{root}/<operation_id>", "semel_operation_by_id", by_id)
+
+
+@click.command(
+    "semel",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    add_help_option=False,
+    short_help="Semel's own commands, such as list, explain, doctor and settle, on the application's store.",
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def _commands(context: click.Context, arguments: tuple[str, ...]) -> None:
+    from flask.cli import ScriptInfo
+
+    from semel.cli.main import main
+
+    app = context.ensure_object(ScriptInfo).load_app()
+    os.environ["SEMEL_URL"] = _state_of(app).engine.backend.url  # --url still says otherwise
+    sys.exit(main(list(arguments)))

@@ -1,0 +1,62 @@
+-- What `semel reseal` and `semel doctor` read and write on PostgreSQL beside answers: details, steps, requests, kept files.
+
+-- name: details_page
+-- A page of the details of items.
+SELECT operation_id, place, detail FROM semel_item
+WHERE (operation_id, place) > (:operation_id::bytea, :place::bigint) AND detail IS NOT NULL
+ORDER BY operation_id, place LIMIT :limit::bigint;
+
+-- name: details_put
+-- A detail that is still what it was.
+UPDATE semel_item SET detail = :new::bytea
+WHERE operation_id = :operation_id::bytea AND place = :place::bigint AND detail = :was::bytea
+RETURNING 1;
+
+-- name: details_newest
+-- The heads of the newest details.
+SELECT newest.operation_id, newest.place, substring(newest.detail FROM 1 FOR 128) FROM (
+    SELECT operation_id, place, detail FROM semel_item ORDER BY operation_id DESC, place DESC LIMIT :limit::bigint
+) AS newest
+WHERE newest.detail IS NOT NULL;
+
+-- name: records_page
+-- A page of what records have of executions: the steps, and the request.
+SELECT id, generation, steps, request FROM semel_record
+WHERE id > :id::bytea AND (steps IS NOT NULL OR request IS NOT NULL)
+ORDER BY id LIMIT :limit::bigint;
+
+-- name: records_open
+-- The same of executions that may go on.
+SELECT id, generation, steps, request FROM semel_record
+WHERE state IN (1, 2, 6) AND (steps IS NOT NULL OR request IS NOT NULL)
+LIMIT :limit::bigint;
+
+-- name: steps_put
+-- Steps that are still what they were.
+UPDATE semel_record SET steps = :new::bytea WHERE id = :id::bytea AND steps = :was::bytea
+RETURNING 1;
+
+-- name: requests_put
+-- A request that is still what it was.
+UPDATE semel_record SET request = :new::bytea WHERE id = :id::bytea AND request = :was::bytea
+RETURNING 1;
+
+-- name: files_page
+-- A page of the sealed parts of kept files, and how many bytes their file has.
+SELECT p.sha256, p.place, b.bytes, p.body FROM semel_import_part AS p
+JOIN semel_import_blob AS b ON b.sha256 = p.sha256
+WHERE p.place >= :first::bigint AND (p.sha256, p.place) > (:digest::bytea, :place::bigint)
+ORDER BY p.sha256, p.place LIMIT :limit::bigint;
+
+-- name: files_put
+-- A part that is still what it was.
+UPDATE semel_import_part SET body = :new::bytea
+WHERE sha256 = :digest::bytea AND place = :place::bigint AND body = :was::bytea
+RETURNING 1;
+
+-- name: files_newest
+-- The heads of sealed parts.
+SELECT p.sha256, p.place, b.bytes, substring(p.body FROM 1 FOR 128) FROM semel_import_part AS p
+JOIN semel_import_blob AS b ON b.sha256 = p.sha256
+WHERE p.place >= :first::bigint
+ORDER BY b.touched_at DESC LIMIT :limit::bigint;

@@ -1,0 +1,117 @@
+"""A worker's health over HTTP, for whoever restarts it: is its event loop alive, and does it reach its store?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import CancelledError
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+
+from semel.errors import SemelError
+
+LIVE: Final = "/livez"
+READY: Final = "/readyz"
+ANSWER_SECONDS: Final = 10.0  # a probe that hears nothing for so long may take the worker for dead
+
+Check = Callable[[], Awaitable[Mapping[str, Any]]]
+
+
+class HealthServer:
+    """Answers ``GET /livez`` and ``GET /readyz`` from a thread of its own, as a context manager on a running loop.
+
+    Parameters: ``host`` and ``port`` to listen on (0: a free one, see ``address``); ``check`` asks the store, and
+    returns what a probe is shown; ``answer_seconds`` that the loop and the store may take.
+
+    ``/livez`` is 200 while the event loop turns: restart the worker where it is not. ``/readyz`` is 200 while the store
+    answers too. Both are 503 otherwise. They take no credentials and tell no names: listen where only probes come.
+
+    Raises OSError where the address cannot be listened on.
+
+    >>> import asyncio, urllib.request
+    >>> async def sound():
+    ...     return {"working": ["reaper"]}
+    >>> async def main():
+    ...     with HealthServer("127.0.0.1", 0, sound) as health:
+    ...         return await asyncio.to_thread(urllib.request.urlopen, f"http://{health.address}/readyz")
+    >>> asyncio.run(main()).read()
+    b'{"status": "ok", "working": ["reaper"]}\\n'
+    """
+
+    def __init__(self, host: str, port: int, check: Check, *, answer_seconds: float = ANSWER_SECONDS) -> None:
+        self._check = check
+        self._answer_seconds = answer_seconds
+        self._server = ThreadingHTTPServer((host, port), self._handler(), bind_and_activate=False)
+        self._server.daemon_threads = True
+        try:
+            self._server.server_bind()
+            self._server.server_activate()
+        except OSError:
+            self._server.server_close()
+            raise
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="semel-health", daemon=True
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as HOST:PORT."""
+        host, port = self._server.server_address[:2]
+        return f"{host!s}:{port}"
+
+    def __enter__(self) -> HealthServer:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        answer = self._answer
+
+        class Probed(BaseHTTPRequestHandler):
+            timeout = 10  # for a client that sends nothing
+
+            def do_GET(self) -> None:
+                status, document = answer(self.path.partition("?")[0])
+                body = f"{json.dumps(document)}\n".encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Cache-Control", "no-store")
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            do_HEAD = do_GET
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Probes come every few seconds: none is a line of the worker's log."""
+
+        return Probed
+
+    def _answer(self, path: str) -> tuple[HTTPStatus, dict[str, Any]]:
+        if path not in (LIVE, READY):
+            return HTTPStatus.NOT_FOUND, {"status": "not found", "paths": [LIVE, READY]}
+        assert self._loop is not None
+        asked = asyncio.run_coroutine_threadsafe(self._look(path), self._loop)
+        try:
+            return HTTPStatus.OK, {"status": "ok", **asked.result(self._answer_seconds)}
+        except TimeoutError:
+            asked.cancel()
+            return HTTPStatus.SERVICE_UNAVAILABLE, {"status": "no answer", "seconds": self._answer_seconds}
+        except CancelledError:
+            return HTTPStatus.SERVICE_UNAVAILABLE, {"status": "ending"}
+        except SemelError as error:
+            # The error's own text may name hosts and files: it is for the log.
+            return HTTPStatus.SERVICE_UNAVAILABLE, {"status": "store", "error": type(error).__name__}
+
+    async def _look(self, path: str) -> Mapping[str, Any]:
+        return await self._check() if path == READY else {}

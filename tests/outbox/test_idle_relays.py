@@ -1,0 +1,260 @@
+"""What idle relays ask of a store: they take turns, and what is committed is published in time all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel import Answer, AsyncEngine, Permit, Policy
+from semel.engine.backend import Backend
+from semel.outbox.event import Event
+from semel.outbox.run import own_event
+from semel.outbox.sinks.base import Reply
+from semel.outbox.store import Events
+from semel.outbox.worker import Relay
+from semel.stores.mariadb.url import mariadb_backend
+from semel.stores.postgres.url import postgres_backend
+from semel.telemetry import Counting
+from semel.testing.clock import SettableClock
+from semel.testing.mariadb import mariadb_subject
+from semel.testing.postgres import empty_schema
+from semel.workers.loop import Loop
+from tests.engine.drivers import sqlite
+from tests.engine.shells import command, until
+from tests.outbox.conftest import Broker, Place
+from tests.servers.mariadb import mariadb
+from tests.servers.postgres import postgres, schema
+from tests.worker.fleets import SECOND_US, Fleet
+
+FLEET = 20
+OpenBackend = Callable[[SettableClock], Backend]
+
+
+@pytest.fixture(params=["sqlite", "psycopg", "asyncpg", "asyncmy"])
+def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> OpenBackend:
+    """An empty store of one kind, and how a process opens it."""
+    match request.param:
+        case "sqlite":
+            return lambda clock: sqlite(tmp_path / "semel.db", clock)
+        case "asyncmy":
+            server = mariadb()
+            _ = mariadb_subject(server, None)
+            return lambda clock: mariadb_backend(replace(server, clock=clock, connections_max=1))
+        case library:
+            empty_schema(postgres(), schema())
+            options: dict[str, Any] = {"schema": schema(), "connections_max": 1, "asyncpg": library == "asyncpg"}
+            return lambda clock: postgres_backend(postgres(), clock=clock, **options)
+
+
+class ClockedRelay(Relay):
+    """A relay whose time is the fleet's."""
+
+    clock: SettableClock
+
+    def _time(self) -> float:
+        return self.clock() / SECOND_US
+
+
+class Relaying(Loop):
+    """A relay as a fleet drives it."""
+
+    def __init__(self, relay: Relay) -> None:
+        super().__init__("relaying", 1.0)
+        self.relay = relay
+        self._rest = 0.0
+
+    async def _look(self) -> None:
+        self._rest = await self.relay._round(rung=False)
+
+    def _next_rest(self) -> float:
+        return self._rest
+
+    async def _leave(self) -> None:
+        await self.relay._leave()
+
+
+class Relays:
+    """A fleet of relays with one broker."""
+
+    def __init__(self, open_backend: OpenBackend) -> None:
+        self.broker = Broker()
+        self.relays: list[Relay] = []
+        self.fleet = Fleet(open_backend, self._make)
+
+    def _make(self, engine: AsyncEngine) -> Loop:
+        ClockedRelay.clock = self.fleet.clock
+        self.relays.append(ClockedRelay(engine, self.broker))
+        return Relaying(self.relays[-1])
+
+    async def write(self, *aggregates: str) -> None:
+        """Commit an event of each, as another process does."""
+        engine = self.fleet.engines[0]
+        made = [own_event(None, "orders", {"n": 1}, None, ("order", each), None, "") for each in aggregates]
+        await engine.perform("write", lambda: Events(engine.store.dialect).write(made))  # type: ignore[attr-defined]
+
+    async def seconds_until(self, arrived: int, most: float = 30) -> float:
+        """How long until the broker has so many."""
+
+        async def is_there() -> bool:
+            return len(self.broker.arrived) >= arrived
+
+        return await self.fleet.run(most, is_there)
+
+
+def test_20_idle_relays_send_one_statement_a_second_together(open_backend: OpenBackend) -> None:
+    async def scenario() -> None:
+        all = Relays(open_backend)
+        fleet = all.fleet
+        await fleet.begin(FLEET)
+        await fleet.run(FLEET * 2)  # all are idle, and each has taken its first turns
+        assert [relay._idle for relay in all.relays] == [True] * FLEET
+        before = fleet.statements
+        await fleet.run(60)
+        assert 50 <= fleet.statements - before <= 59
+        before = fleet.statements
+        for relay in all.relays:  # what a minute of housekeeping adds
+            relay._sweep_at = float("-inf")
+            await relay._look_after_all()
+        assert fleet.statements - before == FLEET
+        assert sum(60 / (relay._sweep_at - relay._time()) for relay in all.relays) <= 1.2  # a sweep a minute together
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("killed", [(), (1,)], ids=["none", "one"])
+def test_what_another_process_commits_is_published_within_a_second(
+    killed: tuple[int, ...], open_backend: OpenBackend
+) -> None:
+    """And within two where the relay whose turn it was has died."""
+
+    async def scenario() -> None:
+        all = Relays(open_backend)
+        fleet = all.fleet
+        await fleet.begin(FLEET // 2)
+        await fleet.run(FLEET)
+        fleet.kill(*killed)
+        for n in range(1, 4):
+            await all.write(str(n))
+            assert await all.seconds_until(n) <= 1.1 * (1 + len(killed))
+            await fleet.run(FLEET)  # they are idle again
+            assert sum(not relay._idle for relay in all.relays) <= len(killed)
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+def test_idle_relays_join_one_that_has_too_much_and_share_its_lanes(open_backend: OpenBackend) -> None:
+    async def scenario() -> None:
+        all = Relays(open_backend)
+        fleet = all.fleet
+        await fleet.begin(4)
+        await fleet.run(12)
+        real = all.broker.publish
+
+        async def publish(events: Sequence[Event]) -> list[Reply]:
+            fleet.clock.set(fleet.clock() + SECOND_US // 4)  # a slow broker, and as many come as go
+            await all.write(*(event.aggregate_id for event in events))
+            return await real(events)
+
+        all.broker.publish = publish  # type: ignore[method-assign]
+        await all.write(*map(str, range(16)))
+
+        async def all_work() -> bool:
+            return [relay._mask.bit_count() for relay in all.relays] == [8, 8, 8, 8]
+
+        assert await fleet.run(60, all_work) <= 30
+        all.broker.publish = real  # type: ignore[method-assign]
+        await fleet.run(15)
+        assert [relay._idle for relay in all.relays] == [True] * 4
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_lanes_of_a_dead_relay_are_taken_over_within_a_second_of_its_lease(open_backend: OpenBackend) -> None:
+    async def scenario() -> None:
+        all = Relays(open_backend)
+        fleet = all.fleet
+        await fleet.begin(5)
+        await fleet.run(12)
+        dead = all.relays[-1]
+        fleet.kill(5)
+        await dead._attend(bell=False)  # it took all lanes, and died
+        assert dead._mask.bit_count() == 32
+        await all.write("7")
+        assert 9.0 <= await all.seconds_until(1) <= 11.0
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_parked_event_and_those_behind_it_keep_no_relay_awake(open_backend: OpenBackend) -> None:
+    async def scenario() -> None:
+        all = Relays(open_backend)
+        fleet = all.fleet
+        await fleet.begin(2)
+        await all.write("7", "7", "8")
+        [first, *_] = await fleet.engines[0].perform(
+            "find",
+            lambda: Events(fleet.engines[0].store.dialect).find(0, 9, parked=False),  # type: ignore[attr-defined]
+        )
+        await fleet.engines[0].perform(
+            "park",
+            lambda: Events(fleet.engines[0].store.dialect).park(first.event.id, "no"),  # type: ignore[attr-defined]
+        )
+        await fleet.run(10)
+        assert [event.aggregate_id for event in all.broker.arrived] == ["8"]
+        assert all.relays[0]._idle
+        assert all.relays[1]._idle
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+def test_idle_relays_tell_how_full_the_outbox_is(open_backend: OpenBackend) -> None:
+    async def scenario() -> None:
+        all = Relays(open_backend)
+        fleet = all.fleet
+        await fleet.begin(1)
+        counting = fleet.engines[0].core.observer = Counting()
+        await fleet.run(10)
+        assert all.relays[0]._idle
+        before = counting.counts["events_oldest_seconds", ()]
+        await fleet.run(60)
+        assert 4 <= counting.counts["events_oldest_seconds", ()] - before <= 6
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_commit_wakes_an_idle_relay_at_once(quick_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same process, and on PostgreSQL of any."""
+    monkeypatch.setattr("semel.outbox.worker.LINGER_SECONDS", 0.01)
+    broker = Broker()
+
+    async def story() -> None:
+        async with AsyncEngine.connect(quick_place.url) as engine:
+            relay = Relay(engine, broker, poll_seconds=3600)  # no turn comes
+            async with relay:
+                for n in range(3):
+                    await until(lambda: relay._idle)
+                    await engine.run(command(f"{n}", policy=Policy(effects="atomic")), emitting)
+                    await broker.has(n + 1)
+                if quick_place.kind == "postgres":
+                    await until(lambda: relay._idle)
+                    await asyncio.to_thread(quick_place.fill, 1)
+                    await broker.has(4)
+
+    asyncio.run(story())
+    assert quick_place.waiting == []
+
+
+async def emitting(permit: Permit) -> Answer:
+    permit.emit("a", {"n": 1})
+    return Answer(200, (), b"")
