@@ -20,6 +20,7 @@ from grpc import StatusCode as Code
 from semel import AsyncEngine, Engine, Policy
 from semel.errors import ConfigurationError, PolicyError
 from semel.integrations.grpc import AsyncSemelInterceptor, Rpc, SemelInterceptor, permit_of, single_caller
+from semel.integrations.grpc.context import CapturedContext
 from semel.integrations.grpc.rpc import declare
 from semel.integrations.grpc.status import RpcEnd
 from tests.grpc.conftest import METHOD, OTHER, STREAM, Service, trailing
@@ -419,3 +420,14 @@ def test_options_of_http_are_refused_with_what_to_do_instead(options: dict[str, 
 def test_every_code_can_be_stored_and_sent_again(code: Code) -> None:
     end = RpcEnd(code, "" if code is Code.OK else "a text", (("a", "b"),), b"body" if code is Code.OK else b"")
     assert RpcEnd.of_answer(end.answer(frozenset({"a"}))) == end
+
+
+def test_a_number_as_code_and_details_that_are_no_text_are_kept_as_an_answer() -> None:
+    context = CapturedContext(None, None)  # type: ignore[arg-type]  # neither is asked for how a call ends
+    context.set_code(5)  # type: ignore[arg-type]  # gRPC takes numbers too
+    context.set_details(b"gone")  # type: ignore[arg-type]  # and bytes
+    answer = context.end(b"").answer(frozenset())
+    assert answer.status == 404
+    assert RpcEnd.of_answer(answer) == RpcEnd(grpc.StatusCode.NOT_FOUND, "gone")
+    context.set_details("cut \ud83d")
+    assert RpcEnd.of_answer(context.end(b"").answer(frozenset())).details == "cut ?"

@@ -115,6 +115,17 @@ def as_metadata(given: Iterable[Any] | None) -> Metadata:
     return tuple((str(name), value) for name, value in given or ())
 
 
+def as_code(given: Any) -> Code:
+    """A code as gRPC takes it from a handler: itself or its number; UNKNOWN where it is neither."""
+    return given if isinstance(given, Code) else _NUMBERS.get(given, Code.UNKNOWN)
+
+
+def as_details(given: str | bytes | None) -> str:
+    """A text for people as it can be sent and stored, whatever a handler gave."""
+    raw = given if isinstance(given, bytes) else str(given or "").encode(errors="replace")
+    return raw.decode(errors="replace")
+
+
 # --- refusals ---------------------------------------------------------------------------------------
 
 # What each error is: its problem over HTTP, whose code is the reason, and gRPC's code. The nearest class holds.
