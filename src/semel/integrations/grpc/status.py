@@ -98,7 +98,7 @@ class RpcEnd:
             elif name == _MESSAGE:
                 details = value.decode()
             else:
-                trailing.append((name.decode(), value if name.endswith(b"-bin") else value.decode()))
+                trailing.append((name.decode(), value if name.endswith(b"-bin") else _text(value)))
         return cls(code, details, tuple(trailing), answer.body)
 
     def also(self, *pairs: tuple[str, str | bytes]) -> RpcEnd:
@@ -108,6 +108,13 @@ class RpcEnd:
 
 def _raw(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
+
+
+def _text(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:  # a handler gave bytes under a name for texts; gRPC sends them as they are
+        return value
 
 
 def as_metadata(given: Iterable[Any] | None) -> Metadata:
