@@ -85,7 +85,7 @@ class Rpc:
         for name in sorted(self.policy.replay_headers):
             if name.lower().startswith("grpc-"):
                 raise PolicyError(
-                    f"replay_headers must not name {name!r}: metadata of gRPC's own are kept as they must be"
+                    f"replay_headers must not name {name!r}: gRPC's own metadata are kept as they must be"
                 )
         counts: Any = self.counts
         if not isinstance(counts, tuple) or not all(
