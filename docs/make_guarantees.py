@@ -1,6 +1,6 @@
-"""Prints the generated pages: what is promised, and the diagram of states, both asked of the rules themselves.
+"""Prints the generated pages: what is promised, what each framework can, and the diagram of states.
 
-    python docs/make_guarantees.py            # write docs/guarantees.md and docs/internals/states.md
+    python docs/make_guarantees.py            # write docs/guarantees.md, docs/frameworks.md, docs/internals/states.md
     python docs/make_guarantees.py --check    # exit code 1 where a committed page is not what would be written
 
 The prose is in ``guarantees.md.in`` beside this file; every table is a module of ``guarantee_pages`` and comes from
@@ -16,6 +16,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # the tests run this file from elsewhere
 from guarantee_pages.capabilities import capabilities
+from guarantee_pages.frameworks import frameworks
 from guarantee_pages.invariants import invariants
 from guarantee_pages.markdown import HEADER
 from guarantee_pages.outcomes import ends, situations
@@ -40,6 +41,7 @@ def guarantees() -> str:
 
 PAGES: Final = {
     DOCS / "guarantees.md": guarantees,
+    DOCS / "frameworks.md": frameworks,
     DOCS / "internals" / "states.md": states,
     DOCS / "internals" / "states.svg": picture,
 }

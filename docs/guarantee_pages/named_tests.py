@@ -20,6 +20,8 @@ def linked(name: str) -> str:
             raise LookupError(f"the conformance suite has no case {name!r}")
         file, test = f"src/{case.__module__.replace('.', '/')}.py", name
     tree = ast.parse((ROOT / file).read_text("utf-8"))
-    if not any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == test for node in tree.body):
+    if not any(
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == test for node in ast.walk(tree)
+    ):
         raise LookupError(f"{file} has no test {test!r}")
     return f"[`{test}`](../{file})"

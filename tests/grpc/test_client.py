@@ -129,3 +129,9 @@ def test_impossible_options_are_refused(options: Any) -> None:
             kind({METHOD}, **options)
         with pytest.raises(ConfigurationError, match="must be paths"):
             kind(METHOD)
+
+
+def test_details_that_cannot_be_read_ask_for_no_delay() -> None:
+    from semel.integrations.grpc.status import DETAILS, retry_delay
+
+    assert retry_delay([(DETAILS, b"\xff\xff not a status")]) is None

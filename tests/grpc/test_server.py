@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import sqlite3
@@ -20,7 +21,9 @@ from grpc import StatusCode as Code
 from semel import AsyncEngine, Engine, Policy
 from semel.errors import ConfigurationError, PolicyError
 from semel.integrations.grpc import AsyncSemelInterceptor, Rpc, SemelInterceptor, permit_of, single_caller
+from semel.integrations.grpc.context import CapturedContext
 from semel.integrations.grpc.rpc import declare
+from semel.integrations.grpc.server import _call
 from semel.integrations.grpc.status import RpcEnd
 from tests.grpc.conftest import METHOD, OTHER, STREAM, Service, trailing
 
@@ -415,7 +418,36 @@ def test_options_of_http_are_refused_with_what_to_do_instead(options: dict[str, 
         Rpc(policy=Policy(**options))
 
 
+def test_metadata_of_grpcs_own_cannot_be_named() -> None:
+    with pytest.raises(PolicyError, match="gRPC's own metadata"):
+        Rpc(policy=Policy(replay_headers=frozenset({"grpc-status"})))
+
+
+def test_bytes_under_a_name_for_texts_are_sent_again_as_they_came() -> None:
+    end = RpcEnd(Code.OK, "", (("receipt", b"\xff\xfe"),), b"body")
+    assert RpcEnd.of_answer(end.answer(frozenset({"receipt"}))) == end
+
+
+def test_an_object_whose_call_is_a_coroutine_is_a_method() -> None:
+    class Method:
+        async def __call__(self, request: RequestInfo, context: Any) -> Status:
+            return Status(message=f"paid {request.serving_data}")
+
+    assert asyncio.run(_call(Method(), RequestInfo(serving_data="one"), None)) == Status(message="paid one")
+
+
 @pytest.mark.parametrize("code", list(Code))
 def test_every_code_can_be_stored_and_sent_again(code: Code) -> None:
     end = RpcEnd(code, "" if code is Code.OK else "a text", (("a", "b"),), b"body" if code is Code.OK else b"")
     assert RpcEnd.of_answer(end.answer(frozenset({"a"}))) == end
+
+
+def test_a_number_as_code_and_details_that_are_no_text_are_kept_as_an_answer() -> None:
+    context = CapturedContext(None, None)  # type: ignore[arg-type]  # neither is asked for how a call ends
+    context.set_code(5)
+    context.set_details(b"gone")  # type: ignore[arg-type]  # and bytes
+    answer = context.end(b"").answer(frozenset())
+    assert answer.status == 404
+    assert RpcEnd.of_answer(answer) == RpcEnd(grpc.StatusCode.NOT_FOUND, "gone")
+    context.set_details("cut \ud83d")
+    assert RpcEnd.of_answer(context.end(b"").answer(frozenset())).details == "cut ?"

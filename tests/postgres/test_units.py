@@ -198,7 +198,10 @@ def test_a_stricter_isolation_changes_nothing(
 
 
 def test_a_deadlock_is_run_again(make_fellow: MakeFellow, outside: Outside) -> None:
-    """Two handlers lock two rows crosswise: the server ends one of them, and its whole unit runs once more."""
+    """Two handlers lock two rows crosswise: the server ends one of them, and its whole unit runs again.
+
+    That run may lock its first row before the other, which waits for it, is woken: then they are crosswise once more.
+    """
     outside.connection.execute("INSERT INTO effect VALUES (101), (102)")
     fellows = [make_fellow(), make_fellow()]
     both = threading.Barrier(2)
@@ -227,7 +230,8 @@ def test_a_deadlock_is_run_again(make_fellow: MakeFellow, outside: Outside) -> N
     for thread in threads:
         thread.join()
     assert [result.replayed for result in results] == [False, False]
-    assert (outside.rows(), len(runs)) == ([1, 2, 101, 102], 3)
+    assert outside.rows() == [1, 2, 101, 102]
+    assert 3 <= len(runs) <= 8  # each at least once and at most four times
 
 
 def test_a_conflict_that_comes_every_time_is_told_after_four_runs(fellow: Fellow, outside: Outside) -> None:

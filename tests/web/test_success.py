@@ -134,3 +134,11 @@ def test_an_answer_that_is_too_long_to_be_read_is_not_believed(make_web: MakeWeb
     web = make_web(lambda seen: Reply(chunks=[DONE]), **operations(answer_bytes_max=10))
     assert web.call().body == DONE
     assert web.call().code == "IDEMPOTENCY_OUTCOME_UNKNOWN"
+
+
+def test_a_graphql_answer_that_unpacks_to_too_much_is_not_read() -> None:
+    import gzip
+
+    body = gzip.compress(b'{"data": {}}' + b" " * (17 * 1024 * 1024), compresslevel=1)
+    with pytest.raises(ValueError, match="when it is unpacked"):
+        graphql_success(Answer(200, ((b"content-encoding", b"gzip"),), body))

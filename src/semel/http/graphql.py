@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
-from typing import Literal
+from typing import Final, Literal
 
 from semel.core.model import Answer
 
 _ENCODING = b"content-encoding"
+_BYTES_MAX: Final = 16 * 1024 * 1024  # of an answer that gzip made small
 
 
 def graphql_success(answer: Answer) -> bool | Literal["nothing"]:
@@ -35,10 +37,18 @@ def graphql_success(answer: Answer) -> bool | Literal["nothing"]:
     coding = [value.strip().lower() for name, value in answer.headers if name.lower() == _ENCODING]
     if coding not in ([], [b"gzip"]):
         raise ValueError("the answer is encoded in a way that is not read here; compress it outside of Semel")
-    document = json.loads(gzip.decompress(answer.body) if coding else answer.body)
+    document = json.loads(_unpacked(answer.body) if coding else answer.body)
     parts = document if isinstance(document, list) and document else [document]
     meanings = {_meaning(part) for part in parts}
     return meanings.pop() if len(meanings) == 1 else False
+
+
+def _unpacked(body: bytes) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(body)) as packed:
+        plain = packed.read(_BYTES_MAX + 1)
+    if len(plain) > _BYTES_MAX:
+        raise ValueError(f"the answer has more than {_BYTES_MAX} bytes when it is unpacked, and is not read")
+    return plain
 
 
 def _meaning(part: object) -> bool | Literal["nothing"]:

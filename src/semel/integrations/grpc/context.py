@@ -10,7 +10,7 @@ from grpc import StatusCode as Code
 
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError
-from semel.integrations.grpc.status import Metadata, RpcEnd, as_metadata
+from semel.integrations.grpc.status import Metadata, RpcEnd, as_code, as_details, as_metadata
 
 
 class CallAborted(grpc.aio.AbortError):  # type: ignore[misc]  # it has no types of its own
@@ -53,18 +53,19 @@ class CapturedContext:
         self._abort(status.code, status.details, status.trailing_metadata)
 
     def _abort(self, code: Code, details: str, trailing: Any) -> NoReturn:
+        code = as_code(code)
         if code is Code.OK:  # as gRPC does
             code, details = Code.UNKNOWN, ""
-        self._aborted = RpcEnd(code, details, as_metadata(trailing) or self._trailing)
+        self._aborted = RpcEnd(code, as_details(details), as_metadata(trailing) or self._trailing)
         raise CallAborted(f"{code.name}: {details}")
 
     def set_code(self, code: Code) -> None:
         """The code that the call ends with when the method returns."""
-        self._code = code
+        self._code = as_code(code)
 
     def set_details(self, details: str) -> None:
         """What the call says to people when it does not end with OK."""
-        self._details = details
+        self._details = as_details(details)
 
     def set_trailing_metadata(self, trailing_metadata: Any) -> None:
         """The metadata that is sent when the call is over."""

@@ -82,6 +82,11 @@ class Rpc:
         for option, instead in _NOT_HERE.items():
             if getattr(self.policy, option) != getattr(plain, option):
                 raise PolicyError(f"{option} is for HTTP operations; {instead}")
+        for name in sorted(self.policy.replay_headers):
+            if name.lower().startswith("grpc-"):
+                raise PolicyError(
+                    f"replay_headers must not name {name!r}: gRPC's own metadata are kept as they must be"
+                )
         counts: Any = self.counts
         if not isinstance(counts, tuple) or not all(
             isinstance(name, str) and name and name == name.lower() and name.isascii() and "," not in name

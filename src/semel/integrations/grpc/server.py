@@ -289,7 +289,8 @@ class AsyncSemelInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  
 async def _call(method: Callable[[Any, Any], Any], message: Any, context: Any) -> Any:
     if inspect.iscoroutinefunction(method):
         return await method(message, context)
-    return await asyncio.to_thread(method, message, context)
+    made = await asyncio.to_thread(method, message, context)
+    return await made if inspect.isawaitable(made) else made  # an object whose call is a coroutine
 
 
 def _send(context: Any, end: RpcEnd) -> Any:

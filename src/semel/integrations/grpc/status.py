@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc import StatusCode as Code
@@ -97,7 +98,7 @@ class RpcEnd:
             elif name == _MESSAGE:
                 details = value.decode()
             else:
-                trailing.append((name.decode(), value if name.endswith(b"-bin") else value.decode()))
+                trailing.append((name.decode(), value if name.endswith(b"-bin") else _text(value)))
         return cls(code, details, tuple(trailing), answer.body)
 
     def also(self, *pairs: tuple[str, str | bytes]) -> RpcEnd:
@@ -109,9 +110,27 @@ def _raw(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
+def _text(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:  # a handler gave bytes under a name for texts; gRPC sends them as they are
+        return value
+
+
 def as_metadata(given: Iterable[Any] | None) -> Metadata:
     """Metadata as pairs, whatever a handler gave."""
     return tuple((str(name), value) for name, value in given or ())
+
+
+def as_code(given: Any) -> Code:
+    """A code as gRPC takes it from a handler: itself or its number; UNKNOWN where it is neither."""
+    return given if isinstance(given, Code) else _NUMBERS.get(given, Code.UNKNOWN)
+
+
+def as_details(given: str | bytes | None) -> str:
+    """A text for people as it can be sent and stored, whatever a handler gave."""
+    raw = given if isinstance(given, bytes) else str(given or "").encode(errors="replace")
+    return raw.decode(errors="replace")
 
 
 # --- refusals ---------------------------------------------------------------------------------------
@@ -186,13 +205,16 @@ def _packed(message: Any) -> AnyMessage:
 
 
 def retry_delay(trailing: Iterable[Any] | None) -> float | None:
-    """The seconds of a RetryInfo in a call's trailing metadata; None where there is none."""
+    """The seconds of a RetryInfo in a call's trailing metadata; None where there is none that can be read."""
     for name, value in trailing or ():
         if name == DETAILS and isinstance(value, bytes):
-            for detail in Status.FromString(value).details:
-                if detail.Is(RetryInfo.DESCRIPTOR):
+            try:
+                details = Status.FromString(value).details
+                for detail in details:
                     retry = RetryInfo()
-                    detail.Unpack(retry)
-                    seconds: float = retry.retry_delay.ToMilliseconds() / 1000
-                    return seconds
+                    if detail.Unpack(retry):
+                        seconds: float = retry.retry_delay.ToMilliseconds() / 1000
+                        return seconds
+            except DecodeError:  # of a proxy or another server: the call's own code must still reach the caller
+                continue
     return None
