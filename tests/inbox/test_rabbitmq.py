@@ -48,8 +48,8 @@ async def _story(home: Home, url: str, name: str) -> None:
             await taken(delivery)
 
         async def second_life(delivery: Any) -> None:
-            met.append((delivery.message_id, delivery.redelivered))
             await taken(delivery)
+            met.append((delivery.message_id, delivery.redelivered))  # behind its effect: the story ends with the last
 
         over = asyncio.Event()
 
