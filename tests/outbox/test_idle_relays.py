@@ -12,6 +12,7 @@ import pytest
 
 from semel import Answer, AsyncEngine, Permit, Policy
 from semel.engine.backend import Backend
+from semel.errors import StoreUnavailable
 from semel.outbox.event import Event
 from semel.outbox.run import own_event
 from semel.outbox.sinks.base import Reply
@@ -253,6 +254,35 @@ def test_a_commit_wakes_an_idle_relay_at_once(quick_place: Place, monkeypatch: p
 
     asyncio.run(story())
     assert quick_place.waiting == []
+
+
+def test_an_idle_relay_rests_while_the_store_is_away_and_hears_again_afterwards(
+    quick_place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semel.outbox.worker.LINGER_SECONDS", 0.0)
+
+    async def fails(error: Exception) -> None:
+        raise error
+
+    async def story() -> None:
+        async with AsyncEngine.connect(quick_place.url) as engine:
+            relay = Relay(engine, Broker())
+            while not relay._idle:
+                await relay._round(rung=False)
+            turns = relay._turns._perform
+            for error in (StoreUnavailable("away"), RuntimeError("a defect")):
+                relay._turn_at = 0.0  # its turn has come
+                monkeypatch.setattr(relay._turns, "_perform", lambda *_, error=error: fails(error))
+                rest = await relay._round(rung=False)
+                assert relay._idle
+                assert rest > 0.1
+                assert relay._struck or relay._idle_seconds() > 0.1  # struck: it rests whatever it hears
+            monkeypatch.setattr(relay._turns, "_perform", turns)
+            await relay._round(rung=False)
+            assert (relay._idle, relay._struck) == (True, False)
+            await relay._leave()
+
+    asyncio.run(story())
 
 
 async def emitting(permit: Permit) -> Answer:

@@ -425,8 +425,10 @@ class Relay:
         """A turn, and how long to rest after it."""
         self._woken.clear()
         self._listens = rung
+        self._struck = False
         try:
             if self._idle and not await self._may_go_on():
+                self._trouble.over()
                 return self._idle_seconds()
             await self._attend_in_time()
             sent = await self._turn(self._away.passed_over(time.monotonic()))
@@ -446,6 +448,7 @@ class Relay:
             if not self._met and await self._may_rest():
                 return self._idle_seconds()
         except (StoreError, SchemaError):  # the observer was told; a store that comes back finds its relay alive
+            self._turn_at = max(self._turn_at, self._time() + STORE_REST_SECONDS)  # an idle one's turn has not moved
             return STORE_REST_SECONDS
         except Exception as error:  # noqa: BLE001 - a relay that dies unseen leaves every event behind it unsent
             self._struck = True  # no bell shortens the rest
