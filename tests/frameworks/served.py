@@ -16,7 +16,12 @@ from typing import Any
 from tests.servers.ports import free_port
 from tests.service.served import Answered, await_true
 
-GUNICORN = ("gunicorn", "--workers", "2", "--threads", "4", "--no-control-socket", "--bind", "127.0.0.1:{port}")
+# A worker that is forked at the moment of SIGTERM may miss it: its master ends it after the graceful time-out, 30 s by
+# default, which is as long as these tests wait.
+GUNICORN = (
+    *("gunicorn", "--workers", "2", "--threads", "4", "--no-control-socket", "--graceful-timeout", "10"),
+    *("--bind", "127.0.0.1:{port}"),
+)
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 from flask import Flask, Response, g
 from flask.views import MethodView
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy.orm import scoped_session, sessionmaker
-from werkzeug.exceptions import HTTPException
+from sqlalchemy import text
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from werkzeug.exceptions import HTTPException, NotFound
 
 from semel import AsyncEngine, Engine, Policy
 from semel.check.answers import CheckAnswer, answers
@@ -452,8 +454,6 @@ def test_a_session_of_another_database_is_refused_at_the_first_request(tmp_path:
 
 
 def test_a_scoped_session_of_the_applications_own_joins(tmp_path: Path) -> None:
-    import sqlalchemy
-
     url = f"sqlite:///{tmp_path}/own.db"
     alchemy = sqlalchemy.create_engine(url)
     sessions = scoped_session(sessionmaker(alchemy))
@@ -474,6 +474,154 @@ def test_a_scoped_session_of_the_applications_own_joins(tmp_path: Path) -> None:
         assert sessions.execute(sqlalchemy.text("SELECT count(*) FROM effect")).scalar() == 1
         sessions.remove()
     alchemy.dispose()
+
+
+def session_app(uri: str, engine: Engine) -> tuple[Flask, SQLAlchemy, Semel]:
+    """An application with a table of texts, and nothing else."""
+    app, db = Flask("sessions"), SQLAlchemy()
+    app.config |= {"SQLALCHEMY_DATABASE_URI": uri, "PROPAGATE_EXCEPTIONS": False}
+    db.init_app(app)
+    with app.app_context():
+        db.session.execute(text("CREATE TABLE written (what VARCHAR(20))"))
+        db.session.commit()
+    return app, db, Semel(app, engine, caller=single_caller)
+
+
+def closed(app: Flask, db: SQLAlchemy) -> None:
+    """Close the application's connections, none of which is in use any more."""
+    with app.app_context():
+        db.engine.dispose()
+
+
+def insert(what: str) -> Any:
+    return text("INSERT INTO written VALUES (:what)").bindparams(what=what)
+
+
+@pytest.mark.parametrize("how", ["removed", "nested"])
+def test_a_second_session_cannot_commit_outside_of_the_command(tables: Callable[[], tuple[str, str]], how: str) -> None:
+    uri, store = tables()
+    with migrated(store) as engine:
+        app, db, semel = session_app(uri, engine)
+
+        @app.post("/")
+        @semel.command("it", effects="atomic")
+        def write() -> Any:
+            if how == "removed":
+                db.session.remove()
+                db.session.execute(insert("escaped"))
+                db.session.commit()
+            else:
+                with app.app_context():
+                    db.session.execute(insert("escaped"))
+                    db.session.commit()
+            return "refused", 409
+
+        client = app.test_client()
+        assert [client.post("/", headers={"Idempotency-Key": "k"}).status_code for _ in range(2)] == [500, 500]
+        with app.app_context():
+            assert db.session.execute(text("SELECT what FROM written")).all() == []
+        closed(app, db)
+
+
+def test_a_session_beside_the_applications_is_its_own(tables: Callable[[], tuple[str, str]]) -> None:
+    uri, store = tables()
+    with migrated(store) as engine:
+        app, db, semel = session_app(uri, engine)
+
+        @app.post("/")
+        @semel.command("it", effects="atomic")
+        def write() -> Any:
+            db.session.execute(insert("rolled back"))
+            with Session(db.engine) as audit:
+                audit.execute(insert("audit"))
+                audit.commit()
+            return "refused", 409
+
+        client = app.test_client()
+        assert [client.post("/", headers={"Idempotency-Key": "k"}).status_code for _ in range(2)] == [409, 409]
+        with app.app_context():
+            assert db.session.execute(text("SELECT what FROM written")).scalars().all() == ["audit"]
+        closed(app, db)
+
+
+def _core(db: SQLAlchemy) -> None:
+    db.session.connection().execute(insert("core"))
+
+
+def _driver(db: SQLAlchemy) -> None:
+    db.session.connection().exec_driver_sql("INSERT INTO written VALUES ('driver')")
+
+
+def _orm(db: SQLAlchemy) -> None:
+    db.session.execute(insert("orm"))
+
+
+@pytest.mark.parametrize("writes", [_core, _driver, _orm])
+def test_rows_that_were_written_before_the_command_are_never_lost(
+    tables: Callable[[], tuple[str, str]], writes: Callable[[SQLAlchemy], None]
+) -> None:
+    uri, store = tables()
+    with migrated(store) as engine:
+        app, db, semel = session_app(uri, engine)
+        before: list[Callable[[SQLAlchemy], None]] = [writes]
+        ran: list[int] = []
+
+        @app.before_request
+        def early() -> None:
+            db.session.execute(text("SELECT 1"))  # what only reads is allowed
+            if before:
+                before.pop()(db)
+
+        @app.post("/")
+        @semel.command("it", effects="atomic")
+        def view() -> Any:
+            ran.append(1)
+            return "made", 201
+
+        client = app.test_client()
+        assert [client.post("/", headers={"Idempotency-Key": "k"}).status_code for _ in range(2)] == [500, 201]
+        assert ran == [1]
+        closed(app, db)
+
+
+def test_a_session_that_was_closed_after_it_had_written_is_as_new(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/own.db"
+    alchemy = sqlalchemy.create_engine(url)
+    sessions = scoped_session(sessionmaker(alchemy))
+    with migrated(url) as engine:
+        app = Flask("own")
+        semel = Semel(app, engine, caller=single_caller, session=sessions)
+        sessions.execute(text("CREATE TABLE written (what VARCHAR(20))"))
+        sessions.commit()
+        app.add_url_rule("/", view_func=semel.command("it", effects="atomic")(lambda: "made"), methods=["POST"])
+        client = app.test_client()
+        assert client.post("/", headers={"Idempotency-Key": "first"}).status_code == 200
+        sessions.execute(insert("given up"))
+        sessions().close()  # not sessions.remove(): the thread's next request has the same session
+        assert client.post("/", headers={"Idempotency-Key": "second"}).status_code == 200
+        sessions.remove()
+    alchemy.dispose()
+
+
+def test_an_exception_that_a_view_returns_is_the_answer_that_it_is(tmp_path: Path) -> None:
+    """Werkzeug's exceptions are applications too, and Flask calls one that a view returns."""
+    url = f"sqlite:///{tmp_path}/shop.db"
+    with migrated(url) as engine:
+        app, db, semel = session_app(url, engine)
+
+        @app.post("/")
+        @semel.command("it", effects="atomic")
+        def write() -> Any:
+            db.session.execute(insert("gone"))
+            return NotFound()
+
+        client = app.test_client()
+        answers = [client.post("/", headers={"Idempotency-Key": "k"}) for _ in range(2)]
+        assert [each.status_code for each in answers] == [404, 404]
+        assert answers[1].headers["Idempotency-Replayed"] == "true"
+        with app.app_context():
+            assert db.session.execute(text("SELECT what FROM written")).all() == []
+        closed(app, db)
 
 
 # --- misuse -----------------------------------------------------------------------------------------------

@@ -378,7 +378,7 @@ class _State:
             session.close()
         path = getattr(self.engine.backend.driver, "path", None) if self.engine.backend.name == "sqlite" else None
         databases.check_same_database(bind, self.engine.backend.url, path)
-        databases.watch_writes(sessions)
+        databases.watch_sessions(sessions)
         self.sessions = sessions
 
     # --- the session of an ATOMIC view ------------------------------------------------------------

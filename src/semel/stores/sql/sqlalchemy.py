@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
+import weakref
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Final
 
 from sqlalchemy import create_engine, event
@@ -84,7 +86,8 @@ def _engine_on(connection: Any) -> Engine:
     return bound_engine(dialect, server, borrow)
 
 
-_WROTE: Final = "semel_wrote"
+_WROTE: Final = "semel_wrote"  # in session.info
+_READING: Final = frozenset({"SELECT", "SHOW", "EXPLAIN", "PRAGMA", "SET", "BEGIN", "SAVEPOINT", "RELEASE", "ROLLBACK"})
 _PENDING: Final = (
     "{name}: the session has changes that were made before the command; commit them there (they are made for each "
     "attempt, replays too), or make them inside the view, where they are part of the command"
@@ -92,6 +95,11 @@ _PENDING: Final = (
 _OTHER: Final = (
     "{name}: effects='atomic' commits the record with the rows of {home}, and this session was asked for {other}; what "
     "is written there would not be part of the command. Use a session of its own for it"
+)
+_SECOND: Final = (
+    "{name}: a second session of the application began inside the command (after session.remove(), or in another "
+    "application context): what it commits would not be part of the command. Write with the session that the view was "
+    "given; what shall outlive a rollback belongs into a Session(engine) of its own"
 )
 
 
@@ -109,6 +117,7 @@ class JoinedSession:
 
     def __init__(self, session: Session, connection: Any, name: str) -> None:
         self._session = session
+        self._name = name
         unit, find, home = _engine_on(connection), session.get_bind, session.get_bind().engine
 
         def get_bind(*args: Any, **kwargs: Any) -> Engine:
@@ -119,14 +128,26 @@ class JoinedSession:
 
         session.rollback()  # it has only read so far
         session.get_bind = get_bind  # type: ignore[method-assign]
+        self._outer = _joined.get()
+        _joined.set(self)
+
+    def check(self, session: Session) -> None:
+        """Refuse another session of the application meanwhile. Raises ConfigurationError."""
+        if session is not self._session:
+            raise ConfigurationError(_SECOND.format(name=self._name))
 
     def leave(self) -> None:
         """Undo what was not committed, and give the session back to its own engine."""
+        _joined.set(self._outer)
         try:
             if self._session.in_transaction():
                 self._session.rollback()
         finally:
             vars(self._session).pop("get_bind", None)
+
+
+_joined: Final[ContextVar[JoinedSession | None]] = ContextVar("semel_joined", default=None)
+_owners: Final[weakref.WeakKeyDictionary[Connection, weakref.ref[Session]]] = weakref.WeakKeyDictionary()
 
 
 def shown(engine: Engine) -> str:
@@ -140,29 +161,46 @@ def check_unwritten(session: Session, name: str) -> None:
         raise ConfigurationError(_PENDING.format(name=name))
 
 
-def watch_writes(sessions: Any) -> None:
-    """Note in each session of a ``scoped_session`` or ``sessionmaker`` whether it has written and not committed."""
-    for event_name, listener in (
-        ("after_flush", _note_flush),
-        ("do_orm_execute", _note_statement),
-        ("after_commit", _forget_writes),
-        ("after_rollback", _forget_writes),
-    ):
+def watch_sessions(sessions: Any) -> None:
+    """Note in each session of a ``scoped_session`` or ``sessionmaker`` whether its open transaction has written.
+
+    While one of them is part of a command, no other one of the same thread may begin.
+    """
+    for event_name, listener in (("after_begin", _note_begin), ("after_transaction_end", _note_end)):
         if not event.contains(sessions, event_name, listener):
             event.listen(sessions, event_name, listener)
 
 
-def _note_flush(session: Session, *_: object) -> None:
-    session.info[_WROTE] = True
+def _note_begin(session: Session, transaction: object, connection: Connection) -> None:
+    joined = _joined.get()
+    if joined is not None:
+        joined.check(session)
+        return
+    _owners[connection] = weakref.ref(session)
+    if not event.contains(connection.engine, "after_cursor_execute", _note_statement):
+        event.listen(connection.engine, "after_cursor_execute", _note_statement)
 
 
-def _note_statement(state: Any) -> None:
-    if not state.is_select and str(state.statement).lstrip()[:6].upper() != "SELECT":
-        state.session.info[_WROTE] = True
+def _note_end(session: Session, transaction: Any) -> None:
+    if transaction.parent is None:
+        session.info.pop(_WROTE, None)
 
 
-def _forget_writes(session: Session) -> None:
-    session.info.pop(_WROTE, None)
+def _note_statement(
+    connection: Connection, cursor: object, statement: str, parameters: object, context: Any, executemany: bool
+) -> None:
+    owner = _owners.get(connection)
+    session = None if owner is None else owner()
+    if session is not None and not _only_reads(statement, context):
+        session.info[_WROTE] = True
+
+
+def _only_reads(statement: str, context: Any) -> bool:
+    if context.isinsert or context.isupdate or context.isdelete:
+        return False
+    if context.compiled is not None and getattr(context.compiled.statement, "is_select", False):
+        return True
+    return statement.lstrip("( \t\r\n").partition(" ")[0].rstrip(";").upper() in _READING
 
 
 def check_same_database(bind: Engine, store_url: str, path: str | None) -> None:
