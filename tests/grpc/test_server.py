@@ -274,6 +274,32 @@ def test_a_request_that_is_too_long_does_nothing(serve: Serve) -> None:
     assert service.seen == []
 
 
+def test_a_forgotten_answer_is_sent_once(serve: Serve) -> None:
+    service = serve(operations={METHOD: Policy(answers="forget")})
+    assert service.send().result() == Status(message="paid one")
+    assert reason(service.send())[0] == "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE"
+    assert len(service.seen) == 1
+
+
+@pytest.mark.parametrize("made", [None, "no message"])
+def test_what_is_no_response_leaves_a_doubt_and_is_not_done_again(serve: Serve, made: Any) -> None:
+    """The method ran: what it returns cannot be sent, and whether it had its effect is not known."""
+    service = serve(lambda request, context: made)
+    assert service.send().code() is Code.UNKNOWN
+    assert reason(service.send())[0] == "IDEMPOTENCY_OUTCOME_UNKNOWN"
+    assert len(service.seen) == 1
+
+
+def test_bytes_that_are_no_request_claim_nothing(serve: Serve) -> None:
+    service = serve()
+    stub = service.channel.unary_unary(METHOD, None, Status.FromString)
+    metadata = (("idempotency-key", "8e03978e-40d5-43dd-bc93-6894a57f9324"), ("account", "alice"))
+    call = stub.future(b"\xff\xff", timeout=20, metadata=metadata)
+    assert call.code() is not Code.OK
+    assert service.send().code() is Code.OK
+    assert len(service.seen) == 1
+
+
 # --- the permit, and rows in the same commit ------------------------------------------------------
 
 

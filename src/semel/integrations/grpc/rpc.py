@@ -48,7 +48,7 @@ class Call(NamedTuple):
 
 
 CallerOfCall = Callable[[Any], Caller | None]
-"""From a :class:`Call` to the caller; None where nobody is known."""
+"""From a :class:`Call` to the caller; None where the caller is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

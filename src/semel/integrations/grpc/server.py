@@ -107,14 +107,21 @@ def _as_they_are(raw: bytes) -> bytes:
     return raw
 
 
-def _refused_call(error: SemelError) -> RpcEnd:
-    """How a call ends that is no command. Raises the error again where it is the developer's."""
-    if isinstance(error, CallerNotKnown):
-        return refusal(problems.CALLER_UNKNOWN, Code.UNAUTHENTICATED, str(error))
-    end = refused(error)
-    if end is None:
-        raise error
-    return end
+def _begun(declared: DeclaredRpc, handler: Any, raw: bytes, context: Any) -> tuple[Any, Command | RpcEnd | None]:
+    """A call's message, and its command; or how the call ends that is none, or None where it runs unprotected.
+
+    Raises what the developer has to mend.
+    """
+    message = raw if handler.request_deserializer is None else handler.request_deserializer(raw)
+    try:
+        return message, declared.command(raw, message, context.invocation_metadata() or (), context)
+    except CallerNotKnown as error:
+        return message, refusal(problems.CALLER_UNKNOWN, Code.UNAUTHENTICATED, str(error))
+    except SemelError as error:
+        end = refused(error)
+        if end is None:
+            raise
+        return message, end
 
 
 def _find(methods: Mapping[str, DeclaredRpc], handler: Any, method: str) -> DeclaredRpc | None:
@@ -139,7 +146,7 @@ class SemelInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # it has 
         engine: an :class:`~semel.Engine`, opened.
         caller: a function of the :class:`~semel.integrations.grpc.Call` that returns the
             :class:`~semel.integrations.grpc.Caller` whose keys they are, from what an earlier interceptor verified;
-            None where nobody is known. ``single_caller`` where there is only one.
+            None where the caller is not known. ``single_caller`` where there is only one.
         operations: the policy, or the :class:`~semel.integrations.grpc.Rpc`, of each method by its path.
         services: the descriptors of the services (``shop_pb2.DESCRIPTOR.services_by_name["Shop"]``), so that a wrong
             path, a missing field and a method that streams are refused here; without them at the first call.
@@ -187,11 +194,9 @@ class SemelInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # it has 
         )
 
     def _serve(self, declared: DeclaredRpc, handler: Any, raw: bytes, context: Any) -> Any:
-        message = raw if handler.request_deserializer is None else handler.request_deserializer(raw)
-        try:
-            command = declared.command(raw, message, context.invocation_metadata() or (), context)
-        except SemelError as error:
-            return _send(context, _refused_call(error))
+        message, command = _begun(declared, handler, raw, context)
+        if isinstance(command, RpcEnd):
+            return _send(context, command)
         if command is None:
             return _serialised(handler.response_serializer, handler.unary_unary(message, context))
         return _send(context, self._run(_Run(declared, handler, context), command, message))
@@ -253,11 +258,9 @@ class AsyncSemelInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  
         )
 
     async def _serve(self, declared: DeclaredRpc, handler: Any, raw: bytes, context: Any) -> Any:
-        message = raw if handler.request_deserializer is None else handler.request_deserializer(raw)
-        try:
-            command = declared.command(raw, message, context.invocation_metadata() or (), context)
-        except SemelError as error:
-            return await _send(context, _refused_call(error))
+        message, command = _begun(declared, handler, raw, context)
+        if isinstance(command, RpcEnd):
+            return await _send(context, command)
         if command is None:
             return _serialised(handler.response_serializer, await _call(handler.unary_unary, message, context))
         end = await self._run(_Run(declared, handler, context), command, message)
