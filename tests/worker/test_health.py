@@ -64,6 +64,21 @@ def test_without_its_store_it_is_alive_and_not_ready_and_tells_no_secret() -> No
     assert asyncio.run(served(away, "/readyz")) == (503, {"status": "store", "error": "StoreUnavailable"})
 
 
+def test_a_check_that_fails_in_any_way_is_not_ready() -> None:
+    async def breaks() -> Mapping[str, Any]:
+        raise RuntimeError("a defect")
+
+    assert asyncio.run(served(breaks, "/readyz")) == (503, {"status": "store", "error": "RuntimeError"})
+
+
+def test_it_listens_on_ipv6_too() -> None:
+    async def asked() -> tuple[int, Any]:
+        with HealthServer("::1", 0, sound) as health:
+            return await asyncio.to_thread(ask, health.address, "/livez")
+
+    assert asyncio.run(asked()) == (200, {"status": "ok"})
+
+
 def test_a_store_that_hangs_is_not_ready() -> None:
     status, document = asyncio.run(served(hangs, "/readyz", answer_seconds=0.05))
     assert (status, document["status"]) == (503, "no answer")

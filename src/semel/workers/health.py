@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import CancelledError
@@ -11,13 +12,15 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
-from semel.errors import SemelError
-
 LIVE: Final = "/livez"
 READY: Final = "/readyz"
 ANSWER_SECONDS: Final = 10.0  # a probe that hears nothing for so long may take the worker for dead
 
 Check = Callable[[], Awaitable[Mapping[str, Any]]]
+
+
+class _Listening6(ThreadingHTTPServer):
+    address_family = socket.AF_INET6
 
 
 class HealthServer:
@@ -44,14 +47,7 @@ class HealthServer:
     def __init__(self, host: str, port: int, check: Check, *, answer_seconds: float = ANSWER_SECONDS) -> None:
         self._check = check
         self._answer_seconds = answer_seconds
-        self._server = ThreadingHTTPServer((host, port), self._handler(), bind_and_activate=False)
-        self._server.daemon_threads = True
-        try:
-            self._server.server_bind()
-            self._server.server_activate()
-        except OSError:
-            self._server.server_close()
-            raise
+        self._server = (_Listening6 if ":" in host else ThreadingHTTPServer)((host, port), self._handler())
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="semel-health", daemon=True
         )
@@ -61,7 +57,7 @@ class HealthServer:
     def address(self) -> str:
         """Where it listens, as HOST:PORT."""
         host, port = self._server.server_address[:2]
-        return f"{host!s}:{port}"
+        return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
 
     def __enter__(self) -> HealthServer:
         self._loop = asyncio.get_running_loop()
@@ -109,8 +105,8 @@ class HealthServer:
             return HTTPStatus.SERVICE_UNAVAILABLE, {"status": "no answer", "seconds": self._answer_seconds}
         except CancelledError:
             return HTTPStatus.SERVICE_UNAVAILABLE, {"status": "ending"}
-        except SemelError as error:
-            # The error's own text may name hosts and files: it is for the log.
+        except Exception as error:  # noqa: BLE001 - whatever it is, the worker does not reach its store
+            # Its own text may name hosts and files: it is for the log.
             return HTTPStatus.SERVICE_UNAVAILABLE, {"status": "store", "error": type(error).__name__}
 
     async def _look(self, path: str) -> Mapping[str, Any]:
