@@ -3,53 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from semel import Answer, AsyncEngine, Permit, Policy
-from semel.engine.backend import Backend
 from semel.errors import StoreUnavailable
 from semel.outbox.event import Event
 from semel.outbox.run import own_event
 from semel.outbox.sinks.base import Reply
 from semel.outbox.store import Events
 from semel.outbox.worker import Relay
-from semel.stores.mariadb.url import mariadb_backend
-from semel.stores.postgres.url import postgres_backend
 from semel.telemetry import Counting
 from semel.testing.clock import SettableClock
-from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import empty_schema
 from semel.workers.loop import Loop
-from tests.engine.drivers import sqlite
 from tests.engine.shells import command, until
 from tests.outbox.conftest import Broker, Place
-from tests.servers.mariadb import mariadb
-from tests.servers.postgres import postgres, schema
-from tests.worker.fleets import SECOND_US, Fleet
-
-FLEET = 20
-OpenBackend = Callable[[SettableClock], Backend]
+from tests.worker.fleets import FLEET, FLEET_STORES, SECOND_US, Fleet, OpenBackend, empty_store
 
 
-@pytest.fixture(params=["sqlite", "psycopg", "asyncpg", "asyncmy"])
+@pytest.fixture(params=FLEET_STORES)
 def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> OpenBackend:
-    """An empty store of one kind, and how a process opens it."""
-    match request.param:
-        case "sqlite":
-            return lambda clock: sqlite(tmp_path / "semel.db", clock)
-        case "asyncmy":
-            server = mariadb()
-            _ = mariadb_subject(server, None)
-            return lambda clock: mariadb_backend(replace(server, clock=clock, connections_max=1))
-        case library:
-            empty_schema(postgres(), schema())
-            options: dict[str, Any] = {"schema": schema(), "connections_max": 1, "asyncpg": library == "asyncpg"}
-            return lambda clock: postgres_backend(postgres(), clock=clock, **options)
+    return empty_store(request.param, tmp_path)
 
 
 class ClockedRelay(Relay):

@@ -6,7 +6,8 @@ import heapq
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from semel import AsyncEngine
 from semel.core.flow import Flow, MakeFlow
@@ -14,13 +15,38 @@ from semel.core.model import Record
 from semel.engine.backend import Backend
 from semel.errors import StoreUnavailable
 from semel.stores.mariadb.requests import SeveralStatements
+from semel.stores.mariadb.url import mariadb_backend
+from semel.stores.postgres.url import postgres_backend
 from semel.stores.redis.scripts import Calls
 from semel.stores.sql.statements import Now, TakeTurn, Together
 from semel.testing.clock import SettableClock
+from semel.testing.mariadb import mariadb_subject
+from semel.testing.postgres import empty_schema
 from semel.workers.loop import Loop
 from semel.workers.reaper import Reaper
+from tests.engine.drivers import sqlite
+from tests.servers.mariadb import mariadb
+from tests.servers.postgres import postgres, schema
 
 SECOND_US = 1_000_000
+FLEET: Final = 20
+OpenBackend = Callable[[SettableClock], Backend]
+FLEET_STORES: Final = ("sqlite", "psycopg", "asyncpg", "asyncmy")
+
+
+def empty_store(kind: str, folder: Path) -> OpenBackend:
+    """An empty store of one of these kinds, and how a process opens it."""
+    match kind:
+        case "sqlite":
+            return lambda clock: sqlite(folder / "semel.db", clock)
+        case "asyncmy":
+            server = mariadb()
+            _ = mariadb_subject(server, None)
+            return lambda clock: mariadb_backend(replace(server, clock=clock, connections_max=1))
+        case library:
+            empty_schema(postgres(), schema())
+            options: dict[str, Any] = {"schema": schema(), "connections_max": 1, "asyncpg": library == "asyncpg"}
+            return lambda clock: postgres_backend(postgres(), clock=clock, **options)
 
 
 class CountingDriver:

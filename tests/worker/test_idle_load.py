@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,40 +14,23 @@ import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope, State
 from semel.core.contract import REAPER
-from semel.engine.backend import Backend
 from semel.reconciliation.rules import StillUnknown
 from semel.reconciliation.worker import Case, Reconciling, reconciler
 from semel.resuming.worker import Completer
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
-from semel.testing.clock import SettableClock
 from semel.testing.mariadb import mariadb_subject
 from semel.testing.postgres import empty_schema
 from semel.workers.loop import Loop
-from tests.engine.drivers import sqlite
 from tests.engine.shells import MADE, command
 from tests.servers.mariadb import mariadb
 from tests.servers.postgres import postgres, schema
-from tests.worker.fleets import Fleet
-
-FLEET = 20
-OpenBackend = Callable[[SettableClock], Backend]
+from tests.worker.fleets import FLEET, FLEET_STORES, Fleet, OpenBackend, empty_store
 
 
-@pytest.fixture(params=["sqlite", "psycopg", "asyncpg", "asyncmy"])
+@pytest.fixture(params=FLEET_STORES)
 def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> OpenBackend:
-    """An empty store of one kind, and how a process opens it."""
-    match request.param:
-        case "sqlite":
-            return lambda clock: sqlite(tmp_path / "semel.db", clock)
-        case "asyncmy":
-            server = mariadb()
-            _ = mariadb_subject(server, None)
-            return lambda clock: mariadb_backend(replace(server, clock=clock, connections_max=1))
-        case library:
-            empty_schema(postgres(), schema())
-            options: dict[str, Any] = {"schema": schema(), "connections_max": 1, "asyncpg": library == "asyncpg"}
-            return lambda clock: postgres_backend(postgres(), clock=clock, **options)
+    return empty_store(request.param, tmp_path)
 
 
 def test_an_idle_fleet_of_20_sends_one_statement_a_second(open_backend: OpenBackend) -> None:
