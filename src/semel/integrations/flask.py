@@ -77,7 +77,7 @@ class Semel:
 
     Parameters: ``app`` and ``engine``, or neither, and :meth:`init_app` later; ``caller``, a function without
     parameters or of the WSGI environ, asked inside the view: it returns a text, a number, a UUID or a
-    :class:`~semel.http.caller.Caller`, or None where nobody is known; ``tenant`` of texts, numbers and UUIDs;
+    :class:`~semel.http.caller.Caller`, or None where the caller is not known; ``tenant`` of texts, numbers and UUIDs;
     ``session`` the ``scoped_session`` that ATOMIC views write with: by default Flask-SQLAlchemy's, None for none;
     ``serve_operations`` False where nothing shall be served at ``problems.operations_path``; ``waiters_max`` how many
     threads may wait for running duplicates; further settings as :class:`~semel.http.settings.HttpSettings`.
@@ -450,7 +450,7 @@ def _caller_of(caller: Any, tenant: str) -> Callable[[Any], Caller | None]:
             return Caller(tenant, str(found))
         raise ConfigurationError(
             f"caller= returned a {type(found).__name__}; it must return a text, a number, a UUID, a "
-            "semel.http.caller.Caller, or None where nobody is known"
+            "semel.http.caller.Caller, or None where the caller is not known"
         )
 
     return read

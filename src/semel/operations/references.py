@@ -1,7 +1,7 @@
 """Names that come with the request: which texts may be a business reference, and where it or the key is found.
 
 An operation may take its key from a path parameter, a member of the JSON body or a field of a form instead of a header.
-The value is read from bytes and pairs; nothing here knows HTTP.
+The value is read from bytes, pairs and a media type; nothing here knows a request.
 """
 
 from __future__ import annotations
