@@ -20,9 +20,12 @@ REMEDY: Final = "Install what is missing with: sudo scripts/install-servers"
 SYSTEM: Final = ("/usr/sbin", "/usr/local/sbin", "/sbin", "/usr/lib/postgresql/15/bin")  # seldom on a user's PATH
 
 PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {
+    "caddy": ("caddy",),
     "chromium": ("chromium", "chromium-browser"),
     "disk": ("mount",),  # one of its own, small enough to be filled
+    "haproxy": ("haproxy",),
     "mariadb": ("mariadbd",),
+    "nginx": ("nginx",),
     "pgbouncer": ("pgbouncer",),
     "postgresql-15": ("/usr/lib/postgresql/15/bin/postgres",),
     "prometheus": ("promtool",),
