@@ -1,4 +1,4 @@
-"""A consumer in a process of its own: `python -m tests.inbox.worker nats|redis|kafka URL STORE DIES_AT`.
+"""A consumer in a process of its own: `python -m tests.inbox.worker nats|redis|kafka|sqs URL STORE DIES_AT`.
 
 It handles what is there and ends. At its DIES_AT-th acknowledgement (0: never) it kills itself, after the effect is
 committed and before the broker hears of it. It prints each receipt.
@@ -110,9 +110,29 @@ async def kafka(servers: str, inbox: AsyncInbox, dies_at: int) -> None:
     await client.stop()
 
 
+async def sqs(url: str, inbox: AsyncInbox, dies_at: int) -> None:
+    import boto3
+
+    from semel.inbox.brokers.sqs import SqsConsumer, deduplication_id
+
+    client = boto3.client(
+        "sqs", "eu-central-1", endpoint_url=url.partition("/1234")[0], aws_access_key_id="x", aws_secret_access_key="x"
+    )
+    if dies_at:
+        client.delete_message_batch = lambda **_: os.kill(os.getpid(), signal.SIGKILL)
+    consumer = SqsConsumer(inbox, writes, client, queue=url, visibility_seconds=1, id_of=deduplication_id)
+    left = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+    while any(
+        value != "0" for value in client.get_queue_attributes(QueueUrl=url, AttributeNames=left)["Attributes"].values()
+    ):
+        await consumer.turn(batch=5, wait_seconds=1)
+
+
 async def main(broker: str, url: str, store: str, dies_at: str) -> None:
     async with AsyncEngine.connect(store) as engine:
-        await {"nats": nats, "redis": redis, "kafka": kafka}[broker](url, Told(engine, consumer=DURABLE), int(dies_at))
+        await {"nats": nats, "redis": redis, "kafka": kafka, "sqs": sqs}[broker](
+            url, Told(engine, consumer=DURABLE), int(dies_at)
+        )
 
 
 if __name__ == "__main__":

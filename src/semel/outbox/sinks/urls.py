@@ -21,13 +21,15 @@ _HOMES: Final[Mapping[str, tuple[str, str, str]]] = {
     **dict.fromkeys(("amqp", "amqps"), ("rabbitmq", "aio_pika", "rabbitmq")),
     "kafka": ("kafka", "aiokafka", "kafka"),
     **dict.fromkeys(("redis", "rediss"), ("redis", "redis", "redis")),
+    "sqs": ("sqs", "boto3", "sqs"),
     **dict.fromkeys(("http", "https"), ("webhook", "httpx", "webhooks")),
 }
 SCHEMES: Final = (*_HOMES, "python")
 
 
 def connect_sink(url: str) -> Sink:
-    """The sink that a URL names: nats://, tls://, amqp(s)://, kafka://, redis(s)://, https://, python:MODULE:FUNCTION.
+    """The sink that a URL names: nats://, tls://, amqp(s)://, kafka://, redis(s)://, sqs://, https://,
+    python:MODULE:FUNCTION.
 
     Raises UrlError, naming what is wrong with it, and ConfigurationError where its client is not installed.
 
