@@ -170,7 +170,7 @@ def test_a_failure_comes_again_until_it_is_parked_and_others_go_on(home: Home) -
 
 
 def test_what_failed_waits_longer_each_time() -> None:
-    waits = SqsConsumer.backoff
+    waits = SqsConsumer.backoff  # of any consumer
     made = SqsConsumer.__new__(SqsConsumer)
     made._retry_seconds, made._retry_seconds_max = 1.0, 300.0
     assert [waits(made, n) for n in (1, 2, 3, 9, 10, 10_000)] == [1, 2, 4, 256, 300, 300]

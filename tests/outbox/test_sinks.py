@@ -334,7 +334,9 @@ def test_the_name_of_a_sink_holds_no_secret(url: str, monkeypatch: pytest.Monkey
     assert "of-secret" not in connect_sink(url).name
 
 
-@pytest.mark.parametrize("secret", ["", "whsec_c2hvcnQ=", "whsec_%%%"])
+@pytest.mark.parametrize(
+    "secret", ["", " ", "whsec_c2hvcnQ=", "whsec_%%%", f"{WRITTEN} whsec_c2hvcnQ=", " ".join([WRITTEN] * 3)]
+)
 def test_a_webhook_without_a_good_secret_is_refused(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, secret)
     with pytest.raises(UrlError, match=VARIABLE):

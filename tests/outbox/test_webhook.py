@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 
 import pytest
 
 from semel.outbox.run import own_event
 from semel.outbox.sinks.base import Unreached
-from semel.outbox.sinks.webhook import WebhookSink, is_public, look_up, signature
-from tests.outbox.sink_stories import SECRET, event, refused, told
+from semel.outbox.sinks.webhook import VARIABLE, WebhookSink, is_public, look_up, signature
+from tests.outbox.sink_stories import SECRET, WRITTEN, event, refused, sink_of, told
 
 # --- webhooks ---
 
@@ -55,6 +56,22 @@ def test_a_webhook_is_signed_and_carries_its_id_as_idempotency_key() -> None:
         assert headers["webhook-signature"] == signature(SECRET, sent.id, int(headers["webhook-timestamp"]), body)
         assert headers["semel-topic"] == "orders.placed"
         assert headers["semel-aggregate-id"] == "7%C3%A9"
+
+    told(story)
+
+
+def test_a_secret_is_rotated_with_both_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that knows the old one, or the new one, takes the message."""
+    new = b"fedcba9876543210fedcba9876543210"
+    monkeypatch.setenv(VARIABLE, f"whsec_{base64.b64encode(new).decode()} {WRITTEN}")
+
+    async def story() -> None:
+        sent = event("orders.placed", {"n": 1})
+        async with Receiver() as receiver, sink_of(f"{receiver.url}?private=yes") as sink:
+            assert await sink.publish([sent]) == [None]
+        [(headers, body)] = receiver.requests
+        at = int(headers["webhook-timestamp"])
+        assert headers["webhook-signature"].split() == [signature(each, sent.id, at, body) for each in (new, SECRET)]
 
     told(story)
 

@@ -29,6 +29,7 @@ PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {
     "pgbouncer": ("pgbouncer",),
     "postgresql-15": ("/usr/lib/postgresql/15/bin/postgres",),
     "prometheus": ("promtool",),
+    "pubsub-emulator": ("/usr/lib/google-cloud-sdk/platform/pubsub-emulator/bin/cloud-pubsub-emulator",),
     "rabbitmq": ("/usr/lib/rabbitmq/bin/rabbitmq-server",),
     "redis": ("redis-server",),
 }

@@ -29,6 +29,7 @@ from semel.outbox.sinks.base import Refused, Reply, Unreached, ascii_headers, to
 
 VARIABLE: Final = "SEMEL_WEBHOOK_SECRET"
 SECRET_BYTES_MIN: Final = 24
+SECRETS_MAX: Final = 2
 SECONDS: Final = 10.0
 AT_ONCE: Final = 20
 REPLY_BYTES_MAX: Final = 64 * 1024
@@ -54,6 +55,18 @@ def signature(secret: bytes, id: str, timestamp: int, body: bytes) -> str:
     return f"v1,{base64.b64encode(digest).decode()}"
 
 
+def secrets_of(text: str) -> tuple[bytes, ...]:
+    """The bytes of one secret or, while it is rotated, of two, separated by a space. Raises UrlError.
+
+    >>> [len(secret) for secret in secrets_of("whsec_" + "A" * 32 + " whsec_" + "B" * 32)]
+    [24, 24]
+    """
+    written = text.split()
+    if not 1 <= len(written) <= SECRETS_MAX:
+        raise UrlError(f"${VARIABLE} is one secret or, while it is rotated, two, separated by a space")
+    return tuple(secret_of(each) for each in written)
+
+
 def secret_of(text: str) -> bytes:
     """The bytes of a secret as it is written: ``whsec_`` and base64. Raises UrlError."""
     try:
@@ -68,15 +81,18 @@ def secret_of(text: str) -> bytes:
 class WebhookSink:
     """Posts events to one receiver.
 
-    Parameters: ``url`` https://, or http:// where ``private`` is True; ``secret`` signs them; ``private`` lets the
+    Parameters: ``url`` https://, or http:// where ``private`` is True; ``secret`` signs them, or
+    several while it is rotated: the receiver takes a message whose signatures hold one of its own; ``private`` lets the
     receiver be in a private network or on this machine.
     """
 
-    def __init__(self, url: str, secret: bytes, *, private: bool = False, seconds: float = SECONDS) -> None:
+    def __init__(
+        self, url: str, secret: bytes | Sequence[bytes], *, private: bool = False, seconds: float = SECONDS
+    ) -> None:
         parts = urlsplit(url)
         self.name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # its path may be a secret
         self._url = url
-        self._secret = secret
+        self._secrets = (secret,) if isinstance(secret, bytes) else tuple(secret)
         self._private = private
         self._seconds = seconds
         self._client: httpx.AsyncClient | None = None
@@ -104,7 +120,7 @@ class WebhookSink:
             "semel-topic": event.topic,
             "webhook-id": event.id,
             "webhook-timestamp": str(now),
-            "webhook-signature": signature(self._secret, event.id, now, event.payload),
+            "webhook-signature": " ".join(signature(each, event.id, now, event.payload) for each in self._secrets),
             "idempotency-key": f'"{event.id}"',
             "user-agent": "semel",
         }
@@ -227,4 +243,4 @@ def webhook_sink(url: SplitResult, options: dict[str, str]) -> WebhookSink:
         raise UrlError(
             f"webhooks are signed: set ${VARIABLE} to 'whsec_' and base64 of at least {SECRET_BYTES_MIN} bytes"
         )
-    return WebhookSink(url._replace(query="").geturl(), secret_of(secret), private=private == "yes")
+    return WebhookSink(url._replace(query="").geturl(), secrets_of(secret), private=private == "yes")

@@ -1,0 +1,246 @@
+"""Consumers that pull batches under a lease: what SQS and Pub/Sub have in common.
+
+Each message is lent for a time. While its handler runs, and while it waits behind others of its batch, the loan is
+extended; afterwards it is acknowledged, or given back for a while. The clients block: their calls run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from semel.engine.trouble import Trouble
+from semel.errors import PolicyError
+from semel.inbox.brokers.delivery import Deliveries, Handler
+from semel.inbox.run import AsyncInbox, Message
+
+D = TypeVar("D")
+LOG: Final = logging.getLogger("semel.consumers")
+
+
+class _Named(NamedTuple):
+    """A delivery, and why it has no id of its own."""
+
+    delivery: Any
+    unnamed: Exception | None
+
+
+class PulledConsumer(Generic[D]):
+    """Handles each message of a queue or subscription once. A broker's own class says how it is asked.
+
+    Parameters: ``source`` the queue's or subscription's name for people; ``lease_seconds`` for which a message is lent;
+    ``retry_seconds`` before what failed is delivered again, doubled with each delivery up to ``retry_seconds_max``.
+    """
+
+    BATCH_MAX: int
+    LEASE_SECONDS_MAX: int
+    LEASE_NAME: str  # as the broker's users know it
+    AWAY: tuple[type[Exception], ...]  # the client's errors
+
+    def __init__(
+        self,
+        inbox: AsyncInbox,
+        handler: Handler,
+        source: str,
+        *,
+        lease_seconds: int,
+        retry_seconds: float,
+        retry_seconds_max: float,
+        id_of: Callable[[D], str],
+        failed: Callable[[str, Exception], object] | None,
+    ) -> None:
+        most = self.LEASE_SECONDS_MAX
+        check_whole(self.LEASE_NAME, lease_seconds, 1, most)
+        for name, seconds in (("retry_seconds", retry_seconds), ("retry_seconds_max", retry_seconds_max)):
+            if type(seconds) not in (int, float) or not 0 <= seconds <= most:
+                raise PolicyError(f"{name} must be seconds from 0 to {most}; it is {seconds!r}")
+
+        async def handle(message: Message, named: _Named) -> None:
+            if named.unnamed is not None:
+                raise named.unnamed
+            await handler(message, named.delivery)
+
+        self.source = source
+        self._deliveries = Deliveries(inbox, handle, failed)
+        self._lease = lease_seconds
+        self._retry_seconds = retry_seconds
+        self._retry_seconds_max = retry_seconds_max
+        self._id_of = id_of
+        self._stopping = asyncio.Event()
+
+    # --- what a broker's class says; the first three are called in threads ----------------------
+
+    def fetch(self, batch: int, wait_seconds: int) -> list[D]:
+        """Receive a batch. Raises ConfigurationError for what a person must put right, and the client's errors."""
+        raise NotImplementedError
+
+    def lend(self, seconds: Mapping[str, int]) -> Collection[str]:
+        """Set for how long messages are lent from now on; the handles that the broker refused."""
+        raise NotImplementedError
+
+    def acknowledge(self, handles: Sequence[str]) -> object:
+        """Be done with messages. What is lost comes again."""
+        raise NotImplementedError
+
+    def handle_of(self, delivery: D) -> str:
+        """What names this delivery to the broker."""
+        raise NotImplementedError
+
+    def broker_id_of(self, delivery: D) -> str:
+        """The broker's own id of the message."""
+        raise NotImplementedError
+
+    def deliveries_of(self, delivery: D) -> int:
+        """How often it was delivered, as far as the broker says."""
+        raise NotImplementedError
+
+    def group_of(self, delivery: D) -> str | None:
+        """The group whose order the broker keeps, if it does."""
+        raise NotImplementedError
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End :meth:`serve` after the message that is being handled; the rest of its batch is given back."""
+        self._stopping.set()
+
+    async def serve(self, *, batch: int = 10, wait_seconds: int = 10) -> None:
+        """Take what comes, one by one, until :meth:`stop` or cancelled. The broker's absence is waited for.
+
+        Raises ConfigurationError where there is nothing of that name, or the broker refuses the credentials.
+        """
+        trouble = Trouble(f"the consumer of {self.source}")
+        self._stopping.clear()
+        while not self._stopping.is_set():
+            try:
+                await self.turn(batch=batch, wait_seconds=wait_seconds)
+                trouble.over()
+            except self.AWAY as error:
+                if trouble.errors == 0:
+                    LOG.warning("%s cannot be read (%s); it is tried again", self.source, error)
+                await rest(self._stopping, trouble.met(error, log=False))
+
+    async def turn(self, *, batch: int = 10, wait_seconds: int = 10) -> int:
+        """Receive once, handle what came; how many messages.
+
+        Parameters: ``batch`` at most so many messages; ``wait_seconds`` for which the first one is waited for (at most
+        20).
+
+        Raises PolicyError, ConfigurationError, and the client's own errors where the broker is away.
+        """
+        check_whole("batch", batch, 1, self.BATCH_MAX)
+        check_whole("wait_seconds", wait_seconds, 0, 20)
+        received = await self._receive(batch, wait_seconds)
+        if received:
+            await _Batch(self, received).handle()
+        return len(received)
+
+    async def _receive(self, batch: int, wait_seconds: int) -> list[D]:
+        abandoned = threading.Event()
+
+        def receive() -> list[D]:
+            found = self.fetch(batch, wait_seconds)
+            if found and abandoned.is_set():  # received for a caller who is gone
+                self.lend({self.handle_of(each): 0 for each in found})
+            return found
+
+        try:
+            return await asyncio.to_thread(receive)
+        except asyncio.CancelledError:
+            abandoned.set()
+            raise
+
+    def backoff(self, deliveries: int) -> int:
+        """The whole seconds before what failed at this delivery of it is delivered again."""
+        return round(min(self._retry_seconds_max, self._retry_seconds * 2.0 ** min(deliveries - 1, 40)))
+
+    async def take(self, delivery: D) -> bool | None:
+        """Handle one delivery; whether to acknowledge it. None: it was not handled when the consumer was stopped."""
+        unnamed: Exception | None = None
+        try:
+            id = self._id_of(delivery)
+            if not isinstance(id, str) or not id:
+                raise ValueError(f"id_of= found no id in the message, but {id!r}")
+        except Exception as error:  # noqa: BLE001 - counted, and parked, under the name that it has
+            id, unnamed = self.broker_id_of(delivery), error
+        while True:
+            ended = await self._deliveries.take(id, _Named(delivery, unnamed), self.deliveries_of(delivery))
+            if ended is not None or self._stopping.is_set():
+                return ended
+            await rest(self._stopping, self._retry_seconds)
+
+
+class _Batch(Generic[D]):
+    """What one receive brought: a task keeps it from other consumers, and acknowledges what is handled."""
+
+    def __init__(self, consumer: PulledConsumer[D], received: Sequence[D]) -> None:
+        self._consumer = consumer
+        self._received = received
+        self._ours = dict.fromkeys(consumer.handle_of(each) for each in received)  # in the order they came
+        self._handled: list[str] = []
+        self._ended = asyncio.Event()
+        self._calls = asyncio.Lock()
+
+    async def handle(self) -> None:
+        keeper = asyncio.create_task(self._keep(), name="semel-lease")
+        try:
+            await self._take_all()
+        finally:
+            self._ended.set()
+            await asyncio.wait({keeper})
+            await self._settle(0)  # what was not begun may come again at once
+
+    async def _take_all(self) -> None:
+        consumer = self._consumer
+        held: set[str] = set()  # ordered groups of which a message comes again
+        for delivery in self._received:
+            handle, group = consumer.handle_of(delivery), consumer.group_of(delivery)
+            ended: bool | None = None
+            if not consumer._stopping.is_set() and handle in self._ours and group not in held:
+                ended = await consumer.take(delivery)
+            if ended:
+                self._handled.append(handle)
+                continue
+            if group is not None:
+                held.add(group)
+            if ended is False:
+                async with self._calls:
+                    if handle in self._ours:
+                        del self._ours[handle]
+                        wait = consumer.backoff(consumer.deliveries_of(delivery))
+                        await asyncio.to_thread(consumer.lend, {handle: wait})
+
+    async def _keep(self) -> None:
+        while not await rest(self._ended, self._consumer._lease / 3):
+            await self._settle(self._consumer._lease)
+
+    async def _settle(self, seconds: int) -> None:
+        """Acknowledge what is handled, and lend the rest for so long."""
+        async with self._calls:
+            handled = self._handled[:]
+            if handled:
+                del self._handled[:]
+                for handle in handled:
+                    self._ours.pop(handle, None)
+                await asyncio.to_thread(self._consumer.acknowledge, handled)
+            if self._ours:
+                for handle in await asyncio.to_thread(self._consumer.lend, dict.fromkeys(self._ours, seconds)):
+                    self._ours.pop(handle, None)  # its time is over: it comes again, here or elsewhere
+
+
+async def rest(until: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, for so long; whether it came."""
+    try:
+        await asyncio.wait_for(until.wait(), seconds)
+    except TimeoutError:
+        return until.is_set()
+    return True
+
+
+def check_whole(name: str, value: object, least: int, most: int) -> None:
+    """Raises PolicyError where it is no whole number of the range."""
+    if type(value) is not int or not least <= value <= most:
+        raise PolicyError(f"{name} must be a whole number from {least} to {most}; it is {value!r}")
