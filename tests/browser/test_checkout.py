@@ -68,6 +68,10 @@ def test_a_tab_that_is_closed_and_opened_again_shows_the_first_result(context: B
 
     again = Checkout(context.new_page(), closed.service, closed.customer)
     again.page.goto(url)
+    again.await_state("open")
+    again.page.get_by_label("Customer").fill(closed.customer)
+    again.choose("slow")
+    again.pay()
     paid = again.receipt()
     assert (again.key, again.charges()) == (key, [paid])
 
