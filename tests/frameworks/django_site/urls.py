@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.contrib import admin
 from django.urls import include, path, register_converter
 from rest_framework.routers import SimpleRouter
 
@@ -26,6 +27,7 @@ register_converter(ThingConverter, "thing")
 router.register("rest", rest.Effects)
 
 urlpatterns = [
+    path("admin/", admin.site.urls),
     path("atomic", views.atomic),
     path("external", views.external),
     path("idempotent", views.idempotent),

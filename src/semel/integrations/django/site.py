@@ -167,8 +167,12 @@ class Site:
 
     def places(self) -> Iterator[Place]:
         """The stores of all operations, the project's own first."""
+        return (place for _, place in self.stores())
+
+    def stores(self) -> Iterator[tuple[str, Place]]:
+        """As :meth:`places`, each with the alias of its database."""
         for alias in dict.fromkeys([self.database, *(each.using for each in self._declared.values())]):
-            yield self.place(alias)
+            yield alias, self.place(alias)
 
     def migrate(self, alias: str) -> list[str]:
         """Make Semel's tables in a database that holds them; the names of the migrations that ran."""
