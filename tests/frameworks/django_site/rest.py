@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from drf_spectacular.utils import extend_schema
 from rest_framework import exceptions, serializers, viewsets
 from rest_framework.decorators import action, api_view
 from rest_framework.response import Response
@@ -30,6 +31,9 @@ class Effects(viewsets.GenericViewSet):  # type: ignore[misc]
     queryset = Effect.objects.all()
     serializer_class = EffectSerializer
 
+    def list(self, request: Any) -> Response:
+        return Response(self.get_serializer(self.get_queryset(), many=True).data)
+
     @semel.command("rest.create", effects="atomic")
     def create(self, request: Any) -> Response:
         serializer = self.get_serializer(data=request.data)
@@ -49,6 +53,7 @@ class Effects(viewsets.GenericViewSet):  # type: ignore[misc]
         return Response({"n": effect.pk, "key": request.semel_permit.key_for("charge")}, status=201)
 
 
+@extend_schema(request=EffectSerializer, responses={201: EffectSerializer})
 @api_view(["POST"])
 @semel.command("rest.plain", effects="atomic")
 def plain(request: Any) -> Any:

@@ -20,6 +20,7 @@ INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
+    "drf_spectacular",
     "semel.integrations.django",
     "tests.frameworks.django_site",
 ]
@@ -76,6 +77,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 FILE_UPLOAD_MAX_MEMORY_SIZE = 1000
 SEMEL: dict[str, Any] = {}
 REST_FRAMEWORK = {
+    "DEFAULT_SCHEMA_CLASS": "semel.integrations.django.spectacular.AutoSchema",
     "DEFAULT_AUTHENTICATION_CLASSES": ["tests.frameworks.django_site.bearer.Bearer"],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],

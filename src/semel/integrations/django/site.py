@@ -229,12 +229,18 @@ def names_at(view: Any) -> Iterator[str]:
         return
     actions = getattr(view, "actions", None)  # of a view set of Django REST framework
     for method in actions.values() if isinstance(actions, Mapping) else kind.http_method_names:
-        function = getattr(kind, method, None)
-        inner = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]  # of @api_view
-        for each in (function, *inner):
-            if isinstance(declared := getattr(each, DECLARED, None), Declared):
-                yield declared.name
-                break
+        found = declared_at(getattr(kind, method, None))
+        if found is not None:
+            yield found.name
+
+
+def declared_at(method: Any) -> Declared | None:
+    """What a method of a class is declared as, also where ``@api_view`` has made it of a function."""
+    inner = [cell.cell_contents for cell in getattr(method, "__closure__", None) or ()]
+    for each in (method, *inner):
+        if isinstance(declared := getattr(each, DECLARED, None), Declared):
+            return declared
+    return None
 
 
 def _caller_of(given: Any, tenant: str) -> Callable[[Any], Caller | None]:
