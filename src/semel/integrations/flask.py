@@ -24,7 +24,7 @@ from uuid import UUID
 
 import click
 from flask import Flask, Response, current_app, got_request_exception, has_request_context, request
-from werkzeug.exceptions import MethodNotAllowed
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.wrappers import Response as BaseResponse
 
 from semel.check.discovery import functions_of
@@ -283,7 +283,8 @@ class Semel:
                 session.commit()
             return answered
         except BaseException as error:
-            call.failed(error)
+            # Of an ATOMIC view the rows are undone with any exception: what it answers with is no success.
+            call.failed(error, None if declared.policy.terms.effects is Effects.ATOMIC else _own_status(error))
             raise
 
 
@@ -492,6 +493,13 @@ def _status_of(answered: Any) -> int:
     named = answered[1] if isinstance(answered, tuple) and len(answered) > 1 else 200
     found = str(int(named) if isinstance(named, int) else named)[:3]
     return int(found) if found.isdecimal() else 200
+
+
+def _own_status(error: BaseException) -> int | None:
+    """The status of an exception that is an answer, such as ``abort(redirect(...))``; None for any other."""
+    if not isinstance(error, HTTPException):
+        return None
+    return error.code if error.response is None else getattr(error.response, "status_code", None)
 
 
 def _note_exceptions(app: Flask) -> None:

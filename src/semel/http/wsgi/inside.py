@@ -45,6 +45,7 @@ class InsideCall:
         self.instead: Answer | None = None
         self.mark: tuple[bytes, bytes] | None = None
         self.failure: BaseException | None = None
+        self.own_status: int | None = None
         self.exchange: Exchange | None = None
         self.capture: Capture | None = None
         self.is_over = False
@@ -122,9 +123,12 @@ class InsideCall:
         self.instead = answer
         return answer
 
-    def failed(self, error: BaseException) -> None:
-        """The view raised this, whatever the framework makes of it further outside."""
-        self.failure = error
+    def failed(self, error: BaseException, own_status: int | None = None) -> None:
+        """The view raised this, whatever the framework makes of it further outside.
+
+        Parameters: ``own_status`` where the exception is an answer of the view's own, such as ``abort(redirect(...))``.
+        """
+        self.failure, self.own_status = error, own_status
 
     def mark_not_kept(self) -> bool:
         """Note that the answer cannot be kept, before its first byte leaves. False: it may not leave."""

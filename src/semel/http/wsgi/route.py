@@ -103,9 +103,10 @@ class RouteCall(InsideCall):
     def failed_with(self, status: int) -> BaseException | None:
         """The exception of which the application has made its answer, where that says nothing of the command.
 
-        Only 4xx does: an error page with another status is no proof of success.
+        Only 4xx does, and the status that the exception itself has: an error page with another one is no proof of
+        success.
         """
-        return None if 400 <= status < 500 else self.failure
+        return None if 400 <= status < 500 or status == self.own_status else self.failure
 
     def end_answer(self) -> None:
         """The answer is settled: what is left would hold the whole request in a cycle."""
@@ -155,11 +156,12 @@ class _HeldAnswer(WsgiCall):
         left: BaseException | None = None
         try:
             call.leave()
-        except Exception as raised:  # noqa: BLE001 -- as if the application had raised it
-            left = raised
+        except Exception as ended:  # noqa: BLE001 -- as if the application had raised it
+            left = ended
         failure = error or left or call.failed_with(capture.status)
         try:
-            answer = settle_call(self._engine, self._exchange, self._permit, capture, failure, call.failure)
+            raised = None if capture.status == call.own_status else call.failure
+            answer = settle_call(self._engine, self._exchange, self._permit, capture, failure, raised)
             if answer is not None or error is not None:
                 return answer
             if left is not None:
@@ -167,7 +169,7 @@ class _HeldAnswer(WsgiCall):
             return capture.first()  # the page that the application made of its exception
         finally:
             call.end_answer()
-            failure = left = None
+            failure = left = raised = None
 
 
 class CaptureMiddleware:
