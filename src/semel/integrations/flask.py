@@ -19,7 +19,7 @@ from datetime import date, time
 from decimal import Decimal
 from itertools import chain
 from types import NoneType
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from uuid import UUID
 
 import click
@@ -49,6 +49,10 @@ from semel.integrations.endpoint import (
 )
 from semel.operations.http import SyncOperations
 from semel.policy import Command, Policy
+
+if TYPE_CHECKING:
+    from semel.imports.run import Imports
+    from semel.imports.wsgi import ImportsOverWsgi
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -187,6 +191,48 @@ class Semel:
             return cast(F, claimed)
 
         return declare
+
+    def imports(
+        self,
+        app: Flask,
+        imports: Imports,
+        *,
+        path: str,
+        supplier: str | Callable[[Any], object],
+        may: Callable[[Any, str], bool],
+        jobs_path: str = "/imports",
+        idle_seconds: float = 60.0,
+    ) -> ImportsOverWsgi:
+        """Take files at a path of an application, answer questions about their jobs, and run the jobs in its processes.
+
+        Parameters: ``imports`` on an AsyncEngine of their own, with a handler; ``path`` of uploads, such as
+        ``"/suppliers/{supplier}/imports"``; ``supplier`` where its code is: ``"path:supplier"``, ``"header:NAME"``,
+        ``"query:NAME"`` or a function of the environ; ``may`` a function of the environ and the supplier's code that
+        says whether this caller may send and see its files; ``jobs_path`` of the questions; ``idle_seconds`` how long a
+        client may send nothing.
+
+        Raises ConfigurationError, when the application is built.
+        """
+        from semel.imports.wsgi import ImportsOverWsgi  # which answers in Starlette's terms
+
+        served = ImportsOverWsgi(
+            imports,
+            path=path,
+            supplier=supplier,
+            may=may,
+            jobs_path=jobs_path,
+            idle_seconds=idle_seconds,
+            **self._options,
+        )
+        for template, methods in served.paths:
+
+            def answer(**_: Any) -> Response:
+                return _response_of(served.respond(request.environ))
+
+            answer.takes_imports = True  # type: ignore[attr-defined]
+            rule = template.replace("{", "<").replace("}", ">")
+            app.add_url_rule(rule, f"semel_import {template}", answer, methods=list(methods))
+        return served
 
     def _check_view(self, view: Any, declared: DeclaredView) -> None:
         if isinstance(getattr(view, DECLARED, None), DeclaredView):

@@ -21,7 +21,7 @@ class Bearer(authentication.BaseAuthentication):  # type: ignore[misc]  # it shi
         return "Bearer"
 
 
-class BearerInDocuments(OpenApiAuthenticationExtension):  # type: ignore[misc]
+class BearerInDocuments(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
     """What a document says of it."""
 
     target_class = Bearer

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from django.contrib import admin
 from django.urls import include, path, register_converter
+from django.views.decorators.csrf import csrf_exempt
 from rest_framework.routers import SimpleRouter
 
-from tests.frameworks.django_site import rest, views
+from semel.integrations import django as semel
+from tests.frameworks.django_site import imported, rest, views
 
 router = SimpleRouter()
 
@@ -48,3 +50,11 @@ urlpatterns = [
     path("plain", rest.plain),
     path("", include(router.urls)),
 ]
+
+urlpatterns += semel.imports(
+    imported.stock,
+    path="suppliers/{supplier}/imports",
+    supplier="path:supplier",
+    may=imported.may_upload,
+    decorate=csrf_exempt,
+)

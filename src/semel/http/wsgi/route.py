@@ -19,7 +19,7 @@ from semel.errors import ConfigurationError
 from semel.http.routing import UNSAFE_METHODS, Params, Route
 from semel.http.settings import HttpSettings
 from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, headers_of, marked, send_answer
-from semel.http.wsgi.body import KeptBody
+from semel.http.wsgi.body import KeptBody, length_of
 from semel.http.wsgi.inside import Head, InsideCall, settle_call
 from semel.http.wsgi.middleware import App, Closing, WsgiCall, close_each, write_nowhere
 from semel.http.wsgi.threads import Threads
@@ -92,7 +92,7 @@ class RouteCall(InsideCall):
     ) -> Command | Answer | None:
         """The view's command; or the answer that leaves instead, or None to run unprotected."""
         query = environ.get("QUERY_STRING", "").encode("latin-1")
-        head = Head(environ["REQUEST_METHOD"].upper(), query, headers_of(environ), _length_of(environ))
+        head = Head(environ["REQUEST_METHOD"].upper(), query, headers_of(environ), length_of(environ))
         return self.command(engine, surface, route, params, environ, head, self.body)
 
     def note(self, error: BaseException) -> None:
@@ -208,7 +208,7 @@ class CaptureMiddleware:
 
     def _serve(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         source: Any = environ.get("wsgi.input") or io.BytesIO()
-        call = RouteCall(self.app, KeptBody(source, _length_of(environ), self._bytes_max()), start_response)
+        call = RouteCall(self.app, KeptBody(source, length_of(environ), self._bytes_max()), start_response)
         environ = {**environ, "wsgi.input": call.body, CALL_KEY: call}
         try:
             pieces = call.run(environ)
@@ -223,14 +223,6 @@ class CaptureMiddleware:
         finally:
             environ.pop(CALL_KEY, None)
         return pieces
-
-
-def _length_of(environ: Environ) -> int | None:
-    """How long the body is announced; None where it ends with its stream."""
-    length: str = environ.get("CONTENT_LENGTH") or ""
-    if length.isdecimal():
-        return int(length)
-    return None if environ.get("wsgi.input_terminated") else 0
 
 
 def _given(pieces: Iterable[bytes], error: BaseException | None) -> Iterable[bytes]:

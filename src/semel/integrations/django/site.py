@@ -129,6 +129,11 @@ class Site:
         sizes = [each.policy.body_bytes_max for each in self._declared.values()]
         return max([RETRY_BYTES_MAX, *sizes])
 
+    @property
+    def surface_options(self) -> dict[str, Any]:
+        """What the settings say of a surface."""
+        return {"caller": self._caller, **self._options}
+
     # --- stores -----------------------------------------------------------------------------------
 
     def place(self, alias: str) -> Place:
@@ -155,7 +160,7 @@ class Site:
         if self._url is None or alias != self.database:
             databases.before_test_database_ends(alias, _close_all)
         engine = Engine.connect(url, **self._engine_options)
-        surface = HttpSettings.of(engine, {"caller": self._caller, **self._options})
+        surface = HttpSettings.of(engine, self.surface_options)
         place = Place(url, engine, surface, SyncOperations(surface, engine, lambda: list(self._declared)))
         for each in self._declared.values():
             if each.using == alias:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from datetime import date, time
 from decimal import Decimal
 from types import NoneType
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponseNotAllowed
+from django.urls import path as url
+from django.views.decorators.http import require_http_methods
 
 from semel.core.model import Answer, Effects
 from semel.engine.permit import Permit
@@ -24,6 +26,9 @@ from semel.integrations.django.site import Declared, Place, site
 from semel.integrations.endpoint import DECLARED, check_endpoint, without_slashes
 from semel.policy import Command, Policy
 from semel.stores.sql import django as databases
+
+if TYPE_CHECKING:
+    from semel.imports.run import Imports
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PERMIT: Final = "semel_permit"
@@ -207,3 +212,55 @@ def _command(
     if route.counts_path or len(plain) < len(named):  # a converter's object may have no text of its own
         params = (*params, (PATH, without_slashes(request.path_info)))
     return place, call.command_of(place, route, params, request)
+
+
+def imports(
+    imports: Imports,
+    *,
+    path: str,
+    supplier: str | Callable[[Any], object],
+    may: Callable[[Any, str], bool],
+    jobs_path: str = "imports",
+    idle_seconds: float = 60.0,
+    decorate: Callable[[Any], Any] = lambda view: view,
+) -> list[Any]:
+    """URL patterns that take files, answer questions about their jobs, and run the jobs in the servers' processes.
+
+    Parameters: ``imports`` on an AsyncEngine of their own, with a handler; ``path`` of uploads, such as
+    ``"suppliers/{supplier}/imports"``; ``supplier`` where its code is: ``"path:supplier"``, ``"header:NAME"``,
+    ``"query:NAME"`` or a function of the request; ``may`` a function of the request and the supplier's code that says
+    whether this caller may send and see its files; ``jobs_path`` of the questions; ``idle_seconds`` how long a client
+    may send nothing; ``decorate`` a decorator for each view, such as ``login_required`` or ``csrf_exempt``.
+
+    Write them at the root of the project: ``urlpatterns += semel.imports(...)``.
+
+    Raises ConfigurationError, when the module with the URLs is imported.
+    """
+    from semel.imports.wsgi import ImportsOverWsgi  # which answers in Starlette's terms
+
+    served = ImportsOverWsgi(
+        imports,
+        path=f"/{path.lstrip('/')}",
+        supplier=supplier,
+        may=may,
+        jobs_path=f"/{jobs_path.lstrip('/')}",
+        idle_seconds=idle_seconds,
+        **site().surface_options,
+    )
+    by_path: dict[str, set[str]] = {}
+    for template, methods in served.paths:
+        by_path.setdefault(template, set()).update(methods)
+
+    def answer(request: Any, **_: Any) -> Any:
+        source = request
+        if request.META.get("wsgi.input_terminated") and not request.META.get("CONTENT_LENGTH"):
+            source = request.META["wsgi.input"]  # in pieces of no announced length, which Django takes for nothing
+        return response_of(served.respond({**request.META, "wsgi.input": source}, request))
+
+    return [
+        url(
+            template[1:].replace("{", "<str:").replace("}", ">"),
+            decorate(require_http_methods(sorted(methods))(answer)),
+        )
+        for template, methods in by_path.items()
+    ]
