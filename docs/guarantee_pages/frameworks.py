@@ -134,8 +134,8 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "lists of items (bulk)": (
         "tests/integrations/test_bulk.py::test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer",
         "tests/integrations/test_bulk.py::test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer",
-        f"{NO}not yet",
-        f"{NO}not yet",
+        "tests/frameworks/django_site/tests_bulk.py::test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer",
+        "tests/frameworks/test_flask_bulk.py::test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer",
         f"{NO}not yet",
         f"{NO}an endpoint of its own",
         f"{NO}an endpoint of its own",

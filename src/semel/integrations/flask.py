@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, time
 from decimal import Decimal
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from uuid import UUID
 
 import click
-from flask import Flask, Response, current_app, got_request_exception, has_request_context, request
+from flask import Flask, Response, current_app, got_request_exception, has_app_context, has_request_context, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.wrappers import Response as BaseResponse
 
@@ -51,6 +51,8 @@ from semel.operations.http import SyncOperations
 from semel.policy import Command, Policy
 
 if TYPE_CHECKING:
+    from semel.bulk.declaration import BulkItem
+    from semel.bulk.wsgi import BulkView, Told
     from semel.imports.run import Imports
     from semel.imports.wsgi import ImportsOverWsgi
 
@@ -126,6 +128,7 @@ class Semel:
         self.engine: Engine | None = None  # of the last application that was initialised
         self.surface: HttpSettings | None = None
         self.declared: dict[str, DeclaredView] = {}
+        self.bulks: list[str] = []
         self._options = {"caller": _caller_of(caller, tenant), **settings}
         self._session = session
         self._serves = serve_operations
@@ -160,7 +163,7 @@ class Semel:
 
         Raises PolicyError and ConfigurationError, when the view's module is imported.
         """
-        chosen = check_declaration(name, policy, options, paths=paths, taken=self.declared)
+        chosen = check_declaration(name, policy, options, paths=paths, taken=(*self.declared, *self.bulks))
         if chosen.resumable:
             raise ConfigurationError(
                 f"{name}: resumable=True is for what runs again without its client, which a view that claims cannot: "
@@ -191,6 +194,58 @@ class Semel:
             return cast(F, claimed)
 
         return declare
+
+    def bulk(
+        self,
+        operation: str,
+        handler: Callable[[BulkItem], object],
+        *,
+        body_bytes_max: int = 64 * 1024 * 1024,
+        items_at: str | None = None,
+        counts: Sequence[str] | None = None,
+        **options: Any,
+    ) -> BulkView:
+        """A list of items as one command: ``app.post("/approvals")(semel.bulk("cases.approve", approve).answer)``.
+
+        Parameters: ``operation`` its name, and ``options`` those of :class:`~semel.bulk.declaration.BulkPolicy`;
+        ``handler`` a function of an item; ``body_bytes_max`` of a list; ``items_at`` where its items are in an object,
+        such as ``"/items"`` (an array by itself is taken, too); ``counts`` names of request headers that count, by
+        default the application's.
+
+        Raises ConfigurationError and PolicyError, when the module is imported.
+        """
+        from semel.bulk.wsgi import BulkView
+
+        if operation in self.declared or operation in self.bulks:
+            raise ConfigurationError(f"two operations are named {operation!r}: their keys would meet")
+        made = BulkView(
+            operation,
+            handler,
+            options,
+            place=self._place,
+            around=_in_app_context,
+            body_bytes_max=body_bytes_max,
+            items_at=items_at,
+            counts=counts,
+        )
+        self.bulks.append(operation)
+
+        def answer(**_: Any) -> Response:
+            params = tuple(sorted((name, str(value)) for name, value in (request.view_args or {}).items()))
+            return _told_of(made.respond(request.environ, request.environ, params))
+
+        answer.__name__ = operation.replace(".", "_")  # Flask's name for it
+        made.answer = answer
+        return made
+
+    def _place(self) -> tuple[Engine, HttpSettings]:
+        """The engine and the surface of the running application, else of the last that was initialised."""
+        state = current_app.extensions.get(_EXTENSION) if has_app_context() else None
+        if isinstance(state, _State) and state.semel is self:
+            return state.engine, state.surface
+        if self.engine is None or self.surface is None:
+            raise ConfigurationError("this Semel has no application yet: call semel.init_app(app, engine)")
+        return self.engine, self.surface
 
     def imports(
         self,
@@ -347,7 +402,7 @@ class _State:
         self.engine = engine
         self.surface = surface
         self.declared: dict[str, DeclaredEndpoint] = {}
-        self.operations = SyncOperations(surface, engine, lambda: list(self.declared))
+        self.operations = SyncOperations(surface, engine, lambda: (*self.declared, *semel.bulks))
         self.sessions: Callable[[], Any] | None = None
         self._session = session
         self._app = weakref.ref(app)
@@ -507,6 +562,24 @@ def _response_of(answer: Answer) -> Response:
     """An answer as a response, for the application's own ``after_request`` functions; it leaves from the capture."""
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
     return Response(answer.body, 200 if answer.status is None else answer.status, headers)
+
+
+def _told_of(told: Answer | Told) -> Response:
+    """A bulk's answer as a response, whose items are read while it is sent."""
+    if isinstance(told, Answer):
+        return _response_of(told)
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in told.headers]
+    return Response(told.pieces, told.status, headers)
+
+
+def _in_app_context(act: Callable[[], None]) -> Callable[[], None]:
+    app: Flask = current_app._get_current_object()  # type: ignore[attr-defined]
+
+    def run() -> None:
+        with app.app_context():
+            act()
+
+    return run
 
 
 def _read(answered: Any, bytes_max: int) -> Any:

@@ -11,7 +11,7 @@ from rest_framework.response import Response
 
 from semel.integrations import django as semel
 from tests.frameworks.django_site.models import Effect
-from tests.frameworks.django_site.views import answer
+from tests.frameworks.django_site.views import answer, approvals
 
 
 class EffectSerializer(serializers.ModelSerializer):  # type: ignore[misc]
@@ -51,6 +51,12 @@ class Effects(viewsets.GenericViewSet):  # type: ignore[misc]
         if request.data.get("do") == "raise":
             raise exceptions.APIException("the provider is away")
         return Response({"n": effect.pk, "key": request.semel_permit.key_for("charge")}, status=201)
+
+
+@extend_schema(exclude=True)
+@api_view(["POST"])
+def approve(request: Any) -> Any:
+    return approvals.answer(request)
 
 
 @extend_schema(request=EffectSerializer, responses={201: EffectSerializer})

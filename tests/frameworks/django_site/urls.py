@@ -48,6 +48,8 @@ urlpatterns = [
     path("effects", views.effects),
     path("operations/", include("semel.integrations.django.urls")),
     path("plain", rest.plain),
+    path("approvals/<int:store>", views.approvals.answer),
+    path("rest-approvals", rest.approve),
     path("", include(router.urls)),
 ]
 

@@ -20,6 +20,7 @@ from django.template.response import SimpleTemplateResponse
 from django.views import View
 from django.views.decorators.http import require_POST
 
+from semel.bulk.declaration import BulkItem
 from semel.integrations import django as semel
 from tests.frameworks.django_site.models import Effect
 
@@ -227,6 +228,18 @@ class Orders(View):  # type: ignore[misc]  # Django ships no types
     def delete(self, request: Any) -> Any:
         Effect.objects.create(what="cleared")
         return HttpResponse(status=204)
+
+
+def approve(item: BulkItem) -> str:
+    """An item whose effect is a row of Django's."""
+    if item.value == "raise":
+        raise ZeroDivisionError
+    if item.value == "gate":
+        GATE.read_bytes()
+    return str(Effect.objects.create(what=f"item {item.value}").pk)
+
+
+approvals = semel.bulk("approvals", approve, effects="external", member=None)
 
 
 def effects(request: Any) -> Any:

@@ -258,6 +258,14 @@ class _Through:
             self._call.end_of_stream(error)
 
 
+def environ_of(request: Any) -> dict[str, Any]:
+    """A request as WSGI tells it, also over ASGI, whose body has not been read."""
+    source = request
+    if request.META.get("wsgi.input_terminated") and not request.META.get("CONTENT_LENGTH"):
+        source = request.META["wsgi.input"]  # in pieces of no announced length, which Django takes for nothing
+    return {**request.META, "wsgi.input": source}
+
+
 def _may_claim(request: Any) -> bool:
     """Whether the view that a request leads to is, or may be, a declared one."""
     try:

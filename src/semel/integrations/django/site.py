@@ -39,6 +39,7 @@ class Declared:
 
 
 _DECLARED: Final[dict[str, Declared]] = {}  # by the views' modules, which are imported once
+BULKS: Final[list[str]] = []  # the names of lists, likewise
 
 
 @dataclass(slots=True)
@@ -93,7 +94,7 @@ class Site:
         with self._lock:
             place = self.place(alias)
             found = declare_endpoint(
-                place.engine, place.surface, name, policy, options, paths=paths, taken=self._declared
+                place.engine, place.surface, name, policy, options, paths=paths, taken=(*self._declared, *BULKS)
             )
             if found.policy.resumable:
                 raise ConfigurationError(
@@ -161,7 +162,7 @@ class Site:
             databases.before_test_database_ends(alias, _close_all)
         engine = Engine.connect(url, **self._engine_options)
         surface = HttpSettings.of(engine, self.surface_options)
-        place = Place(url, engine, surface, SyncOperations(surface, engine, lambda: list(self._declared)))
+        place = Place(url, engine, surface, SyncOperations(surface, engine, lambda: (*self._declared, *BULKS)))
         for each in self._declared.values():
             if each.using == alias:
                 place.declared[each.name] = declare_endpoint(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, time
 from decimal import Decimal
 from types import NoneType
@@ -19,15 +19,19 @@ from semel.core.model import Answer, Effects
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError
 from semel.http.routing import PATH, UNSAFE_METHODS, Params
-from semel.integrations.django.answer import response_of
+from semel.integrations.django.answer import response_of, stream_of
 from semel.integrations.django.atomic import run_atomic
-from semel.integrations.django.call import CALL, DjangoCall
-from semel.integrations.django.site import Declared, Place, site
+from semel.integrations.django.call import CALL, DjangoCall, environ_of
+from semel.integrations.django.site import BULKS, Declared, Place, site
 from semel.integrations.endpoint import DECLARED, check_endpoint, without_slashes
 from semel.policy import Command, Policy
 from semel.stores.sql import django as databases
 
 if TYPE_CHECKING:
+    from semel.bulk.declaration import BulkItem
+    from semel.bulk.wsgi import BulkView
+    from semel.engine.sync_engine import Engine
+    from semel.http.settings import HttpSettings
     from semel.imports.run import Imports
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -214,6 +218,73 @@ def _command(
     return place, call.command_of(place, route, params, request)
 
 
+def bulk(
+    operation: str,
+    handler: Callable[[BulkItem], object],
+    *,
+    using: str | None = None,
+    body_bytes_max: int = 64 * 1024 * 1024,
+    items_at: str | None = None,
+    counts: Sequence[str] | None = None,
+    **options: Any,
+) -> BulkView:
+    """A list of items as one command: ``path("approvals", semel.bulk("cases.approve", approve).answer)``.
+
+    Parameters: ``operation`` its name, and ``options`` those of :class:`~semel.bulk.declaration.BulkPolicy`;
+    ``handler`` a function of an item; ``using`` the alias of the database that holds its record; ``body_bytes_max`` of
+    a list; ``items_at`` where its items are in an object, such as ``"/items"`` (an array by itself is taken, too);
+    ``counts`` names of request headers that count, by default the project's. In a method of a class-based view, or
+    below ``@api_view``, return ``approvals.answer(request)``.
+
+    Raises ConfigurationError and PolicyError, when the module is imported.
+    """
+    from semel.bulk.wsgi import BulkView
+
+    if operation in site().declared or operation in BULKS:
+        raise ConfigurationError(f"two operations are named {operation!r}: their keys would meet")
+
+    def place() -> tuple[Engine, HttpSettings]:
+        found = site().place(using or site().database)
+        return found.engine, found.surface
+
+    made = BulkView(
+        operation,
+        handler,
+        options,
+        place=place,
+        around=_with_connections,
+        body_bytes_max=body_bytes_max,
+        items_at=items_at,
+        counts=counts,
+    )
+    BULKS.append(operation)
+
+    def answer(request: Any, **named: Any) -> Any:
+        if request.method not in UNSAFE_METHODS:
+            return HttpResponseNotAllowed(UNSAFE_METHODS)
+        if databases.is_in_block():
+            raise ConfigurationError(
+                f"the list {operation!r} is done inside a transaction of Django's, which would undo what its items are "
+                "on record with; put @transaction.non_atomic_requests around its view"
+            )
+        params = tuple(sorted((name, str(value)) for name, value in named.items()))
+        told = made.respond(environ_of(request), request, params)
+        return response_of(told) if isinstance(told, Answer) else stream_of(told, request)
+
+    made.answer = databases.outside_of_requests(answer)
+    return made
+
+
+def _with_connections(act: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        try:
+            act()
+        finally:
+            databases.close_connections()
+
+    return run
+
+
 def imports(
     imports: Imports,
     *,
@@ -252,10 +323,7 @@ def imports(
         by_path.setdefault(template, set()).update(methods)
 
     def answer(request: Any, **_: Any) -> Any:
-        source = request
-        if request.META.get("wsgi.input_terminated") and not request.META.get("CONTENT_LENGTH"):
-            source = request.META["wsgi.input"]  # in pieces of no announced length, which Django takes for nothing
-        return response_of(served.respond({**request.META, "wsgi.input": source}, request))
+        return response_of(served.respond(environ_of(request), request))
 
     return [
         url(
