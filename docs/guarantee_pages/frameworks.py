@@ -143,8 +143,8 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "`Prefer: respond-async`": (
         "tests/steps/test_respond_async.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
         "tests/steps/test_respond_async.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
-        f"{NO}through the WSGI middleware",
-        f"{NO}through the WSGI middleware",
+        "tests/frameworks/django_site/tests_resumed.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
+        "tests/frameworks/test_flask_resumed.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
         f"{NO}a call has one answer",
         "tests/steps/test_respond_async.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
         "tests/steps/test_resumed_wsgi.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",

@@ -164,11 +164,6 @@ class Semel:
         Raises PolicyError and ConfigurationError, when the view's module is imported.
         """
         chosen = check_declaration(name, policy, options, paths=paths, taken=(*self.declared, *self.bulks))
-        if chosen.resumable:
-            raise ConfigurationError(
-                f"{name}: resumable=True is for what runs again without its client, which a view that claims cannot: "
-                "declare the operation at semel.http.wsgi.SemelMiddleware instead"
-            )
         declared = DeclaredView(name, chosen, paths)
         for app in self._apps:
             _state_of(app).declare(declared)
@@ -372,6 +367,8 @@ class Semel:
         permit = call.claim(claimed) if isinstance(claimed, Command) else claimed
         if isinstance(permit, Answer):
             return _response_of(permit)
+        if permit is not None and call.wants_async and (accepted := call.accept()) is not None:
+            return _response_of(accepted)
         environ[_PERMIT] = permit
         if permit is None:
             return view(*args, **kwargs)

@@ -75,7 +75,7 @@ TEMPLATES = [
 ]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 FILE_UPLOAD_MAX_MEMORY_SIZE = 1000
-SEMEL: dict[str, Any] = {}
+SEMEL: dict[str, Any] = {"RESUMED_USER": "tests.frameworks.django_site.outer.resumed_user"}
 REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "semel.integrations.django.spectacular.AutoSchema",
     "DEFAULT_AUTHENTICATION_CLASSES": ["tests.frameworks.django_site.bearer.Bearer"],

@@ -7,6 +7,7 @@ import os
 import time
 from typing import Any
 
+import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.test import AsyncClient, TransactionTestCase, override_settings
@@ -54,7 +55,7 @@ class BulkTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django sh
             "/rest-approvals", ["x"], format="json", HTTP_AUTHORIZATION="Bearer alice", HTTP_IDEMPOTENCY_KEY=self.key
         )
         asked.user = User("alice")
-        with self.assertRaisesRegex(ConfigurationError, "non_atomic_requests"), transaction.atomic():
+        with pytest.raises(ConfigurationError, match="non_atomic_requests"), transaction.atomic():
             rest.approve(asked)
         assert effects() == []
         with override_settings(ROOT_URLCONF="tests.frameworks.django_site.urls"):

@@ -18,10 +18,11 @@ from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
 from semel.http.routing import UNSAFE_METHODS, Params, Route
 from semel.http.settings import HttpSettings
+from semel.http.wsgi.accepted import Accepted
 from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, headers_of, marked, send_answer
 from semel.http.wsgi.body import KeptBody, length_of
 from semel.http.wsgi.inside import Head, InsideCall, settle_call
-from semel.http.wsgi.middleware import App, Closing, WsgiCall, close_each, write_nowhere
+from semel.http.wsgi.middleware import App, Closing, WsgiCall, close_each, heard_by_nobody, write_nowhere
 from semel.http.wsgi.threads import Threads
 from semel.policy import Command
 
@@ -35,9 +36,13 @@ class RouteCall(InsideCall):
     open on the command's transaction.
     """
 
-    def __init__(self, app: App, body: KeptBody, start_response: StartResponse) -> None:
+    def __init__(
+        self, app: App, body: KeptBody, start_response: StartResponse, environ: Environ, accepted: Accepted | None
+    ) -> None:
         super().__init__()
         self.body = body
+        self._environ = environ
+        self._accepted = accepted
         self.before_settling: list[Callable[[], None]] = []
         self._app = app
         self._start_response = start_response
@@ -85,7 +90,38 @@ class RouteCall(InsideCall):
         sent = send_answer(self._start_response, self.capture.instead(answer))
         return sent if error is None else Closing(sent, _raising(error))
 
+    def run_unheard(self) -> None:
+        """Run the request where its client has its 202: the answer is for those who ask later."""
+        environ = {**self._environ, "wsgi.input": self.body, CALL_KEY: self}
+        environ.pop("werkzeug.debug.preserve_context", None)  # of a test client, in its own thread
+        try:
+            close_each(self.run(environ))  # at its close what flows through is run to its end
+            self.check_reached()
+            self.end()
+        except BaseException as error:
+            with suppress(Exception):
+                self.leave()
+            self.let_go(error)
+            self.body.end()
+            self.failure = None
+            raise
+        finally:
+            environ.pop(CALL_KEY, None)
+
     # --- for the view's wrapper -----------------------------------------------------------------
+
+    def accept(self) -> Answer | None:
+        """Have the granted request run once more from the outside, in a thread of its own; 202 for its client.
+
+        None where there is no place: then the client waits.
+        """
+        further = RouteCall(self._app, self.body, heard_by_nobody, self._environ, None)
+        self.prepare(further)
+        self.body.begin_anew()
+        if self._accepted is None or not self._accepted.begin(further.run_unheard):
+            return None
+        self.body = KeptBody(io.BytesIO(), 0, 0)
+        return self.hand_over()
 
     def command_of(
         self, engine: Engine, surface: HttpSettings, route: Route, params: Params, environ: Environ
@@ -196,6 +232,7 @@ class CaptureMiddleware:
         self._bytes_max = bytes_max
         self._check = check
         self._threads = Threads(waiters_max)
+        self._accepted = Accepted()
         engine.core.waiters_limit = self._threads.waiters
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -206,9 +243,14 @@ class CaptureMiddleware:
         with self._threads:
             return self._serve(environ, start_response)
 
+    def close(self) -> None:
+        """Wait for the views whose clients were told 202 (``Prefer: respond-async``)."""
+        self._accepted.close()
+
     def _serve(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         source: Any = environ.get("wsgi.input") or io.BytesIO()
-        call = RouteCall(self.app, KeptBody(source, length_of(environ), self._bytes_max()), start_response)
+        body = KeptBody(source, length_of(environ), self._bytes_max())
+        call = RouteCall(self.app, body, start_response, environ, self._accepted)
         environ = {**environ, "wsgi.input": call.body, CALL_KEY: call}
         try:
             pieces = call.run(environ)

@@ -25,7 +25,7 @@ from semel.operations.http import SyncOperations
 from semel.policy import Policy
 from semel.stores.sql import django as databases
 
-_OWN: Final = ("URL", "DATABASE", "CALLER", "TENANT", "ENGINE")
+_OWN: Final = ("URL", "DATABASE", "CALLER", "TENANT", "ENGINE", "RESUMED_USER")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,7 @@ class Site:
         self._engine_options: Mapping[str, Any] = given.get("ENGINE", {})
         self._options = {name.lower(): value for name, value in given.items() if name not in _OWN}
         self.asks_for_user = given.get("CALLER") is None
+        self._resumed_user = _function("RESUMED_USER", given.get("RESUMED_USER"))
         self._caller = _caller_of(given.get("CALLER"), given.get("TENANT", "single"))
 
     # --- operations -------------------------------------------------------------------------------
@@ -96,11 +97,6 @@ class Site:
             found = declare_endpoint(
                 place.engine, place.surface, name, policy, options, paths=paths, taken=(*self._declared, *BULKS)
             )
-            if found.policy.resumable:
-                raise ConfigurationError(
-                    f"{name}: resumable=True is for what runs again without its client, which a view that claims "
-                    "cannot: declare the operation at semel.http.wsgi.SemelMiddleware instead"
-                )
             if found.policy.terms.effects is Effects.ATOMIC:
                 databases.store_url_of(alias)  # refuses what cannot be joined
                 if self._url is not None and alias == self.database:
@@ -198,6 +194,18 @@ class Site:
         for place in places:
             place.engine.close()
 
+    def resumed_user(self, caller: Caller) -> Any:
+        """The user of a request that is run without its client: as SEMEL['RESUMED_USER'] says, or Django's own."""
+        from django.contrib.auth import get_user_model
+        from django.contrib.auth.models import AnonymousUser
+
+        found = None
+        if self._resumed_user is not None:
+            found = self._resumed_user(caller)
+        elif self.asks_for_user and not caller.id.startswith(_OTHERS):
+            found = get_user_model().objects.filter(pk=caller.id).first()
+        return AnonymousUser() if found is None else found
+
     # --- routes -----------------------------------------------------------------------------------
 
     def look_at_routes(self) -> Mapping[str, set[str]]:
@@ -271,15 +279,21 @@ def _caller_of(given: Any, tenant: str) -> Callable[[Any], Caller | None]:
             return Caller(tenant, _id_of(user))
 
         return from_user
+    caller: Callable[[Any], Caller | None] = _function("CALLER", given)
+    return caller
+
+
+def _function(name: str, given: Any) -> Any:
+    """A setting that is a function, or its path; None where it is not given."""
     if isinstance(given, str):
         try:
             given = import_string(given)
         except ImportError as error:
-            raise ConfigurationError(f"SEMEL['CALLER'] cannot be imported: {error}") from None
-    if not callable(given):
-        raise ConfigurationError(f"SEMEL['CALLER'] must be a function of the request, or its path; it is {given!r}")
-    caller: Callable[[Any], Caller | None] = given
-    return caller
+            raise ConfigurationError(f"SEMEL[{name!r}] cannot be imported: {error}") from None
+    if given is not None and not callable(given):
+        what = "the request" if name == "CALLER" else "a Caller"
+        raise ConfigurationError(f"SEMEL[{name!r}] must be a function of {what}, or its path; it is {given!r}")
+    return given
 
 
 def _id_of(user: Any) -> str:

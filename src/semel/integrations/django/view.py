@@ -79,6 +79,11 @@ def command(
                 "def, and Django runs the view in a thread"
             )
 
+        if declared.policy.resumable and is_async:
+            raise ConfigurationError(
+                f"{view.__qualname__}: resumable=True runs a view in a thread, without its client; write def"
+            )
+
         @functools.wraps(view)
         def claimed(*args: Any, **kwargs: Any) -> Any:
             return _serve(view, declared, args, kwargs)
@@ -128,6 +133,8 @@ def _serve(view: Callable[..., Any], declared: Declared, args: tuple[Any, ...], 
     permit = call.claim(command)
     if not isinstance(permit, Permit):
         return _unclaimed(view, request, permit, args, kwargs)
+    if call.wants_async and (accepted := call.accept()) is not None:
+        return response_of(accepted)
     _give(request, permit)
     try:
         response = view(*args, **kwargs)
