@@ -35,6 +35,7 @@ class Shop:
         self.gate = threading.Event()
         self.effects: list[str] = []
         self.threads: list[str] = []
+        self.logged: list[bytes] = []
         self.lets_in = True
         self.ends: Callable[[], Any] = lambda: ("shipped", 201)
         app = self.app = Flask("shop")
@@ -46,6 +47,11 @@ class Shop:
             g.user = request.headers.get("X-User") if permit is None else permit.command.scope.caller
             if g.user is None or not self.lets_in:
                 abort(401)
+
+        @app.after_request
+        def log(response: Any) -> Any:  # reads the body behind the view, as loggers do
+            self.logged.append(request.get_data())
+            return response
 
         @app.errorhandler(ValueError)
         def sorry(error: ValueError) -> Any:
@@ -110,6 +116,7 @@ def test_the_client_is_told_where_to_look_and_gets_the_answer_later(shop: Shop) 
         assert (ended.status_code, ended.data, ended.headers["Idempotency-Replayed"]) == (201, b"shipped", "true")
     assert shop.status(link)["state"] == "SUCCEEDED"
     assert (shop.effects, shop.threads) == (DONE, ["semel-accepted"])
+    assert set(shop.logged) == {b"", b'{"what": "parcel"}'}  # of questions, and of each command, accepted or run
 
 
 def test_without_the_preference_or_a_place_the_client_waits(shop: Shop) -> None:

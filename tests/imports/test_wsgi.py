@@ -293,6 +293,26 @@ def test_flask_lets_its_own_decide_first(tmp_path: Path) -> None:
         assert client.post(PATH, data=csv_of(1), headers=CSV).data == b"who?"
         assert client.get("/imports?key=ACME:", headers={"X-User": "alice"}).status_code == 200
     served.close()
+    given: dict[str, Any] = {"supplier": "path:supplier", "may": may}
+    with pytest.raises(ConfigurationError, match="in one call"):
+        semel.imports(app, stock, path="/other/{supplier}", **given)
+
+
+def test_several_imports_share_the_questions(tmp_path: Path) -> None:
+    home = sqlite_home(str(tmp_path / "two.db"))
+    engine = AsyncEngine(home.backend("sqlite-async"))
+    both = [Imports(engine, operation=name) for name in ("stock", "prices")]
+    for each in both:
+        each.row(_nothing)
+    path = {each.operation: f"/{each.operation}/{{supplier}}" for each in both}
+    app = ImportsOverWsgi(both, path=path, supplier="path:supplier", may=may, caller=caller_of)
+    for each in both:
+        headers = [("Content-Type", "text/csv"), ("Content-Length", str(len(csv_of(1))))]
+        environ = wsgi_environ("POST", f"/{each.operation}/ACME", "", headers, csv_of(1), None)
+        made = wsgi_call(app, environ)
+        assert made.status == 202
+        assert wsgi_call(app, wsgi_environ("GET", made.header("location") or "", "", [], b"", None)).status == 200
+    app.close()
 
 
 # --- a real server --------------------------------------------------------------------------------------------

@@ -245,9 +245,9 @@ class Semel:
     def imports(
         self,
         app: Flask,
-        imports: Imports,
+        imports: Imports | Sequence[Imports],
         *,
-        path: str,
+        path: str | dict[str, str],
         supplier: str | Callable[[Any], object],
         may: Callable[[Any, str], bool],
         jobs_path: str = "/imports",
@@ -255,11 +255,11 @@ class Semel:
     ) -> ImportsOverWsgi:
         """Take files at a path of an application, answer questions about their jobs, and run the jobs in its processes.
 
-        Parameters: ``imports`` on an AsyncEngine of their own, with a handler; ``path`` of uploads, such as
-        ``"/suppliers/{supplier}/imports"``; ``supplier`` where its code is: ``"path:supplier"``, ``"header:NAME"``,
-        ``"query:NAME"`` or a function of the environ; ``may`` a function of the environ and the supplier's code that
-        says whether this caller may send and see its files; ``jobs_path`` of the questions; ``idle_seconds`` how long a
-        client may send nothing.
+        Parameters: ``imports`` one or several, on an AsyncEngine of their own, each with a handler; ``path`` of
+        uploads, such as ``"/suppliers/{supplier}/imports"``, for several one of each by its operation; ``supplier``
+        where its code is: ``"path:supplier"``, ``"header:NAME"``, ``"query:NAME"`` or a function of the environ;
+        ``may`` a function of the environ and the supplier's code that says whether this caller may send and see its
+        files; ``jobs_path`` of the questions; ``idle_seconds`` how long a client may send nothing.
 
         Raises ConfigurationError, when the application is built.
         """
@@ -274,6 +274,11 @@ class Semel:
             idle_seconds=idle_seconds,
             **self._options,
         )
+        if f"semel_import {jobs_path}" in app.view_functions:
+            raise ConfigurationError(
+                f"other imports answer at {jobs_path!r} already: give all of them in one call, with "
+                "path={'stock.import': '/suppliers/{supplier}/stock', ...}, or another jobs_path"
+            )
         for template, methods in served.paths:
 
             def answer(**_: Any) -> Response:

@@ -115,12 +115,15 @@ class RouteCall(InsideCall):
 
         None where there is no place: then the client waits.
         """
-        further = RouteCall(self._app, self.body, heard_by_nobody, self._environ, None)
+        whole = b"".join(
+            self.body.spool.chunks()
+        )  # of its own: this request's may be read by what comes behind its view
+        body = KeptBody(io.BytesIO(whole), len(whole), len(whole))
+        further = RouteCall(self._app, body, heard_by_nobody, self._environ, None)
         self.prepare(further)
-        self.body.begin_anew()
         if self._accepted is None or not self._accepted.begin(further.run_unheard):
+            body.end()
             return None
-        self.body = KeptBody(io.BytesIO(), 0, 0)
         return self.hand_over()
 
     def command_of(

@@ -292,10 +292,17 @@ def _with_connections(act: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
+_JOBS_PATHS: Final[set[str]] = set()
+
+
+def _rooted(path: str) -> str:
+    return f"/{path.lstrip('/')}"
+
+
 def imports(
-    imports: Imports,
+    imports: Imports | Sequence[Imports],
     *,
-    path: str,
+    path: str | dict[str, str],
     supplier: str | Callable[[Any], object],
     may: Callable[[Any, str], bool],
     jobs_path: str = "imports",
@@ -304,11 +311,12 @@ def imports(
 ) -> list[Any]:
     """URL patterns that take files, answer questions about their jobs, and run the jobs in the servers' processes.
 
-    Parameters: ``imports`` on an AsyncEngine of their own, with a handler; ``path`` of uploads, such as
-    ``"suppliers/{supplier}/imports"``; ``supplier`` where its code is: ``"path:supplier"``, ``"header:NAME"``,
-    ``"query:NAME"`` or a function of the request; ``may`` a function of the request and the supplier's code that says
-    whether this caller may send and see its files; ``jobs_path`` of the questions; ``idle_seconds`` how long a client
-    may send nothing; ``decorate`` a decorator for each view, such as ``login_required`` or ``csrf_exempt``.
+    Parameters: ``imports`` one or several, on an AsyncEngine of their own, each with a handler; ``path`` of uploads,
+    such as ``"suppliers/{supplier}/imports"``, for several one of each by its operation; ``supplier`` where its code
+    is: ``"path:supplier"``, ``"header:NAME"``, ``"query:NAME"`` or a function of the request; ``may`` a function of
+    the request and the supplier's code that says whether this caller may send and see its files; ``jobs_path`` of the
+    questions; ``idle_seconds`` how long a client may send nothing; ``decorate`` a decorator for each view, such as
+    ``login_required`` or ``csrf_exempt``.
 
     Write them at the root of the project: ``urlpatterns += semel.imports(...)``.
 
@@ -316,15 +324,22 @@ def imports(
     """
     from semel.imports.wsgi import ImportsOverWsgi  # which answers in Starlette's terms
 
+    if jobs_path.strip("/") in _JOBS_PATHS:
+        raise ConfigurationError(
+            f"other imports answer at {jobs_path!r} already: give all of them in one call, with "
+            "path={'stock.import': 'suppliers/{supplier}/stock', ...}, or another jobs_path"
+        )
+    rooted = _rooted(path) if isinstance(path, str) else {name: _rooted(each) for name, each in path.items()}
     served = ImportsOverWsgi(
         imports,
-        path=f"/{path.lstrip('/')}",
+        path=rooted,
         supplier=supplier,
         may=may,
-        jobs_path=f"/{jobs_path.lstrip('/')}",
+        jobs_path=_rooted(jobs_path),
         idle_seconds=idle_seconds,
         **site().surface_options,
     )
+    _JOBS_PATHS.add(jobs_path.strip("/"))
     by_path: dict[str, set[str]] = {}
     for template, methods in served.paths:
         by_path.setdefault(template, set()).update(methods)
