@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db import transaction
 from drf_spectacular.utils import extend_schema
 from rest_framework import exceptions, serializers, viewsets
 from rest_framework.decorators import action, api_view
@@ -53,6 +54,7 @@ class Effects(viewsets.GenericViewSet):  # type: ignore[misc]
         return Response({"n": effect.pk, "key": request.semel_permit.key_for("charge")}, status=201)
 
 
+@transaction.non_atomic_requests
 @extend_schema(exclude=True)
 @api_view(["POST"])
 def approve(request: Any) -> Any:

@@ -13,8 +13,9 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.core.handlers.wsgi import WSGIHandler
 from django.core.wsgi import get_wsgi_application
+from django.db import transaction
 from django.http import HttpResponse
-from django.test import AsyncClient, Client, TransactionTestCase, override_settings
+from django.test import AsyncClient, Client, RequestFactory, TransactionTestCase, override_settings
 
 from semel.errors import ConfigurationError
 from semel.http.caller import Caller
@@ -23,7 +24,7 @@ from semel.integrations import django as semel
 from semel.integrations.django.middleware import INSTALLED
 from semel.integrations.django.site import site
 from semel.resuming.process import completing
-from tests.frameworks.django_site import views
+from tests.frameworks.django_site import outer, views
 from tests.frameworks.django_site.tests import Asking, effects
 
 PATH = "/ship/7"
@@ -98,6 +99,22 @@ class ResumedTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django
         assert effects() == DONE[:1]
         assert self.complete() == 1
         assert (self.ship({}).headers["Idempotency-Replayed"], effects()) == ("true", DONE)
+
+    def test_steps_inside_of_a_transaction_of_djangos_are_refused(self) -> None:
+        def around(request: Any) -> Any:
+            with transaction.atomic():
+                return views.ship(request, number=7)
+
+        asked = self.request()
+        with pytest.raises(ConfigurationError, match="the steps of 'ship'"):
+            INSTALLED[-1].__class__(around)(asked)
+        assert (effects(), self.state()) == ([], None)
+
+    def request(self) -> Any:
+        body, headers = json.dumps({"what": "parcel"}), {"Idempotency-Key": self.key}
+        made = RequestFactory().post(PATH, body, content_type="application/json", headers=headers)
+        made.user = outer.User("alice")
+        return made
 
     def test_the_user_is_djangos_own_where_the_caller_is(self) -> None:
         alice = User.objects.create_user("alice")

@@ -92,7 +92,9 @@ def command(
         async def claimed_async(*args: Any, **kwargs: Any) -> Any:
             return await _serve_async(view, declared, args, kwargs)
 
-        wrapped = claimed_async if is_async else claimed
+        wrapped: Any = claimed_async if is_async else claimed
+        if declared.policy.steps:  # what a step has on record, no later failure of the request may undo
+            wrapped = databases.outside_of_requests(wrapped)
         setattr(wrapped, DECLARED, declared)
         return cast(F, wrapped)
 
@@ -125,6 +127,8 @@ def _serve(view: Callable[..., Any], declared: Declared, args: tuple[Any, ...], 
     call = _call_of(declared, request)
     if call is None:
         return HttpResponseNotAllowed(UNSAFE_METHODS)
+    if declared.policy.steps:
+        _check_outside(f"the steps of {declared.name!r} are made")
     place, command = _command(call, declared, request, args, kwargs)
     if not isinstance(command, Command):
         return _unclaimed(view, request, command, args, kwargs)
@@ -168,6 +172,16 @@ async def _serve_async(
     except BaseException as error:
         call.failed(error)
         raise
+
+
+def _check_outside(what: str) -> None:
+    """Refuse what is on record piece by piece, inside of a transaction that would undo all of it."""
+    if databases.is_in_block():
+        raise ConfigurationError(
+            f"{what} inside a transaction of Django's, and what is on record would be undone with it: put "
+            "@transaction.non_atomic_requests around the view (of a class, around dispatch), and open no atomic() "
+            "around it"
+        )
 
 
 def _unclaimed(
@@ -269,11 +283,7 @@ def bulk(
     def answer(request: Any, **named: Any) -> Any:
         if request.method not in UNSAFE_METHODS:
             return HttpResponseNotAllowed(UNSAFE_METHODS)
-        if databases.is_in_block():
-            raise ConfigurationError(
-                f"the list {operation!r} is done inside a transaction of Django's, which would undo what its items are "
-                "on record with; put @transaction.non_atomic_requests around its view"
-            )
+        _check_outside(f"the list {operation!r} is done")
         params = tuple(sorted((name, str(value)) for name, value in named.items()))
         told = made.respond(environ_of(request), request, params)
         return response_of(told) if isinstance(told, Answer) else stream_of(told, request)
