@@ -18,7 +18,7 @@ from semel import Engine, Policy, Sealer
 from semel.core.model import Find, State
 from semel.errors import ConfigurationError
 from semel.integrations.grpc import permit_of
-from tests.grpc.conftest import METHOD, Service, trailing
+from tests.grpc.conftest import METHOD, OTHER, Service, trailing
 from tests.grpc.test_server import reason
 from tests.service.served import await_true
 
@@ -65,11 +65,14 @@ def test_a_call_that_runs_when_its_server_stops_is_settled(
 ) -> None:
     url, gate = f"sqlite:///{tmp_path}/pay.db", Gate(colour)
     service = serve(gate, url)
+    service.methods[OTHER] = lambda request, context: Status()  # which is not declared, and answers at once
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(service.send)
         assert gate.runs.wait(20)
         service.stop(grace)
-        await_true(lambda: service.send(key="another").code() in (Code.UNAVAILABLE, Code.CANCELLED), "no new calls")
+        await_true(lambda: service.send(method=OTHER).code() in (Code.UNAVAILABLE, Code.CANCELLED), "no new calls")
+        if grace is None:
+            assert first.result(20).code() in (Code.UNAVAILABLE, Code.CANCELLED)
         gate.may_end.set()
         ended = first.result(20)
     if grace is not None:
@@ -155,7 +158,7 @@ def test_a_sealed_answer_is_replayed_and_in_no_file(serve: Serve, colour: str, t
             return context.abort(Code.NOT_FOUND, f"no {CANARY}")
         return Status(message=CANARY)
 
-    policy = Policy(answers="seal", replay_headers=("receipt",))
+    policy = Policy(answers="seal", replay_headers=frozenset({"receipt"}))
     sealed = {"operations": {METHOD: policy}, "connected": {"sealer": Sealer(KEYS)}}
     service = serve(method, url, **sealed)
     first, again = service.send(), service.send()
