@@ -1,6 +1,6 @@
 """What a record takes on MariaDB, for ``semel size``: ``python -m bench.mariadb_sizes``.
 
-Starts a server of its own, fills one database with answers of 0 bytes and one with answers of 800, both by an engine and
+Starts a server of its own, fills one database with answers of 0 bytes and one with answers of 800, both by an engine,
 32 at once, reads the sizes that InnoDB states, and times one purge of all of them. Prints JSON.
 """
 

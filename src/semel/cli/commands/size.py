@@ -87,8 +87,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
     out.document({"engines": documents})
     out.table(("ENGINE", "ROWS", "BYTES", "IN MEMORY", "PURGE"), rows)
     out.say(
-        "Once as much ends as begins. In memory: the index of ids (SQLite, PostgreSQL), the table, which is ordered by id "
-        "(MariaDB), everything (Redis)."
+        "Once as much ends as begins. In memory: the index of ids (SQLite, PostgreSQL), the table, which is ordered by "
+        "id (MariaDB), everything (Redis)."
     )
     return Exit.OK
 
