@@ -10,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import envoy
 import httpx
 import pytest
 
@@ -50,7 +51,9 @@ def command_of(proxy: str, file: Path, *, check: bool = False) -> list[str]:
     if proxy == "haproxy":
         return [str(program("haproxy")), *(["-c"] if check else ["-db"]), "-f", str(file)]
     if proxy == "envoy":
-        begin = [str(Path(envoy.__file__).parent / "_bin" / "envoy"), "-c", str(file)]
+        found = find_spec("envoy")
+        assert found is not None and found.origin is not None
+        begin = [str(Path(found.origin).parent / "_bin" / "envoy"), "-c", str(file)]
         return [*begin, "--mode", "validate"] if check else [*begin, "--concurrency", "1", "--use-dynamic-base-id"]
     return [str(program("caddy")), "validate" if check else "run", "--config", str(file), "--adapter", "caddyfile"]
 
@@ -87,7 +90,7 @@ class Shop:
                 home.mkdir(exist_ok=True)
                 command = [sys.executable, "-m", "uvicorn", "tests.gateway.shop:app", "--port", str(port)]
                 world = {"SHOP_FOLDER": str(self.folder), "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-                self.services[port] = launch(command, home, port, lambda port=port: answers(port), environment=world)
+                self.services[port] = launch(command, home, port, partial(answers, port), environment=world)
 
     def send(self, method: str, path: str, *, keys: tuple[str, ...] = (), **options: Any) -> httpx.Response:
         headers = [("Idempotency-Key", key) for key in keys]

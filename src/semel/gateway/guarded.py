@@ -118,7 +118,7 @@ def guarded_of(app: Any) -> list[Guarded]:
                 each.path,
                 required=each.policy.key == "required" and not derived and not each.path.endswith("*"),
                 header=None if derived else KEY_HEADER if surface is None else surface.key_header,
-                shared=each.engine.store.capabilities.shared_between_processes,
+                shared=each.engine.backend.store.capabilities.shared_between_processes,
                 seconds=max(each.policy.wait_seconds, 0.0 if surface is None else surface.wait_seconds_max),
             )
         )
