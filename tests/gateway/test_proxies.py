@@ -52,7 +52,8 @@ def command_of(proxy: str, file: Path, *, check: bool = False) -> list[str]:
         return [str(program("haproxy")), *(["-c"] if check else ["-db"]), "-f", str(file)]
     if proxy == "envoy":
         found = find_spec("envoy")
-        assert found is not None and found.origin is not None
+        assert found is not None
+        assert found.origin is not None
         begin = [str(Path(found.origin).parent / "_bin" / "envoy"), "-c", str(file)]
         return [*begin, "--mode", "validate"] if check else [*begin, "--concurrency", "1", "--use-dynamic-base-id"]
     return [str(program("caddy")), "validate" if check else "run", "--config", str(file), "--adapter", "caddyfile"]
