@@ -85,6 +85,7 @@ CLIENTS_ELSEWHERE = {
     "semel.client.journal",
     "semel.conform.effects",
     "semel.bulk.spool",
+    "semel.integrations.django.models",  # a model of no rows, which Django's permissions and admin are about
     "semel.outbox.postgres_listen",
     "semel.outbox.sinks.redis_streams",
 }
