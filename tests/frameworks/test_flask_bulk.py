@@ -171,6 +171,7 @@ def test_202_shows_its_progress_and_ends_as_the_other_form_does(shop: Shop) -> N
     first = shop.post(CASES, asked)
     assert (first.status_code, first.headers["Preference-Applied"]) == (202, "respond-async")
     place = first.headers["Location"]
+    await_true(lambda: shop.seen == [0], "the first item to begin")
     again = shop.post(CASES, asked)
     assert (again.status_code, again.headers["Location"]) == (202, place)
     busy = shop.post(CASES, [*JSON, ("Prefer", "wait=0")])

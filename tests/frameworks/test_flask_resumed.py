@@ -21,7 +21,7 @@ from semel.resuming.process import completing
 from semel.resuming.request import NotReached
 from semel.resuming.wsgi import completer_for
 
-SHIP = Policy(steps=True, resumable=True, wait_seconds=0, lease_seconds=1)
+SHIP = Policy(steps=True, resumable=True, wait_seconds=0)
 ASYNC = {"Prefer": "respond-async"}
 
 

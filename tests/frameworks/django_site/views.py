@@ -247,7 +247,7 @@ SHIPPING: dict[str, Any] = {"gate": threading.Event(), "ends": None, "threads": 
 
 
 @login_required
-@semel.command("ship", effects="external", steps=True, resumable=True, wait_seconds=0, lease_seconds=1)
+@semel.command("ship", effects="external", steps=True, resumable=True, wait_seconds=0)
 def ship(request: Any, number: int) -> Any:
     """Two steps; the second begins when a test lets it."""
     permit, what = request.semel_permit, f"{number} {json.loads(request.body)['what']} for {request.user.pk}"
