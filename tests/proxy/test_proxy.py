@@ -228,7 +228,8 @@ def test_compressed_bytes_are_kept_as_they_are(broken: Proxy, breaking: Breaking
     kept = b"\x1f\x8bno gzip at all"
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(kept)
     breaking.answers.append(head + kept)
-    body = 'POST /payments HTTP/1.1\r\nHost: x\r\nAuthorization: a\r\nIdempotency-Key: "zip"\r\nContent-Length: 2\r\n\r\n{}'
+    fields = ["Host: x", "Authorization: a", 'Idempotency-Key: "zip"', "Content-Length: 2"]
+    body = "\r\n".join(["POST /payments HTTP/1.1", *fields, "", "{}"])
     assert _raw(broken, body).endswith(kept)
     assert _raw(broken, body).endswith(kept)
 

@@ -9,7 +9,7 @@ from typing import Final, TextIO
 
 from semel import __version__
 from semel.cli.arguments import Commands, Parser, add_globals, parse
-from semel.cli.commands import bulk, completion, doctor, metrics, openapi, purge, records, reseal, size, top
+from semel.cli.commands import bulk, completion, doctor, gateway, metrics, openapi, purge, records, reseal, size, top
 from semel.cli.commands import check as checking
 from semel.cli.commands import config as configuring
 from semel.cli.commands import conform as conforming
@@ -65,6 +65,7 @@ _GROUPS: Final = (
     messaging,
     doctor,
     checking,
+    gateway,
     openapi,
     conforming,
     exporting,
