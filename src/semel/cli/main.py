@@ -34,6 +34,7 @@ from semel.cli.commands import messages as messaging
 from semel.cli.commands import migrate as schema
 from semel.cli.commands import move as moving
 from semel.cli.commands import operation as operating
+from semel.cli.commands import proxy as proxying
 from semel.cli.commands import send as sending
 from semel.cli.commands import settle as settling
 from semel.cli.commands import watch as watching
@@ -56,6 +57,7 @@ examples:
 _GROUPS: Final = (
     schema,
     serving,
+    proxying,
     demo,
     configuring,
     records,
