@@ -111,7 +111,7 @@ def test_an_ordering_key_waits_behind_its_failure_and_a_slow_handler_is_extended
                     await asyncio.to_thread(lambda: None)
             await one.handle(message, delivery)
 
-        consumer = one.consumer(slow, lease_seconds=1)
+        consumer = one.consumer(slow, lease_seconds=1, retry_seconds=1)
         await one.until(consumer, lambda: "3" in one.ran)
         first = list(dict.fromkeys(one.ran[1:]))
         assert one.ran[0] == "1"

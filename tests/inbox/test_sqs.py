@@ -291,6 +291,16 @@ def test_stop_ends_after_the_message_at_hand_and_gives_the_rest_back(home: Home)
     run(home, story)
 
 
+def test_a_consumer_that_was_stopped_before_it_served_receives_nothing(home: Home) -> None:
+    async def story(one: Story) -> None:
+        consumer = one.consumer()
+        consumer.stop()
+        await consumer.serve(wait_seconds=0)
+        assert one.client.count("receive_message") == 0
+
+    run(home, story)
+
+
 def test_a_cancelled_consumer_undoes_what_it_is_at_and_gives_all_back(home: Home) -> None:
     async def story(one: Story) -> None:
         for n in range(3):

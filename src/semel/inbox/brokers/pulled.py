@@ -104,7 +104,7 @@ class PulledConsumer(Generic[D]):
     # --- the loop -------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End :meth:`serve` after the message that is being handled; the rest of its batch is given back."""
+        """End :meth:`serve`, for good, after the message at hand; the rest of its batch is given back."""
         self._stopping.set()
 
     async def serve(self, *, batch: int = 10, wait_seconds: int = 10) -> None:
@@ -113,7 +113,6 @@ class PulledConsumer(Generic[D]):
         Raises ConfigurationError where there is nothing of that name, or the broker refuses the credentials.
         """
         trouble = Trouble(f"the consumer of {self.source}")
-        self._stopping.clear()
         while not self._stopping.is_set():
             try:
                 await self.turn(batch=batch, wait_seconds=wait_seconds)
@@ -195,27 +194,38 @@ class _Batch(Generic[D]):
 
     async def _take_all(self) -> None:
         consumer = self._consumer
-        held: set[str] = set()  # ordered groups of which a message comes again
+        held: dict[str, int] = {}  # ordered groups of which a message comes again, and the seconds until then
         for delivery in self._received:
             handle, group = consumer.handle_of(delivery), consumer.group_of(delivery)
-            ended: bool | None = None
-            if not consumer._stopping.is_set() and handle in self._ours and group not in held:
+            wait: int | None = None
+            if group is not None and group in held:
+                wait = held[group]
+            elif not consumer._stopping.is_set() and handle in self._ours:
                 ended = await consumer.take(delivery)
-            if ended:
-                self._handled.append(handle)
-                continue
+                if ended:
+                    self._handled.append(handle)
+                    continue
+                if ended is False:
+                    wait = consumer.backoff(consumer.deliveries_of(delivery))
             if group is not None:
-                held.add(group)
-            if ended is False:
-                async with self._calls:
-                    if handle in self._ours:
-                        del self._ours[handle]
-                        wait = consumer.backoff(consumer.deliveries_of(delivery))
-                        await asyncio.to_thread(consumer.lend, {handle: wait})
+                held.setdefault(group, wait or 0)
+            if wait is not None:
+                await self._give_back(handle, wait)
+
+    async def _give_back(self, handle: str, wait: int) -> None:
+        async with self._calls:
+            if handle in self._ours:
+                del self._ours[handle]
+                await asyncio.to_thread(self._consumer.lend, {handle: wait})
 
     async def _keep(self) -> None:
         while not await rest(self._ended, self._consumer._lease / 3):
-            await self._settle(self._consumer._lease)
+            try:
+                await self._settle(self._consumer._lease)
+            except Exception as error:  # noqa: BLE001 - the next one may fare better
+                LOG.warning(
+                    "%s: messages were not kept (%s); they may be delivered again", self._consumer.source, error
+                )
 
     async def _settle(self, seconds: int) -> None:
         """Acknowledge what is handled, and lend the rest for so long."""
