@@ -48,13 +48,14 @@ AUDIT_LINES: Final = 20
 BODY_BYTES_MAX: Final = 64 * 1024
 BARS: Final = 24
 POLICY_RECORDS: Final = 500
+_SECRET_BYTES_MIN: Final = 16
 _TEXT_MAX: Final = 255
 _AWAY: Final = (StoreError, SchemaError)
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
     "frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with no-referrer a form's own Origin would be null
     "Cache-Control": "no-store",
 }
 
@@ -73,7 +74,8 @@ class Console:
     Parameters: ``engine`` a sync :class:`~semel.Engine`, which the application opens and closes; ``authorise`` a
     function of the request that returns the operator's name for the audit trail, or None for whom no page is (it may be
     async); ``read_only`` shows no form and refuses every change; ``application`` such as ``shop.main:app``, whose
-    declared policies are shown in place of those of the newest records.
+    declared policies are shown in place of those of the newest records; ``secret`` signs the forms: several processes
+    behind one address need the same one, of at least 16 bytes.
 
     Raises ConfigurationError where ``engine`` is no sync engine or ``authorise`` no function.
 
@@ -83,17 +85,25 @@ class Console:
     """
 
     def __init__(
-        self, engine: Engine, authorise: Authorise, *, read_only: bool = False, application: str | None = None
+        self,
+        engine: Engine,
+        authorise: Authorise,
+        *,
+        read_only: bool = False,
+        application: str | None = None,
+        secret: bytes | None = None,
     ) -> None:
         if not isinstance(engine, Engine):
             raise ConfigurationError(f"the console needs a sync Engine, not {type(engine).__name__}")
         if not callable(authorise):
             raise ConfigurationError("authorise must be a function of the request that returns the operator's name")
+        if secret is not None and len(secret) < _SECRET_BYTES_MIN:
+            raise ConfigurationError(f"secret must have at least {_SECRET_BYTES_MIN} bytes; it has {len(secret)}")
         self.read_only = read_only
         self._engine = engine
         self._authorise = authorise
         self._application = application
-        self._secret = secrets.token_bytes(32)
+        self._secret = secrets.token_bytes(32) if secret is None else secret
         self._templates = Environment(
             loader=PackageLoader("semel.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )

@@ -9,18 +9,22 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse
+from starlette.responses import HTMLResponse, PlainTextResponse
 
 from semel.console.app import Console, Receive, Scope, Send
 
 _COOKIE: Final = "semel_console"
+_WELCOME: Final = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=/"><title>Semel</title>
+<p><a href="/">To the console</a></p></html>
+"""
 
 
 class Loopback:
     """Lets one browser in by a link, and nobody by another name of this machine.
 
-    Parameters: ``console`` the pages, whose ``authorise`` is :meth:`operator`; ``hosts`` as browsers write them, such
-    as ``127.0.0.1:8085``.
+    Parameters: ``user`` the operator's name; ``hosts`` as browsers write them, such as ``127.0.0.1:8085``. Its
+    ``console`` is set afterwards, with :meth:`operator` as its ``authorise``.
     """
 
     def __init__(self, user: str, hosts: tuple[str, ...]) -> None:
@@ -57,6 +61,7 @@ class Loopback:
             await PlainTextResponse(text, 403)(scope, receive, send)
             return
         self.token = None
-        response = RedirectResponse("/", 303, {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"})
+        # No redirect: browsers carry no Strict cookie over one that another site's link began.
+        response = HTMLResponse(_WELCOME, headers={"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"})
         response.set_cookie(_COOKIE, self._session, httponly=True, samesite="strict")
         await response(scope, receive, send)
