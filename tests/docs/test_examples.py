@@ -10,6 +10,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from types import ModuleType
 from uuid import uuid4
 
 import psycopg
@@ -52,6 +53,7 @@ def test_the_examples_of(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         return
     examples = [block for block in blocks(text) if block.language in RUN or block.note == "prints"]
     namespace: dict[str, object] = {"__name__": "example"}
+    monkeypatch.setitem(sys.modules, "example", ModuleType("example"))  # Taskiq looks its tasks' module up
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as a shell in that folder would: what a page writes it can import
     monkeypatch.setenv("no_proxy", "*")
