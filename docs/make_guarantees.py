@@ -1,6 +1,6 @@
-"""Prints the generated pages: what is promised, what each framework can, and the diagram of states.
+"""Prints the generated pages: what is promised, what each framework can, and the pictures.
 
-    python docs/make_guarantees.py            # write docs/guarantees.md, docs/frameworks.md, docs/internals/states.md
+    python docs/make_guarantees.py            # write guarantees.md, frameworks.md, internals/states.md, images/*.svg
     python docs/make_guarantees.py --check    # exit code 1 where a committed page is not what would be written
 
 The prose is in ``guarantees.md.in`` beside this file; every table is a module of ``guarantee_pages`` and comes from
@@ -16,11 +16,14 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # the tests run this file from elsewhere
 from guarantee_pages.capabilities import capabilities
+from guarantee_pages.crashes import crashes
 from guarantee_pages.frameworks import frameworks
 from guarantee_pages.invariants import invariants
+from guarantee_pages.layers import layers
 from guarantee_pages.markdown import HEADER
 from guarantee_pages.outcomes import ends, situations
 from guarantee_pages.picture import picture
+from guarantee_pages.plots import growth, latency, throughput
 from guarantee_pages.settings import settings
 from guarantee_pages.states import states
 
@@ -44,6 +47,11 @@ PAGES: Final = {
     DOCS / "frameworks.md": frameworks,
     DOCS / "internals" / "states.md": states,
     DOCS / "internals" / "states.svg": picture,
+    DOCS / "images" / "layers.svg": layers,
+    DOCS / "images" / "crashes.svg": crashes,
+    DOCS / "images" / "throughput.svg": throughput,
+    DOCS / "images" / "latency.svg": latency,
+    DOCS / "images" / "growth.svg": growth,
 }
 
 

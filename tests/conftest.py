@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.servers.needed import LeftOut
 from tests.servers.running import begin_run, end_run
 
 _RUN = pytest.StashKey[Path]()
-LONGEST = ("tests/nemeses/test_kills.py", "tests/simulate/test_coverage.py", "tests/explore/test_explore.py")
+LONGEST = ("tests/nemeses/", "tests/simulate/test_coverage.py", "tests/explore/test_explore.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,20 +40,38 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         end_run(folder)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Import a share of the test modules first, another one in each worker, where all of them are collected.
+
+    On a fresh clone nothing is compiled. Workers that collect in the same order would all compile the same module at
+    the same time, and rewrite its assertions. So each of them finds most of that done by another one.
+    """
+    config = session.config
+    given = getattr(config, "workerinput", None)
+    if given is None or config.args != config.getini("testpaths"):
+        return
+    files = sorted(config.rootpath.glob("tests/*/test_*.py"))
+    for file in files[int(given["workerid"].removeprefix("gw")) :: given["workercount"]]:
+        with suppress(Exception):  # the collection meets it again, and reports it
+            import_module(f"tests.{file.parent.name}.{file.stem}")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A name with an address in it differs between the workers of one run, which then run nothing at all."""
     for item in items:
         if " at 0x" in item.nodeid:
             raise pytest.UsageError(f"give the parameters of {item.nodeid} ids that are the same in every process")
-    # Half a minute each: begun last, one of them would be waited for by every other worker.
+    # Up to half a minute each: begun last, one of them would be waited for by every other worker. Begun first, all of
+    # them are one worker's, and as they mostly wait for servers, the others have the processor meanwhile.
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Three workers for two cores: one of three tests waits, for a server, a lock or a timeout that it is about."""
+    """Two workers for each core: the tests wait for more than half of their time, for a server, a lock, a lease or a
+    timeout that they are about."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return (cores * 3 + 1) // 2
+    return cores * 2
 
 
 @pytest.hookimpl(trylast=True)

@@ -134,8 +134,8 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "lists of items (bulk)": (
         "tests/integrations/test_bulk.py::test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer",
         "tests/integrations/test_bulk.py::test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer",
-        f"{NO}not yet",
-        f"{NO}not yet",
+        "tests/frameworks/django_site/tests_bulk.py::test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer",
+        "tests/frameworks/test_flask_bulk.py::test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer",
         f"{NO}not yet",
         f"{NO}an endpoint of its own",
         f"{NO}an endpoint of its own",
@@ -143,8 +143,8 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "`Prefer: respond-async`": (
         "tests/steps/test_respond_async.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
         "tests/steps/test_respond_async.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
-        f"{NO}through the WSGI middleware",
-        f"{NO}through the WSGI middleware",
+        "tests/frameworks/django_site/tests_resumed.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
+        "tests/frameworks/test_flask_resumed.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
         f"{NO}a call has one answer",
         "tests/steps/test_respond_async.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
         "tests/steps/test_resumed_wsgi.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
@@ -152,7 +152,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "OpenAPI": (
         "tests/integrations/test_openapi.py::test_every_command_is_described_wherever_it_is_included",
         f"{NO}Starlette writes none; `semel openapi` does",
-        f"{NO}`semel openapi` writes it",
+        f"{_DJANGO}::test_drf_spectacular_describes_each_command",
         f"{NO}`semel openapi` writes it",
         f"{NO}it is HTTP's",
         f"{NO}`semel openapi` writes it",

@@ -9,7 +9,7 @@ import sys
 import pytest
 from playwright.sync_api import Browser, BrowserContext, expect
 
-from tests.browser.checkout import PATIENCE_MS
+from tests.browser.checkout import PATIENCE_MS, Checkout
 from tests.browser.conftest import Open
 from tests.servers.needed import needs
 from tests.service.served import Served
@@ -56,6 +56,24 @@ def test_a_reload_while_it_is_under_way_shows_the_first_result(checkout: Open) -
     shop.page.reload()
     paid = shop.receipt()
     assert (shop.key, shop.charges()) == (key, [paid])
+
+
+def test_a_tab_that_is_closed_and_opened_again_shows_the_first_result(context: BrowserContext, checkout: Open) -> None:
+    closed = checkout()
+    closed.choose("slow")
+    url, key = closed.page.url, closed.key
+    with closed.page.expect_request("**/payments"):
+        closed.pay()
+    closed.page.close()
+
+    again = Checkout(context.new_page(), closed.service, closed.customer)
+    again.page.goto(url)
+    again.await_state("open")
+    again.page.get_by_label("Customer").fill(closed.customer)
+    again.choose("slow")
+    again.pay()
+    paid = again.receipt()
+    assert (again.key, again.charges()) == (key, [paid])
 
 
 def test_a_new_form_after_the_result_is_a_new_intent(checkout: Open) -> None:

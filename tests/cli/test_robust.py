@@ -55,7 +55,19 @@ def run(*arguments: str, **streams: int) -> subprocess.CompletedProcess[bytes]:
 
 
 def test_every_command_that_goes_to_a_store_is_tried() -> None:
-    elsewhere = {"serve", "demo", "completion", "check", "openapi", "conform", "send", "size"}
+    elsewhere = {
+        "serve",
+        "demo",
+        "completion",
+        "check",
+        "console",
+        "gateway",
+        "openapi",
+        "conform",
+        "send",
+        "size",
+        "proxy",
+    }
     assert set(CALLS) | elsewhere >= set(grammar()[1].choices)
 
 

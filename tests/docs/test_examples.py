@@ -61,7 +61,8 @@ def test_the_examples_of(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         if any(ADDRESS in block.text for block in examples):
             served = stack.enter_context(serving(tmp_path)).url.removeprefix("http://")
         if any(DATABASE in block.text for block in examples):
-            examples = [replace(block, text=block.text.replace(DATABASE, database())) for block in examples]
+            own = database()
+            examples = [replace(block, text=block.text.replace(DATABASE, own)) for block in examples]
         for number, block in enumerate(examples, start=1):
             if (file := file_of(block)) is not None:
                 (tmp_path / file).write_text(block.text, "utf-8")

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import pytest
 
 from semel.bulk.http import KINDS as BULK_KINDS
+from semel.cli.commands.metrics import shipped
 from semel.cli.main import grammar
 from semel.core.model import Effects, State
 from semel.http.asgi import SemelMiddleware as AsgiMiddleware
@@ -106,6 +107,13 @@ def test_every_folder_of_tests_is_in_the_overview() -> None:
     folders = {path.parent.name for path in ROOT.glob("tests/*/__init__.py")}
     table = page("internals/overview.md").partition("## What the tests are made of")[2]
     assert folders - set(re.findall(r"`tests/(\w+)/`", table)) == set()
+
+
+def test_every_alert_has_its_section_in_the_runbook() -> None:
+    rules = shipped("rules")
+    alerts = re.findall(r"- alert: (\w+)", rules)
+    assert re.findall(r"runbook: docs/operating\.md#(\w+)", rules) == [name.lower() for name in alerts]
+    assert set(map(str.lower, alerts)) <= anchors(page("operating.md"))
 
 
 # --- links ---

@@ -21,6 +21,9 @@ from semel.errors import CommandError, SchemaError, StoreError
 from semel.exporters.prometheus import Prometheus
 from semel.http import Caller
 from semel.integrations.fastapi import Semel
+from semel.outbox.event import Event
+from semel.outbox.sinks.function import FunctionSink
+from semel.outbox.worker import Relay
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.workers.reaper import Reaper
 
@@ -74,6 +77,28 @@ class Shop:
                 await Reaper(engine).purge()
 
         asyncio.run(purge())
+
+    def relay(self, key: str, *, refuses: bool = False, tries_max: int = 1) -> None:
+        """An event of an hour ago meets a relay, whose broker has it or refuses it."""
+
+        def emit(permit: Permit) -> Answer:
+            permit.emit("payments.created", {"amount": "10"})
+            return paid(permit)
+
+        with self.engine(HOUR_US) as engine:
+            engine.run(self.command(key), emit)
+
+        def deliver(event: Event) -> None:
+            if refuses:
+                raise ValueError("no such topic")
+
+        async def publish() -> None:
+            async with AsyncEngine.connect(f"sqlite:///{self.path}", observer=self.metrics) as engine:
+                relay = Relay(engine, FunctionSink(deliver), tries_max=tries_max)
+                await relay.run_once()
+                await relay.gauge()
+
+        asyncio.run(publish())
 
     def lose_the_store(self) -> None:
         """An engine that asks a store which is not there."""
@@ -143,6 +168,8 @@ def busy(shop: Shop) -> None:
             earlier.claim(abandoned)
         engine.run(abandoned, paid)
     shop.retry_too_late(f"{at}-late")
+    shop.relay(f"{at}-tells")
+    shop.relay(f"{at}-tells-in-vain", refuses=True)
     shop.purge()
     shop.lose_the_store()
 

@@ -75,6 +75,9 @@ STORIES: Final[Mapping[str, tuple[Story, set[str], int]]] = {
     "store errors": (Shop.lose_the_store, {"SemelStoreErrors"}, EVAL_MINUTES),
     "purged": (Shop.purge, set(), EVAL_MINUTES),
     "no purge for hours": (Shop.purge, {"SemelCleanupLags"}, 200),
+    "published": (lambda shop: shop.relay("tells"), set(), EVAL_MINUTES),
+    "events wait": (lambda shop: shop.relay("tells", refuses=True, tries_max=9), {"SemelEventsWait"}, EVAL_MINUTES),
+    "events parked": (lambda shop: shop.relay("tells", refuses=True), {"SemelEventsParked"}, EVAL_MINUTES),
     "no store": (quiet, {"SemelStoreUnreadable"}, EVAL_MINUTES),
 }
 
@@ -105,7 +108,7 @@ def story(name: str, folder: Path) -> list[dict[str, str]]:
 
 def test_the_rules_are_well_formed(tmp_path: Path) -> None:
     (tmp_path / "semel.rules.yml").write_text(shipped("rules"))
-    assert "8 rules found" in promtool(tmp_path, "check", "rules", "semel.rules.yml")
+    assert "10 rules found" in promtool(tmp_path, "check", "rules", "semel.rules.yml")
 
 
 def test_each_alert_fires_in_its_story_and_in_no_other(tmp_path: Path) -> None:

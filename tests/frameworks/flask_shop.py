@@ -110,6 +110,10 @@ def made(what: str | None = None) -> Any:
         db.session.commit()
     if do == "kill":
         die_once()
+    if do == "abort away":
+        abort(redirect("/effects", 303))
+    if do == "abort made":
+        abort(Response("made", 201))
     if do in ("refuse", "busy", "missing"):
         abort({"refuse": 409, "busy": 429, "missing": 404}[do])
     if do == "rollback":

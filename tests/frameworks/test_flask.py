@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from semel.http.wsgi.route import RouteCall
 from semel.integrations.flask import Semel
 from tests.frameworks import flask_shop
 from tests.frameworks.served import GUNICORN, Served, serving
+from tests.servers.mariadb import mariadb
 from tests.servers.postgres import postgres
 
 COMMANDS = ("/atomic", "/external", "/idempotent", "/orders")
@@ -181,6 +183,7 @@ def test_the_status_is_for_its_caller_alone(shop: Shop) -> None:
         ("nothing", [500, 500], None, 0),
         ("none", [500, 500], None, 0),
         ("value", [302, 302], None, 0),  # a page made of an exception
+        ("abort away", [303, 303], None, 0),  # raised: its rows are undone
         ("taken", [409, 409], "FAILED_REPLAYABLE", 0),
         ("refuse", [409, 409], "FAILED_REPLAYABLE", 0),
         ("busy", [429, 429], None, 0),
@@ -204,6 +207,8 @@ def test_how_an_atomic_view_ends(shop: Shop, do: str, statuses: list[int], state
         ("raise", [500, 409], "UNKNOWN"),
         ("none", [500, 409], "UNKNOWN"),
         ("value", [302, 409], "UNKNOWN"),
+        ("abort away", [303, 303], "SUCCEEDED"),
+        ("abort made", [201, 201], "SUCCEEDED"),
         ("nothing", [500, 500], "FAILED_NOT_REPLAYABLE"),
         ("refuse", [409, 409], "FAILED_REPLAYABLE"),
         ("file", [200, 200], "SUCCEEDED"),
@@ -425,6 +430,26 @@ def test_flask_sqlalchemy_on_postgresql(tmp_path: Path, tables: Callable[[], tup
         assert made.effects() == ["p"]
     finally:
         end(made)
+
+
+def test_flask_sqlalchemy_on_mariadb(tmp_path: Path) -> None:
+    import pymysql
+
+    server = mariadb()
+    name = f"flask_{uuid.uuid4().hex[:12]}"
+    with closing(pymysql.connect(host=server.host, port=server.port, user=server.user, autocommit=True)) as admin:
+        admin.cursor().execute(f"CREATE DATABASE {name}")
+        place = f"{server.user}@{server.host}:{server.port}/{name}"
+        made = Shop(f"mysql+pymysql://{place}", f"mysql://{place}", tmp_path)
+        try:
+            made.twice("/atomic", {"what": "m"}, headers={"X-Reads": "yes"})
+            for do, statuses in (("raise", [500, 500]), ("taken", [409, 409]), ("refuse", [409, 409])):
+                made.key = uuid.uuid4().hex
+                assert [made.ask("/atomic", {"do": do}).status_code for _ in range(2)] == statuses
+            assert made.effects() == ["m"]
+        finally:
+            end(made)
+            admin.cursor().execute(f"DROP DATABASE {name}")
 
 
 @pytest.fixture

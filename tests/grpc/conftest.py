@@ -38,6 +38,7 @@ class Service:
     def __init__(self, colour: str, url: str, threads: int = 8, **options: Any) -> None:
         self.colour = colour
         self.url = url
+        self.connected: dict[str, Any] = options.pop("connected", {})
         self.options: dict[str, Any] = {"caller": by_account, "operations": {METHOD: Policy(wait_seconds=0)}, **options}
         self.methods: dict[str, Method] = {}
         self.seen: list[RequestInfo] = []
@@ -46,6 +47,7 @@ class Service:
         self.started = threading.Event()
         self.port = 0
         self.failure: BaseException | None = None
+        self.stop: Callable[[float | None], object] = lambda grace: None  # begins to stop the server
         self._stop: Callable[[], object] = lambda: None
 
     def __enter__(self) -> Service:
@@ -59,7 +61,8 @@ class Service:
 
     def __exit__(self, *_: object) -> None:
         self.channel.close()
-        self._stop()
+        stop, self._stop = self._stop, lambda: None  # once: a test may have ended it
+        stop()
         self.thread.join(20)
 
     def _handlers(self) -> Any:
@@ -87,7 +90,7 @@ class Service:
 
     def _serve(self) -> None:
         try:
-            engine = Engine.connect(self.url)
+            engine = Engine.connect(self.url, **self.connected)
             engine.migrate()
             engine.open()
             interceptor = SemelInterceptor(engine, **self.options)
@@ -101,6 +104,7 @@ class Service:
             self.port = server.add_insecure_port("127.0.0.1:0")
             server.start()
             self.engine: Any = engine
+            self.stop = lambda grace: server.stop(grace)
             self._stop = lambda: server.stop(None)
             self.started.set()
             server.wait_for_termination()
@@ -111,7 +115,7 @@ class Service:
 
     async def _main(self) -> None:
         try:
-            engine = AsyncEngine.connect(self.url)
+            engine = AsyncEngine.connect(self.url, **self.connected)
             await engine.migrate()
             await engine.open()
             interceptor = AsyncSemelInterceptor(engine, **self.options)
@@ -126,6 +130,7 @@ class Service:
         self.engine = engine
         over, loop = asyncio.Event(), asyncio.get_running_loop()
         self._stop = lambda: loop.call_soon_threadsafe(over.set)
+        self.stop = lambda grace: asyncio.run_coroutine_threadsafe(server.stop(grace), loop)
         self.started.set()
         await over.wait()
         await server.stop(None)

@@ -26,7 +26,7 @@ RINGS_OF_ROOMS: dict[str, int] = {
     "engine": 3,
     **dict.fromkeys(["steps", "operations", "outbox", "inbox", "bulk", "reconciliation", "resuming"], 4),
     **dict.fromkeys(["http", "functions", "integrations", "workers", "admin", "check", "cli", "reference"], 4),
-    **dict.fromkeys(["client", "conform", "exporters", "imports"], 4),
+    **dict.fromkeys(["client", "conform", "console", "exporters", "gateway", "imports", "proxy"], 4),
 }
 RINGS_OF_NAMES = {"rules": 1, "flow": 2, "store": 2, "run": 3, "http": 4, "worker": 4, "doctor": 4}
 RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
@@ -85,6 +85,7 @@ CLIENTS_ELSEWHERE = {
     "semel.client.journal",
     "semel.conform.effects",
     "semel.bulk.spool",
+    "semel.integrations.django.models",  # a model of no rows, which Django's permissions and admin are about
     "semel.outbox.postgres_listen",
     "semel.outbox.sinks.redis_streams",
 }

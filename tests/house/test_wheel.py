@@ -70,9 +70,10 @@ def test_it_tells_the_demo_beside_the_service_s_requirements(wheel: Path, tmp_pa
 
 def environment(wheel: Path, folder: Path, *, libraries: bool = False) -> Path:
     """A new environment with the wheel alone, or beside the libraries of this one (but not its checkout)."""
-    run([sys.executable, "-m", "venv", str(folder / "venv")], cwd=folder)
+    run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], cwd=folder)
     python = folder / "venv" / "bin" / "python"
-    run([str(python), "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel)], cwd=folder)
+    into = ["--python", str(python), "--disable-pip-version-check"]  # a pip of its own would take longer than the test
+    run([sys.executable, "-m", "pip", *into, "install", "--quiet", "--no-index", "--no-deps", str(wheel)], cwd=folder)
     if libraries:
         [home] = (folder / "venv" / "lib").glob("python*/site-packages")
         # A folder named in a .pth file is searched, but its own .pth files are not read: the checkout stays unseen.

@@ -158,33 +158,33 @@ ONE = FORM[: FORM.rindex(b"--b--")]
 IN_FORM = {"Content-Type": "multipart/form-data; boundary=b"}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "headers", "status", "code"),
-    [
-        (PATH, b"", CSV, 400, "IMPORT_EMPTY_FILE"),
-        (PATH, b"n\n" + b"1" * 100_000, CSV, 413, "IMPORT_FILE_TOO_LARGE"),
-        ("/suppliers/A:B/imports", csv_of(1), CSV, 400, "IMPORT_INVALID_SUPPLIER"),
-        ("/suppliers/A%20B/imports", csv_of(1), CSV, 400, "IMPORT_INVALID_SUPPLIER"),
-        ("/suppliers/GAMMA/imports", csv_of(1), CSV, 403, "IMPORT_NOT_ALLOWED"),
-        (PATH, csv_of(1), {}, 415, "IMPORT_MEDIA_TYPE"),
-        (PATH, csv_of(1), {"Content-Type": "application/vnd.ms-excel"}, 415, "IMPORT_MEDIA_TYPE"),
-        (PATH, csv_of(1), {"Content-Type": "text/csv; charset=utf-16"}, 415, "IMPORT_MEDIA_TYPE"),
-        (PATH, gzip.compress(bytes(90_000)), {**CSV, "Content-Encoding": "gzip"}, 415, "IMPORT_CONTENT_ENCODING"),
-        (PATH, csv_of(1), {**CSV, "Content-Digest": _digest(b"another")}, 400, "IDEMPOTENCY_REQUEST_INVALID"),
-        (PATH, csv_of(1), {**CSV, "Content-Digest": "sha-256=nonsense"}, 400, "IDEMPOTENCY_REQUEST_INVALID"),
-        (PATH, ONE + ONE + b"--b--\r\n", IN_FORM, 400, "IMPORT_NOT_ONE_FILE"),
-        (PATH, FORM.replace(b'; filename="a.csv"', b""), IN_FORM, 400, "IMPORT_NOT_ONE_FILE"),
-        (PATH, FORM[:-10], IN_FORM, 400, "IDEMPOTENCY_REQUEST_INVALID"),
-        (PATH, FORM + b"and more", IN_FORM, 400, "IDEMPOTENCY_REQUEST_INVALID"),
-        (PATH, FORM, {"Content-Type": "multipart/form-data"}, 400, "IDEMPOTENCY_REQUEST_INVALID"),
-        (PATH, FORM.replace(b"text/csv", b"image/png"), IN_FORM, 415, "IMPORT_MEDIA_TYPE"),
-        (PATH, FORM.replace(b"text/csv", b"text/csv; charset=utf-16"), IN_FORM, 415, "IMPORT_MEDIA_TYPE"),
-        (PATH, FORM.replace(csv_of(1), b""), IN_FORM, 400, "IMPORT_EMPTY_FILE"),
-        (PATH, csv_of(1), {**CSV, "Early-Data": "1"}, 425, "IDEMPOTENCY_TOO_EARLY"),
-        (PATH, csv_of(1), {**CSV, "Content-Length": "2000000"}, 413, "IMPORT_FILE_TOO_LARGE"),
-        (PATH, csv_of(1), {**CSV, "Content-Length": "50"}, 400, "IDEMPOTENCY_REQUEST_INVALID"),
-    ],
+BAD: tuple[tuple[str, bytes, dict[str, str], int, str], ...] = (
+    (PATH, b"", CSV, 400, "IMPORT_EMPTY_FILE"),
+    (PATH, b"n\n" + b"1" * 100_000, CSV, 413, "IMPORT_FILE_TOO_LARGE"),
+    ("/suppliers/A:B/imports", csv_of(1), CSV, 400, "IMPORT_INVALID_SUPPLIER"),
+    ("/suppliers/A%20B/imports", csv_of(1), CSV, 400, "IMPORT_INVALID_SUPPLIER"),
+    ("/suppliers/GAMMA/imports", csv_of(1), CSV, 403, "IMPORT_NOT_ALLOWED"),
+    (PATH, csv_of(1), {}, 415, "IMPORT_MEDIA_TYPE"),
+    (PATH, csv_of(1), {"Content-Type": "application/vnd.ms-excel"}, 415, "IMPORT_MEDIA_TYPE"),
+    (PATH, csv_of(1), {"Content-Type": "text/csv; charset=utf-16"}, 415, "IMPORT_MEDIA_TYPE"),
+    (PATH, gzip.compress(bytes(90_000)), {**CSV, "Content-Encoding": "gzip"}, 415, "IMPORT_CONTENT_ENCODING"),
+    (PATH, csv_of(1), {**CSV, "Content-Digest": _digest(b"another")}, 400, "IDEMPOTENCY_REQUEST_INVALID"),
+    (PATH, csv_of(1), {**CSV, "Content-Digest": "sha-256=nonsense"}, 400, "IDEMPOTENCY_REQUEST_INVALID"),
+    (PATH, ONE + ONE + b"--b--\r\n", IN_FORM, 400, "IMPORT_NOT_ONE_FILE"),
+    (PATH, FORM.replace(b'; filename="a.csv"', b""), IN_FORM, 400, "IMPORT_NOT_ONE_FILE"),
+    (PATH, FORM[:-10], IN_FORM, 400, "IDEMPOTENCY_REQUEST_INVALID"),
+    (PATH, FORM + b"and more", IN_FORM, 400, "IDEMPOTENCY_REQUEST_INVALID"),
+    (PATH, FORM, {"Content-Type": "multipart/form-data"}, 400, "IDEMPOTENCY_REQUEST_INVALID"),
+    (PATH, FORM.replace(b"text/csv", b"image/png"), IN_FORM, 415, "IMPORT_MEDIA_TYPE"),
+    (PATH, FORM.replace(b"text/csv", b"text/csv; charset=utf-16"), IN_FORM, 415, "IMPORT_MEDIA_TYPE"),
+    (PATH, FORM.replace(csv_of(1), b""), IN_FORM, 400, "IMPORT_EMPTY_FILE"),
+    (PATH, csv_of(1), {**CSV, "Early-Data": "1"}, 425, "IDEMPOTENCY_TOO_EARLY"),
+    (PATH, csv_of(1), {**CSV, "Content-Length": "2000000"}, 413, "IMPORT_FILE_TOO_LARGE"),
+    (PATH, csv_of(1), {**CSV, "Content-Length": "50"}, 400, "IDEMPOTENCY_REQUEST_INVALID"),
 )
+
+
+@pytest.mark.parametrize(("path", "body", "headers", "status", "code"), BAD)
 def test_a_bad_upload_has_its_own_answer_and_leaves_nothing(
     client: TestClient, path: str, body: bytes, headers: dict[str, str], status: int, code: str
 ) -> None:
@@ -192,6 +192,11 @@ def test_a_bad_upload_has_its_own_answer_and_leaves_nothing(
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert answer.headers["content-type"] == "application/problem+json"
     assert client.shop.kept() == (0, 0)  # type: ignore[attr-defined]
+
+
+def test_a_form_may_begin_with_a_line_break(client: TestClient) -> None:
+    assert client.post(PATH, content=b"\r\n" + FORM, headers=IN_FORM).status_code == 202
+    assert client.post(PATH, content=b"\r\n\r\n" + FORM, headers=IN_FORM).status_code == 400
 
 
 @pytest.mark.parametrize("query", ["", "key=", "key=noSupplier", "key=A%20B:aa", "key=ACME:%00"])

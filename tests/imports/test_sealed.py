@@ -16,6 +16,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from semel import Command, Engine, Permit, Policy, Scope, Sealer
+from semel.bulk.declaration import DETAIL_BYTES_MAX
+from semel.bulk.rules import Done
 from semel.cli.main import main
 from semel.core.identity import uuid_bytes
 from semel.core.outcomes import Unprovable
@@ -284,6 +286,24 @@ def test_a_detail_of_the_applications_own_is_in_the_sealed_one(detail: bytes) ->
     hidden = hide_ids(detail, "stock-7", None)
     assert read_hidden_ids(hidden) == ("stock-7", None)
     assert base64.b64decode(json.loads(hidden)["detail"]) == detail
+
+
+def test_a_sealed_rows_own_detail_has_the_limit_of_every_detail(here: Place) -> None:
+    sealed_by(here, {"2026": NEW})
+    imports = Imports(here.engine, operation="stock.import", answers="seal", formats=[Csv()])
+
+    @imports.row
+    async def book(row: Row) -> Done:
+        own = bytes(DETAIL_BYTES_MAX + int(row.value["n"]))
+        if row.number > 1:
+            raise ItemFailed("CLOSED", target_id="stock-7", detail=own)
+        return Done("made", detail=own)
+
+    for more, ends in ((0, [("BOOKED", None), ("FAILED", "CLOSED")]), (1, [("FAILED", "PolicyError")] * 2)):
+        job = here.tell(imports.submit(csv_of(more, more), supplier="ACME"))
+        here.tell(imports.run_due())
+        rows, _ = here.tell(imports.outcomes(job.id))
+        assert [(row.state, row.error_code) for row in rows] == ends
 
 
 def test_a_wrong_declaration_is_refused(here: Place) -> None:

@@ -221,6 +221,36 @@ def test_sealed_and_rebuilt_answers_move_as_they_are(url: str, tmp_path: Path, s
         assert engine.run(command("rebuilt", policy), lambda permit: PAID).answer.body == b'"7"'
 
 
+def test_a_move_goes_on_behind_a_reseal(
+    url: str, tmp_path: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(arguments: tuple[str, ...]) -> tuple[int, str]:
+        code = main([*arguments])
+        return code, " ".join(capsys.readouterr().err.split())
+
+    target = f"sqlite:///{tmp_path / 'other.db'}"
+    engine = Engine.connect(target)
+    engine.migrate()
+    engine.close()
+    move = ("move", "--from", url, "--to", target)
+    assert main([*move]) == 0
+    assert main(["reseal", "--url", url]) == 0
+    code, told = refused(move)
+    assert code != 0
+    assert "under '2026' in the source and under '2025' in the target. Run semel reseal on both" in told
+    assert main(["reseal", "--url", target]) == 0
+    assert main([*move]) == 0
+    plain = ("reseal", "--plain", "--operation", "pay")
+    assert main([*plain, "--url", target]) == 0
+    code, told = refused(move)
+    assert code != 0
+    assert "as it is in the source and under '2026' in the target. Run semel reseal --plain" in told
+    assert main([*plain, "--url", url]) == 0
+    assert main([*move]) == 0
+    with Engine.connect(target, sealer=Sealer(BOTH)) as engine:
+        assert engine.run(command("old 1"), lambda permit: PAID).replayed
+
+
 def test_what_an_operator_settles_is_sealed_where_there_is_a_ring(
     url: str, semel: Run, keys: Path, tmp_path: Path
 ) -> None:

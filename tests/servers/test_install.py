@@ -46,7 +46,10 @@ def machine(tmp_path: Path) -> Run:
     return run
 
 
-EVERY = ("postgresql-15", "redis-server", "mariadb-server", "pgbouncer", "rabbitmq-server", "prometheus", "chromium")
+EVERY = (
+    *("postgresql-15", "redis-server", "mariadb-server", "pgbouncer", "rabbitmq-server", "prometheus", "chromium"),
+    *("nginx", "haproxy", "caddy"),
+)
 
 
 def test_all_that_is_missing_is_installed_and_not_started(machine: Run, tmp_path: Path) -> None:

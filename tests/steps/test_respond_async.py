@@ -283,3 +283,36 @@ def test_another_command_with_the_same_business_reference_was_not_accepted(path:
             assert (await first).status == 202
 
     asyncio.run(story())
+
+
+def test_a_page_that_is_made_of_an_exception_ends_no_resumed_execution(path: Path) -> None:
+    """Neither where the client is told 202, nor where a completer runs the endpoint again."""
+    raises = [ValueError("of which a handler makes a page")] * 2
+
+    async def story() -> None:
+        async with AsyncEngine.connect(f"sqlite:///{path}") as engine:
+            semel = Semel(engine, caller=single_caller)
+
+            async def ship(request: Request, permit: Permit = Semel.permit) -> Response:
+                await permit.step("charge", lambda: "charged")
+                if raises:
+                    raise raises.pop()
+                return PlainTextResponse("shipped", 201)
+
+            def sorry(request: Request, error: Exception) -> Response:
+                return PlainTextResponse("sorry", 200)
+
+            route = Route("/ship", semel.command("ship", SHIP)(ship), methods=["POST"])
+            app = Starlette(routes=[route], exception_handlers={ValueError: sorry})
+            semel.install(app, complete=False)
+            assert (await asked(app)).status == 202
+            completer = completer_for(engine, app, [semel.declared["ship"].route])
+            assert completer is not None
+            assert await completer.run_once() == 0
+            completer = completer_for(engine, app, [semel.declared["ship"].route])  # which has not seen it fail
+            assert completer is not None
+            assert await completer.run_once() == 1
+            ended = await asked(app)
+            assert (ended.status, ended.body, ended.replayed) == (201, b"shipped", True)
+
+    asyncio.run(story())

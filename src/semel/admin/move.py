@@ -30,6 +30,7 @@ from semel.core.model import (
     Terms,
 )
 from semel.core.record import answer_of
+from semel.core.sealing import key_name
 from semel.engine.sync_engine import Engine
 
 HOLDER: Final = "semel move"
@@ -40,6 +41,9 @@ _ALIKE: Final = (
     *("operation_id", "after_expiry", "business_ref", "resource_type", "resource_id", "answer_kind", "status"),
     *("error_code", "headers", "body"),
 )
+
+
+_SEALED: Final = ("answer_kind", "headers", "body")  # what sealing an answer changes, beside its digest
 
 
 class Mover:
@@ -69,6 +73,9 @@ class Mover:
             check_movable(record)
             wanted[record.id] = record
         there = self._look(wanted)
+        for id in [id for id, copy in there.items() if copy is not None and is_sealed_anew(wanted[id], copy)]:
+            del wanted[id], there[id]
+            self.there += 1
         known = {id for id, copy in there.items() if copy is not None and is_copy(wanted[id], copy)}
         for generation in range(max((record.generation for record in wanted.values()), default=0) + 1):
             for _ in range(STEPS_MAX):
@@ -147,6 +154,40 @@ def is_copy(record: Record, copy: Record) -> bool:
     alike = all(getattr(record, name) == getattr(copy, name) for name in _ALIKE)
     digests = record.answer_kind not in STORED_ANSWERS or record.answer_digest == copy.answer_digest
     return alike and digests and (record.state != State.UNKNOWN or record.doubt == copy.doubt)
+
+
+def is_sealed_anew(record: Record, copy: Record) -> bool:
+    """Whether a copy differs in the seal alone: `semel reseal` has been at one of the stores since it was made.
+
+    Raises CommandFailed where the two are under different keys, or one is not sealed: what to do is in it.
+    """
+    both = (record, copy)
+    if AnswerKind.SEALED not in (each.answer_kind for each in both) or not _is_ours(record, copy):
+        return False
+    if is_copy(record, copy):
+        return False  # nothing has changed
+    if any(each.answer_kind not in STORED_ANSWERS or answer_of(each) is None for each in both):
+        return False
+    if any(getattr(record, name) != getattr(copy, name) for name in _ALIKE if name not in _SEALED):
+        return False
+    here, there = (_seal_of(each) for each in both)
+    if here != there:
+        plain = "--plain --operation NAME " if None in (here, there) else ""
+        raise CommandFailed(
+            f"{named(record)} was sealed anew since it was copied: it is {_under(here)} in the source and "
+            f"{_under(there)} in the target. Run semel reseal {plain}on both stores with one ring "
+            "(SEMEL_SEAL_KEYS_FILE), and then semel move again"
+        )
+    return True
+
+
+def _seal_of(record: Record) -> str | None:
+    """The name of the key that a stored answer is sealed under, "" for a sealer's own; None where it is not sealed."""
+    return None if record.answer_kind != AnswerKind.SEALED else (key_name(record.body or b"") or "")
+
+
+def _under(key: str | None) -> str:
+    return "as it is" if key is None else f"under {key!r}"
 
 
 def _is_ours(record: Record, copy: Record) -> bool:

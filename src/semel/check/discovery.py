@@ -166,7 +166,7 @@ def discover(app: Any) -> Discovered:
 
 def _takes_imports(endpoint: Any) -> bool:
     """Whether an endpoint is that of uploads (``semel.imports(...)``)."""
-    return type(getattr(endpoint, "__self__", None)).__name__ == "ImportEndpoint"
+    return type(getattr(endpoint, "__self__", None)).__name__ == "ImportEndpoint" or hasattr(endpoint, "takes_imports")
 
 
 def function_operation(thing: Any) -> DeclaredFunction | None:

@@ -9,7 +9,20 @@ from typing import Final, TextIO
 
 from semel import __version__
 from semel.cli.arguments import Commands, Parser, add_globals, parse
-from semel.cli.commands import bulk, completion, doctor, metrics, openapi, purge, records, reseal, size, top
+from semel.cli.commands import (
+    bulk,
+    completion,
+    console,
+    doctor,
+    gateway,
+    metrics,
+    openapi,
+    purge,
+    records,
+    reseal,
+    size,
+    top,
+)
 from semel.cli.commands import check as checking
 from semel.cli.commands import config as configuring
 from semel.cli.commands import conform as conforming
@@ -21,6 +34,7 @@ from semel.cli.commands import messages as messaging
 from semel.cli.commands import migrate as schema
 from semel.cli.commands import move as moving
 from semel.cli.commands import operation as operating
+from semel.cli.commands import proxy as proxying
 from semel.cli.commands import send as sending
 from semel.cli.commands import settle as settling
 from semel.cli.commands import watch as watching
@@ -43,6 +57,7 @@ examples:
 _GROUPS: Final = (
     schema,
     serving,
+    proxying,
     demo,
     configuring,
     records,
@@ -51,6 +66,7 @@ _GROUPS: Final = (
     settling,
     sending,
     watching,
+    console,
     top,
     metrics,
     size,
@@ -63,6 +79,7 @@ _GROUPS: Final = (
     messaging,
     doctor,
     checking,
+    gateway,
     openapi,
     conforming,
     exporting,

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any, Final, Literal, NamedTuple
 
-from semel.bulk.declaration import BulkItem, failed_inside, succeeded
+from semel.bulk.declaration import BulkItem, PackedDetail, check_detail, failed_inside, succeeded
 from semel.bulk.rules import KNOWN, Done, ItemOutcome, ItemState, ListedItem
 from semel.core.blame import is_wrong_for_all
 from semel.core.model import Scope
@@ -167,7 +167,7 @@ class Booking:
             if error.detail is None:
                 error.detail = packed_detail(BadRow(line, None, error.code, ""))
             if self.hides and error.target_id is not None:
-                error.detail, error.target_id = hide_ids(error.detail, error.target_id, None), None
+                error.detail, error.target_id = _hide(error.detail, error.target_id, None), None
             raise
 
     def first_wrong(self, listed: Iterator[bytes]) -> bool:
@@ -196,7 +196,13 @@ def _hidden(returned: object) -> object:
     done = Done(returned) if isinstance(returned, str) else returned
     if not isinstance(done, Done) or (done.result_id is None and done.target_id is None):
         return done
-    return Done(detail=hide_ids(done.detail, done.target_id, done.result_id))
+    return Done(detail=_hide(done.detail, done.target_id, done.result_id))
+
+
+def _hide(detail: bytes | None, target_id: str | None, result_id: str | None) -> PackedDetail:
+    """A detail with the ids in it. What the handler gave keeps the limit that it has everywhere."""
+    check_detail(detail)
+    return PackedDetail(hide_ids(detail, target_id, result_id))
 
 
 async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connection: Any) -> ItemOutcome:

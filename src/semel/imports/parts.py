@@ -27,11 +27,12 @@ class FileParts(MultipartDigest):
     >>> form.end()
     """
 
-    __slots__ = ("_field", "_files", "_out", "fields", "filename", "media_type")
+    __slots__ = ("_field", "_files", "_led", "_out", "fields", "filename", "media_type")
 
     def __init__(self, boundary: bytes) -> None:
         super().__init__(boundary)
         self._files = 0
+        self._led = False
         self._field: str | None = None
         self._out = bytearray()
         self.fields: dict[str, str] = {}
@@ -50,6 +51,13 @@ class FileParts(MultipartDigest):
             raise InvalidBody("The multipart form is malformed or cut short; send it again.")
         if self._files != 1:
             raise ImportRefused("the form must have one file part; it has none", "NOT_ONE_FILE")
+
+    def _start(self) -> bool:
+        if not self._led and len(self._buffer) >= 2:
+            self._led = True
+            if self._buffer.startswith(b"\r\n"):  # an empty preamble: Werkzeug's client writes one
+                del self._buffer[:2]
+        return super()._start()
 
     def _headers(self) -> bool:
         went = super()._headers()

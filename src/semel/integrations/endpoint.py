@@ -119,7 +119,7 @@ def plain_function(endpoint: Any) -> Any:
     return endpoint if inspect.isroutine(endpoint) or not callable(endpoint) else type(endpoint).__call__
 
 
-BULK_ENDPOINT: Final = "BulkEndpoint"  # by name: whoever looks need not import it
+BULK_ENDPOINTS: Final = ("BulkEndpoint", "BulkView")  # by name: whoever looks need not import them
 
 
 def bulk_used_by(endpoint: Any) -> Any:
@@ -128,14 +128,14 @@ def bulk_used_by(endpoint: Any) -> Any:
     None where there is none.
     """
     owner = getattr(endpoint, "__self__", None)
-    if type(owner).__name__ == BULK_ENDPOINT:
+    if type(owner).__name__ in BULK_ENDPOINTS:
         return owner
     plain = inspect.unwrap(endpoint) if callable(endpoint) else endpoint
     if not isinstance(plain, types.FunctionType):
         return None
     used = inspect.getclosurevars(plain)
     values = [*used.nonlocals.values(), *used.globals.values()]
-    return next((value for value in values if type(value).__name__ == BULK_ENDPOINT), None)
+    return next((value for value in values if type(value).__name__ in BULK_ENDPOINTS), None)
 
 
 def check_endpoint(endpoint: Any) -> None:

@@ -13,18 +13,18 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, time
 from decimal import Decimal
 from itertools import chain
 from types import NoneType
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from uuid import UUID
 
 import click
-from flask import Flask, Response, current_app, got_request_exception, has_request_context, request
-from werkzeug.exceptions import MethodNotAllowed
+from flask import Flask, Response, current_app, got_request_exception, has_app_context, has_request_context, request
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.wrappers import Response as BaseResponse
 
 from semel.check.discovery import functions_of
@@ -49,6 +49,12 @@ from semel.integrations.endpoint import (
 )
 from semel.operations.http import SyncOperations
 from semel.policy import Command, Policy
+
+if TYPE_CHECKING:
+    from semel.bulk.declaration import BulkItem
+    from semel.bulk.wsgi import BulkView, Told
+    from semel.imports.run import Imports
+    from semel.imports.wsgi import ImportsOverWsgi
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -122,6 +128,7 @@ class Semel:
         self.engine: Engine | None = None  # of the last application that was initialised
         self.surface: HttpSettings | None = None
         self.declared: dict[str, DeclaredView] = {}
+        self.bulks: list[str] = []
         self._options = {"caller": _caller_of(caller, tenant), **settings}
         self._session = session
         self._serves = serve_operations
@@ -156,12 +163,7 @@ class Semel:
 
         Raises PolicyError and ConfigurationError, when the view's module is imported.
         """
-        chosen = check_declaration(name, policy, options, paths=paths, taken=self.declared)
-        if chosen.resumable:
-            raise ConfigurationError(
-                f"{name}: resumable=True is for what runs again without its client, which a view that claims cannot: "
-                "declare the operation at semel.http.wsgi.SemelMiddleware instead"
-            )
+        chosen = check_declaration(name, policy, options, paths=paths, taken=(*self.declared, *self.bulks))
         declared = DeclaredView(name, chosen, paths)
         for app in self._apps:
             _state_of(app).declare(declared)
@@ -187,6 +189,105 @@ class Semel:
             return cast(F, claimed)
 
         return declare
+
+    def bulk(
+        self,
+        operation: str,
+        handler: Callable[[BulkItem], object],
+        *,
+        body_bytes_max: int = 64 * 1024 * 1024,
+        items_at: str | None = None,
+        counts: Sequence[str] | None = None,
+        **options: Any,
+    ) -> BulkView:
+        """A list of items as one command: ``app.post("/approvals")(semel.bulk("cases.approve", approve).answer)``.
+
+        Parameters: ``operation`` its name, and ``options`` those of :class:`~semel.bulk.declaration.BulkPolicy`;
+        ``handler`` a function of an item; ``body_bytes_max`` of a list; ``items_at`` where its items are in an object,
+        such as ``"/items"`` (an array by itself is taken, too); ``counts`` names of request headers that count, by
+        default the application's.
+
+        Raises ConfigurationError and PolicyError, when the module is imported.
+        """
+        from semel.bulk.wsgi import BulkView
+
+        if operation in self.declared or operation in self.bulks:
+            raise ConfigurationError(f"two operations are named {operation!r}: their keys would meet")
+        made = BulkView(
+            operation,
+            handler,
+            options,
+            place=self._place,
+            around=_in_app_context,
+            body_bytes_max=body_bytes_max,
+            items_at=items_at,
+            counts=counts,
+        )
+        self.bulks.append(operation)
+
+        def answer(**_: Any) -> Response:
+            params = tuple(sorted((name, str(value)) for name, value in (request.view_args or {}).items()))
+            return _told_of(made.respond(request.environ, request.environ, params))
+
+        answer.__name__ = operation.replace(".", "_")  # Flask's name for it
+        made.answer = answer
+        return made
+
+    def _place(self) -> tuple[Engine, HttpSettings]:
+        """The engine and the surface of the running application, else of the last that was initialised."""
+        state = current_app.extensions.get(_EXTENSION) if has_app_context() else None
+        if isinstance(state, _State) and state.semel is self:
+            return state.engine, state.surface
+        if self.engine is None or self.surface is None:
+            raise ConfigurationError("this Semel has no application yet: call semel.init_app(app, engine)")
+        return self.engine, self.surface
+
+    def imports(
+        self,
+        app: Flask,
+        imports: Imports | Sequence[Imports],
+        *,
+        path: str | dict[str, str],
+        supplier: str | Callable[[Any], object],
+        may: Callable[[Any, str], bool],
+        jobs_path: str = "/imports",
+        idle_seconds: float = 60.0,
+    ) -> ImportsOverWsgi:
+        """Take files at a path of an application, answer questions about their jobs, and run the jobs in its processes.
+
+        Parameters: ``imports`` one or several, on an AsyncEngine of their own, each with a handler; ``path`` of
+        uploads, such as ``"/suppliers/{supplier}/imports"``, for several one of each by its operation; ``supplier``
+        where its code is: ``"path:supplier"``, ``"header:NAME"``, ``"query:NAME"`` or a function of the environ;
+        ``may`` a function of the environ and the supplier's code that says whether this caller may send and see its
+        files; ``jobs_path`` of the questions; ``idle_seconds`` how long a client may send nothing.
+
+        Raises ConfigurationError, when the application is built.
+        """
+        from semel.imports.wsgi import ImportsOverWsgi  # which answers in Starlette's terms
+
+        served = ImportsOverWsgi(
+            imports,
+            path=path,
+            supplier=supplier,
+            may=may,
+            jobs_path=jobs_path,
+            idle_seconds=idle_seconds,
+            **self._options,
+        )
+        if f"semel_import {jobs_path}" in app.view_functions:
+            raise ConfigurationError(
+                f"other imports answer at {jobs_path!r} already: give all of them in one call, with "
+                "path={'stock.import': '/suppliers/{supplier}/stock', ...}, or another jobs_path"
+            )
+        for template, methods in served.paths:
+
+            def answer(**_: Any) -> Response:
+                return _response_of(served.respond(request.environ))
+
+            answer.takes_imports = True  # type: ignore[attr-defined]
+            rule = template.replace("{", "<").replace("}", ">")
+            app.add_url_rule(rule, f"semel_import {template}", answer, methods=list(methods))
+        return served
 
     def _check_view(self, view: Any, declared: DeclaredView) -> None:
         if isinstance(getattr(view, DECLARED, None), DeclaredView):
@@ -271,6 +372,8 @@ class Semel:
         permit = call.claim(claimed) if isinstance(claimed, Command) else claimed
         if isinstance(permit, Answer):
             return _response_of(permit)
+        if permit is not None and call.wants_async and (accepted := call.accept()) is not None:
+            return _response_of(accepted)
         environ[_PERMIT] = permit
         if permit is None:
             return view(*args, **kwargs)
@@ -283,7 +386,8 @@ class Semel:
                 session.commit()
             return answered
         except BaseException as error:
-            call.failed(error)
+            # Of an ATOMIC view the rows are undone with any exception: what it answers with is no success.
+            call.failed(error, None if declared.policy.terms.effects is Effects.ATOMIC else _own_status(error))
             raise
 
 
@@ -300,7 +404,7 @@ class _State:
         self.engine = engine
         self.surface = surface
         self.declared: dict[str, DeclaredEndpoint] = {}
-        self.operations = SyncOperations(surface, engine, lambda: list(self.declared))
+        self.operations = SyncOperations(surface, engine, lambda: (*self.declared, *semel.bulks))
         self.sessions: Callable[[], Any] | None = None
         self._session = session
         self._app = weakref.ref(app)
@@ -462,6 +566,24 @@ def _response_of(answer: Answer) -> Response:
     return Response(answer.body, 200 if answer.status is None else answer.status, headers)
 
 
+def _told_of(told: Answer | Told) -> Response:
+    """A bulk's answer as a response, whose items are read while it is sent."""
+    if isinstance(told, Answer):
+        return _response_of(told)
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in told.headers]
+    return Response(told.pieces, told.status, headers)
+
+
+def _in_app_context(act: Callable[[], None]) -> Callable[[], None]:
+    app: Flask = current_app._get_current_object()  # type: ignore[attr-defined]
+
+    def run() -> None:
+        with app.app_context():
+            act()
+
+    return run
+
+
 def _read(answered: Any, bytes_max: int) -> Any:
     """What a view has answered, its stream read: it may read rows that are not committed yet.
 
@@ -492,6 +614,13 @@ def _status_of(answered: Any) -> int:
     named = answered[1] if isinstance(answered, tuple) and len(answered) > 1 else 200
     found = str(int(named) if isinstance(named, int) else named)[:3]
     return int(found) if found.isdecimal() else 200
+
+
+def _own_status(error: BaseException) -> int | None:
+    """The status of an exception that is an answer, such as ``abort(redirect(...))``; None for any other."""
+    if not isinstance(error, HTTPException):
+        return None
+    return error.code if error.response is None else getattr(error.response, "status_code", None)
 
 
 def _note_exceptions(app: Flask) -> None:

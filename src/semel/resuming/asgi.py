@@ -8,12 +8,12 @@ says.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
-from semel.errors import NothingHappened, SemelError
+from semel.errors import NothingHappened
 from semel.http.asgi.call import App, Message, Send
 from semel.http.asgi.route import CALL_KEY, RouteCall
 from semel.http.capture import Capture
@@ -21,7 +21,7 @@ from semel.http.exchange import CUT, UNFINISHED, IncompleteAnswer
 from semel.http.routing import Params, Route
 from semel.http.settings import HttpSettings
 from semel.policy import Command
-from semel.resuming.request import KeptRequest, resumable_routes, unpack
+from semel.resuming.request import Asking, KeptRequest, NotReached, resumable_routes, unpack
 from semel.resuming.worker import Completer
 
 _REACHED: Final = Answer(204, (), b"")
@@ -66,16 +66,6 @@ class ResumedCall(RouteCall):
     def failure(self) -> BaseException | None:
         """What the endpoint raised, whatever the framework made of it."""
         return self._failure
-
-
-class Asking(NamedTuple):
-    """What an application finds in place of the permit while it is asked whether the endpoint would be reached."""
-
-    command: Command
-
-
-class NotReached(SemelError):
-    """The application answered a kept request before the operation's endpoint was reached; nothing has run."""
 
 
 class ResumedApp:
@@ -128,6 +118,8 @@ class ResumedApp:
             raise failure  # what it proves is stronger than what the framework made of it
         if self._claims and not call.reached:
             raise self._not_reached(f"was answered with {capture.status}")
+        if failure is not None and capture.status < 400 and getattr(failure, "status_code", None) != capture.status:
+            raise failure  # a page that was made of an exception is no proof of success
         if not capture.complete:
             raise IncompleteAnswer(CUT if capture.ended else UNFINISHED)
         return capture.stored()
@@ -146,10 +138,7 @@ class ResumedApp:
         await self._app(_scope(kept, call, permit, state or {}), receive, send)
 
     def _not_reached(self, what: str) -> NotReached:
-        return NotReached(
-            f"a request without its client {what} before the endpoint of the operation {self._route.name!r} was "
-            "reached: let requests whose scope has 'semel.permit' pass what authenticates"
-        )
+        return NotReached.told(self._route.name, what, "scope")
 
 
 def _taking(capture: Capture, permit: Permit | None) -> Callable[[Message], None]:

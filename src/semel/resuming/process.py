@@ -20,11 +20,13 @@ from semel.cli.exits import UsageFailed
 from semel.engine.async_engine import AsyncEngine
 from semel.errors import SemelError
 from semel.http.asgi.middleware import SemelMiddleware as AsgiMiddleware
+from semel.http.routing import Route
 from semel.http.settings import HttpSettings
 from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
 from semel.resuming.asgi import completer_for
 from semel.resuming.asgi import completer_of as asgi_completer
 from semel.resuming.worker import COMPLETED_OUTSIDE, Completer
+from semel.resuming.wsgi import completer_for as wsgi_completer_for
 from semel.resuming.wsgi import completer_of as wsgi_completer
 
 _NOTHING = (
@@ -84,6 +86,10 @@ async def completing(app: Any, spec: str) -> AsyncIterator[Completing]:
         try:
             if isinstance(app, ModuleType) or function_operation(app) is not None:
                 made = list(_of_functions(app))
+            elif type(app).__module__.startswith("django.core.handlers"):
+                from semel.integrations.django.resuming import completers
+
+                made = list(completers())
             elif is_wsgi(app):
                 made = list(_of_wsgi(app))
             else:
@@ -130,6 +136,10 @@ def _of_wsgi(app: Any) -> Iterator[Completer]:
             made = wsgi_completer(part.surface, part.engine, part.app)
             if made is not None:
                 yield made
+    for engine, routes in _endpoints(app):
+        made = wsgi_completer_for(engine, app, routes)
+        if made is not None:
+            yield made
 
 
 def _of_asgi(app: Any, state: Callable[[], dict[str, Any]]) -> Iterator[Completer]:
@@ -138,17 +148,21 @@ def _of_asgi(app: Any, state: Callable[[], dict[str, Any]]) -> Iterator[Complete
             made = asgi_completer(part.surface, part.engine, part.app, state)
             if made is not None:
                 yield made
-    declared: dict[int, list[CheckedOperation]] = {}
-    for each in discover(app).operations:
-        if each.way == "endpoint":
-            declared.setdefault(id(each.engine), []).append(each)
-    for operations in declared.values():
-        engine, named = operations[0].engine, {each.name: each for each in operations}
-        assert isinstance(engine, AsyncEngine)
-        routes = [_surface(each).route(each.name, each.policy) for each in named.values()]
+    for engine, routes in _endpoints(app):
         made = completer_for(engine, app, routes, state)
         if made is not None:
             yield made
+
+
+def _endpoints(app: Any) -> Iterator[tuple[Any, list[Route]]]:
+    """The operations that are declared at an application's endpoints, by their engines."""
+    declared: dict[int, list[CheckedOperation]] = {}
+    for each in discover(app).operations:
+        if each.way == "endpoint" and each.bulk is None:
+            declared.setdefault(id(each.engine), []).append(each)
+    for operations in declared.values():
+        named = {each.name: each for each in operations}
+        yield operations[0].engine, [_surface(each).route(each.name, each.policy) for each in named.values()]
 
 
 def _surface(operation: CheckedOperation) -> HttpSettings:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from semel.errors import SemelError
 from semel.http.routing import Route
 from semel.http.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from semel.policy import Command
 
 # What says what the body is, and where the client asked: without its host and scheme an application answers with a
 # redirect or a 400 of its own, which would be taken for the command's. Never a credential.
@@ -35,8 +39,27 @@ class KeptRequest(NamedTuple):
     scheme: str = "http"
 
 
+class Asking(NamedTuple):
+    """What an application finds in place of the permit while it is asked whether the endpoint would be reached."""
+
+    command: Command
+
+
+class NotReached(SemelError):
+    """The application answered a kept request before the operation's endpoint was reached; nothing has run."""
+
+    @classmethod
+    def told(cls, name: str, what: str, where: str) -> Self:
+        """What happened before the endpoint of an operation, and what to change. ``where``: scope or environ."""
+        return cls(
+            f"a request without its client {what} before the endpoint of the operation {name!r} was reached: let "
+            f"requests whose {where} has 'semel.permit' pass what authenticates"
+        )
+
+
 def pack_head(method: str, request: Mapping[str, Any], query: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A request's head as it is kept before its body. ``request``: the ASGI scope or the WSGI environ."""
+    """A request's head as it is kept before its body. ``request``: the ASGI scope, the WSGI environ, or Django's."""
+    request = getattr(request, "META", request)
     path, root = _place(request)
     kept = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers if name in HEADERS_KEPT]
     scheme = request.get("scheme") or request.get("wsgi.url_scheme") or "http"

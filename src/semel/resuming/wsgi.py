@@ -5,6 +5,7 @@ As over ASGI (``asgi_resumed``), the application that is called is the one *insi
 
 from __future__ import annotations
 
+import asyncio
 import io
 import sys
 from collections.abc import Callable, Iterable
@@ -14,11 +15,16 @@ from typing import Any
 from semel.core.model import Answer
 from semel.engine.permit import Permit
 from semel.engine.sync_engine import Engine
+from semel.errors import NothingHappened
 from semel.http.capture import Capture
 from semel.http.exchange import CUT, IncompleteAnswer
 from semel.http.routing import Route
 from semel.http.settings import HttpSettings
-from semel.resuming.request import KeptRequest, resumable_routes, unpack
+from semel.http.wsgi.body import KeptBody
+from semel.http.wsgi.inside import Given
+from semel.http.wsgi.route import CALL_KEY, RouteCall
+from semel.policy import Command
+from semel.resuming.request import Asking, KeptRequest, NotReached, resumable_routes, unpack
 from semel.resuming.worker import Completer
 
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -29,38 +35,84 @@ class ResumedApp:
     """The handler of a completer on an :class:`~semel.engine.sync_engine.Engine` that runs a kept request through an
     application, in a thread.
 
-    Parameters: ``app`` a WSGI application; ``route`` of the operation.
+    Parameters: ``app`` a WSGI application; ``route`` of the operation; ``claims`` whether its view claims for itself:
+    what answers in its place is then no answer of the operation.
     """
 
-    def __init__(self, app: App, route: Route) -> None:
+    def __init__(self, app: App, route: Route, *, claims: bool = False) -> None:
         self._app = app
         self._route = route
+        self._claims = claims
+
+    async def check(self, command: Command, request: bytes) -> None:
+        """Whether the view is reached by this request, asked before anything is claimed: no view runs.
+
+        Raises NotReached: the execution is left as it is, and has lost no attempt.
+        """
+        if self._claims:
+            await asyncio.to_thread(self._check, command, request)
+
+    def _check(self, command: Command, request: bytes) -> None:
+        taken, given = _Taken(Capture(self._route.keeping), None), Given(None)
+        try:
+            self._call(unpack(request), taken, given, Asking(command))
+        except Exception as error:
+            if not given.is_reached:
+                raise self._not_reached(f"raised {type(error).__name__}") from error
+        if not given.is_reached:
+            raise self._not_reached(f"was answered with {taken.capture.status}")
 
     def __call__(self, permit: Permit, request: bytes) -> Answer:
-        """Run it. Raises what the application raises, and IncompleteAnswer."""
-        taken = _Taken(Capture(self._route.keeping), permit)
-        pieces = self._app(_environ(unpack(request), permit), taken.start_response)
-        try:
-            for piece in pieces:
-                taken.take(piece)
-        finally:
-            close = getattr(pieces, "close", None)
-            if close is not None:
-                close()
+        """Run it. Raises what the application raises, IncompleteAnswer and NotReached."""
+        taken, given = _Taken(Capture(self._route.keeping), permit), Given(permit)
+        failure = self._call(unpack(request), taken, given, permit)
+        if failure is not None and isinstance(failure, (NothingHappened, *permit.command.policy.nothing_happened)):
+            raise failure  # what it proves is stronger than what the framework made of it
         if not taken.capture.started:
             raise IncompleteAnswer("the application returned without calling start_response")
+        if self._claims and not given.is_reached:
+            raise self._not_reached(f"was answered with {taken.capture.status}")
+        if failure is not None:
+            raise failure  # a page that was made of an exception proves nothing
         taken.capture.end()
         if not taken.capture.complete:
             raise IncompleteAnswer(CUT)
         return taken.capture.stored()
 
+    def _call(self, kept: KeptRequest, taken: _Taken, given: Given, permit: Permit | Asking) -> BaseException | None:
+        """Call the application; what its view raised, if that is no answer of its own."""
+        environ = _environ(kept, permit)
+        call: RouteCall | None = None
+        if self._claims:
+            body = KeptBody(environ["wsgi.input"], len(kept.body), len(kept.body))
+            call = environ[CALL_KEY] = RouteCall(self._app, body, taken.start_response, environ, None)
+            call.given = given
+        try:
+            pieces = self._app(environ, taken.start_response)
+            try:
+                for piece in pieces:
+                    taken.take(piece)
+            finally:
+                close = getattr(pieces, "close", None)
+                if close is not None:
+                    close()
+            return None if call is None else call.failed_with(taken.capture.status)
+        finally:
+            environ.pop(CALL_KEY, None)
+            if call is not None:
+                call.body.end()
+
+    def _not_reached(self, what: str) -> NotReached:
+        return NotReached.told(self._route.name, what, "environ")
+
 
 class _Taken:
     """The ``start_response`` of a run whose answer goes to the store alone."""
 
-    def __init__(self, capture: Capture, permit: Permit) -> None:
+    def __init__(self, capture: Capture, permit: Permit | None) -> None:
         self.capture = capture
         self._permit = permit
+        self._keeps = True
 
     def start_response(
         self,
@@ -74,20 +126,26 @@ class _Taken:
             self.capture.restart()
         pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         if not self.capture.start(int(status[:3]), pairs):
-            self._permit.kept = False
+            self._let_go()
         return self.take
 
     def take(self, piece: bytes) -> None:
         if not self.capture.started:
             raise RuntimeError("the application gave a body before it called start_response")
-        if not self._permit.kept:
+        if not self._keeps:
             self.capture.count(piece)
         elif not self.capture.add(piece):
-            self._permit.kept = False
+            self._let_go()
             self.capture.release()
 
+    def _let_go(self) -> None:
+        """The answer is too long to be kept."""
+        self._keeps = False
+        if self._permit is not None:
+            self._permit.kept = False
 
-def _environ(kept: KeptRequest, permit: Permit) -> dict[str, Any]:
+
+def _environ(kept: KeptRequest, permit: Permit | Asking) -> dict[str, Any]:
     environ: dict[str, Any] = {
         "REQUEST_METHOD": kept.method,
         "SCRIPT_NAME": kept.root,
@@ -117,10 +175,18 @@ def completer_of(surface: HttpSettings, engine: Engine, app: App) -> Completer |
 
     Parameters: ``app`` the application *inside* the middleware.
     """
-    routes = resumable_routes(surface)
-    if not routes:
+    return completer_for(engine, app, resumable_routes(surface), claims=False)
+
+
+def completer_for(engine: Engine, app: App, routes: Iterable[Route], *, claims: bool = True) -> Completer | None:
+    """A completer of the resumable ones among these operations; None where there are none.
+
+    Parameters: ``claims`` whether their views claim for themselves.
+    """
+    resumable = [route for route in routes if route.policy.resumable]
+    if not resumable:
         return None
     completer = Completer(engine)
-    for route in routes:
-        completer.register(route.name, route.policy, ResumedApp(app, route))
+    for route in resumable:
+        completer.register(route.name, route.policy, ResumedApp(app, route, claims=claims))
     return completer

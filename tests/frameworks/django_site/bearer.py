@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from rest_framework import authentication
 
 from tests.frameworks.django_site.outer import user_of
@@ -18,3 +19,13 @@ class Bearer(authentication.BaseAuthentication):  # type: ignore[misc]  # it shi
 
     def authenticate_header(self, request: Any) -> str:
         return "Bearer"
+
+
+class BearerInDocuments(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """What a document says of it."""
+
+    target_class = Bearer
+    name = "bearer"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
+        return {"type": "http", "scheme": "bearer"}

@@ -25,6 +25,11 @@ def user_of(request: Any) -> User | None:
     return User(token) if scheme == "Bearer" and token else None
 
 
+def resumed_user(caller: Any) -> User:
+    """The user of a request that is run without its client."""
+    return User(caller.id.rpartition(": ")[2])
+
+
 @sync_and_async_middleware
 def Token(get_response: Callable[[Any], Any]) -> Any:
     def begin(request: Any) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db import transaction
+from drf_spectacular.utils import extend_schema
 from rest_framework import exceptions, serializers, viewsets
 from rest_framework.decorators import action, api_view
 from rest_framework.response import Response
 
 from semel.integrations import django as semel
 from tests.frameworks.django_site.models import Effect
-from tests.frameworks.django_site.views import answer
+from tests.frameworks.django_site.views import answer, approvals
 
 
 class EffectSerializer(serializers.ModelSerializer):  # type: ignore[misc]
@@ -29,6 +31,9 @@ class Effects(viewsets.GenericViewSet):  # type: ignore[misc]
 
     queryset = Effect.objects.all()
     serializer_class = EffectSerializer
+
+    def list(self, request: Any) -> Response:
+        return Response(self.get_serializer(self.get_queryset(), many=True).data)
 
     @semel.command("rest.create", effects="atomic")
     def create(self, request: Any) -> Response:
@@ -49,6 +54,14 @@ class Effects(viewsets.GenericViewSet):  # type: ignore[misc]
         return Response({"n": effect.pk, "key": request.semel_permit.key_for("charge")}, status=201)
 
 
+@transaction.non_atomic_requests
+@extend_schema(exclude=True)
+@api_view(["POST"])
+def approve(request: Any) -> Any:
+    return approvals.answer(request)
+
+
+@extend_schema(request=EffectSerializer, responses={201: EffectSerializer})
 @api_view(["POST"])
 @semel.command("rest.plain", effects="atomic")
 def plain(request: Any) -> Any:

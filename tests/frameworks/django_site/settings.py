@@ -8,14 +8,19 @@ from urllib.parse import urlsplit
 
 FOLDER = os.environ.get("SHOP_FOLDER", ".")
 SECRET_KEY = "not a secret"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # of tests: quick
+STATIC_URL = "static/"
 DEBUG = False
 ALLOWED_HOSTS = ["testserver", "127.0.0.1"]
 USE_TZ = True
 ROOT_URLCONF = "tests.frameworks.django_site.urls"
 INSTALLED_APPS = [
+    "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
+    "django.contrib.messages",
+    "drf_spectacular",
     "semel.integrations.django",
     "tests.frameworks.django_site",
 ]
@@ -26,6 +31,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
     "tests.frameworks.django_site.outer.Token",
     "semel.integrations.django.middleware.SemelMiddleware",
 ]
@@ -54,11 +60,24 @@ if "SHOP_POSTGRES" in os.environ:
         "USER": server.username,
         "TEST": {"NAME": f"semel_django_{os.getpid()}"},
     }
-TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates"}]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 FILE_UPLOAD_MAX_MEMORY_SIZE = 1000
-SEMEL: dict[str, Any] = {}
+SEMEL: dict[str, Any] = {"RESUMED_USER": "tests.frameworks.django_site.outer.resumed_user"}
 REST_FRAMEWORK = {
+    "DEFAULT_SCHEMA_CLASS": "semel.integrations.django.spectacular.AutoSchema",
     "DEFAULT_AUTHENTICATION_CLASSES": ["tests.frameworks.django_site.bearer.Bearer"],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import uuid
 from types import SimpleNamespace
@@ -504,6 +505,23 @@ class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
 
     def test_the_project_itself_is_in_order(self) -> None:
         assert [each for each in checks.run_checks() if each.is_serious()] == []
+
+    def test_drf_spectacular_describes_each_command(self) -> None:
+        told = io.StringIO()
+        call_command("spectacular", "--validate", "--fail-on-warn", "--format", "openapi-json", stdout=told)
+        document = json.loads(told.getvalue())
+        paths = {"/rest/": "rest.create", "/rest/{id}/charge/": "rest.charge", "/plain": "rest.plain"}
+        for path, name in paths.items():
+            found = document["paths"][path]["post"]
+            assert found["x-semel"]["operation"] == name
+            [key] = [each for each in found["parameters"] if each["name"] == "Idempotency-Key"]
+            assert (key["in"], key["required"]) == ("header", True)
+            assert set(found["responses"]) >= {"400", "401", "409", "422", "500", "503"}
+            [good] = [each for status, each in found["responses"].items() if status.startswith("2")]
+            assert {"Idempotency-Replayed", "Idempotency-Key-Lifetime", "Link"} <= set(good["headers"])
+        assert "get" in document["paths"]["/rest/"]  # which is no command
+        assert "x-semel" not in document["paths"]["/rest/"]["get"]
+        assert "SemelProblem" in document["components"]["schemas"]
 
     def test_the_command_line_uses_the_projects_store(self) -> None:
         with mock.patch("semel.integrations.django.management.commands.semel.main", return_value=0) as main:

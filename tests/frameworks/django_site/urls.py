@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from django.contrib import admin
 from django.urls import include, path, register_converter
+from django.views.decorators.csrf import csrf_exempt
 from rest_framework.routers import SimpleRouter
 
-from tests.frameworks.django_site import rest, views
+from semel.integrations import django as semel
+from tests.frameworks.django_site import imported, rest, views
 
 router = SimpleRouter()
 
@@ -26,6 +29,7 @@ register_converter(ThingConverter, "thing")
 router.register("rest", rest.Effects)
 
 urlpatterns = [
+    path("admin/", admin.site.urls),
     path("atomic", views.atomic),
     path("external", views.external),
     path("idempotent", views.idempotent),
@@ -44,5 +48,16 @@ urlpatterns = [
     path("effects", views.effects),
     path("operations/", include("semel.integrations.django.urls")),
     path("plain", rest.plain),
+    path("approvals/<int:store>", views.approvals.answer),
+    path("ship/<int:number>", views.ship),
+    path("rest-approvals", rest.approve),
     path("", include(router.urls)),
 ]
+
+urlpatterns += semel.imports(
+    imported.stock,
+    path="suppliers/{supplier}/imports",
+    supplier="path:supplier",
+    may=imported.may_upload,
+    decorate=csrf_exempt,
+)

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from django.template.response import SimpleTemplateResponse
 from django.views import View
 from django.views.decorators.http import require_POST
 
+from semel.bulk.declaration import BulkItem
 from semel.integrations import django as semel
 from tests.frameworks.django_site.models import Effect
 
@@ -227,6 +229,35 @@ class Orders(View):  # type: ignore[misc]  # Django ships no types
     def delete(self, request: Any) -> Any:
         Effect.objects.create(what="cleared")
         return HttpResponse(status=204)
+
+
+def approve(item: BulkItem) -> str:
+    """An item whose effect is a row of Django's."""
+    if item.value == "raise":
+        raise ZeroDivisionError
+    if item.value == "gate":
+        GATE.read_bytes()
+    return str(Effect.objects.create(what=f"item {item.value}").pk)
+
+
+approvals = semel.bulk("approvals", approve, effects="external", member=None)
+
+
+SHIPPING: dict[str, Any] = {"gate": threading.Event(), "ends": None, "threads": []}
+
+
+@login_required
+@semel.command("ship", effects="external", steps=True, resumable=True, wait_seconds=0)
+def ship(request: Any, number: int) -> Any:
+    """Two steps; the second begins when a test lets it."""
+    permit, what = request.semel_permit, f"{number} {json.loads(request.body)['what']} for {request.user.pk}"
+    SHIPPING["threads"].append(threading.current_thread().name)
+    permit.step("charge", lambda: Effect.objects.create(what=f"charge {what}").pk)
+    assert SHIPPING["gate"].wait(20)
+    if SHIPPING["ends"] is not None:
+        raise SHIPPING["ends"]
+    permit.step("ship", lambda: Effect.objects.create(what=f"ship {what}").pk, repeat=True)
+    return HttpResponse("shipped", status=201)
 
 
 def effects(request: Any) -> Any:

@@ -104,7 +104,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
     places = f"{shown_url(source_url)} to {shown_url(options.target)}"
     also = None if held is None or held.is_empty else told(held)
     if options.dry_run:
-        out.say(f"{survey.count} records can be moved from {places}; nothing was written")
+        noun = "record" if survey.count == 1 else "records"
+        out.say(f"{survey.count} {noun} can be moved from {places}; nothing was written")
         if also is not None:
             out.say(f"and {also}")
         return Exit.OK

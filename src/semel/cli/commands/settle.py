@@ -15,22 +15,20 @@ import re
 from pathlib import Path
 from typing import Final
 
-from semel.admin.damaged import is_damaged
 from semel.admin.find import check_beginning, find_named, name_of
+from semel.admin.settling import REASON_LENGTH_MAX, consequence, settle
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.open_store import opened
-from semel.cli.terminal import Output, span_text
+from semel.cli.terminal import Output
 from semel.core.identity import uuid_text
-from semel.core.model import Answer, MovedOn, Resolution, Resolved, State, TooEarly
-from semel.errors import ResolveRefused, StepError
-from semel.operations.flow import resolve
+from semel.core.model import Answer, Resolution
+from semel.errors import StepError
 from semel.policy import NEVER_REPLAYED
 from semel.steps.doubts import step_of
 from semel.steps.run import found_result
 
 BODY_BYTES_MAX: Final = 1024 * 1024
-REASON_LENGTH_MAX: Final = 1000
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
 _VALUE: Final = re.compile(r"[\x20-\x7e\x80-\xff]*").fullmatch
 
@@ -87,71 +85,20 @@ def run(options: argparse.Namespace, out: Output) -> int:
         everywhere = argparse.Namespace(**vars(options), tenant=None, caller=None, operation=None)
         record = find_named(engine, options.operation_id, everywhere, "OPERATION_ID")
         operation_id = record.operation_id
-        if is_damaged(record):
-            raise CommandFailed("refused: the record is damaged; restore it from a backup (see semel doctor)")
         step = None if options.succeeded else step_of(record.doubt)
         result = _result(options.step_succeeded, step)
         happened = not options.did_not_happen
         word = Resolution(
             record.id, record.fence, happened, answer, actor, reason, options.force, step=step, result=result
         )
-        try:
-            covered = engine.core.cover(record.operation, word)
-            reply = engine.perform("resolve", lambda: resolve(engine.store, covered))
-        except (ResolveRefused, StepError) as error:
-            raise CommandFailed(f"refused: {error}") from error
-    match reply:
-        case Resolved(state):
-            out.document(
-                {
-                    "operationId": uuid_text(operation_id),
-                    "state": state.name,
-                    "answer": answer is not None,
-                    "step": step,
-                }
-            )
-            then = _then(options, state, step, answer)
-            if options.operation_id != uuid_text(operation_id):
-                out.say(name_of(record))  # a beginning was given: it is said whose it was
-            out.say(f"settled: {then}")
-            return Exit.OK
-        case TooEarly(wait_us):
-            raise CommandFailed(
-                f"refused: the handler's deadline has not passed, it may still be running; wait {span_text(wait_us)}, "
-                "or give --force if you know that it is gone"
-            )
-        case MovedOn(None):
-            raise CommandFailed("refused: the record is gone; see: semel list")
-        case MovedOn(State.UNKNOWN):
-            raise CommandFailed("refused: another step is in doubt by now; see: semel explain")
-        case MovedOn(State.CLAIMED):
-            raise CommandFailed(
-                "refused: the command is CLAIMED: none of its steps is in doubt, so that there is nothing to find out. "
-                "A retry with the same key and request goes on, also after its worker died, and makes no finished step "
-                "again; semel worker --complete does so for resumable operations; see: semel explain "
-                f"{uuid_text(operation_id)}"
-            )
-        case MovedOn(state):
-            raise CommandFailed(
-                f"refused: only UNKNOWN (or lapsed) commands are settled by hand, this one is {state and state.name} "
-                f"now; see: semel show {uuid_text(operation_id)}"
-            )
-
-
-def _then(options: argparse.Namespace, state: State, step: str | None, answer: Answer | None) -> str:
-    """What it was settled as, and what becomes of it."""
-    if options.succeeded:
-        then = "a retry gets it" if answer is not None else "a retry is told so and gets no answer; this is final"
-        return f"it succeeded; {then}"
-    what = "it" if step is None else f"step {step!r}"
-    said = f"{what} {'did not happen' if options.did_not_happen else 'succeeded'}"
-    match state:
-        case State.UNKNOWN:
-            return f"{said}; another step is in doubt, see: semel explain"
-        case State.CLAIMED:
-            return f"{said}; a retry goes on, and makes no step again that had finished"
-        case _:
-            return f"{said}; a retry runs it"
+        state = settle(engine, record, word)
+    out.document(
+        {"operationId": uuid_text(operation_id), "state": state.name, "answer": answer is not None, "step": step}
+    )
+    if options.operation_id != uuid_text(operation_id):
+        out.say(name_of(record))  # a beginning was given: it is said whose it was
+    out.say(f"settled: {consequence(word, state)}")
+    return Exit.OK
 
 
 def _result(given: str | None, step: str | None) -> bytes | None:

@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict
 from typing import Any, Final
 
-from semel.admin.sizes import DAY_SECONDS, NOT_MEASURED, sizes
+from semel.admin.sizes import DAY_SECONDS, sizes
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit
 from semel.cli.terminal import Output
@@ -84,11 +84,11 @@ def run(options: argparse.Namespace, out: Output) -> int:
         share = "by itself" if size.purge_share is None else _share(size.purge_share)
         purges = f"{size.purges_per_second:,.1f}/s, {share}"
         rows.append((size.engine, f"{size.rows:,}", bytes_text(size.bytes), bytes_text(size.memory), purges))
-    out.document({"engines": documents, "notMeasured": list(NOT_MEASURED)})
+    out.document({"engines": documents})
     out.table(("ENGINE", "ROWS", "BYTES", "IN MEMORY", "PURGE"), rows)
     out.say(
-        f"not measured: {', '.join(NOT_MEASURED)}",
-        "Once as much ends as begins. SQLite and PostgreSQL keep the index of ids in memory, Redis everything.",
+        "Once as much ends as begins. In memory: the index of ids (SQLite, PostgreSQL), the table, which is ordered by "
+        "id (MariaDB), everything (Redis)."
     )
     return Exit.OK
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from semel.errors import ConfigurationError, InvalidBody
 from semel.http.spool import CHUNK_BYTES, Spool
 
 
@@ -42,6 +44,15 @@ class KeptBody(io.RawIOBase):
     def end(self) -> None:
         """Give the memory or the file back."""
         self.spool.close()
+
+    def begin_anew(self) -> None:
+        """Read from the first byte once more, whoever has read it before.
+
+        Raises ConfigurationError where the beginning is not kept any more.
+        """
+        if self.too_long and self._at:
+            raise ConfigurationError("the request's body was read before, and is too long to be read once more")
+        self._at = 0
 
     def pass_on(self) -> bool:
         """No claim follows: keep nothing from here on. False: some of what is kept has not been read yet."""
@@ -98,3 +109,42 @@ class KeptBody(io.RawIOBase):
             else:
                 self.spool.write(piece)
         return piece
+
+
+class BodyPieces:
+    """A body as its endpoint reads it, a piece at a time; it is kept nowhere.
+
+    >>> pieces = BodyPieces({"wsgi.input": io.BytesIO(b"abc"), "CONTENT_LENGTH": "3"})
+    >>> pieces.next(), pieces.next()
+    (b'abc', b'')
+    """
+
+    def __init__(self, environ: Mapping[str, Any]) -> None:
+        self._source: Any = environ.get("wsgi.input") or io.BytesIO()
+        if isinstance(self._source, KeptBody):
+            self._source.begin_anew()
+            self._source.pass_on()
+        self.length = length_of(environ)
+        self._left = self.length
+
+    def __iter__(self) -> Iterator[bytes]:
+        while piece := self.next():
+            yield piece
+
+    def next(self) -> bytes:
+        """The next piece; empty at the end. Raises InvalidBody where that is too early, and what the server raises."""
+        wanted = CHUNK_BYTES if self._left is None else min(CHUNK_BYTES, self._left)
+        piece: bytes = self._source.read(wanted) if wanted else b""
+        if self._left is not None:
+            self._left -= len(piece)
+            if wanted and not piece:
+                raise InvalidBody("The body is cut short; send it again.")
+        return piece
+
+
+def length_of(environ: Mapping[str, Any]) -> int | None:
+    """How long the body is announced; None where it ends with its stream."""
+    length: str = environ.get("CONTENT_LENGTH") or ""
+    if length.isdecimal():
+        return int(length)
+    return None if environ.get("wsgi.input_terminated") else 0

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from semel.core.model import Answer, Superseded, Verdict
 from semel.engine.permit import Permit
 from semel.engine.shield import Hold
 from semel.engine.sync_engine import Engine
-from semel.errors import ConfigurationError, SemelError, StoreError
+from semel.errors import ConfigurationError, NothingHappened, SemelError, StoreError
 from semel.http.capture import Capture
 from semel.http.exchange import Exchange, Unprotected, open_exchange, too_large
 from semel.http.outage import UNCLAIMED
@@ -22,6 +22,8 @@ from semel.http.routing import Params, Route
 from semel.http.settings import HttpSettings
 from semel.http.wsgi.body import KeptBody
 from semel.policy import Command
+
+_REACHED: Final = Answer(204, (), b"")
 
 
 class Head(NamedTuple):
@@ -31,6 +33,17 @@ class Head(NamedTuple):
     query: bytes
     headers: list[tuple[bytes, bytes]]
     length: int | None
+
+
+class Given:
+    """A permit that is there before its view claims: of a run whose client was told 202, or has gone.
+
+    Parameters: ``permit`` None where the application is only asked whether the view would be reached.
+    """
+
+    def __init__(self, permit: Permit | None) -> None:
+        self.permit = permit
+        self.is_reached = False
 
 
 class InsideCall:
@@ -45,9 +58,11 @@ class InsideCall:
         self.instead: Answer | None = None
         self.mark: tuple[bytes, bytes] | None = None
         self.failure: BaseException | None = None
+        self.own_status: int | None = None
         self.exchange: Exchange | None = None
         self.capture: Capture | None = None
         self.is_over = False
+        self.given: Given | None = None
         self._engine: Engine | None = None
         self._hold: Hold[Permit] | None = None
 
@@ -71,6 +86,8 @@ class InsideCall:
             raise ConfigurationError(f"the operation {route.name!r} was called by the handler of another one")
         if self.is_over:
             raise ConfigurationError(f"the operation {route.name!r} was called when its request had been answered")
+        if self.given is not None:
+            return self._take(self.given, route)
         self._engine, self._hold = engine, engine._hold()
         asked: Mapping[str, Any] = request
         opened = open_exchange(surface, route, params, head.method, head.query, head.headers, asked)
@@ -92,8 +109,16 @@ class InsideCall:
         command = opened.finish(body.spool)
         return self.replace(command) if isinstance(command, Answer) else command
 
+    def _take(self, given: Given, route: Route) -> Command | Answer:
+        given.is_reached, self.capture = True, Capture(route.keeping)
+        return self.replace(_REACHED) if given.permit is None else given.permit.command
+
     def claim(self, command: Command) -> Permit | Answer | None:
         """Claim for the view: its permit, the answer that leaves instead, or None to run unprotected."""
+        if self.given is not None and self.given.permit is not None:
+            self.permit = self.given.permit
+            self.permit.handler_thread = get_ident()
+            return self.permit
         exchange = self.exchange
         assert exchange is not None
         assert self._engine is not None
@@ -107,6 +132,32 @@ class InsideCall:
         permit.handler_thread = get_ident()
         self.permit = permit
         return permit
+
+    @property
+    def wants_async(self) -> bool:
+        """Whether the client would rather be told where to look than wait for the view, which can end without it."""
+        return self.given is None and self.exchange is not None and self.exchange.wants_async
+
+    def hand_over(self) -> Answer:
+        """Give the permit to another call of the same request, which ends it; the client is told where to look."""
+        assert self.permit is not None
+        assert self.exchange is not None
+        answer = self.exchange.accepted(self.permit.grant.operation_id)
+        self.permit = self._hold = None
+        return self.replace(answer)
+
+    def prepare(self, further: InsideCall) -> None:
+        """Make ready another call of the same request, that will have the permit."""
+        further.given = Given(self.permit)
+        further.exchange, further._engine, further._hold = self.exchange, self._engine, self._hold
+
+    def check_reached(self) -> None:
+        """Raise NothingHappened where an accepted request came to no view, and so nothing was done."""
+        if self.given is not None and not self.given.is_reached:
+            raise NothingHappened(
+                "a request whose client was told 202 (Prefer: respond-async) was answered before its view was reached "
+                "again; let what stands in front of the view decide alike each time"
+            )
 
     def unclaimed(self, error: SemelError) -> Answer | None:
         """The store could not take the command: the answer that says so, or None to run unprotected."""
@@ -122,9 +173,12 @@ class InsideCall:
         self.instead = answer
         return answer
 
-    def failed(self, error: BaseException) -> None:
-        """The view raised this, whatever the framework makes of it further outside."""
-        self.failure = error
+    def failed(self, error: BaseException, own_status: int | None = None) -> None:
+        """The view raised this, whatever the framework makes of it further outside.
+
+        Parameters: ``own_status`` where the exception is an answer of the view's own, such as ``abort(redirect(...))``.
+        """
+        self.failure, self.own_status = error, own_status
 
     def mark_not_kept(self) -> bool:
         """Note that the answer cannot be kept, before its first byte leaves. False: it may not leave."""

@@ -236,7 +236,7 @@ class WsgiCall:
 
     def run_unheard(self, environ: Environ, spool: Spool) -> None:
         """The same where the client has its 202: the answer is for those who ask later. Raises as it does."""
-        self._start_response = _heard_by_nobody
+        self._start_response = heard_by_nobody
         close_each(self.run(environ, spool))  # at its close what flows through is run to its end
 
     def _finish(self, error: BaseException | None) -> Iterable[bytes]:
@@ -415,7 +415,8 @@ def write_nowhere(data: bytes) -> None:
     """The write of a server that has not been asked yet."""
 
 
-def _heard_by_nobody(status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None) -> Write:
+def heard_by_nobody(status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None) -> Write:
+    """The start_response of a client that has its answer already."""
     return write_nowhere
 
 

@@ -18,10 +18,11 @@ from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
 from semel.http.routing import UNSAFE_METHODS, Params, Route
 from semel.http.settings import HttpSettings
+from semel.http.wsgi.accepted import Accepted
 from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, headers_of, marked, send_answer
-from semel.http.wsgi.body import KeptBody
+from semel.http.wsgi.body import KeptBody, length_of
 from semel.http.wsgi.inside import Head, InsideCall, settle_call
-from semel.http.wsgi.middleware import App, Closing, WsgiCall, close_each, write_nowhere
+from semel.http.wsgi.middleware import App, Closing, WsgiCall, close_each, heard_by_nobody, write_nowhere
 from semel.http.wsgi.threads import Threads
 from semel.policy import Command
 
@@ -35,9 +36,13 @@ class RouteCall(InsideCall):
     open on the command's transaction.
     """
 
-    def __init__(self, app: App, body: KeptBody, start_response: StartResponse) -> None:
+    def __init__(
+        self, app: App, body: KeptBody, start_response: StartResponse, environ: Environ, accepted: Accepted | None
+    ) -> None:
         super().__init__()
         self.body = body
+        self._environ = environ
+        self._accepted = accepted
         self.before_settling: list[Callable[[], None]] = []
         self._app = app
         self._start_response = start_response
@@ -85,14 +90,48 @@ class RouteCall(InsideCall):
         sent = send_answer(self._start_response, self.capture.instead(answer))
         return sent if error is None else Closing(sent, _raising(error))
 
+    def run_unheard(self) -> None:
+        """Run the request where its client has its 202: the answer is for those who ask later."""
+        environ = {**self._environ, "wsgi.input": self.body, CALL_KEY: self}
+        environ.pop("werkzeug.debug.preserve_context", None)  # of a test client, in its own thread
+        try:
+            close_each(self.run(environ))  # at its close what flows through is run to its end
+            self.check_reached()
+            self.end()
+        except BaseException as error:
+            with suppress(Exception):
+                self.leave()
+            self.let_go(error)
+            self.body.end()
+            self.failure = None
+            raise
+        finally:
+            environ.pop(CALL_KEY, None)
+
     # --- for the view's wrapper -----------------------------------------------------------------
+
+    def accept(self) -> Answer | None:
+        """Have the granted request run once more from the outside, in a thread of its own; 202 for its client.
+
+        None where there is no place: then the client waits.
+        """
+        whole = b"".join(
+            self.body.spool.chunks()
+        )  # of its own: this request's may be read by what comes behind its view
+        body = KeptBody(io.BytesIO(whole), len(whole), len(whole))
+        further = RouteCall(self._app, body, heard_by_nobody, self._environ, None)
+        self.prepare(further)
+        if self._accepted is None or not self._accepted.begin(further.run_unheard):
+            body.end()
+            return None
+        return self.hand_over()
 
     def command_of(
         self, engine: Engine, surface: HttpSettings, route: Route, params: Params, environ: Environ
     ) -> Command | Answer | None:
         """The view's command; or the answer that leaves instead, or None to run unprotected."""
         query = environ.get("QUERY_STRING", "").encode("latin-1")
-        head = Head(environ["REQUEST_METHOD"].upper(), query, headers_of(environ), _length_of(environ))
+        head = Head(environ["REQUEST_METHOD"].upper(), query, headers_of(environ), length_of(environ))
         return self.command(engine, surface, route, params, environ, head, self.body)
 
     def note(self, error: BaseException) -> None:
@@ -103,9 +142,10 @@ class RouteCall(InsideCall):
     def failed_with(self, status: int) -> BaseException | None:
         """The exception of which the application has made its answer, where that says nothing of the command.
 
-        Only 4xx does: an error page with another status is no proof of success.
+        Only 4xx does, and the status that the exception itself has: an error page with another one is no proof of
+        success.
         """
-        return None if 400 <= status < 500 else self.failure
+        return None if 400 <= status < 500 or status == self.own_status else self.failure
 
     def end_answer(self) -> None:
         """The answer is settled: what is left would hold the whole request in a cycle."""
@@ -155,11 +195,12 @@ class _HeldAnswer(WsgiCall):
         left: BaseException | None = None
         try:
             call.leave()
-        except Exception as raised:  # noqa: BLE001 -- as if the application had raised it
-            left = raised
+        except Exception as ended:  # noqa: BLE001 -- as if the application had raised it
+            left = ended
         failure = error or left or call.failed_with(capture.status)
         try:
-            answer = settle_call(self._engine, self._exchange, self._permit, capture, failure, call.failure)
+            raised = None if capture.status == call.own_status else call.failure
+            answer = settle_call(self._engine, self._exchange, self._permit, capture, failure, raised)
             if answer is not None or error is not None:
                 return answer
             if left is not None:
@@ -167,7 +208,7 @@ class _HeldAnswer(WsgiCall):
             return capture.first()  # the page that the application made of its exception
         finally:
             call.end_answer()
-            failure = left = None
+            failure = left = raised = None
 
 
 class CaptureMiddleware:
@@ -194,6 +235,7 @@ class CaptureMiddleware:
         self._bytes_max = bytes_max
         self._check = check
         self._threads = Threads(waiters_max)
+        self._accepted = Accepted()
         engine.core.waiters_limit = self._threads.waiters
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -204,9 +246,14 @@ class CaptureMiddleware:
         with self._threads:
             return self._serve(environ, start_response)
 
+    def close(self) -> None:
+        """Wait for the views whose clients were told 202 (``Prefer: respond-async``)."""
+        self._accepted.close()
+
     def _serve(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         source: Any = environ.get("wsgi.input") or io.BytesIO()
-        call = RouteCall(self.app, KeptBody(source, _length_of(environ), self._bytes_max()), start_response)
+        body = KeptBody(source, length_of(environ), self._bytes_max())
+        call = RouteCall(self.app, body, start_response, environ, self._accepted)
         environ = {**environ, "wsgi.input": call.body, CALL_KEY: call}
         try:
             pieces = call.run(environ)
@@ -221,14 +268,6 @@ class CaptureMiddleware:
         finally:
             environ.pop(CALL_KEY, None)
         return pieces
-
-
-def _length_of(environ: Environ) -> int | None:
-    """How long the body is announced; None where it ends with its stream."""
-    length: str = environ.get("CONTENT_LENGTH") or ""
-    if length.isdecimal():
-        return int(length)
-    return None if environ.get("wsgi.input_terminated") else 0
 
 
 def _given(pieces: Iterable[bytes], error: BaseException | None) -> Iterable[bytes]:

@@ -11,16 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semel.integrations.django.site import engine as engine
+    from semel.integrations.django.view import bulk as bulk
     from semel.integrations.django.view import command as command
+    from semel.integrations.django.view import imports as imports
 
 _HOMES = {
+    "bulk": "semel.integrations.django.view",
     "command": "semel.integrations.django.view",
     "engine": "semel.integrations.django.site",
+    "imports": "semel.integrations.django.view",
 }
 
 __all__ = [
+    "bulk",
     "command",
     "engine",
+    "imports",
 ]
 
 

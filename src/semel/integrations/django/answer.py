@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from django.http import HttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 from django.http.response import ResponseHeaders
 
+from semel.bulk.wsgi import Told
 from semel.core.model import Answer
 
 
@@ -16,6 +17,17 @@ def response_of(answer: Answer) -> Any:
     response = HttpResponse(answer.body, status=200 if answer.status is None else answer.status)
     del response.headers["Content-Type"]
     for name, value in answer.headers:
+        add_header(response, name, value)
+    return response
+
+
+def stream_of(told: Told, request: Any) -> Any:
+    """A bulk's answer as a response, whose items are read while it is sent; over ASGI before."""
+    is_async = getattr(request, "scope", None) is not None
+    response = HttpResponse(b"".join(told.pieces)) if is_async else StreamingHttpResponse(told.pieces)
+    response.status_code = told.status
+    del response.headers["Content-Type"]
+    for name, value in told.headers:
         add_header(response, name, value)
     return response
 

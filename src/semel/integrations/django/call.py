@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from asgiref.sync import sync_to_async
+from django.core.handlers.asgi import ASGIRequest
+from django.core.handlers.wsgi import WSGIRequest
 from django.urls import Resolver404, resolve
 
 from semel.core.model import Answer
@@ -20,9 +22,11 @@ from semel.http.wsgi.inside import Head, InsideCall
 from semel.integrations.django.answer import in_place_of, lines_of, whole_of, with_lines
 from semel.integrations.django.site import names_at, site
 from semel.policy import Command
+from semel.stores.sql import django as databases
 
 if TYPE_CHECKING:
     from semel.integrations.django.atomic import AtomicRun
+    from semel.integrations.django.middleware import SemelMiddleware
     from semel.integrations.django.site import Place
 
 CALL: Final = "semel_call"
@@ -31,8 +35,9 @@ CALL: Final = "semel_call"
 class DjangoCall(InsideCall):
     """The capture of one request; its view claims through it."""
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: Any, middleware: SemelMiddleware) -> None:
         super().__init__()
+        self._middleware = middleware
         self.atomic: AtomicRun | None = None
         self._body: KeptBody | None = None
         self._request = request
@@ -61,6 +66,35 @@ class DjangoCall(InsideCall):
             body = request.body
             self._body = KeptBody(io.BytesIO(body), len(body), site().body_bytes_max)
         return self._body
+
+    def accept(self) -> Answer | None:
+        """Have the granted request run once more behind the other middlewares, in a thread of its own; 202 for its
+        client. None where there is no place: then the client waits.
+        """
+        request = again(self._request, b"".join(self._kept_body().spool.chunks()))
+        further = DjangoCall(request, self._middleware)
+        self.prepare(further)
+        if not self._middleware.accepted.begin(lambda: further.run_unheard(request)):
+            further.finish()
+            return None
+        return self.hand_over()
+
+    def run_unheard(self, request: Any) -> None:
+        """Run the request where its client has its 202: the answer is for those who ask later."""
+        setattr(request, CALL, self)
+        try:
+            response = self.conclude(self._middleware.respond(request))
+            for _ in response if response.streaming else ():
+                pass
+            response.close()
+            self.check_reached()
+            self.finish()
+        except BaseException as error:
+            self.let_go(error)
+            self.finish()
+            raise
+        finally:
+            databases.close_connections()
 
     # --- the answer -------------------------------------------------------------------------------
 
@@ -256,6 +290,29 @@ class _Through:
         if not self._is_over:
             self._is_over = True
             self._call.end_of_stream(error)
+
+
+def again(request: Any, body: bytes) -> Any:
+    """The same request once more, unread, with what the middlewares have put on it."""
+    environ = getattr(request, "environ", None)
+    if environ is not None:
+        length = {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+        made: Any = WSGIRequest({**environ, **length})
+    else:
+        made = ASGIRequest(request.scope, io.BytesIO(body))
+    own = vars(made)
+    for name, value in list(vars(request).items()):
+        if not name.startswith("_") and name not in own and name != CALL:
+            setattr(made, name, value)
+    return made
+
+
+def environ_of(request: Any) -> dict[str, Any]:
+    """A request as WSGI tells it, also over ASGI, whose body has not been read."""
+    source = request
+    if request.META.get("wsgi.input_terminated") and not request.META.get("CONTENT_LENGTH"):
+        source = request.META["wsgi.input"]  # in pieces of no announced length, which Django takes for nothing
+    return {**request.META, "wsgi.input": source}
 
 
 def _may_claim(request: Any) -> bool:

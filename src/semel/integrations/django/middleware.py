@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction
 
 from semel.http.routing import UNSAFE_METHODS
+from semel.http.wsgi.accepted import Accepted
 from semel.integrations.django.call import CALL, DjangoCall
+
+INSTALLED: Final[list[SemelMiddleware]] = []  # the last one that Django has made
 
 
 class SemelMiddleware:
@@ -26,8 +29,15 @@ class SemelMiddleware:
         self.get_response = get_response
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_async = iscoroutinefunction(get_response)
+        self.accepted = Accepted()
+        INSTALLED.append(self)
+        del INSTALLED[:-1]
         if self._is_async:
             markcoroutinefunction(self)
+
+    def respond(self, request: Any) -> Any:
+        """What Django answers behind this middleware, in the calling thread."""
+        return async_to_sync(self.get_response)(request) if self._is_async else self.get_response(request)
 
     def __call__(self, request: Any) -> Any:
         """Serve one request, as Django says."""
@@ -35,7 +45,7 @@ class SemelMiddleware:
             return self._serve_async(request)
         if request.method not in UNSAFE_METHODS or hasattr(request, CALL):
             return self.get_response(request)
-        call = DjangoCall(request)
+        call = DjangoCall(request, self)
         setattr(request, CALL, call)
         try:
             response = call.conclude(self.get_response(request))
@@ -56,7 +66,7 @@ class SemelMiddleware:
         return await asyncio.shield(task)
 
     async def _capture(self, request: Any) -> Any:
-        call = DjangoCall(request)
+        call = DjangoCall(request, self)
         setattr(request, CALL, call)
         try:
             response = await call.conclude_async(await self.get_response(request))

@@ -25,7 +25,7 @@ from semel.operations.http import SyncOperations
 from semel.policy import Policy
 from semel.stores.sql import django as databases
 
-_OWN: Final = ("URL", "DATABASE", "CALLER", "TENANT", "ENGINE")
+_OWN: Final = ("URL", "DATABASE", "CALLER", "TENANT", "ENGINE", "RESUMED_USER")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Declared:
 
 
 _DECLARED: Final[dict[str, Declared]] = {}  # by the views' modules, which are imported once
+BULKS: Final[list[str]] = []  # the names of lists, likewise
 
 
 @dataclass(slots=True)
@@ -75,6 +76,7 @@ class Site:
         self._engine_options: Mapping[str, Any] = given.get("ENGINE", {})
         self._options = {name.lower(): value for name, value in given.items() if name not in _OWN}
         self.asks_for_user = given.get("CALLER") is None
+        self._resumed_user = _function("RESUMED_USER", given.get("RESUMED_USER"))
         self._caller = _caller_of(given.get("CALLER"), given.get("TENANT", "single"))
 
     # --- operations -------------------------------------------------------------------------------
@@ -93,13 +95,8 @@ class Site:
         with self._lock:
             place = self.place(alias)
             found = declare_endpoint(
-                place.engine, place.surface, name, policy, options, paths=paths, taken=self._declared
+                place.engine, place.surface, name, policy, options, paths=paths, taken=(*self._declared, *BULKS)
             )
-            if found.policy.resumable:
-                raise ConfigurationError(
-                    f"{name}: resumable=True is for what runs again without its client, which a view that claims "
-                    "cannot: declare the operation at semel.http.wsgi.SemelMiddleware instead"
-                )
             if found.policy.terms.effects is Effects.ATOMIC:
                 databases.store_url_of(alias)  # refuses what cannot be joined
                 if self._url is not None and alias == self.database:
@@ -129,6 +126,11 @@ class Site:
         sizes = [each.policy.body_bytes_max for each in self._declared.values()]
         return max([RETRY_BYTES_MAX, *sizes])
 
+    @property
+    def surface_options(self) -> dict[str, Any]:
+        """What the settings say of a surface."""
+        return {"caller": self._caller, **self._options}
+
     # --- stores -----------------------------------------------------------------------------------
 
     def place(self, alias: str) -> Place:
@@ -155,8 +157,8 @@ class Site:
         if self._url is None or alias != self.database:
             databases.before_test_database_ends(alias, _close_all)
         engine = Engine.connect(url, **self._engine_options)
-        surface = HttpSettings.of(engine, {"caller": self._caller, **self._options})
-        place = Place(url, engine, surface, SyncOperations(surface, engine, lambda: list(self._declared)))
+        surface = HttpSettings.of(engine, self.surface_options)
+        place = Place(url, engine, surface, SyncOperations(surface, engine, lambda: (*self._declared, *BULKS)))
         for each in self._declared.values():
             if each.using == alias:
                 place.declared[each.name] = declare_endpoint(
@@ -167,8 +169,12 @@ class Site:
 
     def places(self) -> Iterator[Place]:
         """The stores of all operations, the project's own first."""
+        return (place for _, place in self.stores())
+
+    def stores(self) -> Iterator[tuple[str, Place]]:
+        """As :meth:`places`, each with the alias of its database."""
         for alias in dict.fromkeys([self.database, *(each.using for each in self._declared.values())]):
-            yield self.place(alias)
+            yield alias, self.place(alias)
 
     def migrate(self, alias: str) -> list[str]:
         """Make Semel's tables in a database that holds them; the names of the migrations that ran."""
@@ -187,6 +193,18 @@ class Site:
             places, self._places = list(self._places.values()), {}
         for place in places:
             place.engine.close()
+
+    def resumed_user(self, caller: Caller) -> Any:
+        """The user of a request that is run without its client: as SEMEL['RESUMED_USER'] says, or Django's own."""
+        from django.contrib.auth import get_user_model
+        from django.contrib.auth.models import AnonymousUser
+
+        found = None
+        if self._resumed_user is not None:
+            found = self._resumed_user(caller)
+        elif self.asks_for_user and not caller.id.startswith(_OTHERS):
+            found = get_user_model().objects.filter(pk=caller.id).first()
+        return AnonymousUser() if found is None else found
 
     # --- routes -----------------------------------------------------------------------------------
 
@@ -225,12 +243,18 @@ def names_at(view: Any) -> Iterator[str]:
         return
     actions = getattr(view, "actions", None)  # of a view set of Django REST framework
     for method in actions.values() if isinstance(actions, Mapping) else kind.http_method_names:
-        function = getattr(kind, method, None)
-        inner = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]  # of @api_view
-        for each in (function, *inner):
-            if isinstance(declared := getattr(each, DECLARED, None), Declared):
-                yield declared.name
-                break
+        found = declared_at(getattr(kind, method, None))
+        if found is not None:
+            yield found.name
+
+
+def declared_at(method: Any) -> Declared | None:
+    """What a method of a class is declared as, also where ``@api_view`` has made it of a function."""
+    inner = [cell.cell_contents for cell in getattr(method, "__closure__", None) or ()]
+    for each in (method, *inner):
+        if isinstance(declared := getattr(each, DECLARED, None), Declared):
+            return declared
+    return None
 
 
 def _caller_of(given: Any, tenant: str) -> Callable[[Any], Caller | None]:
@@ -255,15 +279,21 @@ def _caller_of(given: Any, tenant: str) -> Callable[[Any], Caller | None]:
             return Caller(tenant, _id_of(user))
 
         return from_user
+    caller: Callable[[Any], Caller | None] = _function("CALLER", given)
+    return caller
+
+
+def _function(name: str, given: Any) -> Any:
+    """A setting that is a function, or its path; None where it is not given."""
     if isinstance(given, str):
         try:
             given = import_string(given)
         except ImportError as error:
-            raise ConfigurationError(f"SEMEL['CALLER'] cannot be imported: {error}") from None
-    if not callable(given):
-        raise ConfigurationError(f"SEMEL['CALLER'] must be a function of the request, or its path; it is {given!r}")
-    caller: Callable[[Any], Caller | None] = given
-    return caller
+            raise ConfigurationError(f"SEMEL[{name!r}] cannot be imported: {error}") from None
+    if given is not None and not callable(given):
+        what = "the request" if name == "CALLER" else "a Caller"
+        raise ConfigurationError(f"SEMEL[{name!r}] must be a function of {what}, or its path; it is {given!r}")
+    return given
 
 
 def _id_of(user: Any) -> str:

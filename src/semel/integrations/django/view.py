@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, time
 from decimal import Decimal
 from types import NoneType
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponseNotAllowed
+from django.urls import path as url
+from django.views.decorators.http import require_http_methods
 
 from semel.core.model import Answer, Effects
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError
 from semel.http.routing import PATH, UNSAFE_METHODS, Params
-from semel.integrations.django.answer import response_of
+from semel.integrations.django.answer import response_of, stream_of
 from semel.integrations.django.atomic import run_atomic
-from semel.integrations.django.call import CALL, DjangoCall
-from semel.integrations.django.site import Declared, Place, site
+from semel.integrations.django.call import CALL, DjangoCall, environ_of
+from semel.integrations.django.site import BULKS, Declared, Place, site
 from semel.integrations.endpoint import DECLARED, check_endpoint, without_slashes
 from semel.policy import Command, Policy
 from semel.stores.sql import django as databases
+
+if TYPE_CHECKING:
+    from semel.bulk.declaration import BulkItem
+    from semel.bulk.wsgi import BulkView
+    from semel.engine.sync_engine import Engine
+    from semel.http.settings import HttpSettings
+    from semel.imports.run import Imports
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PERMIT: Final = "semel_permit"
@@ -70,6 +79,11 @@ def command(
                 "def, and Django runs the view in a thread"
             )
 
+        if declared.policy.resumable and is_async:
+            raise ConfigurationError(
+                f"{view.__qualname__}: resumable=True runs a view in a thread, without its client; write def"
+            )
+
         @functools.wraps(view)
         def claimed(*args: Any, **kwargs: Any) -> Any:
             return _serve(view, declared, args, kwargs)
@@ -78,7 +92,9 @@ def command(
         async def claimed_async(*args: Any, **kwargs: Any) -> Any:
             return await _serve_async(view, declared, args, kwargs)
 
-        wrapped = claimed_async if is_async else claimed
+        wrapped: Any = claimed_async if is_async else claimed
+        if declared.policy.steps:  # what a step has on record, no later failure of the request may undo
+            wrapped = databases.outside_of_requests(wrapped)
         setattr(wrapped, DECLARED, declared)
         return cast(F, wrapped)
 
@@ -111,6 +127,8 @@ def _serve(view: Callable[..., Any], declared: Declared, args: tuple[Any, ...], 
     call = _call_of(declared, request)
     if call is None:
         return HttpResponseNotAllowed(UNSAFE_METHODS)
+    if declared.policy.steps:
+        _check_outside(f"the steps of {declared.name!r} are made")
     place, command = _command(call, declared, request, args, kwargs)
     if not isinstance(command, Command):
         return _unclaimed(view, request, command, args, kwargs)
@@ -119,6 +137,8 @@ def _serve(view: Callable[..., Any], declared: Declared, args: tuple[Any, ...], 
     permit = call.claim(command)
     if not isinstance(permit, Permit):
         return _unclaimed(view, request, permit, args, kwargs)
+    if call.wants_async and (accepted := call.accept()) is not None:
+        return response_of(accepted)
     _give(request, permit)
     try:
         response = view(*args, **kwargs)
@@ -152,6 +172,16 @@ async def _serve_async(
     except BaseException as error:
         call.failed(error)
         raise
+
+
+def _check_outside(what: str) -> None:
+    """Refuse what is on record piece by piece, inside of a transaction that would undo all of it."""
+    if databases.is_in_block():
+        raise ConfigurationError(
+            f"{what} inside a transaction of Django's, and what is on record would be undone with it: put "
+            "@transaction.non_atomic_requests around the view (of a class, around dispatch), and open no atomic() "
+            "around it"
+        )
 
 
 def _unclaimed(
@@ -207,3 +237,130 @@ def _command(
     if route.counts_path or len(plain) < len(named):  # a converter's object may have no text of its own
         params = (*params, (PATH, without_slashes(request.path_info)))
     return place, call.command_of(place, route, params, request)
+
+
+def bulk(
+    operation: str,
+    handler: Callable[[BulkItem], object],
+    *,
+    using: str | None = None,
+    body_bytes_max: int = 64 * 1024 * 1024,
+    items_at: str | None = None,
+    counts: Sequence[str] | None = None,
+    **options: Any,
+) -> BulkView:
+    """A list of items as one command: ``path("approvals", semel.bulk("cases.approve", approve).answer)``.
+
+    Parameters: ``operation`` its name, and ``options`` those of :class:`~semel.bulk.declaration.BulkPolicy`;
+    ``handler`` a function of an item; ``using`` the alias of the database that holds its record; ``body_bytes_max`` of
+    a list; ``items_at`` where its items are in an object, such as ``"/items"`` (an array by itself is taken, too);
+    ``counts`` names of request headers that count, by default the project's. In a method of a class-based view, or
+    below ``@api_view``, return ``approvals.answer(request)``.
+
+    Raises ConfigurationError and PolicyError, when the module is imported.
+    """
+    from semel.bulk.wsgi import BulkView
+
+    if operation in site().declared or operation in BULKS:
+        raise ConfigurationError(f"two operations are named {operation!r}: their keys would meet")
+
+    def place() -> tuple[Engine, HttpSettings]:
+        found = site().place(using or site().database)
+        return found.engine, found.surface
+
+    made = BulkView(
+        operation,
+        handler,
+        options,
+        place=place,
+        around=_with_connections,
+        body_bytes_max=body_bytes_max,
+        items_at=items_at,
+        counts=counts,
+    )
+    BULKS.append(operation)
+
+    def answer(request: Any, **named: Any) -> Any:
+        if request.method not in UNSAFE_METHODS:
+            return HttpResponseNotAllowed(UNSAFE_METHODS)
+        _check_outside(f"the list {operation!r} is done")
+        params = tuple(sorted((name, str(value)) for name, value in named.items()))
+        told = made.respond(environ_of(request), request, params)
+        return response_of(told) if isinstance(told, Answer) else stream_of(told, request)
+
+    made.answer = databases.outside_of_requests(answer)
+    return made
+
+
+def _with_connections(act: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        try:
+            act()
+        finally:
+            databases.close_connections()
+
+    return run
+
+
+_JOBS_PATHS: Final[set[str]] = set()
+
+
+def _rooted(path: str) -> str:
+    return f"/{path.lstrip('/')}"
+
+
+def imports(
+    imports: Imports | Sequence[Imports],
+    *,
+    path: str | dict[str, str],
+    supplier: str | Callable[[Any], object],
+    may: Callable[[Any, str], bool],
+    jobs_path: str = "imports",
+    idle_seconds: float = 60.0,
+    decorate: Callable[[Any], Any] = lambda view: view,
+) -> list[Any]:
+    """URL patterns that take files, answer questions about their jobs, and run the jobs in the servers' processes.
+
+    Parameters: ``imports`` one or several, on an AsyncEngine of their own, each with a handler; ``path`` of uploads,
+    such as ``"suppliers/{supplier}/imports"``, for several one of each by its operation; ``supplier`` where its code
+    is: ``"path:supplier"``, ``"header:NAME"``, ``"query:NAME"`` or a function of the request; ``may`` a function of
+    the request and the supplier's code that says whether this caller may send and see its files; ``jobs_path`` of the
+    questions; ``idle_seconds`` how long a client may send nothing; ``decorate`` a decorator for each view, such as
+    ``login_required`` or ``csrf_exempt``.
+
+    Write them at the root of the project: ``urlpatterns += semel.imports(...)``.
+
+    Raises ConfigurationError, when the module with the URLs is imported.
+    """
+    from semel.imports.wsgi import ImportsOverWsgi  # which answers in Starlette's terms
+
+    if jobs_path.strip("/") in _JOBS_PATHS:
+        raise ConfigurationError(
+            f"other imports answer at {jobs_path!r} already: give all of them in one call, with "
+            "path={'stock.import': 'suppliers/{supplier}/stock', ...}, or another jobs_path"
+        )
+    rooted = _rooted(path) if isinstance(path, str) else {name: _rooted(each) for name, each in path.items()}
+    served = ImportsOverWsgi(
+        imports,
+        path=rooted,
+        supplier=supplier,
+        may=may,
+        jobs_path=_rooted(jobs_path),
+        idle_seconds=idle_seconds,
+        **site().surface_options,
+    )
+    _JOBS_PATHS.add(jobs_path.strip("/"))
+    by_path: dict[str, set[str]] = {}
+    for template, methods in served.paths:
+        by_path.setdefault(template, set()).update(methods)
+
+    def answer(request: Any, **_: Any) -> Any:
+        return response_of(served.respond(environ_of(request), request))
+
+    return [
+        url(
+            template[1:].replace("{", "<str:").replace("}", ">"),
+            decorate(require_http_methods(sorted(methods))(answer)),
+        )
+        for template, methods in by_path.items()
+    ]

@@ -86,6 +86,23 @@ def when_committed(alias: str, act: Callable[[], object]) -> None:
     transaction.on_commit(act, using=alias)
 
 
+def outside_of_requests(view: Callable[..., Any]) -> Callable[..., Any]:
+    """A view that ``ATOMIC_REQUESTS`` opens no transaction for."""
+    found: Callable[..., Any] = transaction.non_atomic_requests(view)
+    return found
+
+
+def is_in_block() -> bool:
+    """Whether a transaction is open on any database, beside those of a TestCase."""
+    opened = connections.all(initialized_only=True)
+    return any(not block._from_testcase for each in opened for block in each.atomic_blocks)
+
+
+def close_connections() -> None:
+    """Close this thread's connections: it ends, and nobody else will."""
+    connections.close_all()
+
+
 def rolls_back_any() -> bool:
     """Whether a block that is open on any database will end in a rollback."""
     return any(each.in_atomic_block and each.needs_rollback for each in connections.all(initialized_only=True))

@@ -1,0 +1,95 @@
+"""An operator's word on one record: what it would do, what it has done, or why it was refused."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.admin.damaged import is_damaged
+from semel.cli.exits import CommandFailed
+from semel.cli.terminal import span_text
+from semel.core.identity import uuid_text
+from semel.core.model import MovedOn, Record, Resolution, Resolved, Resolving, State, TooEarly
+from semel.core.settle import resolved_row
+from semel.engine.sync_engine import Engine
+from semel.errors import ResolveRefused, StepError
+from semel.operations.flow import resolve
+
+REASON_LENGTH_MAX: Final = 1000
+FORCE: Final = "give --force"
+
+
+def settle(engine: Engine, record: Record, word: Resolution, *, force: str = FORCE) -> State:
+    """Write an operator's word; the state that the record has then.
+
+    Parameters: ``force`` how this surface asks for a word before the deadline.
+
+    Raises CommandFailed, saying why it was refused, and StoreError.
+    """
+    _check_sound(record)
+    try:
+        covered = engine.core.cover(record.operation, word)
+        reply = engine.perform("resolve", lambda: resolve(engine.store, covered))
+    except (ResolveRefused, StepError) as error:
+        raise CommandFailed(f"refused: {error}") from error
+    return _state_of(reply, record, force)
+
+
+def foresee(record: Record, word: Resolution, now: int, *, force: str = FORCE) -> State:
+    """The state that a record would have behind an operator's word; nothing is written.
+
+    Raises CommandFailed, as :func:`settle` would.
+    """
+    _check_sound(record)
+    return _state_of(resolved_row(record, word, now)[0], record, force)
+
+
+def _check_sound(record: Record) -> None:
+    if is_damaged(record):
+        raise CommandFailed("refused: the record is damaged; restore it from a backup (see semel doctor)")
+
+
+def _state_of(reply: Resolving, record: Record, force: str) -> State:
+    id = uuid_text(record.operation_id)
+    match reply:
+        case Resolved(state):
+            return state
+        case TooEarly(wait_us):
+            raise CommandFailed(
+                f"refused: the handler's deadline has not passed, it may still be running; wait {span_text(wait_us)}, "
+                f"or {force} if you know that it is gone"
+            )
+        case MovedOn(None):
+            raise CommandFailed("refused: the record is gone; see: semel list")
+        case MovedOn(State.UNKNOWN):
+            raise CommandFailed("refused: another step is in doubt by now; see: semel explain")
+        case MovedOn(State.CLAIMED):
+            raise CommandFailed(
+                "refused: the command is CLAIMED: none of its steps is in doubt, so that there is nothing to find out. "
+                "A retry with the same key and request goes on, also after its worker died, and makes no finished step "
+                f"again; semel worker --complete does so for resumable operations; see: semel explain {id}"
+            )
+        case MovedOn(state):
+            raise CommandFailed(
+                f"refused: only UNKNOWN (or lapsed) commands are settled by hand, this one is {state and state.name} "
+                f"now; see: semel show {id}"
+            )
+
+
+def consequence(word: Resolution, state: State) -> str:
+    """What a record was settled as, and what becomes of it.
+
+    >>> consequence(Resolution(bytes(16), 1, False, None, "ops", "no charge"), State.FAILED_NOT_REPLAYABLE)
+    'it did not happen; a retry runs it'
+    """
+    if word.happened and word.result is None:
+        then = "a retry gets it" if word.answer is not None else "a retry is told so and gets no answer; this is final"
+        return f"it succeeded; {then}"
+    what = "it" if word.step is None else f"step {word.step!r}"
+    said = f"{what} {'succeeded' if word.happened else 'did not happen'}"
+    match state:
+        case State.UNKNOWN:
+            return f"{said}; another step is in doubt, see: semel explain"
+        case State.CLAIMED:
+            return f"{said}; a retry goes on, and makes no step again that had finished"
+        case _:
+            return f"{said}; a retry runs it"

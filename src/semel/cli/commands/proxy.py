@@ -1,0 +1,85 @@
+"""`semel proxy`: the whole of Semel in front of an HTTP service in any language."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+
+from semel.cli.arguments import Commands, Parser, add_command, whole_number
+from semel.cli.exits import CommandFailed, Exit, UsageFailed
+from semel.cli.open_store import opened, url_of
+from semel.cli.terminal import Output, columns
+from semel.engine.async_engine import AsyncEngine
+from semel.extras import install_command
+from semel.proxy.configuration import Origin, read_configuration
+from semel.reference.settings import id_secret, seal_keys
+
+GRACE_SECONDS = 60
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "proxy",
+        "protect the commands of an HTTP service in any language, as a reverse proxy in front of it",
+        "semel proxy --config operations.toml --check\n"
+        "semel proxy --config operations.toml --upstream http://127.0.0.1:3000 --store sqlite:///semel.db\n"
+        "semel proxy --config operations.toml --upstream http://shop:3000 --store postgresql://semel@db/shop "
+        "--host 0.0.0.0",
+        "Run `semel migrate` on the store first. Several proxies may share one store. SIGTERM lets requests that are "
+        f"on their way end, for {GRACE_SECONDS} s at most.",
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="the operations, in TOML (docs/proxy.md)")
+    parser.add_argument("--upstream", metavar="URL", help="the service, such as http://127.0.0.1:3000")
+    parser.add_argument("--store", metavar="URL", help="the store; the same as --url")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
+    parser.add_argument("--port", type=whole_number(0, 65535), default=8080, help="default 8080; 0: any free port")
+    parser.add_argument("--check", action="store_true", help="only check the configuration and show its operations")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Check the configuration, or serve until SIGTERM or SIGINT."""
+    configuration = read_configuration(options.config)
+    for name in ("httpcore", "uvicorn"):
+        if find_spec(name) is None:
+            raise CommandFailed(f"the proxy needs {name}; install it: {install_command('proxy')}")
+    from semel.proxy.application import ProxyApplication, describe
+
+    if options.check:
+        if options.upstream is not None:
+            Origin.of(options.upstream)
+        operations = describe(configuration)
+        out.document({"caller": configuration.caller_rule, "operations": operations})
+        out.say("", f"caller: {configuration.caller_rule}")
+        rows = [[str(value) for value in each.values()] for each in operations]
+        for line in columns(list(operations[0]), rows):
+            out.say("", line)
+        return Exit.OK
+    if options.upstream is None:
+        raise UsageFailed("--upstream is missing: name the service, such as --upstream http://127.0.0.1:3000")
+    origin = Origin.of(options.upstream)
+    if options.store is not None:
+        options.url = options.store
+    with opened(options):
+        pass  # a store that cannot be used is told here, in one line
+    import uvicorn
+
+    engine = AsyncEngine.connect(url_of(options), id_secret=id_secret(), sealer=seal_keys())
+    uvicorn.Server(
+        uvicorn.Config(
+            ProxyApplication(engine, origin, configuration),
+            host=options.host,
+            port=options.port,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            access_log=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+    ).run()
+    return Exit.OK

@@ -1,0 +1,375 @@
+"""The console as an ASGI application: every page is made on the server, from the documents that the command line has.
+
+No page has a key, a request or an answer's body. Every read is bounded. What settles something needs an operator whom
+``authorise`` names, a token of the form, and the fence that the operator has seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import inspect
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import asdict
+from importlib.resources import files
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from semel.admin.census import census_document, groups, read_census, what_was_read
+from semel.admin.describe import has_lapsed, is_unknown_by_lapse, record_document, row_document, shown_state
+from semel.admin.effective import of_application, of_records
+from semel.admin.explain import tell
+from semel.admin.filters import pages
+from semel.admin.find import by_whole_id
+from semel.admin.reconciliations import left_to_operators
+from semel.cli.commands.doctor import examine
+from semel.cli.terminal import span_text
+from semel.console.settling import Refused, Word, settle_all, shown, word_of
+from semel.core.identity import uuid_bytes, uuid_text
+from semel.core.model import Find, Record, State
+from semel.engine.sync_engine import Engine
+from semel.errors import ConfigurationError, SchemaError, StoreError
+from semel.outbox.store import Events
+from semel.stores.sql.dialect import dialect_of
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Authorise = Callable[[Request], "str | Awaitable[str | None] | None"]
+
+PAGE_ROWS: Final = 50
+AUDIT_LINES: Final = 20
+BODY_BYTES_MAX: Final = 64 * 1024
+BARS: Final = 24
+POLICY_RECORDS: Final = 500
+_SECRET_BYTES_MIN: Final = 16
+_TEXT_MAX: Final = 255
+_AWAY: Final = (StoreError, SchemaError)
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with no-referrer a form's own Origin would be null
+    "Cache-Control": "no-store",
+}
+
+
+class _Answer(Exception):
+    """A page that is not what was asked for."""
+
+    def __init__(self, status: int, title: str, text: str) -> None:
+        super().__init__(text)
+        self.status, self.title, self.text = status, title, text
+
+
+class Console:
+    """An ASGI application with the operators' pages of one store.
+
+    Parameters: ``engine`` a sync :class:`~semel.Engine`, which the application opens and closes; ``authorise`` a
+    function of the request that returns the operator's name for the audit trail, or None for whom no page is (it may be
+    async); ``read_only`` shows no form and refuses every change; ``application`` such as ``shop.main:app``, whose
+    declared policies are shown in place of those of the newest records; ``secret`` signs the forms: several processes
+    behind one address need the same one, of at least 16 bytes.
+
+    Raises ConfigurationError where ``engine`` is no sync engine or ``authorise`` no function.
+
+    >>> from semel import Engine
+    >>> Console(Engine.connect("memory://"), lambda request: request.headers.get("x-operator")).read_only
+    False
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        authorise: Authorise,
+        *,
+        read_only: bool = False,
+        application: str | None = None,
+        secret: bytes | None = None,
+    ) -> None:
+        if not isinstance(engine, Engine):
+            raise ConfigurationError(f"the console needs a sync Engine, not {type(engine).__name__}")
+        if not callable(authorise):
+            raise ConfigurationError("authorise must be a function of the request that returns the operator's name")
+        if secret is not None and len(secret) < _SECRET_BYTES_MIN:
+            raise ConfigurationError(f"secret must have at least {_SECRET_BYTES_MIN} bytes; it has {len(secret)}")
+        self.read_only = read_only
+        self._engine = engine
+        self._authorise = authorise
+        self._application = application
+        self._secret = secrets.token_bytes(32) if secret is None else secret
+        self._templates = Environment(
+            loader=PackageLoader("semel.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        )
+        self._pages: dict[str, Callable[[Request], dict[str, Any]]] = {
+            "overview": self._overview,
+            "records": self._records,
+            "settle": self._settle_form,
+            "events": self._events,
+            "doctor": self._doctor,
+            "policies": self._policies,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            raise RuntimeError("the console answers HTTP requests; mount it under a path")
+        request = Request(scope, receive)
+        response = await self._respond(request)
+        for name, value in _HEADERS.items():
+            response.headers[name] = value
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Response:
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", "")).strip("/")
+        if path == "console.css":
+            return Response(files("semel.console").joinpath("console.css").read_text("utf-8"), media_type="text/css")
+        operator = self._authorise(request)
+        if inspect.isawaitable(operator):
+            operator = await operator
+        if not isinstance(operator, str) or not operator:
+            return self._page(request, "message", {"title": "No access", "text": "You may not see this page."}, 403)
+        request.state.operator = operator
+        try:
+            if request.method == "POST":
+                return await self._change(request, path, await _form(request))
+            if request.method not in ("GET", "HEAD"):
+                raise _Answer(405, "Not allowed", "This page is read by GET.")
+            return await run_in_threadpool(self._read, request, path)
+        except _Answer as answer:
+            return self._page(request, "message", {"title": answer.title, "text": answer.text}, answer.status)
+        except _AWAY as error:
+            remedy = "run: semel migrate" if isinstance(error, SchemaError) else "this page tries again every 5 seconds"
+            text = f"The store does not answer; {remedy}. Running commands keep their keys."
+            return self._page(request, "message", {"title": "No store", "text": text, "refresh": 5}, 503)
+
+    # --- reading --------------------------------------------------------------------------------------
+
+    def _read(self, request: Request, path: str) -> Response:
+        self._engine.open()
+        if path.startswith("records/"):
+            return self._page(request, "record", self._record(request, path.removeprefix("records/")))
+        name = path or "overview"
+        if name not in self._pages:
+            raise _Answer(404, "No such page", "The menu above has every page.")
+        if name == "records" and (id := request.query_params.get("id", "").strip()):
+            return RedirectResponse(f"{_base(request)}/records/{self._found(id)[0]}", 303)
+        return self._page(request, name, self._pages[name](request))
+
+    def _overview(self, request: Request) -> dict[str, Any]:
+        seen = read_census(self._engine)
+        events = None
+        if hasattr(self._engine.store, "dialect"):
+            events = self._engine.perform("events", Events(dialect_of(self._engine.store, "events")).depth)
+        return {
+            "title": "Overview",
+            "census": census_document(seen),
+            "read": what_was_read(seen),
+            "doubts": groups(seen, "doubt"),
+            "operations": groups(seen, "operation")[:PAGE_ROWS],
+            "events": events,
+            "oldest": span_text(events.oldest_us) if events is not None and events.waiting else None,
+            "bars": _bars([record.created_at for record in seen.newest]),
+            "refresh": 10 if request.query_params.get("refresh") else None,
+        }
+
+    def _records(self, request: Request) -> dict[str, Any]:
+        given = {name: request.query_params.get(name, "")[:_TEXT_MAX] for name in _FILTERS}
+        if given["state"] and given["state"] not in _STATES:
+            raise _Answer(400, "Unknown state", f"state must be one of {', '.join(_STATES)}.")
+        before = given["before"]
+        if before and not (before.isascii() and before.isdecimal() and 0 < int(before) < 10**15):
+            raise _Answer(400, "Unknown page", "before must be what the link to older records says.")
+        query = Find(
+            states=(_STATES[given["state"]],) if given["state"] else (),
+            tenant=given["tenant"] or None,
+            caller=given["caller"] or None,
+            operation=given["operation"] or None,
+            lapsed=bool(given["lapsed"]),
+            limit=PAGE_ROWS,
+            before=int(before) if before else None,
+        )
+        page = next(pages(self._engine, query, query.limit))
+        left = left_to_operators(self._engine, page.records)
+        rows = [
+            {
+                **row_document(record, page.now),
+                "state": shown_state(str(row_document(record, page.now)["state"])),
+                "age": span_text(page.now - record.created_at),
+                "left": record.id in left,
+                "settles": _may_be_settled(record, page.now),
+            }
+            for record in page.records
+        ]
+        older = None
+        if page.next_before is not None:
+            older = urlencode({**{key: value for key, value in given.items() if value}, "before": page.next_before})
+        return {"title": "Records", "rows": rows, "given": given, "states": list(_STATES), "older": older}
+
+    def _record(self, request: Request, id: str) -> dict[str, Any]:
+        _, record = self._found(id)
+        audit = self._engine.perform("audit", lambda: self._engine.store.audit(record.id, AUDIT_LINES))
+        now = self._now()
+        document = record_document(record, now, audit)
+        document["state"] = shown_state(str(document["state"]))
+        return {
+            "title": f"{record.operation}, {document['state']}",
+            "id": uuid_text(record.operation_id),
+            "fields": [(name, value) for name, value in document.items() if name != "audit" and value is not None],
+            "audit": document["audit"],
+            "story": tell(record, audit, now),
+            "settles": _may_be_settled(record, now),
+        }
+
+    def _events(self, request: Request) -> dict[str, Any]:
+        if not hasattr(self._engine.store, "dialect"):
+            raise _Answer(404, "No outbox", "This store holds no events: an outbox needs a SQL database.")
+        events = Events(dialect_of(self._engine.store, "events"))
+        parked = bool(request.query_params.get("parked"))
+        depth = self._engine.perform("events", events.depth)
+        found = self._engine.perform("events", lambda: events.find(0, PAGE_ROWS, parked=parked))
+        return {"title": "Events", "depth": depth, "found": found, "parked": parked}
+
+    def _doctor(self, request: Request) -> dict[str, Any]:
+        findings, usable = examine(self._engine)
+        return {"title": "Doctor", "findings": [asdict(each) for each in findings], "usable": usable}
+
+    def _policies(self, request: Request) -> dict[str, Any]:
+        if self._application is not None:
+            found = of_application(self._application)[0]
+        else:
+            found = of_records(self._engine, POLICY_RECORDS)
+        return {"title": "Policies", "policies": found, "declared": self._application}
+
+    # --- changing -------------------------------------------------------------------------------------
+
+    async def _change(self, request: Request, path: str, form: list[tuple[str, str]]) -> Response:
+        host = request.headers.get("host", "")
+        origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")
+        token = next((value for name, value in form if name == "token"), "")
+        foreign = (origin is not None and urlsplit(origin).netloc != host) or site not in ("same-origin", "none")
+        if foreign or not hmac.compare_digest(token.encode(), self._token(request).encode()):
+            raise _Answer(403, "Refused", "The form does not come from this console, or is old: load the page again.")
+        if self.read_only:
+            raise _Answer(403, "Read-only", "This console changes nothing. Use: semel settle, semel events")
+        return await run_in_threadpool(self._changed, request, path, form)
+
+    def _changed(self, request: Request, path: str, form: list[tuple[str, str]]) -> Response:
+        self._engine.open()
+        if path == "settle":
+            return self._settle(request, form)
+        if path == "events":
+            return self._retry_event(request, dict(form))
+        raise _Answer(404, "No such page", "The menu above has every page.")
+
+    def _settle_form(self, request: Request) -> dict[str, Any]:
+        ids = request.query_params.getlist("id")
+        doubt, operation = request.query_params.get("doubt"), request.query_params.get("operation")
+        if doubt is not None:
+            found = [
+                record
+                for record in read_census(self._engine).unknown
+                if (record.doubt or "lapsed") == doubt and operation in (None, record.operation)
+            ]
+            records = found[:PAGE_ROWS]
+        else:
+            records = [self._found(id)[1] for id in dict.fromkeys(ids[: PAGE_ROWS + 1])]
+        if not 1 <= len(records) <= PAGE_ROWS:
+            raise _Answer(400, "Choose records", f"Choose 1 to {PAGE_ROWS} records to settle.")
+        return {"title": "Settle", "records": [shown(each) for each in records], "word": Word(), "errors": {}}
+
+    def _settle(self, request: Request, form: list[tuple[str, str]]) -> Response:
+        seen = [value for name, value in form if name == "seen"]
+        if not 1 <= len(seen) <= PAGE_ROWS:
+            raise _Answer(400, "Choose records", f"Choose 1 to {PAGE_ROWS} records to settle.")
+        records = [self._found(each.partition(":")[0])[1] for each in seen]
+        word, errors = word_of(dict(form))
+        context: dict[str, Any] = {"title": "Settle", "word": word, "errors": errors}
+        if errors:
+            return self._page(request, "settle", {**context, "records": [shown(each) for each in records]}, 400)
+        operator = request.state.operator
+        confirmed = ("confirmed", "yes") in form
+        results = settle_all(
+            self._engine, list(zip(seen, records, strict=True)), word, operator, self._now(), write=confirmed
+        )
+        name = "settled" if confirmed else "confirm"
+        refused = any(isinstance(result, Refused) for _, result in results)
+        return self._page(request, name, {**context, "results": results}, 409 if confirmed and refused else 200)
+
+    def _retry_event(self, request: Request, form: Mapping[str, str]) -> Response:
+        events = Events(dialect_of(self._engine.store, "events"))
+        place = form.get("place", "")
+        if not (place.isascii() and place.isdecimal() and len(place) < 19):
+            raise _Answer(400, "Unknown event", "place must be a whole number, as the list of events has it.")
+        if not self._engine.perform("events", lambda: events.retry(int(place))):
+            raise _Answer(409, "Not parked", "That event is not parked any more: load the list again.")
+        return RedirectResponse(f"{_base(request)}/events?parked=1", 303)
+
+    # --- parts ----------------------------------------------------------------------------------------
+
+    def _found(self, id: str) -> tuple[str, Record]:
+        record = None if uuid_bytes(id) is None else by_whole_id(self._engine, id)
+        if record is None:
+            raise _Answer(404, "No such record", "No record of this store has this operation id.")
+        return uuid_text(record.operation_id), record
+
+    def _now(self) -> int:
+        return self._engine.perform("find", lambda: self._engine.store.find(Find(limit=1))).now
+
+    def _token(self, request: Request) -> str:
+        return hmac.new(self._secret, request.state.operator.encode(), hashlib.sha256).hexdigest()
+
+    def _page(self, request: Request, name: str, context: dict[str, Any], status: int = 200) -> HTMLResponse:
+        known = hasattr(request.state, "operator")
+        whole = {
+            "refresh": None,
+            **context,
+            "base": _base(request),
+            "operator": request.state.operator if known else None,
+            "token": self._token(request) if known else "",
+            "read_only": self.read_only,
+            "store": self._engine.backend.name,
+            "span": lambda seconds: span_text(int(seconds * 1_000_000)),
+        }
+        return HTMLResponse(self._templates.get_template(f"{name}.html").render(whole), status)
+
+
+_FILTERS: Final = ("state", "operation", "tenant", "caller", "lapsed", "before")
+_STATES: Final = {shown_state(state.name): state for state in State}
+
+
+def _base(request: Request) -> str:
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def _may_be_settled(record: Record, now: int) -> bool:
+    return record.state == State.UNKNOWN or has_lapsed(record, now) or is_unknown_by_lapse(record)
+
+
+def _bars(times: list[int]) -> list[int]:
+    """How many of the newest records came in each of equal spans, the oldest first."""
+    if not times:
+        return []
+    first, span = min(times), max(max(times) - min(times), 1)
+    bars = [0] * BARS
+    for each in times:
+        bars[min((each - first) * BARS // span, BARS - 1)] += 1
+    return bars
+
+
+async def _form(request: Request) -> list[tuple[str, str]]:
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > BODY_BYTES_MAX:
+            raise _Answer(413, "Too long", "The form is longer than 64 KiB.")
+    try:
+        return parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=200)
+    except ValueError:
+        raise _Answer(400, "Not a form", "The form cannot be read: send it as the page does.") from None

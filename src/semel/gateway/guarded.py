@@ -1,0 +1,125 @@
+"""What a gateway enforces for each declared operation, as patterns that every proxy understands.
+
+A gateway checks that a key is there and well formed. It never makes a key, never changes one, and it sends a command to
+another upstream only where the command has a key and every upstream shares one store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from semel.check.discovery import discover
+from semel.errors import ConfigurationError
+from semel.http.keys import KEY_LENGTH_MAX
+from semel.http.problems import INVALID_KEY, MISSING_KEY, Kind, Problems
+
+KEY_HEADER: Final = "Idempotency-Key"
+# The grammar of semel.http.keys.parse_key without its rarest parts, in the syntax that PCRE, RE2 and Go share: a bare
+# key, or a quoted one with parameters. What passes here and is no key all the same is refused by the service.
+BARE: Final = r"[!#-+\x2d-:<-~]{1,255}"
+QUOTED: Final = r"\x22([!#-\x5b\x5d-~]|\x5c[\x22\x5c]){1,255}\x22( *;[ -~]*)?"
+KEY: Final = f"^({BARE}|{QUOTED})$"
+MARGIN_SECONDS: Final = 30  # for the handler itself; a proxy that gives up first hides the service's answer
+
+_HOLE: Final = re.compile(r"\{(\w+)(?::(\w+))?\}|<(?:(\w+)(?:\([^)]*\))?:)?(\w+)>")
+_WHOLE: Final = {"path"}
+_PLAIN: Final = re.compile(r"[A-Za-z0-9/_~-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """What a gateway has to know of one operation.
+
+    Parameters: ``name`` for comments; ``methods`` in upper case; ``path`` a template such as ``/orders/{id}/cancel``,
+    or one that ends with ``*``; ``required`` whether a request without a key is refused; ``header`` that has the key,
+    None where the key comes from the path or the body; ``shared`` whether all upstreams share the operation's store, so
+    that another one may be asked; ``seconds`` that the service may take for an answer.
+
+    >>> Guarded("pay", ("POST",), "/payments/{id:int}").pattern
+    '^/payments/[^/]+$'
+    """
+
+    name: str
+    methods: tuple[str, ...]
+    path: str
+    required: bool = True
+    header: str | None = KEY_HEADER
+    shared: bool = True
+    seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.path.startswith("/"):
+            raise ConfigurationError(f"{self.name}: path must start with a slash; it is {self.path!r}")
+        if not self.methods or any(not re.fullmatch("[A-Z]+", method) for method in self.methods):
+            raise ConfigurationError(f"{self.name}: methods must be upper-case names, such as ('POST',)")
+        if self.header is not None and not re.fullmatch("[A-Za-z0-9-]+", self.header):
+            raise ConfigurationError(f"{self.name}: {self.header!r} is no name of a header")
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression for the whole path, of characters that need no quoting in any configuration."""
+        text, rest = "", self.path
+        any_path = rest.endswith("*")
+        rest = rest.removesuffix("*")
+        position = 0
+        for hole in _HOLE.finditer(rest):
+            text += _literal(rest[position : hole.start()])
+            text += ".+" if (hole[2] or hole[3]) in _WHOLE else "[^/]+"
+            position = hole.end()
+        return f"^{text}{_literal(rest[position:])}{'.*' if any_path else ''}$"
+
+
+def _literal(text: str) -> str:
+    r"""A text as a pattern that matches it alone; anything unusual as ``\x..`` of its UTF-8 bytes.
+
+    >>> _literal("/a b.c")
+    '/a\\x20b\\x2ec'
+    """
+    return "".join(
+        each if _PLAIN.fullmatch(each) else "".join(f"\\x{byte:02x}" for byte in each.encode()) for each in text
+    )
+
+
+def refusal(kind: Kind, problems: Problems) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
+    """Headers and document of a refusal: those of the service, with nothing of the request in them."""
+    text = {
+        MISSING_KEY: "The request has no Idempotency-Key; send one, unique to what you want done once.",
+        INVALID_KEY: f"The Idempotency-Key must be one key of 1 to {KEY_LENGTH_MAX} visible ASCII characters.",
+    }[kind]
+    answer = problems.answer(kind, text)
+    return answer.headers, answer.body or b""
+
+
+def longest(operations: Iterable[Guarded]) -> int:
+    """How long a proxy waits for an answer, in whole seconds: longer than any duplicate waits in the service."""
+    return int(max((each.seconds for each in operations), default=0.0)) + MARGIN_SECONDS
+
+
+def ordered(operations: Iterable[Guarded]) -> list[Guarded]:
+    """Exact paths before templates, templates before everything: the first that matches counts."""
+    return sorted(operations, key=lambda each: (each.path.endswith("*"), len(_HOLE.findall(each.path)), each.path))
+
+
+def guarded_of(app: Any) -> list[Guarded]:
+    """The operations of an ASGI or WSGI application, as a gateway has to know them."""
+    found = []
+    for each in discover(app).operations:
+        if not each.path:
+            continue
+        derived = each.policy.key_from is not None
+        surface = each.surface
+        found.append(
+            Guarded(
+                each.name,
+                each.methods,
+                each.path,
+                required=each.policy.key == "required" and not derived and not each.path.endswith("*"),
+                header=None if derived else KEY_HEADER if surface is None else surface.key_header,
+                shared=each.engine.backend.store.capabilities.shared_between_processes,
+                seconds=max(each.policy.wait_seconds, 0.0 if surface is None else surface.wait_seconds_max),
+            )
+        )
+    return found

@@ -1,0 +1,399 @@
+"""The operators' pages: what they show, what they never show, and who may settle what."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import httpx
+import psycopg
+import pytest
+from psycopg.sql import SQL, Identifier
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
+from semel.console import Console
+from semel.core.identity import uuid_text
+from semel.core.model import Find, State
+from semel.errors import ConfigurationError
+from semel.outbox.store import Events
+from semel.stores.sql.dialect import dialect_of
+from tests.servers.postgres import postgres
+
+CANARY = "canary-3d1f0a77"
+EVIL = "<script>alert(1)</script>"
+
+
+def new_database() -> str:
+    """A database of the run's PostgreSQL for one test alone."""
+    url, name = postgres(), f"console_{uuid4().hex}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
+    return f"{url.rpartition('/')[0]}/{name}"
+
+
+def command(key: str, operation: str = "payments.create", caller: str = "alice") -> Command:
+    return Command(Scope("acme", caller, operation), f"{CANARY}-{key}", bytes(32), "test", Policy())
+
+
+def unknown(engine: Engine, key: str, operation: str = "payments.create", caller: str = "alice") -> str:
+    """A command in doubt; its operation id."""
+
+    def handler(permit: Permit) -> Answer:
+        ids.append(permit.operation_id)
+        raise TimeoutError("the provider does not answer")
+
+    ids: list[str] = []
+    with suppress(TimeoutError):
+        engine.run(command(key, operation, caller), handler)
+    return ids[0]
+
+
+def paid(permit: Permit) -> Answer:
+    permit.emit("payments.created", {"secret": CANARY})
+    return Answer(201, ((b"x-secret", CANARY.encode()),), f"{CANARY} paid".encode())
+
+
+def migrated(url: str) -> Engine:
+    engine = Engine.connect(url)
+    engine.migrate()
+    return engine
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    url = f"sqlite:///{tmp_path}/semel.db" if request.param == "sqlite" else new_database()
+    with migrated(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Engine]:
+    with migrated(f"sqlite:///{tmp_path}/semel.db") as opened:
+        yield opened
+
+
+def console(engine: Engine, operator: str | None = "olga", **options: Any) -> TestClient:
+    return TestClient(Console(engine, lambda request: operator, **options), base_url="http://console.test")
+
+
+def token_of(page: str) -> str:
+    found = re.search(r'name="token" value="([0-9a-f]+)"', page)
+    assert found is not None, page
+    return found[1]
+
+
+def settling(client: TestClient, *ids: str, **fields: str) -> dict[str, Any]:
+    """The fields of a form that settles, as the page has them."""
+    page = client.get("/settle", params={"id": list(ids)})
+    assert page.status_code == 200
+    seen = re.findall(r'name="seen" value="([^"]+)"', page.text)
+    assert len(seen) == len(ids)
+    said = {"word": "did-not-happen", "reason": "the provider has no charge", "force": "yes"}
+    return {"token": token_of(page.text), "seen": seen, **said, **fields}
+
+
+def state_of(engine: Engine, id: str) -> State:
+    [record] = [
+        each
+        for each in engine.perform("find", lambda: engine.store.find(Find(limit=50))).records
+        if uuid_text(each.operation_id) == id
+    ]
+    return State(record.state)
+
+
+def test_nothing_of_a_key_a_request_or_an_answer_is_on_any_page(engine: Engine) -> None:
+    engine.run(command("done"), paid)
+    id = unknown(engine, "lost", EVIL, EVIL)
+    unknown(engine, "other")
+    client = console(engine)
+    waiting, seen = ["/"], set[str]()
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        page = client.get(path)
+        assert page.status_code == 200, (path, page.text)
+        assert CANARY not in page.text, path
+        assert EVIL not in page.text, path
+        assert "style=" not in page.text
+        waiting += [link.replace("&amp;", "&") for link in re.findall(r'href="(/[^"]*)"', page.text)]
+    assert len(seen) >= 12
+    assert f"/records/{id}" in seen
+    assert {urlsplit(path).path for path in seen} >= {"/", "/records", "/events", "/policies", "/doctor", "/settle"}
+    assert "&lt;script&gt;" in client.get(f"/records/{id}").text
+
+
+def test_an_unknown_command_is_settled_after_a_dry_run_and_the_retry_gets_the_answer(engine: Engine) -> None:
+    id = unknown(engine, "lost")
+    client = console(engine)
+    overview = client.get("/").text
+    assert "error:TimeoutError" in overview
+    form = settling(client, id, word="succeeded", status="201", evidence="https://provider.example/ch_81")
+    looked = client.post("/settle", data=form)
+    assert "Nothing is written yet" in looked.text
+    assert "it succeeded; a retry gets it" in looked.text
+    assert state_of(engine, id) is State.UNKNOWN
+    done = client.post("/settle", data={**form, "confirmed": "yes"})
+    assert done.status_code == 200
+    assert state_of(engine, id) is State.SUCCEEDED
+    again = engine.run(command("lost"), paid)
+    assert (again.answer.status, again.replayed) == (201, True)
+    page = client.get(f"/records/{id}").text
+    assert "olga" in page
+    assert "evidence: https://provider.example/ch_81" in page
+
+
+def test_a_group_is_settled_with_one_word(store: Engine) -> None:
+    ids = [unknown(store, f"lost-{number}") for number in range(3)]
+    unknown(store, "elsewhere", "refunds.create")
+    client = console(store)
+    link = re.search(r'href="(/settle\?doubt=[^"]*payments[^"]*)"', client.get("/").text)
+    assert link is not None
+    page = client.get(link[1].replace("&amp;", "&")).text
+    assert all(id in page for id in ids)
+    form = settling(client, *ids, confirmed="yes")
+    assert client.post("/settle", data=form).text.count("a retry runs it") == 3
+    assert {state_of(store, id) for id in ids} == {State.FAILED_NOT_REPLAYABLE}
+
+
+def test_the_second_operator_is_told_who_was_first(store: Engine) -> None:
+    id = unknown(store, "lost")
+    olga, igor = console(store, "olga"), console(store, "igor")
+    first, second = settling(olga, id, confirmed="yes"), settling(igor, id, confirmed="yes")
+    assert olga.post("/settle", data=first).status_code == 200
+    refused = igor.post("/settle", data=second)
+    assert refused.status_code == 409
+    assert "refused: " in refused.text
+    assert "olga has settled it: the provider has no charge" in refused.text
+
+
+def test_a_page_that_is_older_than_its_record_settles_nothing(store: Engine) -> None:
+    id = unknown(store, "lost")
+    client = console(store)
+    stale = settling(client, id, confirmed="yes")
+    client.post("/settle", data=settling(client, id, confirmed="yes"))
+    unknown(store, "lost")  # the retry ran, and is in doubt as well: another fence
+    refused = client.post("/settle", data=stale)
+    assert (refused.status_code, "has gone on since you looked at it" in refused.text) == (409, True)
+    assert state_of(store, id) is State.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("headers", "changed"),
+    [
+        ({"Origin": "http://evil.test"}, {}),
+        ({"Origin": "null"}, {}),
+        ({"Sec-Fetch-Site": "cross-site"}, {}),
+        ({}, {"token": ""}),
+        ({}, {"token": "é"}),
+        ({}, {"token": "0" * 64}),
+    ],
+)
+def test_a_form_of_another_origin_or_without_the_token_changes_nothing(
+    store: Engine, headers: dict[str, str], changed: dict[str, str]
+) -> None:
+    id = unknown(store, "lost")
+    client = console(store)
+    form = settling(client, id, confirmed="yes", **changed)
+    assert client.post("/settle", data=form, headers=headers).status_code == 403
+    assert state_of(store, id) is State.UNKNOWN
+
+
+def test_a_token_is_of_one_operator(store: Engine) -> None:
+    id = unknown(store, "lost")
+    both = Console(store, lambda request: request.headers["x-operator"])
+    olga = TestClient(both, base_url="http://console.test", headers={"x-operator": "olga"})
+    igor = TestClient(both, base_url="http://console.test", headers={"x-operator": "igor"})
+    assert igor.post("/settle", data=settling(olga, id, confirmed="yes")).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"reason": " "}, "Say how you know"),
+        ({"word": ""}, "Say what you found out"),
+        ({"word": "succeeded"}, "one of the two"),
+        ({"word": "succeeded", "status": "201", "no_answer": "yes"}, "one of the two"),
+        ({"word": "succeeded", "status": "99"}, "from 200 to 599"),
+        ({"word": "succeeded", "status": "²01"}, "from 200 to 599"),
+        ({"status": "201"}, "Only a success has an answer"),
+        ({"reason": "x" * 1001}, "at most 1000 characters"),
+    ],
+)
+def test_a_word_that_cannot_be_used_is_named_and_nothing_is_lost(
+    store: Engine, fields: dict[str, str], says: str
+) -> None:
+    id = unknown(store, "lost")
+    client = console(store)
+    page = client.post("/settle", data=settling(client, id, confirmed="yes", evidence="kept in the form", **fields))
+    assert page.status_code == 400
+    assert says in page.text
+    assert "kept in the form" in page.text
+    assert state_of(store, id) is State.UNKNOWN
+
+
+def test_before_its_deadline_a_word_needs_the_tick(store: Engine) -> None:
+    id = unknown(store, "lost")
+    client = console(store)
+    refused = client.post("/settle", data=settling(client, id, confirmed="yes", force=""))
+    assert (refused.status_code, "tick that the handler is gone" in refused.text) == (409, True)
+
+
+def test_nobody_sees_anything_without_a_name(store: Engine) -> None:
+    id = unknown(store, "lost")
+    for name in (None, ""):
+        client = console(store, name)
+        for path in ("/", f"/records/{id}", "/settle", "/doctor"):
+            page = client.get(path)
+            assert (page.status_code, "payments" in page.text) == (403, False)
+        assert client.post("/settle", data={}).status_code == 403
+    with pytest.raises(ConfigurationError, match="authorise"):
+        Console(store, None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="at least 16 bytes"):
+        Console(store, lambda request: "olga", secret=b"short")
+    with pytest.raises(ConfigurationError, match="sync Engine"):
+        Console(AsyncEngine.connect("memory://"), lambda request: "olga")  # type: ignore[arg-type]
+
+
+def test_a_read_only_console_has_no_form_and_refuses_changes(store: Engine) -> None:
+    id = unknown(store, "lost")
+    client, writing = console(store, read_only=True), console(store)
+    for path in ("/", "/records", f"/records/{id}", "/events", f"/settle?id={id}"):
+        assert 'method="post"' not in client.get(path).text
+    form = settling(writing, id, confirmed="yes")
+    forged = client.get("/").text
+    assert "token" not in forged
+    assert client.post("/settle", data=form).status_code == 403
+    assert state_of(store, id) is State.UNKNOWN
+
+
+def test_parked_events_are_tried_again(store: Engine) -> None:
+    store.run(command("done"), paid)
+    events = Events(dialect_of(store.store, "events"))
+    [waiting] = store.perform("events", lambda: events.find(0, 10, parked=False))
+    assert store.perform("events", lambda: events.park(waiting.event.id, EVIL))
+    client = console(store)
+    page = client.get("/events?parked=1").text
+    assert EVIL not in page
+    form = {"token": token_of(page), "place": str(waiting.seq)}
+    assert client.post("/events", data=form, follow_redirects=False).status_code == 303
+    assert store.perform("events", events.depth).parked == 0
+    assert client.post("/events", data=form).status_code == 409
+    assert client.post("/events", data={**form, "place": "²"}).status_code == 400
+
+
+def test_it_may_be_mounted_and_its_links_stay_inside(store: Engine) -> None:
+    id = unknown(store, "lost")
+    mounted = Starlette(routes=[Mount("/ops", Console(store, lambda request: "olga"))])
+    client = TestClient(mounted, base_url="http://console.test")
+    page = client.get("/ops/").text
+    assert all(link.startswith("/ops/") for link in re.findall(r'(?:href|action)="(/[^"]*)"', page))
+    assert client.get("/ops/console.css").headers["content-type"].startswith("text/css")
+    assert client.get(f"/ops/records?id={id}").url.path == f"/ops/records/{id}"
+    assert client.get("/ops/nothing").status_code == 404
+
+
+def test_every_answer_has_a_policy_that_loads_nothing_from_elsewhere(store: Engine) -> None:
+    for page in (console(store).get("/"), console(store, None).get("/"), console(store).get("/nothing")):
+        policy = page.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert page.headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/records?state=NOTHING", 400),
+        ("/records?before=-1", 400),
+        ("/records?before=1e9", 400),
+        ("/records/not-an-id", 404),
+        ("/records?id=00000000-0000-7000-8000-000000000000", 404),
+        ("/settle", 400),
+        ("/settle?id=x", 404),
+        ("/settle?doubt=nothing", 400),
+        (f"/records?operation={'x' * 5000}", 200),
+    ],
+)
+def test_bad_parameters_get_a_page_that_says_so(store: Engine, path: str, status: int) -> None:
+    page = console(store).get(path)
+    assert page.status_code == status
+    assert "<h1>" in page.text
+    assert "Traceback" not in page.text
+
+
+def test_a_form_that_is_too_long_is_refused(store: Engine) -> None:
+    assert console(store).post("/settle", data={"reason": "x" * 70_000}).status_code == 413
+    assert console(store).post("/settle", data={f"f{n}": "x" for n in range(300)}).status_code == 400
+
+
+def test_a_store_that_is_away_is_said_and_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "semel.db"
+    engine = Engine.connect(f"sqlite:///{path}")
+    client = console(engine)
+    try:
+        away = client.get("/")
+        assert (away.status_code, "http-equiv" in away.text) == (503, True)
+        engine.migrate()
+        assert client.get("/").status_code == 200
+    finally:
+        engine.close()
+
+
+def test_pages_read_a_bounded_number_of_rows(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the store's size: the pages ask for pages, never for all."""
+    unknown(store, "lost")
+    asked: list[int] = []
+    found: Callable[[Find], Any] = store.store.find
+
+    def find(query: Find) -> Any:
+        asked.append(query.limit)
+        return found(query)
+
+    monkeypatch.setattr(store.store, "find", find)
+    client = console(store)
+    for path in ("/", "/records", "/policies"):
+        assert client.get(path).status_code == 200
+    assert asked
+    assert max(asked) <= 1000
+
+
+def test_the_link_of_the_command_works_once_and_for_this_machine_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/semel.db"
+    with migrated(url) as made:
+        unknown(made, "lost")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "semel.cli", "console", "--url", url, "--json"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        link = json.loads(process.stdout.readline())["url"]
+        base = link.partition("?")[0]
+        with httpx.Client(trust_env=False, follow_redirects=True) as first, httpx.Client(trust_env=False) as second:
+            assert second.get(base).status_code == 403
+            welcome = first.get(link)
+            assert (welcome.status_code, 'url=/"' in welcome.text) == (200, True)
+            cookie = welcome.headers["set-cookie"].lower()
+            assert "httponly" in cookie
+            assert "samesite=strict" in cookie
+            assert second.get(link).status_code == 403
+            assert "payments.create" in first.get(base).text
+            assert first.get(base, headers={"Host": "evil.test"}).status_code == 421
+    finally:
+        process.terminate()
+        process.wait(30)
+        assert process.stdout is not None
+        process.stdout.close()

@@ -1,0 +1,76 @@
+"""Lists of items over Django: outcomes of rows of Django's, replays, 202, and what would undo them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import transaction
+from django.test import AsyncClient, TransactionTestCase, override_settings
+from rest_framework.test import APIRequestFactory
+
+from semel.errors import ConfigurationError
+from tests.frameworks.django_site import rest, views
+from tests.frameworks.django_site.outer import User
+from tests.frameworks.django_site.tests import Asking, effects
+
+PATH = "/approvals/7"
+
+
+class BulkTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django ships no types
+    """Over HTTP."""
+
+    def test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer(self) -> None:
+        first = self.ask(PATH, ["a", "raise", "b"])
+        states = [item["state"] for item in json.loads(b"".join(first))["items"]]
+        assert (first.status_code, states) == (207, ["SUCCEEDED", "UNKNOWN", "SUCCEEDED"])
+        again = self.ask(PATH, ["a", "raise", "b"])
+        assert (again.headers["Idempotency-Replayed"], [i["state"] for i in json.loads(b"".join(again))["items"]]) == (
+            "true",
+            states,
+        )
+        assert effects() == ["item a", "item b"]
+        for other in (self.ask(PATH, ["a"]), self.ask("/approvals/8", ["a", "raise", "b"])):
+            assert other.status_code == 422
+        assert self.state() == "SUCCEEDED"
+        assert self.ask(PATH, [], caller=None).status_code in (401, 403)
+        assert self.client.get(PATH).status_code == 405
+
+    def test_over_asgi_and_in_rest_framework(self) -> None:
+        async def ask() -> Any:
+            headers = {"Authorization": "Bearer alice", "Idempotency-Key": self.key}
+            return await AsyncClient().post(PATH, '["a"]', content_type="application/json", headers=headers)
+
+        told = [json.loads(async_to_sync(ask)().content)["items"][0]["state"] for _ in range(2)]
+        assert (told, effects()) == (["SUCCEEDED"] * 2, ["item a"])
+        made = self.ask("/rest-approvals", ["b"], key=self.key[::-1])
+        assert (made.status_code, effects()) == (200, ["item a", "item b"])
+
+    def test_a_list_inside_of_a_transaction_of_djangos_is_refused(self) -> None:
+        asked = APIRequestFactory().post(
+            "/rest-approvals", ["x"], format="json", HTTP_AUTHORIZATION="Bearer alice", HTTP_IDEMPOTENCY_KEY=self.key
+        )
+        asked.user = User("alice")
+        with pytest.raises(ConfigurationError, match="non_atomic_requests"), transaction.atomic():
+            rest.approve(asked)
+        assert effects() == []
+        with override_settings(ROOT_URLCONF="tests.frameworks.django_site.urls"):
+            assert self.ask(PATH, ["y"]).status_code == 200  # also under ATOMIC_REQUESTS
+
+    def test_202_ends_without_its_client(self) -> None:
+        os.mkfifo(views.GATE)
+        headers = {"Prefer": "respond-async"}
+        first = self.ask(PATH, ["gate"], headers=headers)
+        assert (first.status_code, first.headers["Preference-Applied"]) == (202, "respond-async")
+        assert self.ask(PATH, ["gate"], headers=headers).headers["Location"] == first.headers["Location"]
+        views.GATE.open("wb").close()  # opens when the handler reads
+        views.approvals.close()
+        views.GATE.unlink()
+        ends = time.monotonic() + 20
+        while self.state() != "SUCCEEDED" and time.monotonic() < ends:
+            pass
+        assert (self.state(), effects()) == ("SUCCEEDED", ["item gate"])

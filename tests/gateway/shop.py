@@ -1,0 +1,66 @@
+"""A service of which two stand behind a proxy: it writes down what it was sent and what it did, and dies on demand."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from semel import AsyncEngine, Permit
+from semel.http import single_caller
+from semel.integrations.fastapi import Semel
+
+FOLDER = Path(os.environ["SHOP_FOLDER"])
+SEEN, EFFECTS, DIES = FOLDER / "seen.jsonl", FOLDER / "effects.txt", FOLDER / "dies"
+
+engine = AsyncEngine.connect(f"sqlite:///{FOLDER}/semel.db")
+api = FastAPI()
+semel = Semel(engine, caller=single_caller)
+
+
+def act(effect: str) -> None:
+    """The effect; then, where the next one is to die, nothing more."""
+    with EFFECTS.open("a") as file:
+        file.write(f"{effect}\n")
+    if DIES.exists():
+        DIES.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@api.post("/payments", status_code=201)
+@semel.command("payments.create", effects="external", lease_seconds=1, wait_seconds=20)
+async def pay(request: Request) -> dict[str, Any]:
+    body = await request.json()
+    act(body["order"])
+    return {"order": body["order"]}
+
+
+@api.put("/orders/{order}/state", status_code=201)
+@semel.command("orders.set", effects="idempotent", lease_seconds=1, wait_seconds=20, dedup_for_seconds=600)
+async def set_state(request: Request, order: str, permit: Permit = semel.permit) -> dict[str, Any]:
+    act(f"{order} {permit.key_for('state')}")
+    return {"order": order}
+
+
+@api.api_route("/notes/{status}", methods=["GET", "POST"])
+async def note(status: int, request: Request) -> Response:
+    if request.method == "POST":
+        act("note")
+    return Response(f"status {status}", status_code=status)
+
+
+semel.install(api)
+
+
+async def app(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+    """The service; every request is written down before it is handled."""
+    if scope["type"] == "http":
+        keys = [value.decode("latin-1") for name, value in scope["headers"] if name == b"idempotency-key"]
+        with SEEN.open("a") as file:
+            file.write(json.dumps({"method": scope["method"], "path": scope["path"], "keys": keys}) + "\n")
+    await api(scope, receive, send)

@@ -1,0 +1,54 @@
+"""operations.toml: what it says, and what it is refused for."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.errors import ConfigurationError
+from semel.http.caller import Caller
+from semel.proxy.configuration import Origin, caller_of, configuration_of
+
+_PAY = '\n[[operation]]\nname = "pay"\npath = "/payments"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("caller =", "no TOML: .*line 1|no TOML: .*end of document"),
+        (_PAY, "caller is missing"),
+        ('caller = "ip"' + _PAY, "caller must be one of"),
+        ('caller = "none"', "no operation is declared"),
+        ('caller = "none"\nupstrem = 1' + _PAY, "'upstrem' is no member"),
+        ('caller = "none"' + _PAY + 'effect = "external"', r"\(pay\): 'effect' is no member; did you mean 'effects'"),
+        ('caller = "none"' + _PAY + 'effects = "atomic"', "effects cannot be 'atomic'"),
+        ('caller = "none"' + _PAY + 'lease_seconds = "30"', r"\(pay\): lease_seconds must be a number"),
+        ('caller = "none"' + _PAY + "success = [404]", "success must be a list of 2xx"),
+        ('caller = "none"' + _PAY + 'answers = "rebuild"', "write 'forget'"),
+        ('caller = "none"' + _PAY + 'method = "GET"', "GET is no command"),
+        ('caller = "none"' + _PAY + _PAY, "two operations are named"),
+        ('caller = "none"' + _PAY + "timeout_seconds = 0", "timeout_seconds must be 0.1 to 3600"),
+    ],
+)
+def test_a_mistake_is_named_with_its_remedy(text: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        configuration_of(text)
+
+
+def test_a_caller_header_that_is_missing_or_doubled_names_no_caller() -> None:
+    read = caller_of("header:X-User")
+    assert read({"headers": [(b"x-user", b"alice")]}) == Caller("proxy", "alice")
+    assert read({"headers": []}) is None
+    assert read({"headers": [(b"x-user", b"alice"), (b"x-user", b"bob")]}) is None
+
+
+def test_authorization_is_kept_as_a_hash_only() -> None:
+    caller = caller_of("authorization")({"headers": [(b"authorization", b"Bearer secret")]})
+    assert caller is not None
+    assert "secret" not in caller.id
+    assert len(caller.id) == 64
+
+
+@pytest.mark.parametrize("url", ["shop:3000", "http://", "ftp://shop", "http://shop/path", "http://shop:99999"])
+def test_an_upstream_that_is_no_origin_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="--upstream"):
+        Origin.of(url)

@@ -1,0 +1,271 @@
+"""`semel proxy` as a process of its own, in front of node and of an upstream that breaks the line on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from semel.cli.main import main
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "proxy"
+CONFIG = """
+caller = "authorization"
+timeout_seconds = 20
+[[operation]]
+name = "pay"
+path = "/payments"
+[[operation]]
+name = "note"
+path = "/notes"
+effects = "idempotent"
+"""
+
+
+class Breaking:
+    """An upstream on a raw socket: it notes every request that it has read, and answers the bytes that it is told."""
+
+    def __init__(self) -> None:
+        self.requests: list[bytes] = []
+        self.answers: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection:
+                data = b""
+                while b"\r\n\r\n" not in data:
+                    data += connection.recv(65536)
+                head, _, body = data.partition(b"\r\n\r\n")
+                found = re.search(rb"(?i)content-length: (\d+)", head)
+                while found and len(body) < int(found[1]):
+                    body += connection.recv(65536)
+                self.requests.append(head + b"\r\n\r\n" + body)
+                connection.sendall(self.answers.pop(0))
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(20)
+
+
+class Proxy:
+    """One proxy process."""
+
+    def __init__(self, folder: Path, upstream: int, store: str) -> None:
+        config = folder / "operations.toml"
+        config.write_text(CONFIG)
+        arguments = ["proxy", "--config", str(config), "--upstream", f"http://127.0.0.1:{upstream}"]
+        arguments += ["--store", store, "--port", "0"]
+        self.process = subprocess.Popen([sys.executable, "-m", "semel.cli", *arguments], stderr=subprocess.PIPE)
+        assert self.process.stderr is not None
+        self.log = b""
+        while (found := re.search(rb"running on http://127.0.0.1:(\d+)", self.log)) is None:
+            line = self.process.stderr.readline()
+            assert line, self.log.decode()
+            self.log += line
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{int(found[1])}", timeout=60)
+
+    def post(self, path: str, key: str | None, body: object, who: str = "alice") -> httpx.Response:
+        headers = {"authorization": f"Bearer {who}"} | ({} if key is None else {"idempotency-key": f'"{key}"'})
+        return self.client.post(path, json=body, headers=headers)
+
+    def end(self) -> None:
+        self.client.close()
+        self.process.terminate()
+        assert self.process.stderr is not None
+        with self.process.stderr as rest:
+            self.log += rest.read()
+        self.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    url = f"sqlite:///{tmp_path_factory.mktemp('proxy') / 'semel.db'}"
+    assert main(["migrate", "--url", url]) == 0
+    return url
+
+
+@pytest.fixture(scope="module")
+def node(store: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    environment = {**os.environ, "PORT": "0"}
+    with subprocess.Popen(["node", str(EXAMPLE / "shop.js")], stdout=subprocess.PIPE, env=environment) as shop:
+        assert shop.stdout is not None
+        proxy = Proxy(tmp_path_factory.mktemp("node"), int(shop.stdout.readline().split()[1]), store)
+        yield proxy
+        proxy.end()
+        shop.terminate()
+
+
+@pytest.fixture(scope="module")
+def breaking() -> Iterator[Breaking]:
+    upstream = Breaking()
+    yield upstream
+    upstream.close()
+
+
+@pytest.fixture(scope="module")
+def broken(breaking: Breaking, store: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    proxy = Proxy(tmp_path_factory.mktemp("breaking"), breaking.port, store)
+    yield proxy
+    proxy.end()
+    assert b"canary" not in proxy.log
+    assert b"Traceback" not in proxy.log
+
+
+def test_a_retry_gets_the_first_answer_and_a_node_service_one_request(node: Proxy) -> None:
+    count = len(node.client.get("/payments").json())
+    first = node.post("/payments", "once", {"amount": 7})
+    again = node.post("/payments", "once", {"amount": 7})
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert again.content == first.content
+    assert again.headers["idempotency-replayed"] == "true"
+    assert again.headers["location"] == first.headers["location"]
+    assert "idempotency-key-lifetime" in first.headers
+    payments = node.client.get("/payments").json()
+    assert len(payments) == count + 1
+    operation = node.client.get(
+        f"/operations/{payments[-1]['operation']}", headers={"authorization": "Bearer alice"}
+    ).json()
+    assert operation["state"] == "SUCCEEDED"
+    assert node.post("/payments", "once", {"amount": 8}).status_code == 422
+    assert node.post("/payments", None, {"amount": 7}).status_code == 400
+    assert node.client.post("/payments", json={}, headers={"idempotency-key": '"x"'}).status_code == 401
+
+
+def test_two_callers_with_one_key_do_not_get_each_others_answer(node: Proxy) -> None:
+    first = node.post("/payments", "shared", {"amount": 1}, "alice")
+    other = node.post("/payments", "shared", {"amount": 1}, "bob")
+    assert other.status_code == 201
+    assert other.json() != first.json()
+    assert "idempotency-replayed" not in other.headers
+
+
+def test_twenty_at_once_are_one_payment(node: Proxy) -> None:
+    count = len(node.client.get("/payments").json())
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda _: node.post("/payments", "race", {"amount": 3}), range(20)))
+    assert {each.status_code for each in answers} <= {201, 409}
+    assert len({each.content for each in answers if each.status_code == 201}) == 1
+    assert len(node.client.get("/payments").json()) == count + 1
+
+
+@pytest.mark.parametrize("path", ["//payments", "/payments/", "/%2Fpayments", "/Payments", "/./payments"])
+def test_a_lenient_spelling_of_a_command_is_not_passed_on(node: Proxy, path: str) -> None:
+    sent = f'POST {path} HTTP/1.1\r\nHost: x\r\nIdempotency-Key: "a"\r\nContent-Length: 2\r\n\r\n{{}}'
+    assert b" 400 " in _raw(node, sent).partition(b"\r\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("POST /payments HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked", b"400"),
+        ("POST /payments HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3", b"400"),
+        ("POST http://x/payments HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
+        ("GET /chat HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket", b"501"),
+    ],
+)
+def test_what_two_servers_could_read_differently_is_refused(node: Proxy, head: str, status: bytes) -> None:
+    assert _raw(node, head + "\r\n\r\n").split(b" ")[1] == status
+
+
+def test_a_reset_after_the_request_leaves_the_outcome_unknown(broken: Proxy, breaking: Breaking) -> None:
+    breaking.answers.append(b"")
+    count = len(breaking.requests)
+    assert broken.post("/payments", "canary-reset", {"amount": 1}).status_code == 502
+    again = broken.post("/payments", "canary-reset", {"amount": 1})
+    assert (again.status_code, again.headers["semel-code"]) == (409, "IDEMPOTENCY_OUTCOME_UNKNOWN")
+    assert len(breaking.requests) == count + 1
+
+
+def test_a_truncated_answer_is_no_success(broken: Proxy, breaking: Breaking) -> None:
+    breaking.answers.append(b"HTTP/1.1 201 Created\r\nContent-Length: 50\r\n\r\nhalf")
+    assert broken.post("/payments", "canary-cut", {"amount": 1}).status_code == 502
+    again = broken.post("/payments", "canary-cut", {"amount": 1})
+    assert (again.status_code, again.headers["semel-code"]) == (409, "IDEMPOTENCY_OUTCOME_UNKNOWN")
+
+
+def test_an_idempotent_operation_is_sent_again_with_the_same_downstream_key(broken: Proxy, breaking: Breaking) -> None:
+    breaking.answers += [b"", b"HTTP/1.1 201 Created\r\nSet-Cookie: s=1\r\nContent-Length: 2\r\n\r\nok"]
+    assert broken.post("/notes", "canary-note", {"n": 1}).status_code == 502
+    done = broken.post("/notes", "canary-note", {"n": 1})
+    assert (done.status_code, done.content, done.headers["set-cookie"]) == (201, b"ok", "s=1")
+    keys = [re.search(rb"(?i)semel-downstream-key: (\S+)", each) for each in breaking.requests[-2:]]
+    assert keys[0] is not None
+    assert keys[1] is not None
+    assert keys[0][1] == keys[1][1]
+    replay = broken.post("/notes", "canary-note", {"n": 1})
+    assert replay.content == b"ok"
+    assert "set-cookie" not in replay.headers
+
+
+def test_a_client_cannot_forge_semels_headers(broken: Proxy, breaking: Breaking) -> None:
+    breaking.answers.append(b"HTTP/1.1 204 No Content\r\n\r\n")
+    forged = {"Semel-Operation": "forged", "semel_downstream_key": "forged", "Connection": "x-hop", "X-Hop": "forged"}
+    broken.client.put("/other", headers=forged, content=b"1")
+    assert b"forged" not in breaking.requests[-1]
+    assert b"X-Forwarded-For: 127.0.0.1" in breaking.requests[-1]
+
+
+def test_compressed_bytes_are_kept_as_they_are(broken: Proxy, breaking: Breaking) -> None:
+    kept = b"\x1f\x8bno gzip at all"
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(kept)
+    breaking.answers.append(head + kept)
+    fields = ["Host: x", "Authorization: a", 'Idempotency-Key: "zip"', "Content-Length: 2"]
+    body = "\r\n".join(["POST /payments HTTP/1.1", *fields, "", "{}"])
+    assert _raw(broken, body).endswith(kept)
+    assert _raw(broken, body).endswith(kept)
+
+
+def test_a_second_proxy_replays_and_an_upstream_that_is_away_frees_the_key(
+    node: Proxy, store: str, tmp_path: Path
+) -> None:
+    first = node.post("/payments", "second-proxy", {"amount": 5})
+    spare = Proxy(tmp_path, 9, store)  # whose upstream cannot be reached: a replay does not need it
+    try:
+        assert spare.post("/payments", "second-proxy", {"amount": 5}).content == first.content
+        for _ in range(2):  # nothing was sent, so that the key stays free
+            lost = spare.post("/payments", "unreachable", {"amount": 5})
+            assert (lost.status_code, lost.json()["retryable"]) == (502, True)
+    finally:
+        spare.process.kill()
+        spare.end()
+    assert node.post("/payments", "unreachable", {"amount": 5}).status_code == 201
+
+
+def test_check_shows_the_operations(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["proxy", "--config", str(EXAMPLE / "operations.toml"), "--check", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["operations"][0]["operation"] == "pay"
+
+
+def test_a_memory_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["proxy", "--config", str(EXAMPLE / "operations.toml"), "--upstream", "http://127.0.0.1:9"]
+    assert main([*arguments, "--store", "memory://"]) == 2
+    assert "lives and dies with its process" in capsys.readouterr().err
+
+
+def _raw(proxy: Proxy, request: str) -> bytes:
+    url = proxy.client.base_url
+    with socket.create_connection((url.host, url.port or 80), timeout=60) as connection:
+        connection.sendall(request.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n", 1).encode())
+        answer = b""
+        while piece := connection.recv(65536):
+            answer += piece
+    return answer
