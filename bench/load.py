@@ -281,7 +281,11 @@ def main() -> None:
     said = json.loads(sys.argv[1])
     plan = Plan(**{**said, "mode": Mode(said["mode"])})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        print(json.dumps(asdict(runner.run(run(plan)))))
+        try:
+            report = runner.run(run(plan))
+        except ConnectionRefusedError:
+            raise SystemExit("bench: the server is gone") from None  # an interrupt has ended it first
+    print(json.dumps(asdict(report)))
 
 
 if __name__ == "__main__":

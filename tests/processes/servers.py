@@ -156,6 +156,10 @@ class Load:
                 continue
             [answer] = answers
             again = self.send(kind, key)
+            for _ in range(50):  # a former worker may still be ending, and takes a connection with it
+                if again.status:
+                    break
+                again = self.send(kind, key)
             assert (again.status, again.body, again.replayed) == (201, answer, True), (key, again)
 
 
