@@ -294,6 +294,17 @@ def test_parked_events_are_tried_again(store: Engine) -> None:
     assert client.post("/events", data={**form, "place": "²"}).status_code == 400
 
 
+def test_a_store_without_an_outbox_has_no_events() -> None:
+    with Engine.connect("memory://?persistence=none") as engine:
+        client = console(engine)
+        assert client.get("/events").status_code == 404
+        page = client.get("/")
+        assert "events" not in re.sub(r"<header>.*</header>", "", page.text, flags=re.DOTALL)
+        id = unknown(engine, "lost")
+        token = token_of(client.get(f"/settle?id={id}").text)
+        assert client.post("/events", data={"token": token, "place": "1"}).status_code == 404
+
+
 def test_it_may_be_mounted_and_its_links_stay_inside(store: Engine) -> None:
     id = unknown(store, "lost")
     mounted = Starlette(routes=[Mount("/ops", Console(store, lambda request: "olga"))])

@@ -227,10 +227,13 @@ class Console:
             "settles": _may_be_settled(record, now),
         }
 
-    def _events(self, request: Request) -> dict[str, Any]:
+    def _outbox(self) -> Events:
         if not hasattr(self._engine.store, "dialect"):
             raise _Answer(404, "No outbox", "This store holds no events: an outbox needs a SQL database.")
-        events = Events(dialect_of(self._engine.store, "events"))
+        return Events(dialect_of(self._engine.store, "events"))
+
+    def _events(self, request: Request) -> dict[str, Any]:
+        events = self._outbox()
         parked = bool(request.query_params.get("parked"))
         depth = self._engine.perform("events", events.depth)
         found = self._engine.perform("events", lambda: events.find(0, PAGE_ROWS, parked=parked))
@@ -303,7 +306,7 @@ class Console:
         return self._page(request, name, {**context, "results": results}, 409 if confirmed and refused else 200)
 
     def _retry_event(self, request: Request, form: Mapping[str, str]) -> Response:
-        events = Events(dialect_of(self._engine.store, "events"))
+        events = self._outbox()
         place = form.get("place", "")
         if not (place.isascii() and place.isdecimal() and len(place) < 19):
             raise _Answer(400, "Unknown event", "place must be a whole number, as the list of events has it.")
