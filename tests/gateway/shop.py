@@ -47,9 +47,9 @@ async def set_state(request: Request, order: str, permit: Permit = semel.permit)
     return {"order": order}
 
 
-@api.api_route("/notes/{status}", methods=["GET", "POST"])
+@api.api_route("/notes/{status}", methods=["GET", "POST", "PUT"])
 async def note(status: int, request: Request) -> Response:
-    if request.method == "POST":
+    if request.method != "GET":
         act("note")
     return Response(f"status {status}", status_code=status)
 

@@ -252,11 +252,13 @@ def test_killed_after_the_effect_an_external_command_is_unknown_and_not_done_aga
 
 
 def test_a_command_without_a_key_is_never_sent_twice(shop: Shop) -> None:
-    before, known = len(shop.effects("note")), len(shop.seen())
-    shop.next_one_dies()
-    answer = shop.send("POST", "/notes/200")
-    assert answer.status_code in (502, 503, 504)
-    assert (len(shop.effects("note")), len(shop.seen())) == (before + 1, known + 1)
+    for method in ("POST", "PUT") if shop.proxy == "nginx" else ("POST",):  # nginx takes PUT for repeatable
+        shop.start_missing()
+        before, known = len(shop.effects("note")), len(shop.seen())
+        shop.next_one_dies()
+        answer = shop.send(method, "/notes/200")
+        assert answer.status_code in (502, 503, 504)
+        assert (len(shop.effects("note")), len(shop.seen())) == (before + 1, known + 1)
 
 
 @pytest.mark.parametrize("proxy", PROXIES)

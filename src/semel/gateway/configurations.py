@@ -152,14 +152,19 @@ http {{
             error_page 460 = @semel_missing;
             error_page 461 = @semel_invalid;
             error_page 462 = @semel_again;
+            error_page 463 = @semel_once;
             if ($semel_route = missing) {{ return 460; }}
             if ($semel_route = invalid) {{ return 461; }}
             if ($semel_route = again) {{ return 462; }}
-            proxy_next_upstream error;  # nothing that was sent to an upstream is sent again, but reads
+            if ($request_method !~ "^(GET|HEAD|OPTIONS|POST|PATCH)$") {{ return 463; }}
+            proxy_next_upstream error;  # what was sent to an upstream is sent again if it reads; POST and PATCH are not
 {proxy}        }}
         location @semel_again {{
             proxy_next_upstream error timeout non_idempotent;  # the same key goes along
             proxy_next_upstream_tries {max(2, len(edge.upstreams))};
+{proxy}        }}
+        location @semel_once {{
+            proxy_next_upstream off;  # nginx takes PUT and DELETE for repeatable, whatever the operation does
 {proxy}        }}
         location @semel_missing {{
             default_type application/problem+json;
