@@ -61,6 +61,7 @@ def test_every_command_that_goes_to_a_store_is_tried() -> None:
         "completion",
         "check",
         "console",
+        "gate",
         "gateway",
         "openapi",
         "conform",

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +14,7 @@ import httpx
 import pytest
 
 from semel.cli.main import main
+from tests.proxy.running import Breaking, Running
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "proxy"
 CONFIG = """
@@ -32,68 +30,18 @@ effects = "idempotent"
 """
 
 
-class Breaking:
-    """An upstream on a raw socket: it notes every request that it has read, and answers the bytes that it is told."""
-
-    def __init__(self) -> None:
-        self.requests: list[bytes] = []
-        self.answers: list[bytes] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with connection:
-                data = b""
-                while b"\r\n\r\n" not in data:
-                    data += connection.recv(65536)
-                head, _, body = data.partition(b"\r\n\r\n")
-                found = re.search(rb"(?i)content-length: (\d+)", head)
-                while found and len(body) < int(found[1]):
-                    body += connection.recv(65536)
-                self.requests.append(head + b"\r\n\r\n" + body)
-                connection.sendall(self.answers.pop(0))
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(20)
-
-
-class Proxy:
+class Proxy(Running):
     """One proxy process."""
 
     def __init__(self, folder: Path, upstream: int, store: str) -> None:
         config = folder / "operations.toml"
         config.write_text(CONFIG)
         arguments = ["proxy", "--config", str(config), "--upstream", f"http://127.0.0.1:{upstream}"]
-        arguments += ["--store", store, "--port", "0"]
-        self.process = subprocess.Popen([sys.executable, "-m", "semel.cli", *arguments], stderr=subprocess.PIPE)
-        assert self.process.stderr is not None
-        self.log = b""
-        while (found := re.search(rb"running on http://127.0.0.1:(\d+)", self.log)) is None:
-            line = self.process.stderr.readline()
-            assert line, self.log.decode()
-            self.log += line
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{int(found[1])}", timeout=60)
+        super().__init__([*arguments, "--store", store, "--port", "0"])
 
     def post(self, path: str, key: str | None, body: object, who: str = "alice") -> httpx.Response:
         headers = {"authorization": f"Bearer {who}"} | ({} if key is None else {"idempotency-key": f'"{key}"'})
         return self.client.post(path, json=body, headers=headers)
-
-    def end(self) -> None:
-        self.client.close()
-        self.process.terminate()
-        assert self.process.stderr is not None
-        with self.process.stderr as rest:
-            self.log += rest.read()
-        self.process.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +118,7 @@ def test_twenty_at_once_are_one_payment(node: Proxy) -> None:
 @pytest.mark.parametrize("path", ["//payments", "/payments/", "/%2Fpayments", "/Payments", "/./payments"])
 def test_a_lenient_spelling_of_a_command_is_not_passed_on(node: Proxy, path: str) -> None:
     sent = f'POST {path} HTTP/1.1\r\nHost: x\r\nIdempotency-Key: "a"\r\nContent-Length: 2\r\n\r\n{{}}'
-    assert b" 400 " in _raw(node, sent).partition(b"\r\n")[0]
+    assert b" 400 " in node.send(sent).partition(b"\r\n")[0]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +131,7 @@ def test_a_lenient_spelling_of_a_command_is_not_passed_on(node: Proxy, path: str
     ],
 )
 def test_what_two_servers_could_read_differently_is_refused(node: Proxy, head: str, status: bytes) -> None:
-    assert _raw(node, head + "\r\n\r\n").split(b" ")[1] == status
+    assert node.send(head + "\r\n\r\n").split(b" ")[1] == status
 
 
 def test_a_reset_after_the_request_leaves_the_outcome_unknown(broken: Proxy, breaking: Breaking) -> None:
@@ -230,8 +178,8 @@ def test_compressed_bytes_are_kept_as_they_are(broken: Proxy, breaking: Breaking
     breaking.answers.append(head + kept)
     fields = ["Host: x", "Authorization: a", 'Idempotency-Key: "zip"', "Content-Length: 2"]
     body = "\r\n".join(["POST /payments HTTP/1.1", *fields, "", "{}"])
-    assert _raw(broken, body).endswith(kept)
-    assert _raw(broken, body).endswith(kept)
+    assert broken.send(body).endswith(kept)
+    assert broken.send(body).endswith(kept)
 
 
 def test_a_second_proxy_replays_and_an_upstream_that_is_away_frees_the_key(
@@ -259,13 +207,3 @@ def test_a_memory_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["proxy", "--config", str(EXAMPLE / "operations.toml"), "--upstream", "http://127.0.0.1:9"]
     assert main([*arguments, "--store", "memory://"]) == 2
     assert "lives and dies with its process" in capsys.readouterr().err
-
-
-def _raw(proxy: Proxy, request: str) -> bytes:
-    url = proxy.client.base_url
-    with socket.create_connection((url.host, url.port or 80), timeout=60) as connection:
-        connection.sendall(request.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n", 1).encode())
-        answer = b""
-        while piece := connection.recv(65536):
-            answer += piece
-    return answer

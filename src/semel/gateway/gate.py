@@ -10,6 +10,8 @@ from semel.errors import ConfigurationError, InvalidKey, MissingKey
 from semel.gateway.guarded import Guarded, ordered, refusal
 from semel.http.keys import parse_key
 from semel.http.problems import INVALID_KEY, MISSING_KEY, Kind, Problems
+from semel.http.spelling import normal_raw_segments, normal_segments
+from semel.proxy.configuration import KEYED
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -25,6 +27,9 @@ class KeyGate:
     Parameters: ``app`` the ASGI application behind it; ``operations`` what needs a key; ``problems`` how refusals are
     written, as the service's own.
 
+    Another spelling of a declared path, such as ``/Payments/``, needs a key as well: the service may take it for the
+    same operation. The scope of a request whose key was checked has ``semel.keyed``.
+
     Raises ConfigurationError where ``operations`` is empty.
 
     >>> KeyGate(app=None, operations=[Guarded("pay", ("POST",), "/payments")]).finds("POST", "/payments").name
@@ -35,38 +40,56 @@ class KeyGate:
         if not operations:
             raise ConfigurationError("operations is empty; name one, such as Guarded('pay', ('POST',), '/payments')")
         self._app = app
-        self._operations = [(re.compile(each.pattern), each) for each in ordered(operations)]
+        inner = ordered(operations)
+        self._exact = [(re.compile(each.pattern.encode()), each) for each in inner]
+        self._lenient = [(re.compile(each.lenient_pattern.encode(), re.DOTALL), each) for each in inner]
+        self._methods = {method for each in inner for method in each.methods}
         self._problems = problems or Problems()
 
-    def finds(self, method: str, path: str) -> Guarded | None:
-        """The operation of a request, by its method and its decoded path; None where none is declared."""
-        for pattern, operation in self._operations:
-            if method in operation.methods and pattern.search(path):
-                return operation
-        return None
+    def finds(self, method: str, path: str, raw_path: bytes = b"") -> Guarded | None:
+        """The operation of a request, by its method and its decoded path, None where none is declared.
+
+        Parameters: ``raw_path`` as it came over the wire, for services that split it before they decode it.
+        """
+        method = method.upper()
+        if method not in self._methods:
+            return None
+        found = _first(self._exact, method, path)
+        if found is None:
+            found = _first(self._lenient, method, "/" + "/".join(normal_segments(path)))
+        if found is None and raw_path:
+            parts = (each.replace("/", "%2f") for each in normal_raw_segments(raw_path))
+            found = _first(self._lenient, method, "/" + "/".join(parts))
+        return found
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request, or pass it on."""
-        kind = self._refused(scope) if scope["type"] == "http" else None
-        if kind is None:
+        kind = self._check(scope) if scope["type"] == "http" else False
+        if isinstance(kind, bool):
             assert self._app is not None
-            await self._app(scope, receive, send)
+            await self._app({**scope, KEYED: True} if kind else scope, receive, send)
             return
         headers, body = refusal(kind, self._problems)
         fields = [*headers, (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": kind.status, "headers": fields})
         await send({"type": "http.response.body", "body": body})
 
-    def _refused(self, scope: Scope) -> Kind | None:
-        operation = self.finds(scope["method"], scope["path"])
+    def _check(self, scope: Scope) -> Kind | bool:
+        """Why a request is refused; True where it has a key that passes, False where it has and needs none."""
+        operation = self.finds(scope["method"], scope["path"], scope.get("raw_path") or b"")
         if operation is None or operation.header is None:
-            return None
+            return False
         name = operation.header.lower().encode()
         lines = [value for field, value in scope["headers"] if field.lower() == name]
         try:
             parse_key(lines)
         except MissingKey:
-            return MISSING_KEY if operation.required else None
+            return MISSING_KEY if operation.required else False
         except InvalidKey:
             return INVALID_KEY
-        return None
+        return True
+
+
+def _first(patterns: Sequence[tuple[re.Pattern[bytes], Guarded]], method: str, path: str) -> Guarded | None:
+    text = path.encode("utf-8", "surrogatepass")
+    return next((each for pattern, each in patterns if method in each.methods and pattern.fullmatch(text)), None)

@@ -15,6 +15,8 @@ from semel.check.discovery import discover
 from semel.errors import ConfigurationError
 from semel.http.keys import KEY_LENGTH_MAX
 from semel.http.problems import INVALID_KEY, MISSING_KEY, Kind, Problems
+from semel.http.spelling import normal_segments
+from semel.proxy.configuration import Proxied
 
 KEY_HEADER: Final = "Idempotency-Key"
 # The grammar of semel.http.keys.parse_key without its rarest parts, in the syntax that PCRE, RE2 and Go share: a bare
@@ -61,15 +63,27 @@ class Guarded:
     @property
     def pattern(self) -> str:
         """A regular expression for the whole path, of characters that need no quoting in any configuration."""
-        text, rest = "", self.path
-        any_path = rest.endswith("*")
-        rest = rest.removesuffix("*")
-        position = 0
-        for hole in _HOLE.finditer(rest):
-            text += _literal(rest[position : hole.start()])
-            text += ".+" if (hole[2] or hole[3]) in _WHOLE else "[^/]+"
-            position = hole.end()
-        return f"^{text}{_literal(rest[position:])}{'.*' if any_path else ''}$"
+        return _pattern(self.path)
+
+    @property
+    def lenient_pattern(self) -> str:
+        """The same for a path in its normal spelling (semel.http.spelling), which a lenient service may take for it."""
+        parts = []
+        for part in self.path.split("/"):
+            parts += [part.casefold()] if _HOLE.search(part) else normal_segments(part)
+        return _pattern("/" + "/".join(parts))
+
+
+def _pattern(path: str) -> str:
+    text, rest = "", path
+    any_path = rest.endswith("*")
+    rest = rest.removesuffix("*")
+    position = 0
+    for hole in _HOLE.finditer(rest):
+        text += _literal(rest[position : hole.start()])
+        text += ".+" if (hole[2] or hole[3]) in _WHOLE else "[^/]+"
+        position = hole.end()
+    return f"^{text}{_literal(rest[position:])}{'.*' if any_path else ''}$"
 
 
 def _literal(text: str) -> str:
@@ -123,3 +137,18 @@ def guarded_of(app: Any) -> list[Guarded]:
             )
         )
     return found
+
+
+def guarded_in(configuration: Proxied) -> list[Guarded]:
+    """The operations that ``operations.toml`` declares, as a gateway has to know them."""
+    return [
+        Guarded(
+            str(each.name),
+            tuple(each.methods),
+            each.template,
+            required=each.policy.key == "required" and each.policy.key_from is None,
+            header=KEY_HEADER if each.policy.key_from is None else None,
+            seconds=max(each.policy.wait_seconds, configuration.timeouts[str(each.name)]),
+        )
+        for each in configuration.operations
+    ]

@@ -7,22 +7,17 @@ from typing import Any
 from semel.engine.async_engine import AsyncEngine
 from semel.http.asgi.call import Message, Receive, Scope, Send
 from semel.http.asgi.middleware import SemelMiddleware
-from semel.proxy.configuration import Origin, Proxied
+from semel.proxy.configuration import GRACE_SECONDS, Origin, Proxied
 from semel.proxy.upstream import Cut, NotSent, Pairs, Upstream, failure
 
 
-class ProxyApplication:
-    """Serves the operations of ``configuration`` in front of ``origin``; everything else passes through."""
+class Front:
+    """What every reverse proxy of Semel's does around ``app``: refuses requests that two servers could read in two
+    ways, and leaves an answer without its end where the upstream's broke off.
+    """
 
-    def __init__(self, engine: AsyncEngine, origin: Origin, configuration: Proxied) -> None:
-        self._app = SemelMiddleware(
-            Upstream(origin, configuration.timeouts),
-            engine,
-            caller=configuration.caller,
-            operations=configuration.operations,
-            manage_engine=True,
-            serve_operations=None,
-        )
+    def __init__(self, app: Any) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI says."""
@@ -52,6 +47,43 @@ class ProxyApplication:
             if not started:
                 text = "The upstream's answer broke off. Keep the key; query the operation."
                 await _answer(send, *failure(502, text))
+
+
+class ProxyApplication(Front):
+    """Serves the operations of ``configuration`` in front of ``origin``; everything else passes through."""
+
+    def __init__(self, engine: AsyncEngine, origin: Origin, configuration: Proxied) -> None:
+        super().__init__(
+            SemelMiddleware(
+                Upstream(origin, configuration.timeouts),
+                engine,
+                caller=configuration.caller,
+                operations=configuration.operations,
+                manage_engine=True,
+                serve_operations=None,
+            )
+        )
+
+
+def serve(app: Front, host: str, port: int) -> None:
+    """Serve with uvicorn until SIGTERM or SIGINT; requests on their way may end, for ``GRACE_SECONDS`` at most."""
+    import uvicorn
+
+    uvicorn.Server(
+        uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            access_log=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+    ).run()
 
 
 def _refusal(scope: Scope) -> tuple[int, Pairs, bytes] | None:

@@ -19,8 +19,10 @@ from semel.http.routing import Operation, Routes
 from semel.policy import Policy
 
 TIMEOUT_SECONDS: Final = 30.0
+GRACE_SECONDS: Final = 60  # for requests on their way, once the proxy is asked to end
 TIMEOUT_SECONDS_MAX: Final = 3600.0
 CONNECT_SECONDS: Final = 5.0
+KEYED: Final = "semel.keyed"  # in the scope of a command whose key a gate has checked, and whose upstream knows keys
 _MARGIN_SECONDS: Final = 10.0  # of a command's deadline, beyond what its upstream may take
 _TENANT: Final = "proxy"
 _TOP: Final = ("caller", "timeout_seconds", "operation")
@@ -51,19 +53,22 @@ class Proxied:
     timeout_seconds: float = TIMEOUT_SECONDS
 
 
-def read_configuration(path: str | Path) -> Proxied:
-    """The configuration in a file. Raises ConfigurationError, which names the file, the member and the remedy."""
+def read_configuration(path: str | Path, *, needs_caller: bool = True) -> Proxied:
+    """The configuration in a file. Raises ConfigurationError, which names the file, the member and the remedy.
+
+    Parameters: ``needs_caller`` is False where nothing is stored, so that a key needs no caller.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--config {str(path)!r} cannot be read: {error}; name a TOML file") from error
     try:
-        return configuration_of(text)
+        return configuration_of(text, needs_caller=needs_caller)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
 
 
-def configuration_of(text: str) -> Proxied:
+def configuration_of(text: str, *, needs_caller: bool = True) -> Proxied:
     """The configuration that a TOML text says. Raises ConfigurationError.
 
     >>> found = configuration_of('caller = "none"\\n[[operation]]\\nname = "pay"\\npath = "/payments"')
@@ -76,9 +81,9 @@ def configuration_of(text: str) -> Proxied:
         raise ConfigurationError(f"it is no TOML: {error}") from error
     _check_members("the top of the file", document, _TOP)
     timeout = _seconds("timeout_seconds", document.get("timeout_seconds", TIMEOUT_SECONDS))
-    if "caller" not in document:
+    if needs_caller and "caller" not in document:
         raise ConfigurationError(f"caller is missing: a key means something only for its caller; write {_CALLERS}")
-    rule = document["caller"]
+    rule = document.get("caller", "none")
     tables = document.get("operation", [])
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise ConfigurationError("no operation is declared; write one [[operation]] table for each command")

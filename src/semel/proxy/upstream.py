@@ -17,12 +17,13 @@ import httpcore
 from semel.engine.permit import Permit
 from semel.errors import NothingHappened
 from semel.http.asgi.call import Message, Receive, Scope, Send
-from semel.proxy.configuration import CONNECT_SECONDS, TIMEOUT_SECONDS, Origin
+from semel.proxy.configuration import CONNECT_SECONDS, KEYED, TIMEOUT_SECONDS, Origin
 
 Pairs = list[tuple[bytes, bytes]]
 
 IDLE_SECONDS: Final = 300.0  # without a byte, of an answer that passes through unprotected
 DOWNSTREAM_KEY: Final = "upstream"  # the name of the call that Semel-Downstream-Key is derived for
+_READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )
@@ -47,12 +48,13 @@ class Upstream:
     """An ASGI application that passes every request on to ``origin``.
 
     Parameters: ``timeouts`` in seconds for each operation, by its name; an answer that is not complete by then leaves
-    the outcome in doubt.
+    the outcome in doubt. ``idle_seconds`` without a byte end an answer that passes through.
     """
 
-    def __init__(self, origin: Origin, timeouts: Mapping[str, float]) -> None:
+    def __init__(self, origin: Origin, timeouts: Mapping[str, float], *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._origin = origin
         self._timeouts = timeouts
+        self._idle_seconds = idle_seconds
         self._shared = httpcore.AsyncConnectionPool(max_connections=1000, max_keepalive_connections=100)
         self._single = httpcore.AsyncConnectionPool(max_connections=1000, max_keepalive_connections=0)
 
@@ -94,8 +96,11 @@ class Upstream:
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Any other request: streamed both ways, until the answer has ended or the client has gone."""
         exchange = _Passing(send)
-        request = self._request(scope, receive, None, IDLE_SECONDS)
-        forward = asyncio.create_task(exchange.run(self._shared, request))
+        request = self._request(scope, receive, None, self._idle_seconds)
+        pool = self._shared if request.method in _READS else self._single
+        keyed = KEYED in scope  # the upstream recognises a repetition by its key
+        advice = " Retry with the same key." if keyed else ""
+        forward = asyncio.create_task(exchange.run(pool, request))
         gone = asyncio.create_task(request.client_gone())
         try:
             await asyncio.wait({forward, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -104,13 +109,13 @@ class Upstream:
         except ClientLeft:
             return  # the connection to the upstream is closed in the middle of the body, as the client's was
         except _NOT_SENT:
-            await exchange.fail(502, "The upstream cannot be reached.", True)
+            await exchange.fail(502, f"The upstream cannot be reached.{advice}", True)
         except httpcore.TimeoutException as error:
-            await exchange.fail(504, "The upstream did not answer in time.")
+            await exchange.fail(504, f"The upstream did not answer in time.{advice}", keyed)
             if exchange.started:
                 raise Cut("the upstream's answer did not end in time") from error
         except _BROKEN as error:
-            await exchange.fail(502, "The upstream's answer broke off.")
+            await exchange.fail(502, f"The upstream's answer broke off.{advice}", keyed)
             if exchange.started:
                 raise Cut("the upstream's answer broke off") from error
         finally:

@@ -11,10 +11,8 @@ from semel.cli.open_store import opened, url_of
 from semel.cli.terminal import Output, columns
 from semel.engine.async_engine import AsyncEngine
 from semel.extras import install_command
-from semel.proxy.configuration import Origin, read_configuration
+from semel.proxy.configuration import GRACE_SECONDS, Origin, read_configuration
 from semel.reference.settings import id_secret, seal_keys
-
-GRACE_SECONDS = 60
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -45,7 +43,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     for name in ("httpcore", "uvicorn"):
         if find_spec(name) is None:
             raise CommandFailed(f"the proxy needs {name}; install it: {install_command('proxy')}")
-    from semel.proxy.application import ProxyApplication, describe
+    from semel.proxy.application import ProxyApplication, describe, serve
 
     if options.check:
         if options.upstream is not None:
@@ -55,7 +53,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         out.say("", f"caller: {configuration.caller_rule}")
         rows = [[str(value) for value in each.values()] for each in operations]
         for line in columns(list(operations[0]), rows):
-            out.say("", line)
+            out.say(line)
         return Exit.OK
     if options.upstream is None:
         raise UsageFailed("--upstream is missing: name the service, such as --upstream http://127.0.0.1:3000")
@@ -64,22 +62,6 @@ def run(options: argparse.Namespace, out: Output) -> int:
         options.url = options.store
     with opened(options):
         pass  # a store that cannot be used is told here, in one line
-    import uvicorn
-
     engine = AsyncEngine.connect(url_of(options), id_secret=id_secret(), sealer=seal_keys())
-    uvicorn.Server(
-        uvicorn.Config(
-            ProxyApplication(engine, origin, configuration),
-            host=options.host,
-            port=options.port,
-            http="h11",
-            ws="none",
-            lifespan="on",
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            access_log=False,
-            timeout_graceful_shutdown=GRACE_SECONDS,
-        )
-    ).run()
+    serve(ProxyApplication(engine, origin, configuration), options.host, options.port)
     return Exit.OK

@@ -1,0 +1,19 @@
+"""The gate as one ASGI application: the checks of a request's form and of its key, and the upstream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semel.gateway.gate import KeyGate
+from semel.gateway.guarded import Guarded, longest
+from semel.proxy.application import Front
+from semel.proxy.configuration import Origin
+from semel.proxy.upstream import IDLE_SECONDS, Upstream
+
+
+class GateApplication(Front):
+    """Checks the keys of ``operations`` in front of ``origin``, and sends each request on one time only."""
+
+    def __init__(self, origin: Origin, operations: Sequence[Guarded]) -> None:
+        upstream = Upstream(origin, {}, idle_seconds=max(IDLE_SECONDS, longest(operations)))
+        super().__init__(KeyGate(upstream, operations))
