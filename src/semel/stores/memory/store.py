@@ -204,12 +204,12 @@ class MemoryStore:
             verdicts: list[Verdict] = []
             for claim in claims:
                 row = table.records.get(claim.id)
-                verdict: Verdict | None
-                if row is None:
-                    verdict = None if claim.quota is None else table.take_place(claim, claim.quota, now)
-                    verdict = verdict or decide(None, claim, now)
-                else:
+                if row is not None:
                     verdict = decide(row, claim, now, begun=table.has_begun(row))
+                elif claim.quota is None:
+                    verdict = decide(None, claim, now)
+                else:
+                    verdict = table.take_place(claim, claim.quota, now) or decide(None, claim, now)
                 if type(verdict) is Proceed and (row is None or is_grant_new(row, verdict.grant)):
                     table.put(granted_row(row, claim, verdict.grant))
                 verdicts.append(verdict)

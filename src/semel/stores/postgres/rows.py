@@ -66,7 +66,8 @@ def grown(name: str, digits: int) -> Statement:
 
 def _taking(name: str) -> Statement:
     """A statement that takes places, with that part written out."""
-    return composed(name, QUOTAS[name].text.replace("TAKEN", QUOTAS["taken"].text, 1))
+    text = QUOTAS[name].text.replace("TAKEN", QUOTAS["taken"].text, 1)
+    return composed(name, text, planned_once=QUOTAS[name].planned_once)
 
 
 _CLAIM, _COUNTED, _TAKE_PLACE = SQL["claim"], _taking("claim_counted"), _taking("take_place")

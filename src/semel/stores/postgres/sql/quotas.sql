@@ -82,7 +82,7 @@ taken AS (
     RETURNING q.id, q.slice, q.counts, q.opens, q.unknowns, q.granted
 )
 
--- name: claim_counted
+-- name: claim_counted (planned once)
 -- As "claim", for a batch in which quotas count new keys: only those that got a place are written. An id that did not
 -- comes back with what its caller has taken. "taken" is written out here by stores/postgres/rows.py; all places are
 -- taken before the first record is written.
@@ -165,7 +165,7 @@ SELECT
     known.sealing_key_id, known.status, known.headers, known.request, known.body
 FROM known, clock;
 
--- name: take_place
+-- name: take_place (planned once)
 -- A place for the record of an ATOMIC command, before its transaction begins: in that one, the caller's row would be
 -- locked until its end. None is taken for a record that is there, or that another unit is about to write.
 WITH clock AS MATERIALIZED (
