@@ -17,6 +17,7 @@ TOLD: dict[str, dict[str, str]] = {
     "cases": {},
     "flask": {},
     "imports": {},
+    "litestar": {},
     "orders": {},
     "payments": {"PROVIDER_URL": "http://127.0.0.1:8001"},
 }
