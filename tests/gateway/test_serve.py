@@ -52,7 +52,7 @@ def gate(upstream: Breaking, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     ("method", "path", "keys", "code"),
     [
         ("POST", "/payments", [], "MISSING_IDEMPOTENCY_KEY"),
-        ("POST", "//Payments/", [], "MISSING_IDEMPOTENCY_KEY"),
+        ("POST", "/Payments/", [], "MISSING_IDEMPOTENCY_KEY"),
         ("POST", "/pay%6dents;v=1", [], "MISSING_IDEMPOTENCY_KEY"),
         ("post", "/payments", [], "MISSING_IDEMPOTENCY_KEY"),
         ("POST", "/payments", [""], "INVALID_IDEMPOTENCY_KEY"),

@@ -36,6 +36,8 @@ class Breaking:
                 found = re.search(rb"(?i)content-length: (\d+)", head)
                 while found and len(body) < int(found[1]):
                     body += connection.recv(65536)
+                while b"\r\ntransfer-encoding: chunked" in head.lower() and not body.endswith(b"0\r\n\r\n"):
+                    body += connection.recv(65536)
                 self.requests.append(head + b"\r\n\r\n" + body)
                 connection.sendall(self.answers.pop(0))
 

@@ -23,6 +23,8 @@ _PAY = '\n[[operation]]\nname = "pay"\npath = "/payments"\n'
         ('caller = "none"' + _PAY + 'effects = "atomic"', "effects cannot be 'atomic'"),
         ('caller = "none"' + _PAY + 'lease_seconds = "30"', r"\(pay\): lease_seconds must be a number"),
         ('caller = "none"' + _PAY + "success = [404]", "success must be a list of 2xx"),
+        ('caller = "none"' + _PAY + "not_run = [200]", r"\(pay\): not_run must be a list of statuses from 400 to 599"),
+        ('caller = "none"' + _PAY + "not_run = 429", r"\(pay\): not_run must be a list of statuses"),
         ('caller = "none"' + _PAY + 'answers = "rebuild"', "write 'forget'"),
         ('caller = "none"' + _PAY + 'method = "GET"', "GET is no command"),
         ('caller = "none"' + _PAY + _PAY, "two operations are named"),
