@@ -18,6 +18,7 @@ TOLD: dict[str, dict[str, str]] = {
     "flask": {},
     "imports": {},
     "orders": {},
+    "proxy": {},
     "payments": {"PROVIDER_URL": "http://127.0.0.1:8001"},
 }
 

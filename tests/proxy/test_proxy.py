@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -53,8 +52,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def node(store: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    environment = {**os.environ, "PORT": "0"}
-    with subprocess.Popen(["node", str(EXAMPLE / "shop.js")], stdout=subprocess.PIPE, env=environment) as shop:
+    with subprocess.Popen(["node", str(EXAMPLE / "shop.js"), "--port", "0"], stdout=subprocess.PIPE) as shop:
         assert shop.stdout is not None
         proxy = Proxy(tmp_path_factory.mktemp("node"), int(shop.stdout.readline().split()[1]), store)
         yield proxy
