@@ -36,6 +36,12 @@ def test_a_mistake_is_named_with_its_remedy(text: str, said: str) -> None:
         configuration_of(text)
 
 
+def test_a_service_may_be_given_less_time_than_a_lease() -> None:
+    found = configuration_of('caller = "none"\ntimeout_seconds = 2' + _PAY)
+    assert found.timeouts == {"pay": 2.0}
+    assert found.operations[0].policy.deadline_seconds == 30
+
+
 def test_a_caller_header_that_is_missing_or_doubled_names_no_caller() -> None:
     read = caller_of("header:X-User")
     assert read({"headers": [(b"x-user", b"alice")]}) == Caller("proxy", "alice")

@@ -23,6 +23,10 @@ timeout_seconds = 20
 name = "pay"
 path = "/payments"
 [[operation]]
+name = "invoice"
+path = "/invoices/{id}/pay"
+key_from = "path:id"
+[[operation]]
 name = "note"
 path = "/notes"
 effects = "idempotent"
@@ -137,6 +141,7 @@ def test_a_lenient_spelling_of_a_command_is_not_passed_on(node: Proxy, path: str
         ("POST /%5cevil/payments HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
         ("POST /payments#x HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
         ("POST /a/%2e%2e/payments HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
+        ("POST /invoices/7;v=1/pay HTTP/1.1\r\nHost: x\r\nAuthorization: a\r\nContent-Length: 0", b"400"),
         ("POST /payments;v=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
         ("PUT /payments HTTP/1.1\r\nHost: x\r\nX-HTTP-Method-Override: post\r\nContent-Length: 0", b"400"),
         ("GET /payments HTTP/1.1\r\nHost: x\r\nX_HTTP_Method_Override: POST", b"400"),

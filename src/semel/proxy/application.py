@@ -161,6 +161,15 @@ class ProxyApplication(Front):
             self._routes.find_misspelled(method, normal_segments(path)) is not None
         )
 
+    def _refusal(self, scope: Scope) -> Answer | None:
+        refused = super()._refusal(scope)
+        if refused is None and ";" in scope["path"]:
+            found = self._routes.find(scope["method"], scope["path"])
+            if found is not None and found[0].key_from is not None:
+                text = "Leave out what follows the semicolon: a service may ignore it, and it would be part of the key."
+                return self._problems.answer(MISSPELLED, text)
+        return refused
+
 
 class _Server(uvicorn.Server):
     """uvicorn that says what it waits for at its end, and answers probes meanwhile."""

@@ -25,6 +25,7 @@ TIMEOUT_SECONDS_MAX: Final = 3600.0
 CONNECT_SECONDS: Final = 5.0
 KEYED: Final = "semel.keyed"  # in the scope of a command whose key a gate has checked, and whose upstream knows keys
 _MARGIN_SECONDS: Final = 10.0  # of a command's deadline, beyond what its upstream may take
+_LEASE_SECONDS: Final = Policy().lease_seconds
 _TENANT: Final = "proxy"
 _TOP: Final = ("caller", "timeout_seconds", "operation")
 _OWN: Final = ("name", "method", "path", "success", "not_run", "timeout_seconds")
@@ -125,7 +126,7 @@ def _operation(where: str, table: Mapping[str, Any], timeout: float) -> tuple[Op
     try:
         policy = Policy.of(
             **options,
-            deadline_seconds=seconds + _MARGIN_SECONDS,
+            deadline_seconds=max(seconds + _MARGIN_SECONDS, options.get("lease_seconds", _LEASE_SECONDS)),
             success=_success(where, table),
             not_run=_not_run(where, table),
         )
