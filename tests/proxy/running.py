@@ -30,8 +30,10 @@ class Breaking:
                 return
             with connection:
                 data = b""
-                while b"\r\n\r\n" not in data:
-                    data += connection.recv(65536)
+                while b"\r\n\r\n" not in data and (piece := connection.recv(65536)):
+                    data += piece
+                if not data:
+                    continue  # a probe, which sends nothing
                 head, _, body = data.partition(b"\r\n\r\n")
                 found = re.search(rb"(?i)content-length: (\d+)", head)
                 while found and len(body) < int(found[1]):
