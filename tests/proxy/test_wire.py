@@ -186,17 +186,14 @@ def post(running: Running, path: str, key: str, hold: str = "", **headers: str) 
     return running.client.post(path, content=key, headers=fields)
 
 
-def during(send: Callable[[], httpx.Response], held: Held, then: Callable[[socket.socket], None]) -> httpx.Response:
-    """The answer of a command that is held by the service while ``then`` happens."""
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(send)
-        with held.wait() as connection:
-            then(connection)
-        return answer.result(60)
-
-
-def tell(word: bytes) -> Callable[[socket.socket], None]:
-    return lambda connection: connection.sendall(word)
+def during(
+    sends: list[Callable[[], httpx.Response]], held: Held, then: Callable[[list[socket.socket]], None]
+) -> list[httpx.Response]:
+    """The answers of commands that are all held by the service while ``then`` happens."""
+    with ThreadPoolExecutor(len(sends)) as pool, ExitStack() as stack:
+        answers = [pool.submit(send) for send in sends]
+        then([stack.enter_context(held.wait()) for _ in sends])
+        return [answer.result(60) for answer in answers]
 
 
 def code(answer: httpx.Response) -> str:
@@ -216,49 +213,52 @@ def then(answer: httpx.Response) -> str:
 
 
 @pytest.mark.parametrize("phase", ["before", "after"])
-def test_a_service_killed_in_the_middle_leaves_an_external_command_unknown(here: Place, held: Held, phase: str) -> None:
-    key = str(uuid4())
-    lost = during(lambda: post(here.proxy, "/payments", key, f"{phase}:{held.port}"), held, tell(b"k"))
-    assert (lost.status_code, code(lost), lost.json()["retryable"]) == (502, "IDEMPOTENCY_UPSTREAM_BROKE_OFF", False)
-    assert (lost.headers["link"].count('rel="status"'), then(lost)) == (1, "ask")
+def test_a_service_killed_in_the_middle_leaves_no_second_effect(here: Place, held: Held, phase: str) -> None:
+    key, note = str(uuid4()), str(uuid4())
+    lost, again = during(
+        [
+            lambda: post(here.proxy, "/payments", key, f"{phase}:{held.port}"),
+            lambda: post(here.proxy, "/notes", note, f"{phase}:{held.port}"),
+        ],
+        held,
+        lambda connections: connections[0].sendall(b"k"),
+    )
+    for answer, retryable, action in ((lost, False, "ask"), (again, True, "send")):
+        assert (answer.status_code, code(answer)) == (502, "IDEMPOTENCY_UPSTREAM_BROKE_OFF")
+        assert (answer.json()["retryable"], then(answer)) == (retryable, action)
+        assert answer.headers["link"].count('rel="status"') == 1
     here.service.wait()
     here.service.start()
-    again = post(here.proxy, "/payments", key)
-    assert (again.status_code, code(again)) == (409, UNKNOWN)
+    unknown = post(here.proxy, "/payments", key)
+    assert (unknown.status_code, code(unknown)) == (409, UNKNOWN)
     assert here.proxy.client.get(lost.json()["operation"]).json()["state"] == "UNKNOWN"
     assert here.service.effects(key) == (phase == "after")
-
-
-@pytest.mark.parametrize("phase", ["before", "after"])
-def test_a_service_killed_in_the_middle_gets_an_idempotent_command_again(here: Place, held: Held, phase: str) -> None:
-    key = str(uuid4())
-    lost = during(lambda: post(here.proxy, "/notes", key, f"{phase}:{held.port}"), held, tell(b"k"))
-    assert (lost.status_code, code(lost), lost.json()["retryable"]) == (502, "IDEMPOTENCY_UPSTREAM_BROKE_OFF", True)
-    assert then(lost) == "send"
-    here.service.wait()
-    here.service.start()
-    assert post(here.proxy, "/notes", key).status_code == 201
-    assert post(here.proxy, "/notes", key).headers["idempotency-replayed"] == "true"
-    lines = [line for line in (here.folder / "effects.txt").read_text().splitlines() if key in line]
+    assert post(here.proxy, "/notes", note).status_code == 201
+    assert post(here.proxy, "/notes", note).headers["idempotency-replayed"] == "true"
+    lines = [line for line in (here.folder / "effects.txt").read_text().splitlines() if note in line]
     assert len(lines) == 1 + (phase == "after")
     assert len(set(lines)) == 1  # under one downstream key: the service knows it
 
 
-@pytest.mark.parametrize(("path", "status"), [("/payments", 409), ("/notes", 201)])
-def test_another_proxy_takes_over_from_one_that_is_killed(here: Place, held: Held, path: str, status: int) -> None:
-    key, first = str(uuid4()), here.start_proxy()
+def test_another_proxy_takes_over_from_one_that_is_killed(here: Place, held: Held) -> None:
+    key, note, first = str(uuid4()), str(uuid4()), here.start_proxy()
 
-    def kill(connection: socket.socket) -> None:
+    def kill(connections: list[socket.socket]) -> None:
         first.process.send_signal(signal.SIGKILL)
         first.process.wait(30)
-        connection.sendall(b"g")
+        for connection in connections:
+            connection.sendall(b"g")
 
-    with pytest.raises(httpx.TransportError):
-        during(lambda: post(first, path, key, f"before:{held.port}"), held, kill)
-    again = post(here.proxy, path, key)  # it waits until the dead one's lease is over
-    assert again.status_code == status
-    assert status == 201 or code(again) == UNKNOWN
-    assert here.service.effects(key) == (1 if status == 409 else 2)
+    def lose(path: str, key: str) -> httpx.Response:
+        with pytest.raises(httpx.TransportError):
+            post(first, path, key, f"before:{held.port}")
+        return httpx.Response(0)
+
+    during([lambda: lose("/payments", key), lambda: lose("/notes", note)], held, kill)
+    unknown = post(here.proxy, "/payments", key)  # it waits until the dead one's lease is over
+    assert (unknown.status_code, code(unknown)) == (409, UNKNOWN)
+    assert post(here.proxy, "/notes", note).status_code == 201
+    assert (here.service.effects(key), here.service.effects(note)) == (1, 2)
 
 
 @ONE_STORE
@@ -341,19 +341,20 @@ def test_a_client_that_leaves_does_not_end_its_command(here: Place, held: Held) 
     assert here.service.effects(key) == 1
 
 
+@ONE_STORE
 def test_sigterm_lets_a_command_end_and_says_what_it_waits_for(here: Place, held: Held) -> None:
     key, proxy = str(uuid4()), here.start_proxy()
 
-    def end(connection: socket.socket) -> None:
+    def end(connections: list[socket.socket]) -> None:
         proxy.process.terminate()
         assert proxy.process.stderr is not None
         while b"waiting for commands (1 pay)" not in proxy.log:
             line = proxy.process.stderr.readline()
             assert line, proxy.log
             proxy.log += line
-        connection.sendall(b"g")
+        connections[0].sendall(b"g")
 
-    answer = during(lambda: post(proxy, "/payments", key, f"before:{held.port}"), held, end)
+    [answer] = during([lambda: post(proxy, "/payments", key, f"before:{held.port}")], held, end)
     assert answer.status_code == 201
     assert proxy.process.wait(60) in (0, -signal.SIGTERM)
     assert post(here.proxy, "/payments", key).headers["idempotency-replayed"] == "true"
