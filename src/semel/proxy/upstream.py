@@ -67,7 +67,9 @@ class Upstream:
         self._timeouts = timeouts
         self._idle_seconds = idle_seconds
         self._problems = Problems()
-        self._pool = httpcore.AsyncConnectionPool(max_connections=CONNECTIONS_MAX, max_keepalive_connections=0)
+        # Made once: otherwise each connection would read all certificates of authorities.
+        tls = httpcore.default_ssl_context() if origin.scheme == "https" else None
+        self._pool = httpcore.AsyncConnectionPool(tls, max_connections=CONNECTIONS_MAX, max_keepalive_connections=0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI says."""
