@@ -19,6 +19,7 @@ TOLD: dict[str, dict[str, str]] = {
     "imports": {},
     "litestar": {},
     "orders": {},
+    "proxy": {},
     "payments": {"PROVIDER_URL": "http://127.0.0.1:8001"},
 }
 
