@@ -6,17 +6,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 import httpx
-import psycopg
 import pytest
-from psycopg.sql import SQL, Identifier
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
@@ -28,18 +25,10 @@ from semel.core.model import Find, State
 from semel.errors import ConfigurationError
 from semel.outbox.store import Events
 from semel.stores.sql.dialect import dialect_of
-from tests.servers.postgres import postgres
+from tests.console.conftest import migrated
 
 CANARY = "canary-3d1f0a77"
 EVIL = "<script>alert(1)</script>"
-
-
-def new_database() -> str:
-    """A database of the run's PostgreSQL for one test alone."""
-    url, name = postgres(), f"console_{uuid4().hex}"
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
-    return f"{url.rpartition('/')[0]}/{name}"
 
 
 def command(key: str, operation: str = "payments.create", caller: str = "alice") -> Command:
@@ -62,25 +51,6 @@ def unknown(engine: Engine, key: str, operation: str = "payments.create", caller
 def paid(permit: Permit) -> Answer:
     permit.emit("payments.created", {"secret": CANARY})
     return Answer(201, ((b"x-secret", CANARY.encode()),), f"{CANARY} paid".encode())
-
-
-def migrated(url: str) -> Engine:
-    engine = Engine.connect(url)
-    engine.migrate()
-    return engine
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    url = f"sqlite:///{tmp_path}/semel.db" if request.param == "sqlite" else new_database()
-    with migrated(url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Engine]:
-    with migrated(f"sqlite:///{tmp_path}/semel.db") as opened:
-        yield opened
 
 
 def console(engine: Engine, operator: str | None = "olga", **options: Any) -> TestClient:
