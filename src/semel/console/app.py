@@ -35,7 +35,7 @@ from semel.cli.commands.doctor import examine
 from semel.cli.commands.imports import job_line, row_page
 from semel.cli.commands.messages import message_document
 from semel.cli.terminal import span_text
-from semel.console.settling import Refused, Word, settle_all, shown, word_of
+from semel.console.settling import ANSWER_BYTES_MAX, Refused, Word, settle_all, shown, word_of
 from semel.core.flow import Flow
 from semel.core.identity import uuid_bytes, uuid_text
 from semel.core.model import Find, Record, State
@@ -45,6 +45,7 @@ from semel.imports.rules import ImportJob, ImportState, shown_time
 from semel.imports.store import ANY_ID, ImportRows
 from semel.inbox.store import MESSAGE_ID_MAX, InboxRows
 from semel.outbox.store import Events
+from semel.steps.doubts import step_of
 from semel.stores.sql.dialect import dialect_of
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ Authorise = Callable[[Request], "str | Awaitable[str | None] | None"]
 
 PAGE_ROWS: Final = 50
 AUDIT_LINES: Final = 20
-BODY_BYTES_MAX: Final = 64 * 1024
+FORM_BYTES_MAX: Final = 1024 * 1024  # a body of ANSWER_BYTES_MAX, as a form writes it
 BARS: Final = 24
 LIVE_SECONDS: Final = 3
 CODED_ITEMS_MAX: Final = 100_000
@@ -434,17 +435,18 @@ class Console:
             records = [self._found(id)[1] for id in dict.fromkeys(ids[: PAGE_ROWS + 1])]
         if not 1 <= len(records) <= PAGE_ROWS:
             raise _Answer(400, "Choose records", f"Choose 1 to {PAGE_ROWS} records to settle.")
-        return {"title": "Settle", "records": [shown(each) for each in records], "word": Word(), "errors": {}}
+        return _settle_context(records, Word(), {})
 
     def _settle(self, request: Request, form: list[tuple[str, str]]) -> Response:
         seen = [value for name, value in form if name == "seen"]
         if not 1 <= len(seen) <= PAGE_ROWS:
             raise _Answer(400, "Choose records", f"Choose 1 to {PAGE_ROWS} records to settle.")
         records = [self._found(each.partition(":")[0])[1] for each in seen]
-        word, errors = word_of(dict(form))
-        context: dict[str, Any] = {"title": "Settle", "word": word, "errors": errors}
-        if errors:
-            return self._page(request, "settle", {**context, "records": [shown(each) for each in records]}, 400)
+        word, errors = word_of(dict(form), records)
+        context = _settle_context(records, word, errors)
+        if errors or ("change", "yes") in form:
+            stale = {"seen_before": seen}
+            return self._page(request, "settle", {**context, **stale}, 400 if errors else 200)
         operator = request.state.operator
         confirmed = ("confirmed", "yes") in form
         results = settle_all(
@@ -523,6 +525,18 @@ def _base(request: Request) -> str:
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
+def _settle_context(records: list[Record], word: Word, errors: dict[str, str]) -> dict[str, Any]:
+    return {
+        "title": "Settle",
+        "records": [shown(each) for each in records],
+        "step": step_of(records[0].doubt) if len(records) == 1 else None,
+        "word": word,
+        "errors": errors,
+        "seen_before": None,
+        "body_max": ANSWER_BYTES_MAX,
+    }
+
+
 def _id_or(given: str | None, other: bytes) -> bytes:
     """The id of a page's end."""
     if not given:
@@ -564,12 +578,12 @@ def _bars(times: list[int]) -> list[int]:
 
 
 async def _form(request: Request) -> list[tuple[str, str]]:
-    body = b""
+    body = bytearray()
     async for piece in request.stream():
         body += piece
-        if len(body) > BODY_BYTES_MAX:
-            raise _Answer(413, "Too long", "The form is longer than 64 KiB.")
+        if len(body) > FORM_BYTES_MAX:
+            raise _Answer(413, "Too long", "The form is longer than 1 MiB; for a long body: semel settle --body-file")
     try:
-        return parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=200)
+        return parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=200, errors="strict")
     except ValueError:
         raise _Answer(400, "Not a form", "The form cannot be read: send it as the page does.") from None
