@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import httpx
 import pytest
@@ -19,6 +21,7 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
+from semel.cli.main import main
 from semel.console import Console
 from semel.core.identity import uuid_text
 from semel.core.model import Find, State
@@ -165,6 +168,9 @@ def test_a_page_that_is_older_than_its_record_settles_nothing(store: Engine) -> 
     [
         ({"Origin": "http://evil.test"}, {}),
         ({"Origin": "null"}, {}),
+        ({"Origin": "null", "Host": ""}, {}),
+        ({"Origin": "http://console.test.evil.test"}, {}),
+        ({"Origin": "http://console.test@evil.test"}, {}),
         ({"Sec-Fetch-Site": "cross-site"}, {}),
         ({}, {"token": ""}),
         ({}, {"token": "é"}),
@@ -326,6 +332,50 @@ def test_nobody_sees_anything_without_a_name(store: Engine) -> None:
         Console(AsyncEngine.connect("memory://"), lambda request: "olga")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["x" * 256, "a\nb", "a\0b", "\ud800", " "])
+def test_a_name_that_no_audit_trail_can_keep_is_no_name(store: Engine, name: str) -> None:
+    assert console(store, name).get("/").status_code == 403
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
+def test_other_methods_are_refused_and_named(store: Engine, method: str) -> None:
+    refused = console(store).request(method, "/settle")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, POST")
+
+
+def test_damaged_records_are_named_and_settled_by_nobody(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/semel.db"
+    with migrated(url) as engine:
+        ids = [unknown(engine, f"k{number}") for number in range(4)]
+        with closing(sqlite3.connect(tmp_path / "semel.db")) as db:
+            for id, damage in zip(
+                ids, ("state=99", "doubt=x'00ff'", "operation=x'ff'", "lease_until='x'"), strict=True
+            ):
+                db.execute(f"UPDATE semel_record SET {damage} WHERE operation_id = ?", (UUID(id).bytes,))
+            db.commit()
+        client = console(engine)
+        for path in ("/", "/records", "/policies", *(f"/records/{id}" for id in ids)):
+            assert client.get(path).status_code == 200, path
+        form = settling(client, *ids)
+        for more in ({}, {"confirmed": "yes"}):
+            page = client.post("/settle", data={**form, **more})
+            assert page.text.count("the record is damaged") == 4
+    assert main(["settle", ids[1], "--did-not-happen", "--reason", "x", "--url", url]) == 1
+
+
+def test_what_the_store_refuses_is_a_page(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/semel.db"
+    with migrated(url):
+        pass
+    broken = Engine.connect(url, id_secret=b"another store's secret: 32 bytes")
+    page = console(broken).get("/")
+    assert (page.status_code, "semel doctor" in page.text) == (500, True)
+    broken.close()
+    with Engine.connect(url) as engine:
+        page = console(engine, application="no.such.module:app").get("/policies")
+        assert (page.status_code, "Traceback" in page.text, "<h1>" in page.text) == (500, False, True)
+
+
 def test_a_read_only_console_has_no_form_and_refuses_changes(store: Engine) -> None:
     id = unknown(store, "lost")
     client, writing = console(store, read_only=True), console(store)
@@ -459,6 +509,7 @@ def test_the_link_of_the_command_works_once_and_for_this_machine_alone(tmp_path:
             cookie = welcome.headers["set-cookie"].lower()
             assert "httponly" in cookie
             assert "samesite=strict" in cookie
+            assert f"semel_console_{urlsplit(base).port}=" in cookie  # of another console it leaves the cookie alone
             assert second.get(link).status_code == 403
             assert "payments.create" in first.get(base).text
             assert first.get(base, headers={"Host": "evil.test"}).status_code == 421

@@ -34,6 +34,7 @@ from semel.bulk.store import ANY_BULK, Failures, Items
 from semel.cli.commands.doctor import examine
 from semel.cli.commands.imports import job_line, row_page
 from semel.cli.commands.messages import message_document
+from semel.cli.exits import CommandFailed
 from semel.cli.terminal import span_text
 from semel.console.settling import ANSWER_BYTES_MAX, Refused, Word, settle_all, shown, word_of
 from semel.core.flow import Flow
@@ -149,14 +150,20 @@ class Console:
         operator = self._authorise(request)
         if inspect.isawaitable(operator):
             operator = await operator
-        if not isinstance(operator, str) or not operator:
+        if not isinstance(operator, str) or not operator.strip():
             return self._page(request, "message", {"title": "No access", "text": "You may not see this page."}, 403)
+        if len(operator) > _TEXT_MAX or not operator.isprintable():
+            text = f"The operator's name must be at most {_TEXT_MAX} printable characters: the audit trail keeps it."
+            return self._page(request, "message", {"title": "No access", "text": text}, 403)
         request.state.operator = operator
         try:
             if request.method == "POST":
                 return await self._change(request, path, await _form(request))
             if request.method not in ("GET", "HEAD"):
-                raise _Answer(405, "Not allowed", "This page is read by GET.")
+                refused = {"title": "Not allowed", "text": "Pages are read by GET, and changed by their forms."}
+                response = self._page(request, "message", refused, 405)
+                response.headers["Allow"] = "GET, HEAD, POST"
+                return response
             return await run_in_threadpool(self._read, request, path)
         except _Answer as answer:
             return self._page(request, "message", {"title": answer.title, "text": answer.text}, answer.status)
@@ -164,6 +171,9 @@ class Console:
             remedy = "run: semel migrate" if isinstance(error, SchemaError) else "this page tries again every 5 seconds"
             text = f"The store does not answer; {remedy}. Running commands keep their keys."
             return self._page(request, "message", {"title": "No store", "text": text, "refresh": 5}, 503)
+        except (CommandFailed, ConfigurationError) as error:
+            context = {"title": "Cannot be shown", "text": f"{error}; see: semel doctor"}
+            return self._page(request, "message", context, 500)
 
     # --- reading --------------------------------------------------------------------------------------
 
@@ -404,7 +414,8 @@ class Console:
         host = request.headers.get("host", "")
         origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")
         token = next((value for name, value in form if name == "token"), "")
-        foreign = (origin is not None and urlsplit(origin).netloc != host) or site not in ("same-origin", "none")
+        is_own = origin is None or (host != "" and urlsplit(origin).netloc == host)
+        foreign = not is_own or site not in ("same-origin", "none")
         if foreign or not hmac.compare_digest(token.encode(), self._token(request).encode()):
             raise _Answer(403, "Refused", "The form does not come from this console, or is old: load the page again.")
         if self.read_only:
