@@ -30,6 +30,7 @@ RECORDS: Final = 10_000_000
 ROUNDS: Final = 5
 STEP_US: Final = 8_640  # between two records: ten million a day
 UNKNOWN: Final = 3_000
+ITEMS: Final = 20_000
 _OWN: Final = {
     "seq": ":first + n",
     "id": "randomblob(16)",
@@ -44,7 +45,7 @@ _OWN: Final = {
 }
 
 
-def build(path: Path, records: int) -> None:
+def build(path: Path, records: int, *, unknown: int = UNKNOWN, items: int = ITEMS) -> None:
     """Make the file."""
     with suppress(FileNotFoundError):
         path.unlink()
@@ -55,7 +56,7 @@ def build(path: Path, records: int) -> None:
         with suppress(TimeoutError):
             engine.run(command("lost"), away)
         Bulk(engine, operation="cases.approve", effects="idempotent").run(
-            [{"n": n} for n in range(20_000)], lambda item: None, key="monday", caller="alice"
+            [{"n": n} for n in range(items)], lambda item: None, key="monday", caller="alice"
         )
         with suppress(Exception):
             Inbox(engine, consumer="billing").handle("order-7", poison)
@@ -68,7 +69,7 @@ def build(path: Path, records: int) -> None:
         columns = [row[1] for row in db.execute("PRAGMA table_info(semel_record)")]
         [first, lost] = [row[0] for row in db.execute("SELECT seq FROM semel_record WHERE operation = 'orders.create'")]
         # The oldest ones in doubt first, then all that have succeeded.
-        for template, count, then in ((lost, UNKNOWN, now - (records + UNKNOWN) * STEP_US), (first, records, None)):
+        for template, count, then in ((lost, unknown, now - (records + unknown) * STEP_US), (first, records, None)):
             values = ", ".join(_OWN.get(column, f"t.{column}") for column in columns)
             begin = {"template": template, "count": count, "step": STEP_US}
             begin |= {"then": now - records * STEP_US if then is None else then}
@@ -101,10 +102,10 @@ def poison(message: object) -> None:
     raise Poison("the currency XXX is not known")
 
 
-def time_it(what: Callable[[], object]) -> tuple[float, float]:
+def time_it(what: Callable[[], object], rounds: int) -> tuple[float, float]:
     """Milliseconds of the first call, and the median of the next ones."""
     times = []
-    for _ in range(ROUNDS + 1):
+    for _ in range(rounds + 1):
         began = time.perf_counter()
         what()
         times.append((time.perf_counter() - began) * 1000)
@@ -130,7 +131,7 @@ def page(console: Console, target: str) -> int:
     return int(sent[0]["status"])
 
 
-def measure(path: Path) -> None:
+def measure(path: Path, rounds: int = ROUNDS) -> None:
     """Print the times."""
     url = f"sqlite:///{path}"
     with closing(sqlite3.connect(path)) as db:
@@ -156,11 +157,11 @@ def measure(path: Path) -> None:
     with Engine.connect(url) as engine:
         console = Console(engine, lambda request: "olga")
         for target in pages:
-            first, then = time_it(lambda target=target: page(console, target))  # type: ignore[misc]
+            first, then = time_it(lambda target=target: page(console, target), rounds)  # type: ignore[misc]
             print(f"{page(console, target)} {target:46} {first:9.1f} {then:9.1f}", flush=True)
     for words in commands:
         with redirect_stdout(io.StringIO()):
-            first, then = time_it(lambda words=words: semel([*words, "--url", url]))  # type: ignore[misc]
+            first, then = time_it(lambda words=words: semel([*words, "--url", url]), rounds)  # type: ignore[misc]
         print(f"semel {' '.join(words):44} {first:9.1f} {then:9.1f}", flush=True)
 
 

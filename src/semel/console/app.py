@@ -26,7 +26,7 @@ from semel.admin.census import census_document, groups, read_census, what_was_re
 from semel.admin.describe import has_lapsed, is_unknown_by_lapse, record_document, row_document, shown_state
 from semel.admin.effective import of_application, of_records
 from semel.admin.explain import tell
-from semel.admin.filters import pages
+from semel.admin.filters import bounded_page
 from semel.admin.find import by_whole_id
 from semel.admin.reconciliations import left_to_operators
 from semel.bulk.rules import ItemState, is_bulk
@@ -227,7 +227,7 @@ class Console:
             limit=PAGE_ROWS,
             before=int(before) if before else None,
         )
-        page = next(pages(self._engine, query, query.limit))
+        page = bounded_page(self._engine, query)
         left = left_to_operators(self._engine, page.records)
         rows = [
             {

@@ -25,7 +25,7 @@ from semel.admin.describe import (
     shown_state,
 )
 from semel.admin.explain import tell
-from semel.admin.filters import pages
+from semel.admin.filters import bounded_page
 from semel.admin.find import by_whole_id
 from semel.admin.reconciliations import left_to_operators
 from semel.admin.settling import REASON_LENGTH_MAX, consequence, foresee, settle
@@ -198,7 +198,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
                 form.add_error("id", "No record of this store has this operation id.")
                 return self._page(request, "list", context)
             query = form.query()
-            page = next(pages(place.engine, query, query.limit))
+            page = bounded_page(place.engine, query)
             left = left_to_operators(place.engine, page.records)
         except _AWAY as error:
             return self._away(request, "list", context, error)
