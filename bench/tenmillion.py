@@ -151,7 +151,7 @@ def measure(path: Path, rounds: int = ROUNDS) -> None:
     commands = [
         *(["census"], ["top", "--by", "operation"], ["top", "--by", "caller"], ["top", "--by", "doubt"]),
         *(["list"], ["list", "--state", "unknown"], ["list", "--caller", "rare"], ["explain", record], ["bulk"]),
-        *(["messages"], ["metrics", "gauges"], ["doctor"]),
+        *(["messages"], ["metrics", "gauges"]),
     ]
     print(f"{'what':50} {'first ms':>9} {'then ms':>9}")
     with Engine.connect(url) as engine:

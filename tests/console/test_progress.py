@@ -67,10 +67,7 @@ def test_the_command_line_lists_the_same_bulks(tmp_path: Path, capsys: pytest.Ca
     url = f"sqlite:///{tmp_path}/semel.db"
     with migrated(url) as engine:
         bulk = Bulk(engine, operation="count", effects="atomic")
-        ids = [
-            bulk.run([{"n": 1}], lambda item: None, key=f"k{n}", caller="alice").operation_id  # type: ignore[arg-type]
-            for n in range(3)
-        ]
+        ids = [bulk.run([{"n": 1}], lambda item: None, key=f"k{n}", caller="alice").operation_id for n in range(3)]
         page = console(engine).get("/bulks").text
         assert sorted(ids, key=page.index) == ids[::-1]
     assert main(["bulk", "--limit", "2", "--url", url]) == 0

@@ -13,7 +13,7 @@ from semel.core.model import OPEN_STATES, Find, Found, State
 from semel.engine.sync_engine import Engine
 
 PAGE: Final = 500
-LOOKED_MAX: Final = 250_000  # records that one page of a list may look at
+LOOKED_MAX: Final = 50_000  # records that one page of a list may look at
 _STATES: Final = tuple(shown_state(state.name).lower() for state in State)
 
 

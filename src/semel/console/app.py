@@ -398,8 +398,9 @@ class Console:
             raise _Answer(404, f"No {what}", text) from None
 
     def _doctor(self, request: Request) -> dict[str, Any]:
-        findings, usable = examine(self._engine)
-        return {"title": "Doctor", "findings": [asdict(each) for each in findings], "usable": usable}
+        whole = bool(request.query_params.get("whole"))
+        findings, usable = examine(self._engine, quick=not whole)
+        return {"title": "Doctor", "findings": [asdict(each) for each in findings], "usable": usable, "whole": whole}
 
     def _policies(self, request: Request) -> dict[str, Any]:
         if self._application is not None:
