@@ -55,7 +55,23 @@ def look_at_records(engine: Engine) -> Iterator[Finding]:
     yield look_at_reconciliations(engine)
     now, lapsed = _standing(engine, Find(states=(State.PROCESSING,), lapsed=True))
     yield _about_lapsed(lapsed, now)
+    now, resting = _standing(engine, Find(states=(State.CLAIMED,), lapsed=True))
+    yield _about_resting(resting, now)
     yield from _look_at_abandoned(engine)
+
+
+def _about_resting(resting: _Standing, now: int) -> Finding:
+    """The commands between their steps that nobody holds: no retry is late by itself, and some never come."""
+    if resting.oldest is None:
+        return Finding("resting", "ok", "none")
+    count = f"{'more than ' if resting.more else ''}{resting.count}"
+    age = span_text(now - resting.oldest.created_at)
+    return Finding(
+        "resting",
+        "note",
+        f"{count} between their steps, held by nobody, the oldest begun {age} ago",
+        "a retry goes on; where a client has lost its key: semel list --state claimed --lapsed; semel explain ID",
+    )
 
 
 def _look_at_abandoned(engine: Engine) -> Iterator[Finding]:

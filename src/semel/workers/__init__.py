@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from semel.reconciliation.case import Case as Case
     from semel.reconciliation.rules import DidNotHappen as DidNotHappen
     from semel.reconciliation.rules import Finding as Finding
+    from semel.reconciliation.rules import RefusedWith as RefusedWith
     from semel.reconciliation.rules import StepSucceeded as StepSucceeded
     from semel.reconciliation.rules import StillUnknown as StillUnknown
     from semel.reconciliation.rules import SucceededWith as SucceededWith
@@ -34,6 +35,7 @@ _HOMES = {
     "Reaper": "semel.workers.reaper",
     "Reconciler": "semel.reconciliation.worker",
     "Reconciling": "semel.reconciliation.worker",
+    "RefusedWith": "semel.reconciliation.rules",
     "Relay": "semel.outbox.worker",
     "Round": "semel.reconciliation.worker",
     "StepSucceeded": "semel.reconciliation.rules",
@@ -52,6 +54,7 @@ __all__ = [
     "Reaper",
     "Reconciler",
     "Reconciling",
+    "RefusedWith",
     "Relay",
     "Round",
     "StepSucceeded",
