@@ -27,6 +27,7 @@ CAPABILITIES: Final[Mapping[str, str]] = {
     "shared_between_processes": "several processes share one truth",
     "atomic_with_business_writes": "a record commits together with the handler's own writes (ATOMIC)",
     "settles_by_proof": "inside a unit, its statements prove by themselves that the claim is the unit's own",
+    "counts_new_keys": "a [quota](quotas.md) of each caller's new keys is counted with the record",
 }
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from semel.core.model import Scope as Scope
     from semel.core.model import State as State
     from semel.core.outcomes import Refused as Refused
+    from semel.core.quota import Quota as Quota
     from semel.engine.async_engine import AsyncEngine as AsyncEngine
     from semel.engine.permit import Permit as Permit
     from semel.engine.rebuild import Rebuilding as Rebuilding
@@ -74,6 +75,7 @@ _HOMES = {
     "Permit": "semel.engine.permit",
     "Poison": "semel.inbox.run",
     "Policy": "semel.policy",
+    "Quota": "semel.core.quota",
     "Recipe": "semel.http.fingerprint.fingerprinter",
     "Reference": "semel.operations.run",
     "Refused": "semel.core.outcomes",
@@ -114,6 +116,7 @@ __all__ = [
     "Permit",
     "Poison",
     "Policy",
+    "Quota",
     "Rebuilding",
     "Recipe",
     "Reference",

@@ -25,6 +25,7 @@ The first split is whose fault it is, the second whether the same call may be re
     │   ├── KeyExpiredError
     │   ├── NotReplayableError
     │   ├── ReferenceTakenError
+    │   ├── QuotaExceededError    its key is new, and its caller has as many as a quota allows
     │   └── RecordUnreadableError
     ├── StoreError                the store's: may be repeated with the same key
     │   ├── StoreUnavailable      it did not answer; the handler did not run
@@ -174,6 +175,17 @@ class NotReplayableError(CommandError):
 
 class ReferenceTakenError(CommandError):
     """Another caller's command has this business reference. Nothing was done for this one."""
+
+
+class QuotaExceededError(CommandError):
+    """The key is new, and its caller has as many as a quota allows. Nothing was done.
+
+    ``limit`` is ``"new_keys"``, ``"open_at_once"`` or ``"unknown_at_once"``.
+    """
+
+    def __init__(self, message: str, *, limit: str, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message, retry_after_seconds=retry_after_seconds)
+        self.limit = limit
 
 
 class RecordUnreadableError(CommandError):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
 from semel.core.model import AfterExpiry, Effects, Scope, State, Terms
+from semel.core.quota import Quota, check_quota
 from semel.core.redaction import check_redact, paths_of
 from semel.errors import PolicyError, RequestError, RequestTooLarge
 from semel.http.fingerprint.fingerprinter import Body, Recipe, as_recipe, check_headers
@@ -98,6 +99,7 @@ class Policy:
         rebuild: a function that makes the answer of an operation that was done before, with ``answers="rebuild"``: it
             gets a :class:`~semel.Rebuilding` and returns an Answer, or a value of JSON's kinds.
         rebuild_seconds: how long that may take.
+        quota: how many new keys of this operation each caller may bring, a :class:`~semel.Quota`; None: the engine's.
         on_unprotected: what becomes of an answer or a store that cannot protect: ``"refuse"`` or ``"mark"``.
 
     Raises:
@@ -150,6 +152,7 @@ class Policy:
     redact: tuple[str, ...] = ()
     rebuild: Callable[..., Any] | None = None
     rebuild_seconds: float = 5
+    quota: Quota | None = None
     recipe: Recipe = field(init=False, repr=False, compare=False)
     terms: Terms = field(init=False, repr=False, compare=False)
     allowed_headers: frozenset[bytes] = field(init=False, repr=False, compare=False)
@@ -184,6 +187,7 @@ class Policy:
         object.__setattr__(self, "redact_paths", paths_of(self.redact))
         object.__setattr__(self, "covers", self.answers != "keep" or bool(self.redact))
         _check_answers(self)
+        check_quota(self.quota)
         object.__setattr__(self, "terms", _terms(self, effects))
         extra = frozenset(name.lower().encode("ascii") for name in self.replay_headers)
         object.__setattr__(self, "allowed_headers", REPLAY_HEADERS | extra)

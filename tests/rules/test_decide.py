@@ -37,6 +37,7 @@ from semel.core.model import (
     NotReplayable,
     OutcomeUnknown,
     Proceed,
+    QuotaExceeded,
     Rebuild,
     Record,
     ReferenceTaken,
@@ -225,6 +226,8 @@ def named(row: Record | None, verdict: Verdict) -> str:
             return "not replayable"
         case ReferenceTaken():
             return "taken"
+        case QuotaExceeded():
+            return "quota exceeded"
 
 
 def grant_name(row: Record | None, grant: Grant) -> str:

@@ -129,8 +129,8 @@ class AsgiWeb:
         self.seen: list[Seen] = []
         self.counting = Counting()
         self.runner = asyncio.Runner()
-        sealer = settings.pop("sealer", None)
-        self.engine = AsyncEngine.connect("memory://?persistence=none", observer=self.counting, sealer=sealer)
+        options = {name: settings.pop(name) for name in ("sealer", "quota") if name in settings}
+        self.engine = AsyncEngine.connect("memory://?persistence=none", observer=self.counting, **options)
         self.runner.run(self.engine.open())
         settings.setdefault("caller", from_state("user"))
         self.middleware = AsgiMiddleware(self.app, self.engine, **settings)
@@ -221,8 +221,8 @@ class WsgiWeb:
         self.handler = handler
         self.seen: list[Seen] = []
         self.counting = Counting()
-        sealer = settings.pop("sealer", None)
-        self.engine = Engine.connect("memory://?persistence=none", observer=self.counting, sealer=sealer)
+        options = {name: settings.pop(name) for name in ("sealer", "quota") if name in settings}
+        self.engine = Engine.connect("memory://?persistence=none", observer=self.counting, **options)
         self.engine.open()
         settings.setdefault("caller", from_state("user"))
         self.middleware = WsgiMiddleware(self.app, self.engine, **settings)

@@ -17,6 +17,7 @@ from semel.core.model import (
     NotReplayable,
     OutcomeUnknown,
     Proceed,
+    QuotaExceeded,
     Rebuild,
     ReferenceTaken,
     Replay,
@@ -114,6 +115,8 @@ def verdict_words(met: Permit | Refusal | Verdict) -> Words:
             return {"verdict": "not-replayable"}
         case ReferenceTaken():
             return {"verdict": "reference-taken"}
+        case QuotaExceeded():
+            return {"verdict": "quota-exceeded"}
         case KeyExpired():
             return {"verdict": "expired"}
         case Unreadable(_, reason):

@@ -27,6 +27,7 @@ from semel.errors import (
     KeyReusedError,
     NotReplayableError,
     OutcomeUnknownError,
+    QuotaExceededError,
     RecordUnreadableError,
     RequestError,
     RequestTooLarge,
@@ -46,6 +47,7 @@ from semel.http.problems import (
     IN_PROGRESS,
     NOT_REPLAYABLE,
     OUTCOME_UNKNOWN,
+    QUOTA_EXCEEDED,
     RECORD_EXPIRED,
     RECORD_UNREADABLE,
     TOO_LARGE,
@@ -253,7 +255,7 @@ def refused(surface: HttpSettings, error: Exception, how: BulkRequest) -> Answer
             kind, text = _VERDICTS[type(error)]
             id = None if error.operation_id is None else uuid_bytes(error.operation_id)
             after = None if error.retry_after_seconds is None else max(1, ceil(error.retry_after_seconds))
-            lifetime = () if kind is RECORD_UNREADABLE else how.honoured.lifetime
+            lifetime = () if kind in (RECORD_UNREADABLE, QUOTA_EXCEEDED) else how.honoured.lifetime
             return problems.answer(kind, text, operation_id=id, retry_after=after, extra=lifetime)
         case _:
             return None
@@ -267,6 +269,10 @@ _VERDICTS: Final[Mapping[type[CommandError], tuple[Kind, str]]] = {
         "This key was used, and its answer is forgotten. Query before you send it again.",
     ),
     NotReplayableError: (NOT_REPLAYABLE, "The list was done. Query the operation; do not send it again."),
+    QuotaExceededError: (
+        QUOTA_EXCEEDED,
+        "You have begun as many commands as you may for now. Nothing was done. Keep the key and ask again later.",
+    ),
     RecordUnreadableError: (RECORD_UNREADABLE, "The stored record cannot be read by this server. Keep the key."),
 }
 

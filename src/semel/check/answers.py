@@ -331,13 +331,27 @@ def _metrics(operation: CheckedOperation) -> Said:
     )
 
 
+def _new_keys(operation: CheckedOperation) -> str:
+    """What bounds how many new keys a caller brings."""
+    quota = operation.policy.quota or operation.engine.core.quota
+    if quota is None:
+        if operation.engine.backend.store.capabilities.counts_new_keys:
+            return "nothing bounds a caller's new keys (quota=Quota(new_keys=600, per_seconds=60) does)"
+        return "nothing here bounds a caller's new keys: limit requests in front"
+    limits = [] if quota.new_keys is None else [f"{quota.new_keys} new keys in {quota.per_seconds:g} s"]
+    limits += [] if quota.open_at_once is None else [f"{quota.open_at_once} unfinished"]
+    limits += [] if quota.unknown_at_once is None else [f"{quota.unknown_at_once} of unknown outcome"]
+    return f"a caller may have {', '.join(limits)}"
+
+
 def _cleanup(operation: CheckedOperation) -> Said:
     if operation.managed or (operation.way == "endpoint" and isinstance(operation.engine, AsyncEngine)):
         by = "manage_engine=True" if operation.managed else "semel.install(app), unless reap=False"
-        return "ok", f"hourly, by the application's own reaper ({by})", ""
+        return "ok", f"hourly, by the application's own reaper ({by}); {_new_keys(operation)}", ""
     return (
         "open",
-        "nothing here runs a reaper: the store grows, and lapsed commands are seen only when somebody retries",
+        "nothing here runs a reaper: the store grows, and lapsed commands are seen only when somebody retries; "
+        + _new_keys(operation),
         "run `semel worker --url ...` beside it, which reaps and purges"
         + ("; or give SemelMiddleware manage_engine=True" if operation.managed is False else ""),
     )

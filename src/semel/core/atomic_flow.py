@@ -50,6 +50,10 @@ def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) ->
         seen, claim = yield from look_once(store, claim, under)
         if seen is not None:
             return seen, None
+    elif claim.quota is not None:  # in the unit, all commands of a caller would wait for one another
+        refused = yield from ask(Perform("take_place", partial(store.take_place, claim)))
+        if refused is not None:
+            return refused, None
     unit = yield from ask(begin)
     try:
         verdict = yield from _claim_within(store, unit, claim, under)
@@ -237,6 +241,8 @@ def refuse(
     answer is the refusal's as it is to be stored.
     """
     yield from store.together()
+    if claim.quota is not None:  # it has run: what became of it is stored and counted, whatever others took meanwhile
+        claim = claim._replace(quota=claim.quota._replace(new_keys=None))
     verdict = yield from store.claim_here(claim)
     while (again := recast(claim, verdict, under)) is not None:
         verdict = yield from store.claim_here(again)

@@ -17,6 +17,7 @@ from semel.core.model import (
     Find,
     Found,
     Purged,
+    QuotaExceeded,
     Record,
     Renewal,
     Reseal,
@@ -42,6 +43,7 @@ class Capabilities:
     settles_by_proof: bool = (
         False  # inside a unit, its statements see for themselves whether the claim is the unit's own
     )
+    counts_new_keys: bool = False  # quotas: a claim that inserts takes a place of its caller's, in the same commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,13 @@ class Store(Protocol):
 
     def claim_here(self, claim: Claim) -> Flow[Verdict]:
         """One claim in a transaction that is open already and will be committed with other writes."""
+
+    def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
+        """Take a place of the claim's quota in a commit of its own, if the claim would insert; why there is none.
+
+        Only stores that declare ``settles_by_proof`` and ``counts_new_keys`` are asked for it, before a unit begins;
+        the others count within the unit.
+        """
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         """Write each holder's last word, if its fence and nonce still stand."""

@@ -71,6 +71,17 @@ def reference_id(
     return digest[:ID_BYTES]
 
 
+def quota_id(tenant: str, caller: str, operation: str | None, secret: bytes | None = None) -> bytes:
+    """What a caller's new keys are counted under: 16 bytes. ``operation`` where the quota is its own.
+
+    >>> quota_id("acme", "alice", None) == quota_id("acme", "alice", "pay")
+    False
+    """
+    framed = frame(b"semel.quota.1", tenant, caller, *(() if operation is None else (operation,)))
+    digest = hashlib.sha256(framed).digest() if secret is None else hmac.digest(secret, framed, "sha256")
+    return digest[:ID_BYTES]
+
+
 def secret_check(secret: bytes | None) -> bytes:
     """What ``semel_meta`` keeps of the id secret: enough to refuse another one."""
     return b"none" if secret is None else hmac.digest(secret, b"semel.id-secret.check", "sha256")[:16]

@@ -97,6 +97,16 @@ class Kept(NamedTuple):
     keep_us: int
 
 
+class Allowance(NamedTuple):
+    """What a new record of one caller is counted by (``core/quota.py``)."""
+
+    id: bytes  # 16 bytes: digest of the tenant and the caller, and of the operation where its quota is its own
+    new_keys: int | None
+    slice_us: int  # a twentieth of the window
+    open_max: int | None
+    unknown_max: int | None
+
+
 class Claim(NamedTuple):
     """One attempt to reserve a key. Repeating it with the same nonce is safe and reads back the first."""
 
@@ -111,6 +121,7 @@ class Claim(NamedTuple):
     terms: Terms
     kept: Kept | None = None  # None: nothing of it outlives the key
     request: bytes | None = None  # to be kept beside the record until there is an outcome
+    quota: Allowance | None = None  # None: new records of this caller are not counted
 
 
 class Grant(NamedTuple):
@@ -293,6 +304,17 @@ class ReferenceTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaExceeded:
+    """The key is new, and its caller has as many as a quota allows. Nothing was written.
+
+    ``limit``: ``new_keys``, ``open_at_once`` or ``unknown_at_once``; ``retry_us`` until there may be a place.
+    """
+
+    limit: str
+    retry_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Unreadable:
     """This process cannot go on from the record. Never run again.
 
@@ -318,6 +340,7 @@ Verdict = (
     | KeyExpired
     | NotReplayable
     | ReferenceTaken
+    | QuotaExceeded
     | Unreadable
 )
 

@@ -19,6 +19,7 @@ from semel.core.flow import MakeFlow, ask
 from semel.core.identity import record_id
 from semel.core.model import Answer, Claim, Effects, InProgress, Settling, State, Superseded, Verdict
 from semel.core.outcomes import Outcome, Refused, classify_exception
+from semel.core.quota import Quota
 from semel.core.requests import AsyncUnit, Begin, Rollback
 from semel.engine.atomic_block import AsyncAtomic
 from semel.engine.backend import Backend, UnitRuns
@@ -83,9 +84,10 @@ class AsyncEngine:
         confirm_seconds: float = 5.0,
         sealer: Seals | None = None,
         require_durable: bool = False,
+        quota: Quota | None = None,
     ) -> None:
-        self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max, sealer, confirm_seconds)
-        self.core.needs.require_durable = require_durable
+        self.core = Core(observer, id_secret, waiters_max, waiters_per_caller_max, sealer, confirm_seconds, quota)
+        self.core.learn_backend(backend, require_durable=require_durable)
         self.backend = backend
         self.store = backend.store
         self.confirm_seconds = confirm_seconds

@@ -27,6 +27,10 @@ NO_STEPS: Final = (
     "or leave steps=True out"
 )
 
+_NO_QUOTAS: Final = (
+    "{where} declares a quota, and a store on {name} does not count new keys: use memory://, sqlite:///, "
+    "postgresql:// or a single redis://, or leave the quota out and limit requests in front"
+)
 _OWN_MEMORY: Final = (
     "%s keeps its records in this process alone, and %s is declared on it: a retry that reaches another worker "
     "process, or this one after a restart, runs again. Use sqlite:/// or a server; or accept it with %s://?persistence=none"
@@ -50,6 +54,7 @@ class Needs:
         self._protected: set[str] = set()  # EXTERNAL and IDEMPOTENT ones
         self._volatile: str | None = None  # the name of a store that lives and dies with this process
         self.require_durable = False
+        self.counts_not: str | None = None  # the name of a store that does not count new keys
         self.refuse: Observed | None = None  # what makes EXTERNAL operations impossible
 
     def declare(self, operation: str, policy: Policy) -> None:
@@ -58,6 +63,8 @@ class Needs:
         Raises ConfigurationError where the store, which was looked at before, cannot hold it.
         """
         check_sealer(operation, policy, self._sealer)
+        if policy.quota is not None:
+            self.check_counts(repr(operation))
         self.policies[operation] = policy
         if policy.effects is Effects.EXTERNAL:
             self._external.add(operation)
@@ -65,6 +72,11 @@ class Needs:
             self._protected.add(operation)
             self._warn()
         self.check(operation, policy)
+
+    def check_counts(self, where: str) -> None:
+        """Raise ConfigurationError where new keys are to be counted, and the store cannot."""
+        if self.counts_not is not None:
+            raise ConfigurationError(_NO_QUOTAS.format(where=where, name=self.counts_not))
 
     def check(self, operation: str, policy: Policy) -> None:
         """Raise ConfigurationError where the store would forget that this operation ran."""

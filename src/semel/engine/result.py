@@ -15,6 +15,7 @@ from semel.core.model import (
     NotReplayable,
     OutcomeUnknown,
     Proceed,
+    QuotaExceeded,
     Rebuild,
     ReferenceTaken,
     Replay,
@@ -23,6 +24,7 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.outcomes import Outcome, Refused, classify_answer
+from semel.core.quota import NEW_KEYS, OPEN, UNKNOWN
 from semel.core.sealing import SEAL, SEALED_REASONS, SEALING_KEY, UNSEALED
 from semel.engine.permit import Permit
 from semel.errors import (
@@ -32,6 +34,7 @@ from semel.errors import (
     KeyReusedError,
     NotReplayableError,
     OutcomeUnknownError,
+    QuotaExceededError,
     RecordUnreadableError,
     ReferenceTakenError,
     SupersededError,
@@ -43,7 +46,22 @@ SEALED_HINTS: Final = {
     SEALING_KEY: "the key {key} is not in this process's ring; add it behind the others",
     SEAL: "it was changed, is another record's, or the key {key} is another one; see semel doctor",
 }
-Refusal = Replay | InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | ReferenceTaken | Unreadable
+QUOTA_TEXTS: Final = {
+    NEW_KEYS: "this caller has brought as many new keys as its quota allows for now",
+    OPEN: "as many commands of this caller are unfinished as its quota allows",
+    UNKNOWN: "as many commands of this caller have an unknown outcome as its quota allows; they must be settled first",
+}
+Refusal = (
+    Replay
+    | InProgress
+    | KeyReused
+    | OutcomeUnknown
+    | KeyExpired
+    | NotReplayable
+    | ReferenceTaken
+    | QuotaExceeded
+    | Unreadable
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +157,12 @@ def command_error(verdict: Refusal) -> CommandError:
             )
         case ReferenceTaken():
             return ReferenceTakenError("another caller's command has this business reference; nothing was done")
+        case QuotaExceeded(limit, retry_us):
+            return QuotaExceededError(
+                f"{QUOTA_TEXTS[limit]}; nothing was done; keep the key and ask again",
+                limit=limit,
+                retry_after_seconds=retry_us / 1_000_000,
+            )
         case Unreadable(operation_id, reason, _, key) if reason in SEALED_REASONS:
             return RecordUnreadableError(
                 f"the stored answer is sealed, and does not open here ({SEALED_HINTS[reason].format(key=repr(key))}); "

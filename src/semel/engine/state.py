@@ -18,8 +18,9 @@ from typing import Final
 from semel.core.command_flow import Under, recast, settlement
 from semel.core.contract import Identity, Observed
 from semel.core.flow import Flow, ask
-from semel.core.identity import key_hash, record_id, reference_id, secret_check, uuid7_bytes, uuid_text
+from semel.core.identity import key_hash, quota_id, record_id, reference_id, secret_check, uuid7_bytes, uuid_text
 from semel.core.model import (
+    Allowance,
     Claim,
     Effects,
     Grant,
@@ -32,6 +33,7 @@ from semel.core.model import (
     Renewal,
     Replay,
     Resolution,
+    Scope,
     Settlement,
     Settling,
     State,
@@ -41,6 +43,7 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.outcomes import Outcome, Refused, Succeeded, Unprovable
+from semel.core.quota import Quota, check_quota
 from semel.core.requests import AnyUnit, Elapsed, Pause, PauseToLook
 from semel.core.sealing import (
     SEAL,
@@ -70,7 +73,7 @@ from semel.errors import (
 )
 from semel.http.keys import weakness
 from semel.outbox.run import Emission, ring
-from semel.policy import Command
+from semel.policy import Command, Policy
 from semel.stores.failures import BROKEN_RULE
 from semel.stores.process import begin_in_children
 from semel.telemetry import Observer, Silence, UnknownOutcomes, guarded
@@ -103,7 +106,9 @@ class Core:
         waiters_per_caller_max: int,
         sealer: Seals | None = None,
         confirm_seconds: float = 5.0,
+        quota: Quota | None = None,
     ) -> None:
+        self.quota: Quota | None = check_quota(quota)
         check_seconds("confirm_seconds", confirm_seconds, least=0, most=CONFIRM_SECONDS_MAX)
         for name, count in (("waiters_max", waiters_max), ("waiters_per_caller_max", waiters_per_caller_max)):
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
@@ -125,6 +130,13 @@ class Core:
         self.waiters_limit: Callable[[], int] | None = None  # of a server whose threads the waiters hold
         self.begin_process()
         begin_in_children(self)
+
+    def learn_backend(self, backend: Backend, *, require_durable: bool) -> None:
+        """Take note of the store at construction. Raises ConfigurationError where it does not count new keys."""
+        self.needs.require_durable = require_durable
+        self.needs.counts_not = None if backend.store.capabilities.counts_new_keys else backend.name
+        if self.quota is not None:
+            self.needs.check_counts("this engine")
 
     def begin_process(self) -> None:
         """Start with nothing live: at construction, and in a forked child."""
@@ -180,10 +192,20 @@ class Core:
                 policy.terms,
                 None if command.business_ref is None and policy.operation_seconds is None else self._kept(command),
                 None if command.request is None else sealed(command.request, id, self.sealer),
+                None if policy.quota is None and self.quota is None else self._allowance(policy, scope),
             ),
         )
         resumed = command.resumed
         return claim if resumed is None else claim._replace(**resumed._asdict())
+
+    def _allowance(self, policy: Policy, scope: Scope) -> Allowance | None:
+        """What a new key of this caller is counted by: the operation's own quota, or the engine's."""
+        tenant, caller, operation = scope
+        quota = policy.quota or self.quota
+        assert quota is not None
+        self.needs.check_counts(repr(operation))
+        id = quota_id(tenant, caller, None if policy.quota is None else operation, self.id_secret)
+        return quota.allowance(id, caller, atomic=policy.effects is Effects.ATOMIC)
 
     def _kept(self, command: Command) -> Kept:
         tenant, caller, operation = command.scope

@@ -19,6 +19,7 @@ from semel.core.model import (
     InProgress,
     NotReplayable,
     Proceed,
+    QuotaExceeded,
     Rebuild,
     ReferenceTaken,
     Replay,
@@ -247,6 +248,9 @@ def too_large(route: Route) -> RequestTooLarge:
 def _marked(surface: HttpSettings, route: Route, reason: str) -> Unprotected:
     surface.tell_unprotected(route.name, reason)
     return Unprotected(reason, (UNPROTECTED_HEADER, reason.encode()))
+
+
+_NOT_OF_THIS_KEY: Final = (ReferenceTaken, QuotaExceeded, Unreadable)
 
 
 class Exchange:
@@ -485,9 +489,11 @@ class Exchange:
         if isinstance(verdict, InProgress) and verdict.own and self._head is not None:
             return self.accepted(verdict.operation_id)  # it comes to its end, whoever listens
         answer = problems.of_verdict(verdict)
-        # Where another command has the business reference, or the record cannot be read, the key gets no answer.
-        anothers = isinstance(verdict, InProgress) and not verdict.own
-        return answer if anothers or isinstance(verdict, ReferenceTaken | Unreadable) else _with(answer, lifetime)
+        # Where another command has the business reference, or the record cannot be read, the key gets no answer; where
+        # a quota is used up, it is not on record.
+        if (isinstance(verdict, InProgress) and not verdict.own) or isinstance(verdict, _NOT_OF_THIS_KEY):
+            return answer
+        return _with(answer, lifetime)
 
     def accepted(self, operation_id: bytes) -> Answer:
         """202: the command is under way and comes to its end; where to look for it."""

@@ -123,6 +123,14 @@ ENTRIES: Final = (
         "Send it again with the same key, after the handshake.",
     ),
     Entry(
+        "IDEMPOTENCY_KEY_QUOTA_EXCEEDED",
+        429,
+        "The key is new, and you have brought as many new keys as you may in a while, or too many of your commands are "
+        "unfinished or have an unknown outcome. Nothing was done.",
+        "Send the same request with the same key after `Retry-After`. Retries of keys that are on record are answered "
+        "meanwhile.",
+    ),
+    Entry(
         "IDEMPOTENCY_RECORD_UNREADABLE",
         500,
         "The stored record is corrupt, or was written by a version that this server does not understand.",

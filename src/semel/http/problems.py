@@ -22,10 +22,12 @@ from semel.core.model import (
     KeyReused,
     NotReplayable,
     OutcomeUnknown,
+    QuotaExceeded,
     ReferenceTaken,
     State,
     Unreadable,
 )
+from semel.core.quota import NEW_KEYS, OPEN, UNKNOWN
 from semel.errors import (
     ConfigurationError,
     InvalidBody,
@@ -38,7 +40,9 @@ from semel.errors import (
 )
 
 KeyAction = Literal["keep", "new", "query"]
-Refusal = InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | ReferenceTaken | Unreadable
+Refusal = (
+    InProgress | KeyReused | OutcomeUnknown | KeyExpired | NotReplayable | ReferenceTaken | QuotaExceeded | Unreadable
+)
 
 
 class Kind(NamedTuple):
@@ -65,6 +69,7 @@ NOT_REPLAYABLE: Final = Kind(
     "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE", 409, "It was done; its answer was not kept", "query"
 )
 REFERENCE_TAKEN: Final = Kind("IDEMPOTENCY_REFERENCE_TAKEN", 409, "The business reference is taken", "keep")
+QUOTA_EXCEEDED: Final = Kind("IDEMPOTENCY_KEY_QUOTA_EXCEEDED", 429, "Too many new keys", "keep", retryable=True)
 TOO_LARGE: Final = Kind("IDEMPOTENCY_REQUEST_TOO_LARGE", 413, "The request is too large", "keep")
 RECORD_UNREADABLE: Final = Kind("IDEMPOTENCY_RECORD_UNREADABLE", 500, "The record cannot be read", "keep")
 STORE_UNAVAILABLE: Final = Kind(
@@ -94,6 +99,7 @@ KINDS: Final = (
     RECORD_EXPIRED,
     NOT_REPLAYABLE,
     REFERENCE_TAKEN,
+    QUOTA_EXCEEDED,
     TOO_LARGE,
     RECORD_UNREADABLE,
     STORE_UNAVAILABLE,
@@ -104,6 +110,12 @@ KINDS: Final = (
     ANSWER_TOO_LARGE,
 )
 
+_KEEP: Final = "Nothing was done. Keep the key and ask again after Retry-After; keys that are on record are answered."
+_QUOTAS: Final = {
+    NEW_KEYS: f"You have begun as many commands as you may in a while. {_KEEP}",
+    OPEN: f"As many of your commands are unfinished as may be at once. {_KEEP}",
+    UNKNOWN: f"As many of your commands have an unknown outcome as may be at once: query them first. {_KEEP}",
+}
 _STANDING: Final[Mapping[State | None, str]] = {
     None: "is not known to be over",
     State.CLAIMED: "is not over",
@@ -179,6 +191,8 @@ class Problems:
             case ReferenceTaken():
                 text = "Another caller's command has this business reference. Nothing was done for this one."
                 return self.answer(REFERENCE_TAKEN, text)
+            case QuotaExceeded(limit, retry_us):
+                return self.answer(QUOTA_EXCEEDED, _QUOTAS[limit], retry_after=max(1, -(-retry_us // 1_000_000)))
             case Unreadable(operation_id):
                 text = "The stored record cannot be read by this server. The command is not run again; keep the key."
                 return self.answer(RECORD_UNREADABLE, text, operation_id=operation_id)

@@ -65,17 +65,26 @@ class Away:
         """Forget those that are none of these: nothing of them is waiting."""
         self._topics = {topic: found for topic, found in self._topics.items() if topic in topics}
 
-    def met(self, unreached: Collection[str], arrived: Collection[str], now: float, jitter: float) -> bool:
+    def met(
+        self,
+        unreached: Collection[str],
+        arrived: Collection[str],
+        now: float,
+        jitter: float,
+        *,
+        slow: Collection[str] = (),
+    ) -> bool:
         """What a batch has shown of its topics; whether those that are away are passed over from here on.
 
         Not so where one of their events did arrive: then something smaller is away, such as a partition. What comes
-        back brings the others' next try forward, since the whole broker may be back.
+        back brings the others' next try forward, since the whole broker may be back. ``slow`` topics are passed over in
+        any case, and never for longer than the first time where something of them arrives.
         """
         if not self._topics.keys().isdisjoint(arrived):
             self._topics = {topic: (times, now) for topic, (times, _) in self._topics.items() if topic not in arrived}
-        for topic in set(unreached) - set(arrived):
+        for topic in set(unreached) - (set(arrived) - set(slow)):
             if topic in self._topics or len(self._topics) < AWAY_MAX:
-                times, _ = self._topics.get(topic, (0, now))
+                times = 0 if topic in arrived else self._topics.get(topic, (0, now))[0]
                 self._topics[topic] = times + 1, now + outage_wait_seconds(times, jitter)
         return all(topic in self._topics for topic in unreached)
 

@@ -89,9 +89,9 @@ class Events:
             return False
         return (yield from self.dialect.write(self._sql[name], {**params, "id": event})) == 1
 
-    def find(self, after: int, limit: int, *, parked: bool) -> Flow[list[Waiting]]:
-        """A page of what is not published, oldest first; ``after`` a seq; ``parked`` those alone."""
-        params: Values = {"after": after, "limit": limit, "parked": int(parked)}
+    def find(self, after: int, limit: int, *, parked: bool, topic: str | None = None) -> Flow[list[Waiting]]:
+        """A page of what is not published, oldest first; ``after`` a seq; ``parked`` and ``topic`` those alone."""
+        params: Values = {"after": after, "limit": limit, "parked": int(parked), "topic": topic}
         rows = yield from self.dialect.rows(self._sql["find"], params)
         return [_waiting(row) for row in rows]
 
@@ -100,6 +100,15 @@ class Events:
         [row] = yield from self.dialect.rows(self._sql["depth"], {})
         now, waiting, parked, oldest = cast("tuple[int, int, int, int | None]", row)
         return Depth(waiting, parked, max(0, now - oldest) if isinstance(oldest, int) else 0)  # it may be damaged
+
+    def topics(self, limit: int) -> Flow[list[tuple[str, Depth]]]:
+        """How full it is by topic, the topic whose oldest event waits longest first. Looks at every waiting event."""
+        rows = yield from self.dialect.rows(self._sql["topics"], {"limit": limit})
+        found = cast("list[tuple[int, str, int, int, int | None]]", rows)
+        return [
+            (str(topic), Depth(waiting, parked, max(0, now - oldest) if isinstance(oldest, int) else 0))
+            for now, topic, waiting, parked, oldest in found
+        ]
 
     def sweep(self, keep_us: int, chunk: int) -> Flow[int]:
         """Forget at most ``chunk`` events that were published longer ago than ``keep_us``; how many."""

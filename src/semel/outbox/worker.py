@@ -206,6 +206,7 @@ class Relay:
     async def _publish(self, batch: Batch, arrived: list[Waiting]) -> None:
         outage: str | None = None
         unreached_topics: set[str] = set()
+        slow: set[str] = set()
         while wave := batch.wave():
             replies = await self._deliver_readable(wave)
             for each, reply in zip(wave, replies, strict=True):
@@ -217,12 +218,14 @@ class Relay:
                 if isinstance(reply, Unreached):
                     outage = outage or reply.reason
                     unreached_topics.add(each.event.topic)
+                    if reply.others_go_on:
+                        slow.add(each.event.topic)
             await self._note_refused(wave, replies)
             if None not in replies and any(isinstance(reply, Unreached) for reply in replies):
                 break  # the rest of the batch is spared
             await self._attend_in_time()
         topics = {each.event.topic for each in arrived}
-        passed = self._away.met(unreached_topics, topics, time.monotonic(), self._random.random())
+        passed = self._away.met(unreached_topics, topics, time.monotonic(), self._random.random(), slow=slow)
         self._put_away, self._struck = bool(unreached_topics) and passed, not passed
         # Where some have arrived, one partition or queue is away: the others of its topic do not wait for it.
         self._outages = 0 if not self._struck else 1 if arrived else self._outages + 1

@@ -24,13 +24,13 @@ from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.testing.bench import Bench, MakeSubject, Mode, Subject, bench
-from semel.testing.cases import claims, races, settlements, upkeep
+from semel.testing.cases import claims, quotas, races, settlements, upkeep
 from semel.testing.clock import SettableClock
 
 Case = Callable[[Bench], None]
 
 CASES: Final[Mapping[str, Case]] = {
-    case.__name__: case for case in (*claims.ALL, *settlements.ALL, *upkeep.ALL, *races.ALL)
+    case.__name__: case for case in (*claims.ALL, *settlements.ALL, *upkeep.ALL, *races.ALL, *quotas.ALL)
 }
 """Every case by its name, which says what must hold."""
 

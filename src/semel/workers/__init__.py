@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from semel.outbox.receivers import Receiver as Receiver
+    from semel.outbox.receivers import Receivers as Receivers
     from semel.outbox.sinks.function import FunctionSink as FunctionSink
     from semel.outbox.sinks.urls import connect_sink as connect_sink
     from semel.outbox.worker import Relay as Relay
@@ -33,6 +35,8 @@ _HOMES = {
     "Finding": "semel.reconciliation.rules",
     "FunctionSink": "semel.outbox.sinks.function",
     "Reaper": "semel.workers.reaper",
+    "Receiver": "semel.outbox.receivers",
+    "Receivers": "semel.outbox.receivers",
     "Reconciler": "semel.reconciliation.worker",
     "Reconciling": "semel.reconciliation.worker",
     "RefusedWith": "semel.reconciliation.rules",
@@ -52,6 +56,8 @@ __all__ = [
     "Finding",
     "FunctionSink",
     "Reaper",
+    "Receiver",
+    "Receivers",
     "Reconciler",
     "Reconciling",
     "RefusedWith",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
@@ -34,7 +35,9 @@ def add(commands: Commands[Parser]) -> None:
         "semel events retry 0b1f0f2e-6c59-8d1e-9a34-5f1d7c1c2f10\n"
         "semel events park 0b1f0f2e-6c59-8d1e-9a34-5f1d7c1c2f10 --reason 'the schema is wrong'\n"
         "semel events drop 0b1f0f2e-6c59-8d1e-9a34-5f1d7c1c2f10\n"
-        "semel events drop 17",
+        "semel events drop 17\n"
+        "semel events --by-topic\n"
+        "semel events retry --topic receiver.shop",
         "Payloads are not shown. A parked event holds back those of its aggregate behind it, unless the workers run "
         "with --parked skip. A dropped one is never published. The id of a damaged event may be unreadable: name it by "
         "its PLACE.",
@@ -43,6 +46,10 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument("id", nargs="?", metavar="EVENT_ID", help="of park, retry and drop: its id, or its place")
     parser.add_argument("--parked", action="store_true", help="list parked events alone")
     parser.add_argument("--reason", help="why it is parked")
+    parser.add_argument(
+        "--topic", help="list this topic alone; of retry and drop, without an EVENT_ID: all parked events of this topic"
+    )
+    parser.add_argument("--by-topic", action="store_true", help="how much waits of each topic, the slowest first")
     parser.add_argument(
         "--limit", type=whole_number(1, LIMIT_MAX), default=50, help=f"at most so many (default 50, up to {LIMIT_MAX})"
     )
@@ -57,7 +64,9 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.action == "list":
         if options.id is not None:
             raise UsageFailed("semel events list takes no EVENT_ID")
-        return _list(options, out)
+        return _by_topic(options, out) if options.by_topic else _list(options, out)
+    if options.topic is not None and options.id is None and options.action in ("retry", "drop"):
+        return _all_of(options, out)
     if options.action == "park" and not options.reason:
         raise UsageFailed("semel events park needs a --reason: whoever finds it parked must know why")
     event = _named(options.action, options.id)
@@ -74,6 +83,46 @@ def run(options: argparse.Namespace, out: Output) -> int:
             raise NotFound(f"no {named} {wanted}; see semel events")
     out.document({"id" if isinstance(event, str) else "place": event, "action": options.action})
     out.say(f"{event}: {_DONE[options.action]}")
+    return Exit.OK
+
+
+def _by_topic(options: argparse.Namespace, out: Output) -> int:
+    with opened(options) as engine:
+        events = Events(dialect_of(engine.store, "events"))
+        found = engine.perform("events", lambda: events.topics(options.limit))
+    out.document(
+        {
+            "topics": [
+                {"topic": topic, "waiting": of.waiting, "parked": of.parked, "oldestSeconds": of.oldest_us / 1_000_000}
+                for topic, of in found
+            ]
+        }
+    )
+    if not found:
+        out.say("nothing waits, and nothing is parked")
+    else:
+        rows = [
+            (topic, str(of.waiting), span_text(of.oldest_us) if of.waiting else "", str(of.parked))
+            for topic, of in found
+        ]
+        out.table(("TOPIC", "WAITING", "OLDEST", "PARKED"), rows)
+    return Exit.OK
+
+
+def _all_of(options: argparse.Namespace, out: Output) -> int:
+    """Retry or drop every parked event of one topic, a page at a time."""
+    count, after = 0, 0
+    with opened(options) as engine:
+        events = Events(dialect_of(engine.store, "events"))
+        change = events.retry if options.action == "retry" else events.drop
+        while page := engine.perform("events", partial(events.find, after, 500, parked=True, topic=options.topic)):
+            for each in page:
+                count += engine.perform("events", partial(change, each.seq))
+            after = page[-1].seq
+    if not count:
+        raise NotFound(f"no event of the topic {options.topic!r} is parked; see semel events --by-topic")
+    out.document({"topic": options.topic, "action": options.action, "events": count})
+    out.say(f"{options.topic}: {count} {_DONE[options.action]}")
     return Exit.OK
 
 
@@ -115,7 +164,9 @@ def _list(options: argparse.Namespace, out: Output) -> int:
 
 
 def _page(engine: Engine, events: Events, options: argparse.Namespace) -> list[Waiting]:
-    return engine.perform("events", lambda: events.find(options.after, options.limit, parked=options.parked))
+    return engine.perform(
+        "events", lambda: events.find(options.after, options.limit, parked=options.parked, topic=options.topic)
+    )
 
 
 def _state(each: Waiting) -> str:

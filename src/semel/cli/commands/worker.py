@@ -19,7 +19,11 @@ from semel.cli.open_store import require_shared, source_of_url, url_of
 from semel.cli.terminal import Output
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.backend import shown_url
+from semel.errors import ConfigurationError
+from semel.extras import install_command
 from semel.outbox.flow import TRIES_MAX
+from semel.outbox.receivers import SLICE_SECONDS, Receivers, read_receivers
+from semel.outbox.sinks.base import Sink
 from semel.outbox.sinks.urls import SCHEMES, connect_sink
 from semel.outbox.worker import BATCH, LEASE_SECONDS, Relay
 from semel.reconciliation.worker import Reconciling
@@ -46,6 +50,7 @@ def add(commands: Commands[Parser]) -> None:
         "semel worker --sink nats://127.0.0.1:4222\n"
         "semel worker --sink 'amqp://guest:guest@127.0.0.1:5672/?declare=quorum'\n"
         "semel worker --sink python:shop.events:deliver --once --json\n"
+        "semel worker --receivers receivers.toml\n"
         "semel worker --complete shop.main:app\n"
         "semel worker --complete shop.jobs --no-reaper --url postgresql://semel@db/shop\n"
         "semel worker --metrics 0.0.0.0:9464 --health 0.0.0.0:8081 --url postgresql://semel@db/shop",
@@ -58,6 +63,11 @@ def add(commands: Commands[Parser]) -> None:
         default=os.environ.get("SEMEL_SINK") or None,
         help=f"where events go: {'://, '.join(SCHEMES[:-1])}://, python:MODULE:F "
         "(default: $SEMEL_SINK, where a password in it is not in the list of processes)",
+    )
+    parser.add_argument(
+        "--receivers",
+        metavar="FILE",
+        help="in place of --sink: webhooks to several receivers, each with its topics and its secret (TOML)",
     )
     parser.add_argument(
         "--reconcile",
@@ -118,7 +128,10 @@ def _address(text: str) -> tuple[str, int]:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Work until SIGTERM, or once."""
-    if options.sink is None and options.no_reaper and not options.reconcile and options.complete is None:
+    if options.receivers is not None and options.sink is not None:
+        raise UsageFailed("--receivers and --sink (or $SEMEL_SINK) exclude each other: a relay has one sink")
+    relays = options.sink is not None or options.receivers is not None
+    if not relays and options.no_reaper and not options.reconcile and options.complete is None:
         raise UsageFailed("--no-reaper without --sink leaves nothing to do; give a --sink, or let it reap")
     if options.metrics is not None and options.once:
         raise UsageFailed("--metrics needs a worker that goes on; leave out --once, or --metrics")
@@ -171,10 +184,10 @@ async def _work(options: argparse.Namespace, app: Any, out: Output) -> int:
         await stack.enter_async_context(engine)
         notes.begun = True
         relay = None
-        if options.sink is not None:
+        if options.sink is not None or options.receivers is not None:
             relay = Relay(
                 engine,
-                connect_sink(options.sink),
+                _sink(engine, options),
                 batch=options.batch,
                 tries_max=options.tries,
                 hold=options.parked == "hold",
@@ -192,6 +205,19 @@ async def _work(options: argparse.Namespace, app: Any, out: Output) -> int:
             page = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
             _line(out, f"metrics: {page}", {"metrics": page})
         return await _until_told(engine, relay, reaper, reconciling, ends, options.health, out)
+
+
+def _sink(engine: AsyncEngine, options: argparse.Namespace) -> Sink:
+    """Where events go."""
+    if options.receivers is None:
+        return connect_sink(options.sink)
+    try:
+        found = read_receivers(options.receivers)
+    except ModuleNotFoundError:
+        raise ConfigurationError(f"--receivers needs httpx; install it: {install_command('webhooks')}") from None
+    # Once, each is waited for; else whoever takes long is asked for its answer later.
+    seconds = max(each.seconds for each in found) + 1 if options.once else SLICE_SECONDS
+    return Receivers(engine, found, wait_seconds=seconds)
 
 
 def _engine(

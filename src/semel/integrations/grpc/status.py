@@ -27,6 +27,7 @@ from semel.errors import (
     MissingKey,
     NotReplayableError,
     OutcomeUnknownError,
+    QuotaExceededError,
     RecordUnreadableError,
     ReferenceTakenError,
     RequestTooLarge,
@@ -147,6 +148,7 @@ _REFUSALS: Final[dict[type[SemelError], tuple[Kind, Code]]] = {
     KeyExpiredError: (problems.RECORD_EXPIRED, Code.FAILED_PRECONDITION),
     NotReplayableError: (problems.NOT_REPLAYABLE, Code.FAILED_PRECONDITION),
     ReferenceTakenError: (problems.REFERENCE_TAKEN, Code.FAILED_PRECONDITION),
+    QuotaExceededError: (problems.QUOTA_EXCEEDED, Code.RESOURCE_EXHAUSTED),
     RecordUnreadableError: (problems.RECORD_UNREADABLE, Code.INTERNAL),
     StoreError: (problems.STORE_UNAVAILABLE, Code.UNAVAILABLE),
 }

@@ -28,9 +28,13 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unreached:
-    """The broker did not say that it has this event."""
+    """The broker did not say that it has this event.
+
+    ``others_go_on``: only its topic is slow. It is left alone for a moment, also where some of its events have arrived.
+    """
 
     reason: str
+    others_go_on: bool = False
 
 
 Reply = Refused | Unreached | None

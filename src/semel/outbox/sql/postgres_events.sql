@@ -150,7 +150,7 @@ DELETE FROM semel_event WHERE seq = :seq::bigint AND published_at IS NULL AND pa
 RETURNING 1;
 
 -- name: find
--- A page of events that are not published, oldest first: the parked ones, or all.
+-- A page of events that are not published, oldest first: the parked ones, or all; of one topic, or of all.
 SELECT
     e.seq, e.id::text, e.topic, e.type, e.aggregatetype, e.aggregateid,
     e.payload, e.headers, e.tenant, e.operation_id, e.created_at, e.tries,
@@ -158,7 +158,19 @@ SELECT
 FROM semel_event AS e
 WHERE e.published_at IS NULL AND e.seq > :after::bigint
     AND (:parked::integer = 0 OR (e.parked_at IS NOT NULL AND e.tries > 0))
+    AND (:topic::text IS NULL OR e.topic = :topic::text)
 ORDER BY e.seq LIMIT :limit::bigint;
+
+-- name: topics
+-- How many wait and are parked of each topic, and since when the oldest waits; those that wait longest first.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT
+    clock.now, e.topic, count(*) FILTER (WHERE e.parked_at IS NULL), count(*) FILTER (WHERE e.parked_at IS NOT NULL),
+    min(e.created_at) FILTER (WHERE e.parked_at IS NULL)
+FROM semel_event AS e, clock WHERE e.published_at IS NULL
+GROUP BY clock.now, e.topic ORDER BY 5 NULLS LAST, e.topic LIMIT :limit::bigint;
 
 -- name: depth
 -- How many wait, how many are parked, and since when the oldest waits.

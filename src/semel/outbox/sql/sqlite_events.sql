@@ -102,14 +102,22 @@ DELETE FROM semel_event WHERE id = :id AND published_at IS NULL AND parked_at IS
 DELETE FROM semel_event WHERE seq = :seq AND published_at IS NULL AND parked_at IS NOT NULL;
 
 -- name: find
--- A page of events that are not published, oldest first: the parked ones, or all.
+-- A page of events that are not published, oldest first: the parked ones, or all; of one topic, or of all.
 SELECT
     e.seq, e.id, e.topic, e.type, e.aggregatetype, e.aggregateid,
     e.payload, e.headers, e.tenant, e.operation_id, e.created_at, e.tries,
     e.next_at, e.parked_at, e.reason
 FROM semel_event AS e
 WHERE e.published_at IS NULL AND e.seq > :after AND (:parked = 0 OR (e.parked_at IS NOT NULL AND e.tries > 0))
+    AND (:topic IS NULL OR e.topic = :topic)
 ORDER BY e.seq LIMIT :limit;
+
+-- name: topics
+-- How many wait and are parked of each topic, and since when the oldest waits; those that wait longest first.
+SELECT :now, topic, count(*) FILTER (WHERE parked_at IS NULL), count(*) FILTER (WHERE parked_at IS NOT NULL),
+    min(created_at) FILTER (WHERE parked_at IS NULL) AS oldest
+FROM semel_event WHERE published_at IS NULL
+GROUP BY topic ORDER BY oldest IS NULL, oldest, topic LIMIT :limit;
 
 -- name: depth
 -- How many wait, how many are parked, and since when the oldest waits.

@@ -19,6 +19,7 @@ from semel.core.model import (
     Find,
     Found,
     Purged,
+    QuotaExceeded,
     Record,
     Renewal,
     Reseal,
@@ -94,6 +95,9 @@ class MariadbStore:
         verdicts: Verdicts = {}
         yield from claim_all([claim], verdicts, here=True)
         return verdicts[claim[:2]]
+
+    def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
+        raise NotImplementedError("this store does not count new keys: it declares no counts_new_keys")
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         return (yield from settled_with_events(MARIADB, settle_all, settlements))

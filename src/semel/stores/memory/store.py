@@ -18,6 +18,7 @@ from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     RECORD_FORMAT,
     STORED_ANSWERS,
+    Allowance,
     AnswerKind,
     Audit,
     Claim,
@@ -26,6 +27,7 @@ from semel.core.model import (
     Grant,
     Proceed,
     Purged,
+    QuotaExceeded,
     Record,
     Renewal,
     Reseal,
@@ -38,6 +40,7 @@ from semel.core.model import (
     Terms,
     Verdict,
 )
+from semel.core.quota import Usage, is_over, must_look, take
 from semel.core.record import matches
 from semel.core.settle import (
     abandoned_row,
@@ -77,6 +80,7 @@ class Table:
     next_seq: int = 1
     audits: list[Audit] = field(default_factory=list)
     identity: Identity | None = None
+    quotas: dict[bytes, Usage] = field(default_factory=dict)
 
     def put(self, row: Record) -> None:
         """Write a record; a new one is given the next place in the order of creation."""
@@ -95,6 +99,25 @@ class Table:
             self.running.add(id)
         else:
             self.running.discard(id)
+
+    def states(self, ids: Sequence[bytes]) -> dict[bytes, int]:
+        """The states of those of these records that are there."""
+        return {id: row.state for id in ids if (row := self.records.get(id)) is not None}
+
+    def take_place(self, claim: Claim, allowance: Allowance, now: int) -> Verdict | None:
+        """Take a place of the claim's quota for a new record; what it meets where there is none."""
+        usage = self.quotas.get(allowance.id)
+        usage, refused = take(usage, allowance, claim.id, self.states(must_look(usage, allowance)), now)
+        if usage is not None:
+            self.quotas[allowance.id] = usage
+        return refused
+
+    def forget_quotas(self, now: int) -> None:
+        """Drop the usage of callers who have none."""
+        listed = {id: self.states([each for each, _ in usage.listed]) for id, usage in self.quotas.items()}
+        for id, states in listed.items():
+            if is_over(self.quotas[id], now, states):
+                del self.quotas[id]
 
     def has_begun(self, row: Record) -> bool:
         """Whether a step of this record has begun: engines refuse to declare steps on a memory store."""
@@ -175,6 +198,7 @@ class MemoryStore:
         survives_server_crash=False,
         shared_between_processes=False,
         atomic_with_business_writes=False,
+        counts_new_keys=True,
     )
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
@@ -182,10 +206,12 @@ class MemoryStore:
             verdicts: list[Verdict] = []
             for claim in claims:
                 row = table.records.get(claim.id)
-                if row is None:
+                if row is not None:
+                    verdict = decide(row, claim, now, begun=table.has_begun(row))
+                elif claim.quota is None:
                     verdict = decide(None, claim, now)
                 else:
-                    verdict = decide(row, claim, now, begun=table.has_begun(row))
+                    verdict = table.take_place(claim, claim.quota, now) or decide(None, claim, now)
                 if type(verdict) is Proceed and (row is None or is_grant_new(row, verdict.grant)):
                     table.put(granted_row(row, claim, verdict.grant))
                 verdicts.append(verdict)
@@ -207,6 +233,9 @@ class MemoryStore:
 
     def claim_here(self, claim: Claim) -> Flow[Verdict]:
         return (yield from self.claim((claim,)))[0]
+
+    def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
+        raise NotImplementedError("this store's units count new keys themselves: it declares no settles_by_proof")
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         def act(table: Table, now: int) -> list[Settling]:
@@ -317,6 +346,8 @@ class MemoryStore:
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         def act(table: Table, now: int) -> Purged:
+            if not after:
+                table.forget_quotas(now)
             window = list(islice(table.after(0 if after is None else after), chunk))
             dropped = forgotten = 0
             for _, id in window:

@@ -21,6 +21,7 @@ from semel.core.model import (
     Claim,
     InProgress,
     Proceed,
+    QuotaExceeded,
     Record,
     Scope,
     Settled,
@@ -28,6 +29,7 @@ from semel.core.model import (
     Settling,
     Terms,
 )
+from semel.core.quota import NEW_KEYS, OPEN, OPEN_RETRY_US, refusal, unpack_counts
 from semel.core.record import answer_digest, pack_headers
 from semel.stores.postgres.text import all_escaped, escaped, record
 from semel.stores.postgres.text import written as texts_written
@@ -36,10 +38,13 @@ from semel.stores.sql.statements import Argument, Query, Row, Statement, Value, 
 from semel.stores.versions import Seen, Verdicts, Versions
 
 SQL: Final = statements("semel.stores.postgres", "sql/records.sql")
+QUOTAS: Final = statements("semel.stores.postgres", "sql/quotas.sql")
 ASKED_AGAIN_MAX: Final = 3  # a claim that is in neither half this often is held by a transaction that goes on
 
 
 _FIRST: Final = itemgetter(0)
+# Where the row of a claim without a place has what its caller has taken; the counts are in the tenant's place.
+_taken: Final = itemgetter(*[1 + Record._fields.index(name) for name in ("fence", "attempt", "lapses")])
 _LOCK: Final = Struct("!q").unpack_from
 
 
@@ -59,20 +64,53 @@ def grown(name: str, digits: int) -> Statement:
     return composed(name, f"/* {'0' * digits} */ {SQL[name].text}")
 
 
+def _taking(name: str) -> Statement:
+    """A statement that takes places, with that part written out."""
+    text = QUOTAS[name].text.replace("TAKEN", QUOTAS["taken"].text, 1)
+    return composed(name, text, planned_once=QUOTAS[name].planned_once)
+
+
+_CLAIM, _COUNTED, _TAKE_PLACE = SQL["claim"], _taking("claim_counted"), _taking("take_place")
+
+
+def take_place(claim: Claim) -> Flow[QuotaExceeded | None]:
+    """Take a place for one claim that is not on record, in a statement of its own; why there is none otherwise."""
+    allowance = claim.quota
+    assert allowance is not None
+    params = {**dict(zip(_ALLOWANCE, allowance, strict=True)), "id": claim.id, "lock": lock_of(claim.id)}
+    rows = yield from ask(Query(_TAKE_PLACE, params))
+    return _refused(claim, rows[0]) if rows else None
+
+
+def _refused(claim: Claim, taken: Sequence[Any]) -> QuotaExceeded:
+    """Why a claim got no place. Parameters: ``taken`` the time, and the counts, slice, open and unknown ones."""
+    now, counts, newest, opens, unknowns = taken
+    assert claim.quota is not None
+    why = refusal(newest, unpack_counts(counts), claim.quota, opens, unknowns, now)
+    # Of a batch that asked for several, the last ones got none although there was room for one.
+    return QuotaExceeded(NEW_KEYS if claim.quota.open_max is None else OPEN, OPEN_RETRY_US) if why is None else why
+
+
 def claim_all(claims: list[Claim], verdicts: Verdicts, unit: Statement | None = None) -> Flow[None]:
     """Claims of different ids, or one of an ATOMIC ``unit`` by its own statement. Adds their verdicts."""
     if not claims:
         return
     left = sorted(claims, key=_by_id)
+    statement = _CLAIM if unit is not None or all(claim.quota is None for claim in left) else _COUNTED
     for _ in range(ASKED_AGAIN_MAX):
         wanted = _wanted(left)
-        rows = yield from ask(Query(SQL["claim"], wanted) if unit is None else Query(unit, first_of(wanted)))
+        if statement is _COUNTED:
+            wanted = {**wanted, **_allowances(left)}
+        rows = yield from ask(Query(statement, wanted) if unit is None else Query(unit, first_of(wanted)))
         found = {cast(bytes, row[1]): row for row in rows}
         for claim in left:
             row = found.get(claim.id)
             if row is None:
                 continue
             now = cast(int, row[0])
+            if row[2] is None and row[3] is not None:
+                verdicts[claim[:2]] = _refused(claim, (now, row[3], *_taken(row)))
+                continue
             if row[2] is None:
                 verdicts[claim[:2]] = Proceed(first_grant(claim, now))
                 continue
@@ -126,6 +164,15 @@ def _wanted(claims: list[Claim]) -> Mapping[str, Sequence[Value]]:
         "after_expiry": list(map(int, terms["after_expiry"])),
         "lock": [lock for (lock,) in map(_LOCK, given["id"])],
     }
+
+
+_ALLOWANCE: Final = ("quota", "new_keys", "slice_us", "open_max", "unknown_max")
+_UNCOUNTED: Final = (None,) * len(_ALLOWANCE)
+
+
+def _allowances(claims: list[Claim]) -> Mapping[str, Sequence[Value]]:
+    """The columns of a batch's quotas."""
+    return columns(_ALLOWANCE, [_UNCOUNTED if claim.quota is None else claim.quota for claim in claims])
 
 
 def columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:

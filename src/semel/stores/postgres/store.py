@@ -21,6 +21,7 @@ from semel.core.model import (
     Find,
     Found,
     Purged,
+    QuotaExceeded,
     Record,
     Renewal,
     Reseal,
@@ -37,8 +38,19 @@ from semel.core.timing import PURGE_GRACE_US
 from semel.outbox.store import settled_with_events, settling
 from semel.steps.findings import steps_after
 from semel.steps.store import rewrite_steps, stored_steps
+from semel.stores.postgres.rows import (
+    QUOTAS,
+    VERSIONS,
+    claim_all,
+    first_of,
+    grown,
+    look,
+    replace,
+    settle_all,
+    take_place,
+    words,
+)
 from semel.stores.postgres.rows import SQL as COMMANDS
-from semel.stores.postgres.rows import VERSIONS, claim_all, first_of, grown, look, replace, settle_all, words
 from semel.stores.postgres.settings import observe
 from semel.stores.postgres.text import escaped, record, unescaped
 from semel.stores.sql.dialect import POSTGRES, Dialect
@@ -49,7 +61,9 @@ from semel.stores.versions import Rule, Verdicts
 SQL: Final = statements("semel.stores.postgres", "sql/upkeep.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
-ADDITION: Final = "turns"  # no process needs it, so that it raises no version and keeps no older process away
+ADDITIONS: Final = {"turns": "has_turns", "quotas": "has_quotas"}
+"""Migrations that only a process needs which uses them: they raise no version, and keep no older process away."""
+QUOTAS_MAX: Final = 10_000  # that one walk of the purge forgets
 MIGRATION_LOCK: Final = 0x53656D656C  # "Semel", as the number of an advisory lock
 _WANTED: Final = frozenset({State.UNKNOWN})
 
@@ -71,6 +85,7 @@ class PostgresStore:
         shared_between_processes=True,
         atomic_with_business_writes=True,
         settles_by_proof=True,
+        counts_new_keys=True,
     )
 
     def __init__(self) -> None:
@@ -101,6 +116,9 @@ class PostgresStore:
         self._units += 1
         yield from claim_all([claim], verdicts, grown("claim_here", len(str(self._units))))
         return verdicts[claim[:2]]
+
+    def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
+        return take_place(claim)
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         return (yield from settled_with_events(POSTGRES, settle_all, settlements))
@@ -197,6 +215,8 @@ class PostgresStore:
         return (yield from _WALK.take_turn(self._horizon, kind, mine, every_us))
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
+        if not after and (yield from ask(Query(QUOTAS["has_quotas"], {}))) == [(1,)]:
+            yield from ask(Query(QUOTAS["forget_quotas"], {"limit": QUOTAS_MAX}))
         [row] = yield from ask(Query(SQL["purge"], {"after": after or 0, "chunk": chunk, "grace": PURGE_GRACE_US}))
         scanned, dropped, forgotten, last = cast("tuple[int, int, int, int | None]", row)
         return Purged(scanned, dropped, forgotten, last if scanned == chunk else None)
@@ -239,8 +259,12 @@ class PostgresStore:
 
     def lacking(self) -> Flow[list[str]]:
         """The migrations without a version that did not run yet."""
-        [(has_turns,)] = yield from ask(Query(SQL["has_turns"], {}))
-        return [] if has_turns else [ADDITION]
+        missing = []
+        for name, asked in ADDITIONS.items():
+            [(has,)] = yield from ask(Query(SQL[asked] if asked in SQL else QUOTAS[asked], {}))
+            if not has:
+                missing.append(name)
+        return missing
 
 
 def _migration(name: str) -> str:

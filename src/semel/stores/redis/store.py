@@ -25,6 +25,7 @@ from semel.core.model import (
     Found,
     Proceed,
     Purged,
+    QuotaExceeded,
     Record,
     Renewal,
     Reseal,
@@ -165,6 +166,9 @@ class RedisStore:
 
     def together(self) -> Flow[None]:
         yield from ()
+
+    def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
+        raise NotImplementedError("this store does not count new keys: it declares no counts_new_keys")
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         # Only an answer ends a record whatever was before it; the rules say what else may become of it.

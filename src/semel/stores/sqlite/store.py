@@ -19,6 +19,7 @@ from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
     STORED_ANSWERS,
+    Allowance,
     AnswerKind,
     Audit,
     Claim,
@@ -26,6 +27,7 @@ from semel.core.model import (
     Found,
     Proceed,
     Purged,
+    QuotaExceeded,
     Record,
     Renewal,
     Reseal,
@@ -38,6 +40,7 @@ from semel.core.model import (
     State,
     Verdict,
 )
+from semel.core.quota import Usage, is_over, must_look, pack_counts, pack_listed, take, unpack_counts, unpack_listed
 from semel.core.record import answer_digest, pack_headers
 from semel.core.settle import (
     abandoned_row,
@@ -72,6 +75,8 @@ from semel.stores.sql.statements import (
 SQL: Final = statements("semel.stores.sqlite", "sql/records.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
+ADDITION: Final = "quotas"  # only needed where one is declared, so that it raises no version
+QUOTAS_MAX: Final = 10_000  # that one walk of the purge looks at
 _EMPTY: Final[Params] = {}
 _SEARCHED: Final = frozenset({State.CLAIMED, State.PROCESSING, State.UNKNOWN})
 
@@ -96,6 +101,7 @@ class SqliteStore:
         survives_server_crash=True,
         shared_between_processes=True,
         atomic_with_business_writes=True,
+        counts_new_keys=True,
     )
 
     def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
@@ -120,6 +126,9 @@ class SqliteStore:
 
     def claim_here(self, claim: Claim) -> Flow[Verdict]:
         return _grant(claim)
+
+    def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
+        raise NotImplementedError("this store's units count new keys themselves: it declares no settles_by_proof")
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         return (yield from settled_with_events(SQLITE, self._settle, settlements))
@@ -245,6 +254,8 @@ class SqliteStore:
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         now = yield from ask(NOW)
+        if not after:
+            yield from _forget_quotas(now)
         window = yield from ask(Query(SQL["purge_window"], {"after": after or 0, "chunk": chunk}))
         dropped = forgotten = 0
         for seq, answer_until, forget_after, answer_kind in window:
@@ -279,11 +290,19 @@ class SqliteStore:
             if number > done:
                 yield from ask(Script(script(_migration(name))))
                 ran.append(name)
+        lacking = yield from self.lacking()
+        for name in lacking:
+            yield from ask(Script(script(_migration(name))))
         first: Params = {"store_id": store_id, "schema_version": SCHEMA_VERSION, "secret_check": secret_check}
         if ran:
             yield from ask(Execute(SQL["first_meta"], first))
             yield from ask(Execute(SQL["write_schema_version"], {"schema_version": SCHEMA_VERSION}))
-        return ran
+        return [*ran, *lacking]
+
+    def lacking(self) -> Flow[list[str]]:
+        """The migrations without a version that did not run yet."""
+        [(has_quotas,)] = yield from ask(Query(SQL["has_quotas"], _EMPTY))
+        return [] if has_quotas else [ADDITION]
 
 
 def _migration(name: str) -> str:
@@ -302,6 +321,10 @@ def _read(id: bytes) -> Flow[Record | None]:
 def _grant(claim: Claim) -> Flow[Verdict]:
     """Insert, else read and decide, else take over: all inside the writer's lock."""
     now = yield from ask(NOW_LOCKED)
+    if claim.quota is not None:
+        refused = yield from _take_place(claim, claim.quota, now)
+        if refused is not None:
+            return refused
     grant = first_grant(claim, now)
     if (yield from ask(Execute(_INSERT, (*granted_row(None, claim, grant)[:_CLAIMED], AnswerKind.NONE)))) == 1:
         return Proceed(grant)
@@ -316,6 +339,45 @@ def _grant(claim: Claim) -> Flow[Verdict]:
     if not (yield from _replace(row, granted_row(row, claim, verdict.grant), steps)):
         return (yield from _grant(claim))
     return verdict
+
+
+def _take_place(claim: Claim, allowance: Allowance, now: int) -> Flow[Verdict | None]:
+    """Take a place of the claim's quota, if its record is not there yet; what it meets where there is none."""
+    if (yield from ask(Query(SQL["read_state"], (claim.id,)))):
+        return None
+    rows = yield from ask(Query(SQL["read_quota"], (allowance.id,)))
+    usage = _usage(rows[0]) if rows else None
+    states = yield from _states(must_look(usage, allowance))
+    usage, refused = take(usage, allowance, claim.id, states, now)
+    if usage is not None:
+        row = (allowance.id, usage.slice, usage.slice_us, pack_counts(usage), pack_listed(usage))
+        yield from ask(Execute(SQL["write_quota"], row))
+    return refused
+
+
+def _usage(row: Row) -> Usage:
+    newest, slice_us, counts, listed = cast("tuple[int, int, str, bytes]", row)
+    return Usage(newest, slice_us, unpack_counts(counts), unpack_listed(listed))
+
+
+def _states(ids: Sequence[bytes]) -> Flow[dict[bytes, int]]:
+    states = {}
+    for id in ids:
+        for (state,) in (yield from ask(Query(SQL["read_state"], (id,)))):
+            states[id] = cast(int, state)
+    return states
+
+
+def _forget_quotas(now: int) -> Flow[None]:
+    """Drop the usage of callers who have none; a file that never had quotas has no table of them."""
+    [(has_quotas,)] = yield from ask(Query(SQL["has_quotas"], _EMPTY))
+    if not has_quotas:
+        return
+    for id, *row in (yield from ask(Query(SQL["old_quotas"], {"now": now, "limit": QUOTAS_MAX}))):
+        usage = _usage(tuple(row))
+        states = yield from _states([each for each, _ in usage.listed])
+        if is_over(usage, now, states):
+            yield from ask(Execute(SQL["forget_quota"], {"id": id}))
 
 
 def _replace(seen: Record, written: Record, steps: bytes | None = None) -> Flow[bool]:

@@ -14,6 +14,7 @@ from semel.errors import (
     MissingKey,
     NotReplayableError,
     OutcomeUnknownError,
+    QuotaExceededError,
     RecordUnreadableError,
     ReferenceTakenError,
     RequestError,
@@ -51,6 +52,7 @@ _BY_CODE: Final = {
     "IDEMPOTENCY_RECORD_EXPIRED": Came.EXPIRED,
     "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE": Came.NOT_REPLAYABLE,
     "IDEMPOTENCY_REFERENCE_TAKEN": Came.REFUSED,
+    "IDEMPOTENCY_KEY_QUOTA_EXCEEDED": Came.REFUSED,
     "IDEMPOTENCY_STORE_UNAVAILABLE": Came.UNAVAILABLE,
 }
 # What an application without Semel's codes most likely means.
@@ -65,6 +67,7 @@ _BY_ERROR: Final[tuple[tuple[type[BaseException], Came], ...]] = (
     (KeyExpiredError, Came.EXPIRED),
     (NotReplayableError, Came.NOT_REPLAYABLE),
     (ReferenceTakenError, Came.REFUSED),
+    (QuotaExceededError, Came.REFUSED),
     (RecordUnreadableError, Came.FAILED),
     (SchemaError, Came.UNAVAILABLE),
     (StoreError, Came.UNAVAILABLE),

@@ -27,7 +27,7 @@ FROM (
     FROM unnest(ARRAY[
         'semel_operation', 'semel_reconciliation', 'semel_event', 'semel_lane', 'semel_relay', 'semel_inbox',
         'semel_item', 'semel_bulk', 'semel_import', 'semel_import_name', 'semel_import_row', 'semel_import_blob',
-        'semel_import_part'
+        'semel_import_part', 'semel_quota'
     ]) AS many (tab)
     CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS every (right_name)
 ) AS wanted (tab, right_name)

@@ -157,6 +157,35 @@ WHERE seq = :seq AND answer_until = :answer_until AND answer_kind IN (1, 3);
 DELETE FROM semel_record
 WHERE seq = :seq AND forget_after = :forget_after;
 
+-- name: read_state
+-- The state of one record, where there is one.
+SELECT state FROM semel_record WHERE id = :id;
+
+-- name: read_quota
+-- What one caller has taken of a quota. Read inside the writer's lock, in the transaction that takes the next place.
+SELECT slice, slice_us, counts, listed FROM semel_quota WHERE id = :id;
+
+-- name: write_quota
+-- What one caller has taken, with the place of the record that this transaction inserts.
+INSERT INTO semel_quota (id, slice, slice_us, counts, listed) VALUES (:id, :slice, :slice_us, :counts, :listed)
+ON CONFLICT (id) DO UPDATE SET
+    slice = excluded.slice, slice_us = excluded.slice_us, counts = excluded.counts, listed = excluded.listed;
+
+-- name: old_quotas
+-- Of whom no new key counts any more; what they have listed may still be open.
+SELECT id, slice, slice_us, counts, listed FROM semel_quota
+WHERE (slice + 21) * slice_us <= :now
+ORDER BY id
+LIMIT :limit;
+
+-- name: forget_quota
+-- Nothing of it counts.
+DELETE FROM semel_quota WHERE id = :id;
+
+-- name: has_quotas
+-- Whether new keys may be counted in this file.
+SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'semel_quota';
+
 -- name: count_states
 -- How many records stand in each state.
 SELECT state, count(*) FROM semel_record GROUP BY state ORDER BY state;

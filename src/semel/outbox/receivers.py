@@ -1,0 +1,330 @@
+"""Several webhook receivers behind one relay: each with its topics, its secret and its own progress.
+
+An event that a receiver takes is copied for it, in the outbox itself: the copy has a topic and an aggregate of its own,
+so that its tries, its order and its being parked are this receiver's alone, and a receiver that is away is passed over
+as any topic is. The copy's id is derived, so that copying again writes nothing. What is delivered is the event as it
+was, under its own id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import hashlib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from semel.core.identity import frame
+from semel.core.spans import check_seconds
+from semel.engine.async_engine import AsyncEngine
+from semel.errors import ConfigurationError, SchemaError, StoreError
+from semel.outbox.event import Event
+from semel.outbox.flow import AWAY_MAX
+from semel.outbox.rules import NAME_LETTERS_MAX
+from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached
+from semel.outbox.store import Events
+from semel.stores.sql.dialect import dialect_of
+
+RECEIVERS_MAX: Final = AWAY_MAX  # of a relay: so many topics can be passed over
+AT_ONCE: Final = 20  # deliveries of one receiver
+SLICE_SECONDS: Final = 0.25  # that a call waits for receivers: who takes longer is asked for its answer later
+COPY_BYTES: Final = 4 * 1024 * 1024  # of payloads in one statement
+PREFIX: Final = "receiver"
+_OF: Final = "semel-receiver"
+_WAS: Final = ("semel-of-id", "semel-of-topic", "semel-of-aggregate-type", "semel-of-aggregate-id")
+_SLOW: Final = Unreached("the receiver takes its time", others_go_on=True)
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_PATTERN: Final = re.compile(r"\*|[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(\.\*)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receiver:
+    """Who gets webhooks, and of which topics.
+
+    Parameters: ``name`` 1 to 64 letters, digits, ``-`` and ``_``: what it has not got yet is kept under this name;
+    ``url`` https://, or http:// where ``private``; ``secret`` at least 24 bytes, or two while it is rotated; ``topics``
+    such as ``"orders.placed"``, ``"orders.*"`` (all that begin so) or ``"*"`` (all); ``private`` lets it be in a
+    private network; ``seconds`` that an answer may take, 0.1 to 60.
+
+    Raises ConfigurationError, naming the member.
+
+    >>> Receiver(name="shop", url="https://shop.example/hooks", secret=bytes(24), topics=("orders.*",)).takes(
+    ...     "orders.paid"
+    ... )
+    True
+    """
+
+    name: str
+    url: str
+    secret: bytes | Sequence[bytes]
+    topics: tuple[str, ...] = ("*",)
+    private: bool = False
+    seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ConfigurationError(f"a receiver's name is 1 to 64 letters, digits, '-' and '_'; it is {self.name!r}")
+        if not isinstance(self.topics, tuple) or not self.topics:
+            raise ConfigurationError(f"{self.name}: topics is a tuple, such as ('orders.*',); it is {self.topics!r}")
+        for topic in self.topics:
+            if not isinstance(topic, str) or not _PATTERN.fullmatch(topic):
+                raise ConfigurationError(f"{self.name}: a topic is 'orders.placed', 'orders.*' or '*'; it is {topic!r}")
+        parts = urlsplit(self.url) if isinstance(self.url, str) else urlsplit("")
+        if parts.scheme not in ("https", "http") or not parts.hostname:
+            raise ConfigurationError(f"{self.name}: url is https://HOST/PATH")
+        if parts.scheme == "http" and not self.private:
+            raise ConfigurationError(f"{self.name}: url is https://; http:// needs private = true, for your own")
+        check_seconds(f"{self.name}: seconds", self.seconds, least=0.1, most=60)
+
+    def takes(self, topic: str) -> bool:
+        """Whether events of this topic are for it."""
+        return any(
+            each == "*" or topic == each or (each.endswith(".*") and topic.startswith(each[:-1]))
+            for each in self.topics
+        )
+
+
+class Receivers:
+    """A sink for :class:`~semel.workers.Relay` that gives each event to all receivers whose topics it is of.
+
+    Parameters: ``engine`` whose outbox it is; ``receivers`` at most 200; ``connect`` makes a receiver's sink
+    (a webhook's by default); ``wait_seconds`` that one call waits for receivers: who takes longer is asked for its
+    answer later, and holds back no other meanwhile.
+
+    >>> shop = Receiver(name="shop", url="https://shop.example/hooks", secret=bytes(24))
+    >>> Receivers(AsyncEngine.connect("sqlite:///shop.db"), [shop]).name
+    '1 receiver'
+
+    Raises ConfigurationError where two have one name, or the store is no SQL database.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        receivers: Iterable[Receiver],
+        *,
+        connect: Callable[[Receiver], Sink] | None = None,
+        wait_seconds: float = SLICE_SECONDS,
+    ) -> None:
+        given = list(receivers)
+        self.receivers = {receiver.name: receiver for receiver in given}
+        if not given or len(given) > RECEIVERS_MAX or len(self.receivers) < len(given):
+            twice = len(self.receivers) < len(given)
+            told = "two receivers have one name" if twice else f"give 1 to {RECEIVERS_MAX} receivers, not {len(given)}"
+            raise ConfigurationError(told)
+        self.name = f"{len(given)} receiver{'s' if len(given) > 1 else ''}"
+        self._wait_seconds = wait_seconds
+        self._engine = engine
+        self._events = Events(dialect_of(engine.store, "events"))
+        self._lines = {name: _Line((connect or webhook_of)(each)) for name, each in self.receivers.items()}
+
+    async def publish(self, events: Sequence[Event]) -> list[Reply]:
+        """Copy what is new, and deliver copies: each receiver's beside the others'."""
+        ends = asyncio.get_running_loop().time() + self._wait_seconds
+        replies: dict[str, Reply] = {}
+        new: list[Event] = []
+        copies: dict[str, list[Event]] = {}
+        for event in events:
+            name = dict(event.headers).get(_OF)
+            if name is None:
+                new.append(event)
+            elif name in self._lines:
+                copies.setdefault(name, []).append(event)
+            else:
+                replies[event.id] = Refused(
+                    f"no receiver {name!r} is declared: declare it again and retry, or drop its events "
+                    f"(semel events drop --topic {event.topic})",
+                    for_good=True,
+                )
+        delivering = [self._lines[name].deliver(each, ends) for name, each in copies.items()]
+        for found in await asyncio.gather(self._copy(new), *delivering):
+            replies.update(found)
+        return [replies[event.id] for event in events]
+
+    async def _copy(self, events: Sequence[Event]) -> dict[str, Reply]:
+        """Write a copy for each receiver that takes an event. One that no receiver takes has nothing left to do."""
+        replies: dict[str, Reply] = dict.fromkeys(event.id for event in events)
+        copies = [
+            (event.id, copy_for(receiver.name, event))
+            for event in events
+            for receiver in self.receivers.values()
+            if receiver.takes(event.topic)
+        ]
+        while copies:
+            chunk, size = 0, 0
+            while chunk < len(copies) and (chunk == 0 or size + len(copies[chunk][1].payload) <= COPY_BYTES):
+                size += len(copies[chunk][1].payload)
+                chunk += 1
+            now, copies = copies[:chunk], copies[chunk:]
+            written = [copy for _, copy in now]
+            try:
+                await self._engine.perform("events_copy", lambda written=written: self._events.write(written))  # type: ignore[misc]
+            except (StoreError, SchemaError) as error:
+                replies.update({id: Unreached(f"the outbox: {error}") for id, _ in (*now, *copies)})
+                return replies
+        return replies
+
+    async def close(self) -> None:
+        """Let go of all receivers; a delivery that is on its way is given up, and made again under the same id."""
+        await asyncio.gather(*[line.close() for line in self._lines.values()])
+
+
+class _Line:
+    """The deliveries of one receiver. One that takes longer than a call waits goes on, and is asked for again."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._flights: dict[str, asyncio.Task[Reply]] = {}  # by the copy's id
+
+    async def deliver(self, copies: Sequence[Event], ends: float) -> dict[str, Reply]:
+        """What became of each until ``ends``, by the loop's time. The first that is not reached spares those behind."""
+        time = asyncio.get_running_loop().time
+        replies: dict[str, Reply] = {}
+        away: Unreached | None = None
+        wanted = {copy.id for copy in copies}
+        waiting = [copy for copy in copies if copy.id not in self._flights]
+        for id in [id for id, task in self._flights.items() if id not in wanted and task.done()]:
+            del self._flights[id]  # not asked for any more: another relay has its lane, or it was dropped
+        while True:
+            while waiting and away is None and len(self._flights) < AT_ONCE and time() < ends:
+                copy = waiting.pop(0)
+                self._flights[copy.id] = asyncio.create_task(self._one(as_it_was(copy)), name="semel-receiver")
+            flying = {id: self._flights[id] for id in wanted & self._flights.keys()}
+            over = [id for id, task in flying.items() if task.done()]
+            if not over:
+                left = ends - time()
+                if not flying or left <= 0:
+                    break
+                await asyncio.wait(flying.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            for id in over:
+                reply = replies[id] = self._flights.pop(id).result()
+                if away is None and isinstance(reply, Unreached):
+                    away = reply
+        return {copy.id: replies.get(copy.id, away or _SLOW) for copy in copies}
+
+    async def _one(self, event: Event) -> Reply:
+        try:
+            [reply] = await self._sink.publish([event])
+        except Exception as error:  # noqa: BLE001 - a sink that breaks its promise must not stop the others' events
+            return Refused(f"{type(error).__name__}: {error}")
+        return reply
+
+    async def close(self) -> None:
+        for task in self._flights.values():
+            task.cancel()
+        await asyncio.gather(*self._flights.values(), return_exceptions=True)
+        self._flights.clear()
+        await self._sink.close()
+
+
+def copy_for(name: str, event: Event) -> Event:
+    """An event's copy for one receiver, with an id, a topic and an aggregate of its own.
+
+    >>> event = Event("0", "orders", "orders", "order", "7", b"{}", (), "", None)
+    >>> copy_for("shop", event).topic, copy_for("shop", event).aggregate_id, as_it_was(copy_for("shop", event)) == event
+    ('receiver.shop', 'order/7', True)
+    """
+    was = (event.id, event.topic, event.aggregate_type, event.aggregate_id)
+    h = hashlib.sha256(frame(b"semel.receiver.1", event.id, name)).hexdigest()[:32]
+    about = f"{event.aggregate_type}/{event.aggregate_id}"
+    if len(about) > NAME_LETTERS_MAX:
+        about = hashlib.sha256(frame(event.aggregate_type, event.aggregate_id)).hexdigest()
+    return event._replace(
+        id=f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) % 4]}{h[17:20]}-{h[20:]}",
+        topic=f"{PREFIX}.{name}",
+        aggregate_type=f"{PREFIX}.{name}",
+        aggregate_id=about,
+        headers=tuple(sorted((*event.headers, (_OF, name), *zip(_WAS, was, strict=True)))),
+    )
+
+
+def as_it_was(copy: Event) -> Event:
+    """The event that a copy is of."""
+    headers = dict(copy.headers)
+    id, topic, kind, about = [headers.pop(name) for name in _WAS]
+    del headers[_OF]
+    return copy._replace(
+        id=id, topic=topic, aggregate_type=kind, aggregate_id=about, headers=tuple(sorted(headers.items()))
+    )
+
+
+def webhook_of(receiver: Receiver) -> Sink:
+    """The webhook's sink of a receiver. Raises ConfigurationError where its client is not installed."""
+    from semel.outbox.sinks.webhook import SECRET_BYTES_MIN, SECRETS_MAX, WebhookSink  # needs an extra
+
+    secrets = (receiver.secret,) if isinstance(receiver.secret, bytes) else tuple(receiver.secret)
+    if not 1 <= len(secrets) <= SECRETS_MAX or any(len(each) < SECRET_BYTES_MIN for each in secrets):
+        raise ConfigurationError(
+            f"{receiver.name}: secret is at least {SECRET_BYTES_MIN} bytes; two while it is rotated"
+        )
+    return WebhookSink(receiver.url, secrets, private=receiver.private, seconds=receiver.seconds)
+
+
+# --- as a file --------------------------------------------------------------------------------
+
+_MEMBERS: Final = ("name", "url", "secret_env", "secret_file", "topics", "private", "seconds")
+
+
+def read_receivers(path: str | Path, environ: Mapping[str, str] = os.environ) -> list[Receiver]:
+    """The receivers that a TOML file declares, one ``[[receiver]]`` table each.
+
+    Raises ConfigurationError, which names the file, the receiver, the member and the remedy.
+    """
+    from semel.outbox.sinks.webhook import secrets_of  # needs an extra
+
+    try:
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"--receivers {str(path)!r} cannot be read: {error}; name a TOML file") from error
+    tables = document.get("receiver", [])
+    if set(document) - {"receiver"} or not isinstance(tables, list) or not tables:
+        raise ConfigurationError(f"{path}: write one [[receiver]] table for each receiver, and nothing else at the top")
+    found = []
+    for number, table in enumerate(tables, 1):
+        where = f"{path}: [[receiver]] {number}"
+        if not isinstance(table, dict):
+            raise ConfigurationError(f"{where}: write [[receiver]], with two brackets")
+        for member in table:
+            if member not in _MEMBERS:
+                near = difflib.get_close_matches(member, _MEMBERS, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_MEMBERS)}"
+                raise ConfigurationError(f"{where}: unknown member {member}; {hint}")
+        try:
+            found.append(_receiver(dict(table), environ, secrets_of))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{where}: {error}") from None
+    if len({each.name for each in found}) < len(found):
+        raise ConfigurationError(f"{path}: two receivers have one name; what one has not got yet is kept under it")
+    return found
+
+
+def _receiver(
+    table: dict[str, Any], environ: Mapping[str, str], secrets_of: Callable[[str], tuple[bytes, ...]]
+) -> Receiver:
+    variable, file = table.pop("secret_env", None), table.pop("secret_file", None)
+    if (variable is None) == (file is None):
+        raise ConfigurationError("give secret_env (a variable's name) or secret_file; a secret is never in this file")
+    if variable is not None:
+        text = environ.get(str(variable), "")
+        if not text:
+            raise ConfigurationError(f"secret_env: ${variable} is not set; give it 'whsec_' and base64")
+    else:
+        try:
+            text = Path(str(file)).read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"secret_file cannot be read: {error}") from None
+    for member in ("name", "url"):
+        if not isinstance(table.get(member), str):
+            raise ConfigurationError(f'{member} must be a text, such as {member} = "shop"')
+    if not isinstance(table.get("private", False), bool):
+        raise ConfigurationError(f"private is true or false; it is {table['private']!r}")
+    topics = table.pop("topics", ["*"])
+    if not isinstance(topics, list):
+        raise ConfigurationError(f'topics is a list, such as topics = ["orders.*"]; it is {topics!r}')
+    return Receiver(secret=secrets_of(text), topics=tuple(topics), **table)

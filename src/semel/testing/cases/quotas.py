@@ -1,0 +1,222 @@
+"""New keys that are counted: which claims take a place, who is refused, and when a place is free again.
+
+A store that does not count them says so in its capabilities, and claims as if there were no quota.
+"""
+
+from __future__ import annotations
+
+import random
+
+from semel.core.model import Allowance, Claim, Proceed, QuotaExceeded, Replay, State, Verdict
+from semel.core.quota import OPEN_RETRY_US, SLICES, UNKNOWN_RETRY_US
+from semel.testing.attempts import EXTERNAL, attempt, bits
+from semel.testing.bench import Bench
+
+SLICE_US = 3_000_000  # of a window of a minute
+WINDOW_US = SLICES * SLICE_US
+
+
+def counted(
+    key: str,
+    *,
+    new_keys: int | None = 3,
+    open_max: int | None = None,
+    unknown_max: int | None = None,
+    caller: str = "alice",
+    nonce: int = 1,
+    request: int = 0,
+) -> Claim:
+    """A claim whose new record is counted."""
+    allowance = Allowance(bits("quota", caller), new_keys, SLICE_US, open_max, unknown_max)
+    return attempt(key, nonce=nonce, request=request, policy=EXTERNAL)._replace(quota=allowance)
+
+
+def _is_counting(bench: Bench) -> bool:
+    if bench.store.capabilities.counts_new_keys:
+        return True
+    assert all(isinstance(bench.claim(counted(str(number), new_keys=1)), Proceed) for number in range(3))
+    return False
+
+
+def only_new_keys_take_a_place(bench: Bench) -> None:
+    """A retry is answered and a mismatch told while the quota is used up; nothing of the refused claim is written."""
+    if not _is_counting(bench):
+        return
+    first = bench.grant(counted("0"))
+    bench.settle(first)
+    for _ in range(5):
+        assert isinstance(bench.claim(counted("0", nonce=2)), Replay)
+    bench.grant(counted("1"))
+    bench.grant(counted("2"))
+    refused = bench.claim(counted("3"))
+    assert isinstance(refused, QuotaExceeded)
+    assert refused.limit == "new_keys"
+    assert bench.do(lambda: bench.store.read((counted("3").id,))) == [None]
+    assert isinstance(bench.claim(counted("0", nonce=3)), Replay)
+    assert not isinstance(bench.claim(counted("1", nonce=2, request=1)), QuotaExceeded)
+    assert isinstance(bench.claim(counted("3", caller="bob")), Proceed)
+    assert isinstance(bench.claim(attempt("4")), Proceed)
+
+
+def a_batch_gets_the_places_that_are_left(bench: Bench) -> None:
+    """Of several new keys in one batch as many are granted as there is room for; another caller's are not touched."""
+    if not _is_counting(bench):
+        return
+    bench.grant(counted("first"))
+    claims = [counted(str(number)) for number in range(5)] + [counted(f"b{n}", caller="bob") for n in range(2)]
+    claims.append(attempt("uncounted"))
+    verdicts = bench.do(lambda: bench.store.claim(claims))
+    assert [isinstance(verdict, Proceed) for verdict in verdicts[5:]] == [True, True, True]
+    assert sorted(type(verdict).__name__ for verdict in verdicts[:5]) == ["Proceed"] * 2 + ["QuotaExceeded"] * 3
+    again = bench.do(lambda: bench.store.claim([claim._replace(nonce=bits("again")) for claim in claims[:5]]))
+    assert [isinstance(verdict, QuotaExceeded) for verdict in again] == [
+        isinstance(verdict, QuotaExceeded) for verdict in verdicts[:5]
+    ]
+
+
+def a_place_is_free_after_the_window_and_a_slice(bench: Bench) -> None:
+    """Not before, wherever in a slice it was taken; the verdict says how long that is."""
+    if not _is_counting(bench):
+        return
+    bench.clock.set(WINDOW_US * 1000 + SLICE_US - 1)
+    for number in range(3):
+        bench.grant(counted(str(number)))
+    refused = bench.claim(counted("late"))
+    assert isinstance(refused, QuotaExceeded)
+    assert WINDOW_US - SLICE_US <= refused.retry_us <= WINDOW_US + SLICE_US
+    bench.clock.advance(refused.retry_us - 1)
+    assert isinstance(bench.claim(counted("late")), QuotaExceeded)
+    bench.clock.advance(1)
+    assert isinstance(bench.claim(counted("late")), Proceed)
+
+
+def in_no_window_are_more_keys_granted_than_the_quota(bench: Bench) -> None:
+    """Three hundred attempts at random times: in no window more, and none is refused while there is room."""
+    if not _is_counting(bench):
+        return
+    pick = random.Random(7)  # noqa: S311 - the same attempts each time
+    granted: list[int] = []
+    for number in range(300):
+        bench.clock.advance(pick.randrange(SLICE_US // 2))
+        verdict = bench.claim(counted(str(number), new_keys=10))
+        if isinstance(verdict, Proceed):
+            granted.append(bench.clock())
+        else:
+            assert isinstance(verdict, QuotaExceeded)
+            recent = [at for at in granted if at > bench.clock() - WINDOW_US - SLICE_US]
+            assert len(recent) >= 10  # none is refused while there is room
+    for at in granted:
+        assert sum(at <= other < at + WINDOW_US for other in granted) <= 10
+    assert len(granted) > 30
+
+
+def a_clock_set_back_frees_nothing(bench: Bench) -> None:
+    """By a little or by a day; and nobody is refused until it has caught up."""
+    if not _is_counting(bench):
+        return
+    for number in range(3):
+        bench.grant(counted(str(number)))
+    now = bench.clock()
+    for back in (SLICE_US, WINDOW_US * 1440):
+        bench.clock.set(now - back)
+        assert isinstance(bench.claim(counted("late")), QuotaExceeded)
+    bench.clock.set(now + SLICE_US)
+    refused = bench.claim(counted("late"))
+    assert isinstance(refused, QuotaExceeded)
+    bench.clock.set(now - WINDOW_US * 1440)
+    told = bench.claim(counted("late"))
+    assert isinstance(told, QuotaExceeded)
+    assert told.retry_us <= WINDOW_US + SLICE_US
+
+
+def another_window_keeps_what_was_counted(bench: Bench) -> None:
+    """A quota that is declared anew with another window counts what was taken under the former one."""
+    if not _is_counting(bench):
+        return
+    for number in range(3):
+        bench.grant(counted(str(number)))
+    late = counted("late")
+    assert late.quota is not None
+    longer = late._replace(quota=late.quota._replace(slice_us=10 * SLICE_US))
+    assert isinstance(bench.claim(longer), QuotaExceeded)
+    assert isinstance(bench.claim(longer._replace(quota=late.quota._replace(slice_us=SLICE_US, new_keys=4))), Proceed)
+
+
+def unfinished_commands_are_bounded(bench: Bench) -> None:
+    """A place is free once one of them is settled, however it ended but unknown."""
+    if not _is_counting(bench):
+        return
+
+    def claim(key: str) -> Verdict:
+        return bench.claim(counted(key, new_keys=None, open_max=2))
+
+    first = claim("0")
+    assert isinstance(first, Proceed)
+    assert isinstance(claim("1"), Proceed)
+    assert claim("2") == QuotaExceeded("open_at_once", OPEN_RETRY_US)
+    bench.settle(first.grant)
+    third = claim("2")
+    assert isinstance(third, Proceed)
+    assert claim("3") == QuotaExceeded("open_at_once", OPEN_RETRY_US)
+    bench.settle(third.grant, State.FAILED_NOT_REPLAYABLE)
+    assert isinstance(claim("3"), Proceed)
+
+
+def unknown_outcomes_are_bounded(bench: Bench) -> None:
+    """As many as there may be stand in the way of new keys, until they are settled."""
+    if not _is_counting(bench):
+        return
+
+    def claim(key: str) -> Verdict:
+        return bench.claim(counted(key, new_keys=None, open_max=5, unknown_max=2))
+
+    grants = []
+    for number in range(2):
+        verdict = claim(str(number))
+        assert isinstance(verdict, Proceed)
+        grants.append(verdict.grant)
+        bench.settle(verdict.grant, State.UNKNOWN, doubt="error")
+    assert claim("2") == QuotaExceeded("unknown_at_once", UNKNOWN_RETRY_US)
+    bench.clock.advance(100 * WINDOW_US)
+    bench.purge()
+    assert claim("2") == QuotaExceeded("unknown_at_once", UNKNOWN_RETRY_US)
+    bench.resolve(grants[0])
+    assert isinstance(claim("2"), Proceed)
+
+
+def a_record_that_is_granted_again_takes_no_place(bench: Bench) -> None:
+    """What had no effect runs again under its key although the quota is used up."""
+    if not _is_counting(bench):
+        return
+    bench.settle(bench.grant(counted("0")), State.FAILED_NOT_REPLAYABLE)
+    bench.grant(counted("1"))
+    bench.grant(counted("2"))
+    assert isinstance(bench.claim(counted("3")), QuotaExceeded)
+    assert isinstance(bench.claim(counted("0", nonce=2)), Proceed)
+
+
+def what_no_longer_counts_is_forgotten(bench: Bench) -> None:
+    """A purge drops the counts of callers who have not come for a window; then they begin anew."""
+    if not _is_counting(bench):
+        return
+    for number in range(3):
+        bench.settle(bench.grant(counted(str(number), open_max=5)))
+    bench.purge()
+    assert isinstance(bench.claim(counted("late", open_max=5)), QuotaExceeded)
+    bench.clock.advance(2 * WINDOW_US)
+    bench.purge()
+    assert isinstance(bench.claim(counted("late", open_max=5)), Proceed)
+
+
+ALL = (
+    only_new_keys_take_a_place,
+    a_batch_gets_the_places_that_are_left,
+    a_place_is_free_after_the_window_and_a_slice,
+    in_no_window_are_more_keys_granted_than_the_quota,
+    a_clock_set_back_frees_nothing,
+    another_window_keeps_what_was_counted,
+    unfinished_commands_are_bounded,
+    unknown_outcomes_are_bounded,
+    a_record_that_is_granted_again_takes_no_place,
+    what_no_longer_counts_is_forgotten,
+)

@@ -1,0 +1,267 @@
+"""Several webhook receivers: each gets what it takes, in its own time; one that is away holds back nobody else. 5 s."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel import AsyncEngine
+from semel.cli.main import main
+from semel.errors import ConfigurationError
+from semel.outbox.event import Event
+from semel.outbox.receivers import AT_ONCE, Receiver, Receivers, copy_for, read_receivers, webhook_of
+from semel.outbox.sinks.base import Refused, Reply, Unreached
+from semel.outbox.sinks.webhook import signature
+from semel.outbox.worker import Relay
+from tests.outbox.conftest import SQLITE, Broker, Place, in_order, make_place
+from tests.outbox.sink_stories import SECRET, WRITTEN
+from tests.outbox.test_webhook import Receiver as HttpReceiver
+
+SHOP = Receiver(name="shop", url="https://shop.example/hooks", secret=SECRET, topics=("orders",))
+BANK = Receiver(name="bank", url="https://bank.example/hooks", secret=SECRET)
+
+
+class Shore:
+    """A broker for each receiver. One that hangs answers when it is let go."""
+
+    def __init__(self) -> None:
+        self.brokers: dict[str, Broker] = {}
+        self.away: set[str] = set()
+        self.hangs: dict[str, asyncio.Event] = {}
+        self.flying: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+
+    def connect(self, receiver: Receiver) -> Any:
+        self.brokers[receiver.name] = broker = Broker()
+        shore, name = self, receiver.name
+
+        class At:
+            name = "at"
+
+            async def publish(self, events: Sequence[Event]) -> list[Reply]:
+                assert len(events) == 1
+                shore.flying[name] += 1
+                shore.most[name] = max(shore.most[name], shore.flying[name])
+                if name in shore.hangs:
+                    await shore.hangs[name].wait()
+                shore.flying[name] -= 1
+                return [Unreached("no route")] if name in shore.away else await broker.publish(events)
+
+            async def close(self) -> None:
+                await broker.close()
+
+        return At()
+
+
+async def relayed(place: Place, shore: Shore, *receivers: Receiver, **options: Any) -> Relay:
+    """One pass of a relay over what is there."""
+    async with AsyncEngine.connect(place.url) as engine:
+        sink = Receivers(engine, receivers, connect=shore.connect, **options)
+        relay = Relay(engine, sink)
+        await relay.run_once()
+        await sink.close()
+        return relay
+
+
+def test_each_receiver_gets_what_it_takes_as_it_was(place: Place) -> None:
+    made = [*place.fill(6, aggregates=2), *place.fill(2, topic="stock.low")]
+    shore = Shore()
+    asyncio.run(relayed(place, shore, SHOP, BANK, wait_seconds=30))
+    assert sorted(shore.brokers["shop"].arrived) == sorted(made[:6])
+    assert sorted(shore.brokers["bank"].arrived) == sorted(made)
+    assert in_order(shore.brokers["shop"].arrived)
+    assert place.waiting == []
+    asyncio.run(relayed(place, shore, SHOP, BANK, wait_seconds=30))
+    assert shore.brokers["shop"].arrived == []  # a new one, to which nothing was sent again
+
+
+def test_one_that_is_away_and_one_that_hangs_hold_back_nobody_else(quick_place: Place) -> None:
+    """More waits for each of them than a batch holds."""
+    made = quick_place.fill(1200, aggregates=600)
+    slow = Receiver(name="slow", url="https://slow.example", secret=SECRET)
+    shore = Shore()
+    shore.away.add("shop")
+
+    async def story() -> None:
+        shore.hangs["slow"] = asyncio.Event()
+        async with AsyncEngine.connect(quick_place.url) as engine:
+            sink = Receivers(engine, [SHOP, slow, BANK], connect=shore.connect, wait_seconds=0.05)
+            async with Relay(engine, sink):
+                await shore.brokers["bank"].has(len(made))
+                assert shore.brokers["shop"].arrived == shore.brokers["slow"].arrived == []
+                assert shore.most["slow"] <= AT_ONCE
+                shore.away.clear()
+                shore.hangs["slow"].set()
+                for name in ("shop", "slow"):
+                    await shore.brokers[name].has(len(made))
+            await sink.close()
+
+    asyncio.run(story())
+    assert quick_place.waiting == []
+    for name in ("shop", "slow", "bank"):
+        assert sorted(shore.brokers[name].ids) == sorted(event.id for event in made)
+        assert in_order(shore.brokers[name].arrived)
+
+
+def test_a_refusal_parks_one_receivers_event_and_not_the_others(quick_place: Place) -> None:
+    made = quick_place.fill(2)
+    shore = Shore()
+
+    async def story() -> None:
+        async with AsyncEngine.connect(quick_place.url) as engine:
+            sink = Receivers(engine, [SHOP, BANK], connect=shore.connect, wait_seconds=30)
+            shore.brokers["shop"].says[made[0].id] = Refused("410", for_good=True)
+            await Relay(engine, sink).run_once()
+
+    asyncio.run(story())
+    assert shore.brokers["bank"].ids == [event.id for event in made]
+    assert shore.brokers["shop"].arrived == []  # the second waits behind the first
+    assert quick_place.waiting == [copy_for("shop", event).id for event in made]
+
+
+def test_copies_that_were_written_before_a_crash_are_not_written_again(quick_place: Place) -> None:
+    [made] = quick_place.fill(1)
+    shore = Shore()
+    asyncio.run(relayed(quick_place, shore, SHOP, wait_seconds=30))
+    where = f"WHERE id = '{made.id}'"
+    quick_place.change(
+        f"UPDATE semel_event SET published_at = NULL {where}"
+    )  # as if the relay had died before its mark
+    asyncio.run(relayed(quick_place, shore, SHOP, wait_seconds=30))
+    assert quick_place.ids == [made.id, copy_for("shop", made).id]
+    assert shore.brokers["shop"].arrived == []
+
+
+def test_events_of_a_receiver_that_is_no_longer_declared_are_parked_with_the_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = make_place(SQLITE, tmp_path)
+    place.fill(3, aggregates=3)
+    shore = Shore()
+    shore.away.update(("shop", "bank"))
+    asyncio.run(relayed(place, shore, SHOP, BANK))
+    shore.away.clear()
+    asyncio.run(relayed(place, shore, BANK, wait_seconds=30))
+    assert len(shore.brokers["bank"].arrived) == 3
+
+    def semel(*arguments: str) -> Any:
+        capsys.readouterr()
+        assert main(["--url", place.url, *arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    [of] = semel("events", "--by-topic")["topics"]
+    assert (of["topic"], of["waiting"], of["parked"]) == ("receiver.shop", 0, 3)
+    listed = semel("events", "--topic", "receiver.shop")["events"]
+    assert len(listed) == 3
+    assert "semel events drop --topic receiver.shop" in listed[0]["reason"]
+    assert semel("events", "--topic", "receiver.bank")["events"] == []
+    assert semel("events", "retry", "--topic", "receiver.shop")["events"] == 3
+    asyncio.run(relayed(place, shore, SHOP, BANK, wait_seconds=30))
+    assert len(shore.brokers["shop"].arrived) == 3
+    assert main(["--url", place.url, "events", "drop", "--topic", "receiver.shop"]) == 4
+    assert "no event of the topic 'receiver.shop' is parked" in capsys.readouterr().err
+
+
+def test_one_that_joins_later_gets_what_comes_from_then_on(quick_place: Place) -> None:
+    quick_place.fill(2)
+    shore = Shore()
+    asyncio.run(relayed(quick_place, shore, SHOP, wait_seconds=30))
+    later = quick_place.fill(1)
+    asyncio.run(relayed(quick_place, shore, SHOP, BANK, wait_seconds=30))
+    assert shore.brokers["bank"].arrived == later
+
+
+def test_the_worker_signs_for_each_receiver_with_its_own_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = make_place(SQLITE, tmp_path)
+    [made] = place.fill(1)
+    (tmp_path / "bank.secret").write_text("whsec_" + "B" * 32)
+    monkeypatch.setenv("SHOP_SECRET", WRITTEN)
+
+    async def story() -> None:
+        async with HttpReceiver() as shop, HttpReceiver() as bank:
+            (tmp_path / "receivers.toml").write_text(
+                f'[[receiver]]\nname = "shop"\nurl = "{shop.url}"\nprivate = true\nsecret_env = "SHOP_SECRET"\n'
+                f'[[receiver]]\nname = "bank"\nurl = "{bank.url}"\nprivate = true\ntopics = ["orders.*", "orders"]\n'
+                f'secret_file = "{tmp_path}/bank.secret"\n'
+            )
+            command = [
+                "--url",
+                place.url,
+                "worker",
+                "--once",
+                "--receivers",
+                str(tmp_path / "receivers.toml"),
+                "--json",
+            ]
+            assert await asyncio.to_thread(main, command) == 0
+            assert json.loads(capsys.readouterr().out)["published"] == 3  # the event, and its two copies
+            for receiver, secret in ((shop, SECRET), (bank, read_receivers(tmp_path / "receivers.toml")[1].secret)):
+                [(headers, body)] = receiver.requests
+                key = secret if isinstance(secret, bytes) else secret[0]
+                assert headers["webhook-id"] == made.id
+                assert headers["webhook-signature"] == signature(key, made.id, int(headers["webhook-timestamp"]), body)
+                assert headers["semel-topic"] == "orders"
+                assert headers["semel-aggregate-id"] == made.aggregate_id
+                assert not [name for name in headers if name.startswith("semel-of") or name == "semel-receiver"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "write one [[receiver]] table"),
+        ("[receiver]\nname = 'a'", "write one [[receiver]] table"),
+        (
+            "[[receiver]]\nname = 'a'\nurl = 'https://a'\nsecret = 'x'",
+            "unknown member secret; did you mean secret_env?",
+        ),
+        ("[[receiver]]\nname = 'a'\nurl = 'https://a'", "give secret_env (a variable's name) or secret_file"),
+        ("[[receiver]]\nname = 'a'\nurl = 'https://a'\nsecret_env = 'NO'", "$NO is not set"),
+        ("[[receiver]]\nname = 'a'\nurl = 'https://a'\nsecret_env = 'SHORT'", "base64 of at least 24 random bytes"),
+        ("[[receiver]]\nname = 'a b'\nurl = 'https://a'\nsecret_env = 'S'", "name is 1 to 64 letters"),
+        ("[[receiver]]\nname = 'a'\nurl = 'http://a'\nsecret_env = 'S'", "http:// needs private = true"),
+        ("[[receiver]]\nname = 'a'\nurl = 'ftp://a'\nsecret_env = 'S'", "url is https://HOST/PATH"),
+        ("[[receiver]]\nname = 'a'\nurl = 'https://a'\nsecret_env = 'S'\ntopics = ['a*']", "a topic is"),
+        ("[[receiver]]\nname = 'a'\nurl = 'https://a'\nsecret_env = 'S'\ntopics = 'a'", "topics is a list"),
+        ("[[receiver]]\nname = 'a'\nurl = 'https://a'\nsecret_env = 'S'\nseconds = 600", "seconds must be 0.1 to 60"),
+        ("[[receiver]]\nname = 'a'\nurl = 'https://a'\nsecret_env = 'S'\nprivate = 'yes'", "private is true or false"),
+        ("[[receiver]]\nname = 'a'\nurl = 'https://a'\nsecret_env = 'S'\n" * 2, "two receivers have one name"),
+        ("[[receiver]\n", "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused_with_the_remedy(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "receivers.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError) as error:
+        read_receivers(file, {"S": WRITTEN, "SHORT": "whsec_AAAA"})
+    assert told in str(error.value)
+    assert str(file) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda engine: Receivers(engine, []),
+        lambda engine: Receivers(engine, [SHOP, SHOP]),
+        lambda engine: Receivers(AsyncEngine.connect("memory://?persistence=none"), [SHOP]),
+        lambda engine: webhook_of(Receiver(name="a", url="https://a", secret=b"short")),
+        lambda engine: webhook_of(Receiver(name="a", url="https://a", secret=(SECRET, SECRET, SECRET))),
+    ],
+)
+def test_receivers_that_cannot_be_are_refused(make: Callable[[AsyncEngine], object]) -> None:
+    with pytest.raises(ConfigurationError):
+        make(AsyncEngine.connect("sqlite:///shop.db"))
+
+
+def test_the_worker_has_one_sink(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["worker", "--sink", "python:builtins:print", "--receivers", "receivers.toml"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
