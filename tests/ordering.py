@@ -17,7 +17,6 @@ BUSY: Final = (
     *("tests/browser/*", "tests/console/test_browser.py*", "tests/crash/*", "tests/examples/*", "tests/exporters/*"),
     *("tests/deploy/*", "tests/frameworks/*", "tests/gateway/test_proxies.py*", "tests/history/*", "tests/outside/*"),
     *("tests/processes/*", "tests/proxy/*", "tests/service/*", "tests/upgrading/*", "tests/worker/*"),
-    *("tests/docs/test_examples.py*", "tests/docs/test_site.py*", "tests/house/test_wheel.py*"),
     *("tests/client/test_chaos.py*", "tests/conform/test_semel.py*", "tests/conform/test_run.py*"),
     *("tests/inbox/test_celery.py*", "tests/inbox/test_dramatiq.py*", "tests/inbox/test_brokers.py*"),
     *("tests/redis/test_cluster.py*", "tests/redis/test_replicas.py*", "tests/redis/test_sentinel.py*"),

@@ -8,6 +8,7 @@ import shlex
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ import pytest
 from semel import Answer, AsyncEngine, Engine, Permit, Policy, State
 from semel.cli.main import main
 from semel.core.identity import uuid_text
-from semel.core.model import Find, MovedOn, Resolution, Resolved, Resolving
-from semel.errors import NotReplayableError, PolicyError, ResolveRefused, SupersededError
+from semel.core.model import AnswerKind, Find, MovedOn, Resolution, Resolved, Resolving
+from semel.engine.sealer import Sealer
+from semel.errors import InProgressError, NotReplayableError, PolicyError, ResolveRefused, SupersededError
 from semel.operations.flow import resolve
 from semel.steps.rules import unpack_steps
 from semel.steps.store import listed_steps
@@ -164,6 +166,26 @@ def test_who_takes_it_over_meanwhile_is_not_ended(database: World) -> None:
 
     assert process.run(stepped(), taken).answer.body == b"bought"
     assert shop.calls == ["charge", "mail"]
+
+
+def test_a_refusal_is_sealed_as_the_operation_says_and_frees_the_reference(database: World) -> None:
+    sealed = Policy(steps=True, answers="seal", operation_seconds=366 * 86_400)
+    sealer, shop = Sealer({"2026": bytes(32)}), Shop()
+    process = database.process(sealer=sealer)
+    paying = replace(stepped("k", sealed), business_ref="inv-1")
+    with pytest.raises(ConnectionError):
+        process.run(paying, shop.buy)
+    row = process.row(paying)
+    other = replace(stepped("other", sealed), business_ref="inv-1")
+    with pytest.raises(InProgressError):
+        process.run(other, never)  # what rests holds its reference
+    word, id = RefusedWith(REFUNDED), uuid_text(row.operation_id)
+    assert process.engine.settle_by(id, word, "refunded", steps={"mail": False}) is State.FAILED_REPLAYABLE
+    row = process.row(paying)
+    assert (row.answer_kind, row.error_code) == (AnswerKind.SEALED, None)
+    assert process.run(paying, never).answer == REFUNDED
+    shop.dies = ""
+    assert process.run(other, shop.buy).answer.body == b"bought"
 
 
 def test_an_unreadable_list_is_ended_with_an_answer_only(process: Process, tmp_path: Path) -> None:

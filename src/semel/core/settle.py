@@ -227,6 +227,7 @@ def resolved_row(
         doubt=None,
         resource_type=word.resource_type or row.resource_type,
         resource_id=word.resource_id or row.resource_id,
+        error_code=None if word.refused else row.error_code,  # of an attempt that failed; a refusal has its status
         answer_kind=kind,
         answer_digest=digest,
         status=answer.status if answer is not None else None,
