@@ -84,13 +84,12 @@ def test_a_cluster_that_changes(story: Story) -> None:
     a_node_that_hangs_holds_up_nobody_else(story)
     a_primary_that_dies_is_replaced(story)
     found: list[Found] = []
+    all_of_them = Find(limit=500)
 
     def are_found() -> bool:
         """A node that has just met the new primary may say for a moment that the cluster is down."""
         try:
-            found[:] = [
-                shell.perform("find", partial(shell.engine.store.find, Find(limit=500))) for shell in story.shells
-            ]
+            found[:] = [shell.perform("find", partial(shell.engine.store.find, all_of_them)) for shell in story.shells]
         except StoreError:
             return False
         return True

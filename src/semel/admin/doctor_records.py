@@ -61,7 +61,7 @@ def look_at_records(engine: Engine) -> Iterator[Finding]:
 
 
 def _about_resting(resting: _Standing, now: int) -> Finding:
-    """The commands between their steps that nobody holds: no retry is late by itself, and some never come."""
+    """The commands between their steps or items that nobody holds: no retry is late by itself, and some never come."""
     if resting.oldest is None:
         return Finding("resting", "ok", "none")
     count = f"{'more than ' if resting.more else ''}{resting.count}"
@@ -69,7 +69,7 @@ def _about_resting(resting: _Standing, now: int) -> Finding:
     return Finding(
         "resting",
         "note",
-        f"{count} between their steps, held by nobody, the oldest begun {age} ago",
+        f"{count} between their steps or items, held by nobody, the oldest begun {age} ago",
         "a retry goes on; where a client has lost its key: semel list --state claimed --lapsed; semel explain ID",
     )
 

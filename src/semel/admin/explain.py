@@ -14,6 +14,7 @@ from typing import Final
 
 from semel.admin.damaged import DAMAGED_STATE, is_damaged, mended
 from semel.admin.describe import has_lapsed, key_text, shown_state, state_name, time_text
+from semel.bulk.rules import is_bulk
 from semel.cli.terminal import Json, span_text
 from semel.core.decide import TABLE, decide, situation
 from semel.core.identity import uuid_text
@@ -270,6 +271,8 @@ def _operator(record: Record, same: NextAttempt, now: int, listed: object) -> li
         ]
     if same.verdict == "InProgress":
         return ["Wait: if its holder dies, the lease tells within its span. Nothing can be settled while it lives."]
+    if record.state == State.CLAIMED and is_bulk(record.recipe):
+        return [f"A retry goes on with the items that are left, and settles it; they are listed by: semel bulk {id}"]
     if record.state == State.CLAIMED:
         return _between_steps(record, id, listed)
     return ["Nothing needs to be done."]
