@@ -209,7 +209,7 @@ def test_where_the_list_of_steps_cannot_be_read_it_is_said_what_to_do(semel: Run
 
 ID = "0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55"
 WRONG = {
-    "no word": ([ID, "--reason", "x"], "--succeeded --did-not-happen"),
+    "no word": ([ID, "--reason", "x"], "--succeeded --refused --did-not-happen"),
     "two words": ([ID, "--succeeded", "--did-not-happen", "--reason", "x"], "--did-not-happen"),
     "no reason": ([ID, "--succeeded"], "--reason"),
     "blank reason": ([ID, "--succeeded", "--reason", "  "], "--reason"),

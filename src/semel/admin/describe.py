@@ -137,7 +137,7 @@ def next_attempt(record: Record, now: int) -> str:
         case State.CLAIMED | State.PROCESSING if not has_lapsed(record, now):
             return "it is running: a retry waits, then is told to ask again"
         case State.CLAIMED:
-            return "nothing had started: a retry runs it"
+            return "nothing is in doubt: a retry goes on where it was; has its client lost the key? see: semel explain"
         case State.PROCESSING if record.effects == Effects.IDEMPOTENT:
             return "its holder is gone: a retry runs it again with the same derived keys"
         case State.PROCESSING:

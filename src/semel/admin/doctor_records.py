@@ -50,6 +50,8 @@ def look_at_records(engine: Engine, *, quick: bool = False) -> Iterator[Finding]
     yield look_at_reconciliations(engine)
     now, lapsed = _standing(engine, Find(states=(State.PROCESSING,), lapsed=True, attention=quick))
     yield _about_lapsed(lapsed, now)
+    now, resting = _standing(engine, Find(states=(State.CLAIMED,), lapsed=True, attention=quick))
+    yield _about_resting(resting, now)
     yield from _look_at_abandoned(engine)
 
 
@@ -64,6 +66,20 @@ def _count(engine: Engine) -> Finding:
         "problem" if damaged else "ok",
         listed or "none yet",
         "restore the damaged records from a backup; their retries are refused meanwhile" if damaged else None,
+    )
+
+
+def _about_resting(resting: _Standing, now: int) -> Finding:
+    """The commands between their steps or items that nobody holds: no retry is late by itself, and some never come."""
+    if resting.oldest is None:
+        return Finding("resting", "ok", "none")
+    count = f"{'more than ' if resting.more else ''}{resting.count}"
+    age = span_text(now - resting.oldest.created_at)
+    return Finding(
+        "resting",
+        "note",
+        f"{count} between their steps or items, held by nobody, the oldest begun {age} ago",
+        "a retry goes on; where a client has lost its key: semel list --state claimed --lapsed; semel explain ID",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Final
+from typing import Any, Final
 
 from semel.admin.damaged import is_damaged
 from semel.cli.exits import CommandFailed
@@ -15,7 +15,9 @@ from semel.engine.sync_engine import Engine
 from semel.errors import ResolveRefused, StepError
 from semel.http.headers import BODYLESS_STATUSES
 from semel.operations.flow import resolve
+from semel.steps.findings import steps_after
 from semel.steps.run import found_result
+from semel.steps.store import listed_steps
 
 REASON_LENGTH_MAX: Final = 1000
 FORCE: Final = "give --force"
@@ -67,13 +69,24 @@ def settle(engine: Engine, record: Record, word: Resolution, *, force: str = FOR
     return _state_of(reply, record, force)
 
 
-def foresee(record: Record, word: Resolution, now: int, *, force: str = FORCE) -> State:
+def foresee(record: Record, word: Resolution, now: int, *, listed: object = None, force: str = FORCE) -> State:
     """The state that a record would have behind an operator's word; nothing is written.
+
+    Parameters: ``listed`` its steps, as :func:`begun_steps` reads them.
 
     Raises CommandFailed, as :func:`settle` would.
     """
     _check_sound(record)
-    return _state_of(resolved_row(record, word, now)[0], record, force)
+    try:
+        steps = steps_after(record, word, listed, now)
+    except (ResolveRefused, StepError) as error:
+        raise CommandFailed(f"refused: {error}") from error
+    return _state_of(resolved_row(record, word, now, steps)[0], record, force)
+
+
+def begun_steps(engine: Engine, record: Record) -> Any:
+    """What a record's execution has recorded of its steps, as it is stored; None where there are none."""
+    return engine.perform("read_steps", lambda: listed_steps(engine.store, record.id))
 
 
 def _check_sound(record: Record) -> None:
@@ -99,7 +112,8 @@ def _state_of(reply: Resolving, record: Record, force: str) -> State:
             raise CommandFailed(
                 "refused: the command is CLAIMED: none of its steps is in doubt, so that there is nothing to find out. "
                 "A retry with the same key and request goes on, also after its worker died, and makes no finished step "
-                f"again; semel worker --complete does so for resumable operations; see: semel explain {id}"
+                "again; semel worker --complete does so for resumable operations. Where its client has lost the key, "
+                f"end it with --step for each step that had begun, once its lease is over; see: semel explain {id}"
             )
         case MovedOn(state):
             raise CommandFailed(
@@ -114,6 +128,8 @@ def consequence(word: Resolution, state: State) -> str:
     >>> consequence(Resolution(bytes(16), 1, False, None, "ops", "no charge"), State.FAILED_NOT_REPLAYABLE)
     'it did not happen; a retry runs it'
     """
+    if word.refused:
+        return "it was refused; a retry gets that answer, and nothing runs"
     if word.happened and word.result is None:
         then = "a retry gets it" if word.answer is not None else "a retry is told so and gets no answer; this is final"
         return f"it succeeded; {then}"

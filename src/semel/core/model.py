@@ -409,6 +409,16 @@ class Resolution(NamedTuple):
     step: str | None = None  # in doubt when somebody looked; "did not happen" speaks of a step in doubt alone
     result: bytes | None = None  # of the step in doubt, in JSON: that one happened, and the execution goes on
     answer_kind: AnswerKind = AnswerKind.KEPT  # of an answer that is given
+    refused: bool = False  # with ``happened``: it has ended, as a definite refusal, and the answer says so
+    # The execution ends with this word, also between its steps: of each step that had begun, whether it happened.
+    ends: tuple[tuple[str, bool], ...] | None = None
+
+    @property
+    def state(self) -> State:
+        """The state of an execution that ends with this word."""
+        if not self.happened:
+            return State.FAILED_NOT_REPLAYABLE
+        return State.FAILED_REPLAYABLE if self.refused else State.SUCCEEDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,7 @@ class PostgresStore:
             listed = yield from stored_steps(POSTGRES, resolution.id)
             found = yield from look([resolution.id])
             now, row = found.get(resolution.id, (0, None))
-            steps = steps_after(row, resolution, listed)
+            steps = steps_after(row, resolution, listed, now)
             reply, written = resolved_row(row, resolution, now, steps)
             if row is None or written is None or not isinstance(reply, Resolved):
                 return reply
