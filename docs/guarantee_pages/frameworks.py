@@ -164,7 +164,8 @@ _TEXT: Final = """# Frameworks
 
 What each adapter can do. Every *yes* leads to the test that shows it; where there is none, the reason stands there.
 [Litestar and Quart](starlette.md#any-asgi-application) go through the ASGI middleware, other WSGI frameworks through
-[theirs](wsgi.md). [GraphQL](graphql.md) needs `success=` on any of them.
+[theirs](wsgi.md). For [GraphQL](graphql.md) Strawberry has an
+extension; other libraries need `success=` on any of them.
 
 """
 

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 from strawberry.asgi import GraphQL
-from strawberry.extensions import FieldExtension
+from strawberry.extensions import FieldExtension, MaskErrors
 from strawberry.field_extensions import InputMutationExtension
 from strawberry.permission import BasePermission, PermissionExtension
 from strawberry.schema.config import StrawberryConfig
@@ -623,6 +623,52 @@ def test_an_input_mutation_and_a_union_as_result() -> None:
             assert taken.data == {"pay": {"__typename": "Payment", "doubled": 100}}
 
     assert paid == [500, 50]
+
+
+def test_an_inherited_field_is_the_same_command_whatever_kind_of_method_it_is() -> None:
+    engine = Engine.connect("memory://")
+    paid: list[int] = []
+
+    def once(name: str) -> Idempotent:
+        return Idempotent(engine, name, caller=single_caller, key="key")
+
+    @strawberry.type
+    class Base:
+        @strawberry.mutation(extensions=[InputMutationExtension(), once("pay")])
+        def pay(self, amount: int, key: str) -> int:
+            paid.append(amount)
+            return len(paid)
+
+        @strawberry.mutation(extensions=[once("refund")])
+        @staticmethod
+        def refund(key: str) -> int:
+            paid.append(0)
+            return len(paid)
+
+    first = strawberry.type(type("First", (Base,), {}))
+    other = strawberry.type(type("Other", (Base,), {}))
+    document = 'mutation { pay(input: {amount: 5, key: "k"}) refund(key: "k") }'
+    with engine:
+        answers = [strawberry.Schema(Query, each).execute_sync(document) for each in (first, other)]
+
+    assert [answer.data for answer in answers] == [{"pay": 1, "refund": 2}] * 2
+    assert paid == [5, 0]
+
+
+def test_a_verdict_passes_where_other_errors_are_masked(shop: Shop) -> None:
+    def is_hidden(error: GraphQLError) -> bool:
+        return "keyAction" not in (error.extensions or {})
+
+    shop.schema = strawberry.Schema(
+        Query,
+        shop.schema.mutation,
+        types=[Payment],
+        extensions=[lambda: MaskErrors(should_mask_error=is_hidden)],
+    )
+    _, reused, masked = shop.ask(pay(), pay(60), "mutation { fails }")
+
+    assert code(reused) == "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST"
+    assert masked.errors[0].message == "Unexpected error."
 
 
 def test_a_key_in_an_input_object_and_arguments_that_do_not_count() -> None:
