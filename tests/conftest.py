@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.ordering import begin_first, is_busy, seats
 from tests.progress import Progress
 from tests.servers.needed import LeftOut
-from tests.servers.running import begin_run, end_run
+from tests.servers.running import begin_run, end_run, one_of
 
 _RUN = pytest.StashKey[Path]()
-LONGEST = ("tests/nemeses/", "tests/simulate/test_coverage.py", "tests/explore/test_explore.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,22 +56,27 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             import_module(f"tests.{file.parent.name}.{file.stem}")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A name with an address in it differs between the workers of one run, which then run nothing at all."""
     for item in items:
         if " at 0x" in item.nodeid:
             raise pytest.UsageError(f"give the parameters of {item.nodeid} ids that are the same in every process")
-    # Up to half a minute each: begun last, one of them would be waited for by every other worker. Begun first, all of
-    # them are one worker's, and as they mostly wait for servers, the others have the processor meanwhile.
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    items[:] = begin_first(items, getattr(config, "workerinput", {}).get("workercount", 1))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Three workers for two cores: the tests wait for more than half of their time, for a server, a lock, a lease or a
-    timeout that they are about. With four, tests of real restarts began to fail (decision 0183)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return (cores * 3 + 1) // 2
+    """Two workers for each core: the tests wait for more than half of their time, for a server, a lock, a lease or a
+    timeout that they are about. Of those that occupy the processor by themselves fewer run at a time, see below."""
+    return 2 * seats()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that starts processes of its own waits for a seat, before anything of it begins and no clock runs."""
+    within_a_run = hasattr(item.config, "workerinput")
+    with one_of("seat", seats()) if within_a_run and is_busy(item.nodeid) else nullcontext():
+        return (yield)
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,8 +1,6 @@
-"""`semel demo` keeps what it promises, for people and for machines."""
+"""What `semel demo` says where something does not hold. That it holds is tested from the wheel, by tests/house."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
@@ -10,16 +8,6 @@ from semel.cli.main import main
 from semel.cli.terminal import Output
 from semel.reference import demo_stage
 from semel.reference.demo_story import Teller
-
-
-def test_the_demo_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--json"]) == 0, capsys.readouterr().out
-    document = json.loads(capsys.readouterr().out)
-    assert document["held"] is True
-    assert document["seconds"] < 60
-    assert len(document["steps"]) >= 8
-    assert all(kept["held"] for step in document["steps"] for kept in step["expectations"])
-    assert sum(len(step["expectations"]) for step in document["steps"]) >= 20
 
 
 def test_what_does_not_hold_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,17 @@ def test_it_succeeded_with_an_answer_that_retries_get(semel: Run, shelf: Shelf, 
     assert "by ops: seen at the provider" in semel("show", operation_id).out
 
 
+def test_an_answer_that_has_no_body_by_its_status_is_given_none(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
+    operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
+    body = tmp_path / "answer.json"
+    body.write_bytes(b"{}")
+    refused = semel(
+        *("settle", operation_id, "--succeeded", "--status", "204", "--body-file", str(body), "--reason", "seen")
+    )
+    assert (refused.code, "status 204 has no body" in refused.err) == (2, True)
+    assert semel("show", operation_id, "--json").document["state"] == "UNKNOWN"
+
+
 def test_the_beginning_of_a_name_is_enough_where_one_record_fits(semel: Run, shelf: Shelf) -> None:
     first, second = shelf.unknown("key-1", ago_us=HOUR_US), shelf.unknown("key-2", ago_us=HOUR_US)
     given = ("--did-not-happen", "--reason", "no charge")
@@ -198,7 +209,7 @@ def test_where_the_list_of_steps_cannot_be_read_it_is_said_what_to_do(semel: Run
 
 ID = "0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55"
 WRONG = {
-    "no word": ([ID, "--reason", "x"], "--succeeded --did-not-happen"),
+    "no word": ([ID, "--reason", "x"], "--succeeded --refused --did-not-happen"),
     "two words": ([ID, "--succeeded", "--did-not-happen", "--reason", "x"], "--did-not-happen"),
     "no reason": ([ID, "--succeeded"], "--reason"),
     "blank reason": ([ID, "--succeeded", "--reason", "  "], "--reason"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import site
@@ -64,8 +65,12 @@ def test_it_tells_the_demo_beside_the_service_s_requirements(wheel: Path, tmp_pa
     python = environment(wheel, tmp_path, libraries=True)
     home = run([str(python), "-c", "import semel; print(semel.__file__)"], cwd=tmp_path)
     assert Path(home.strip()).is_relative_to(tmp_path)
-    told = run([str(python.with_name("semel")), "demo"], cwd=tmp_path)
-    assert "one charge" in told.lower() or "charge" in told
+    told = json.loads(run([str(python.with_name("semel")), "demo", "--json"], cwd=tmp_path))
+    assert told["held"] is True
+    assert told["seconds"] < 60
+    assert len(told["steps"]) >= 8
+    assert all(kept["held"] for step in told["steps"] for kept in step["expectations"])
+    assert sum(len(step["expectations"]) for step in told["steps"]) >= 20
 
 
 def environment(wheel: Path, folder: Path, *, libraries: bool = False) -> Path:

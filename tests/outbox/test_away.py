@@ -89,7 +89,8 @@ def test_a_stream_that_fills_more_than_a_batch_is_passed_over(place: Place) -> N
             assert relay.outage is None
 
     asyncio.run(story())
-    assert place.rows("SELECT sum(tries) FROM semel_event") == [(1,)]
+    # The one that is refused, once or, where its rest was over by then, twice; nothing that was away.
+    assert place.rows("SELECT count(*) FROM semel_event WHERE tries > 0") == [(1,)]
     assert place.waiting == [event.id for event in refused]
     assert each_in_order(place, sink)
 

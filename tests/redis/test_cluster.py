@@ -16,7 +16,7 @@ import pytest
 from redis import Redis
 
 from semel import AsyncEngine, Permit
-from semel.core.model import Find
+from semel.core.model import Find, Found
 from semel.engine.backend import Backend
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.redis.routes import ROUNDS_MAX, Cluster, Node, NodeExchange, RedisRefused, RouteTerms, perform, slot
@@ -25,6 +25,7 @@ from tests.engine.shells import MADE, Mode, Shell, command
 from tests.redis.conftest import backend
 from tests.servers import redis as servers
 from tests.servers.running import Running, stop
+from tests.service.served import await_true
 
 MANY = 30  # commands, over all nodes
 PATIENCE_SECONDS = 1.0
@@ -82,7 +83,18 @@ def test_a_cluster_that_changes(story: Story) -> None:
     slots_that_move_are_followed(story)
     a_node_that_hangs_holds_up_nobody_else(story)
     a_primary_that_dies_is_replaced(story)
-    found = [shell.perform("find", partial(shell.engine.store.find, Find(limit=500))) for shell in story.shells]
+    found: list[Found] = []
+    all_of_them = Find(limit=500)
+
+    def are_found() -> bool:
+        """A node that has just met the new primary may say for a moment that the cluster is down."""
+        try:
+            found[:] = [shell.perform("find", partial(shell.engine.store.find, all_of_them)) for shell in story.shells]
+        except StoreError:
+            return False
+        return True
+
+    await_true(are_found, "a cluster that is whole again", 60)
     assert all(len({row.id for row in page.records}) >= 2 * MANY for page in found)
 
 

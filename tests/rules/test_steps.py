@@ -314,18 +314,18 @@ def test_what_a_word_leaves_of_the_list(
     doubt: str, listed: Steps, happened: bool, result: bytes | None, left: Steps | None
 ) -> None:
     row = unknown(doubt)
-    assert steps_after(row, said(row, happened, result), pack_steps(0, listed)) == left
+    assert steps_after(row, said(row, happened, result), pack_steps(0, listed), HOUR) == left
     running = row._replace(state=State.PROCESSING)  # lapsed, and nobody has marked it yet
-    assert steps_after(running, said(running, happened, result), pack_steps(0, listed)) == left
+    assert steps_after(running, said(running, happened, result), pack_steps(0, listed), HOUR) == left
 
 
 def test_what_has_moved_on_keeps_its_list() -> None:
     row, listed = unknown(), pack_steps(0, (CHARGE,))
-    assert steps_after(None, said(row), listed) is None
-    assert steps_after(row, said(row, fence=1), listed) is None
-    assert steps_after(row._replace(lease_until=1 << 60), said(row), listed) is None
+    assert steps_after(None, said(row), listed, HOUR) is None
+    assert steps_after(row, said(row, fence=1), listed, HOUR) is None
+    assert steps_after(row._replace(lease_until=1 << 60), said(row), listed, HOUR) is None
     for state in (State.CLAIMED, State.SUCCEEDED, State.FAILED_NOT_REPLAYABLE):
-        assert steps_after(row._replace(state=state), said(row), listed) is None
+        assert steps_after(row._replace(state=state), said(row), listed, HOUR) is None
 
 
 def test_a_list_that_cannot_be_read_is_settled_as_a_whole_only() -> None:
@@ -335,5 +335,5 @@ def test_a_list_that_cannot_be_read_is_settled_as_a_whole_only() -> None:
         "again; settle the whole command as succeeded, with an answer that tells the client how it ended"
     )
     with pytest.raises(ResolveRefused, match=f"^{told}$"):
-        steps_after(row, said(row), b"damaged")
-    assert steps_after(row, said(row, happened=True), b"damaged") is None
+        steps_after(row, said(row), b"damaged", HOUR)
+    assert steps_after(row, said(row, happened=True), b"damaged", HOUR) is None

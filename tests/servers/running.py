@@ -12,11 +12,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from tests.servers.ports import free_port
 
@@ -99,6 +101,26 @@ def alone(name: str) -> Iterator[None]:
     """No other worker of the run is within a block of this name meanwhile."""
     with _lock(Path(os.environ[ENVIRONMENT]) / f"{name}.alone"):
         yield
+
+
+@contextmanager
+def one_of(name: str, count: int) -> Iterator[None]:
+    """At most ``count`` workers of the run are within a block of this name at a time; the others wait."""
+    folder = Path(os.environ[ENVIRONMENT])
+    with ExitStack() as stack:
+        slots = [stack.enter_context((folder / f"{name}.{number}.slot").open("w")) for number in range(count)]
+        never = threading.Event()
+        while not any(_taken(slot) for slot in slots):
+            never.wait(0.05)
+        yield
+
+
+def _taken(slot: IO[str]) -> bool:
+    try:
+        fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

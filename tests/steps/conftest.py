@@ -200,3 +200,19 @@ def world(kind: Kind, tmp_path: Path) -> Iterator[World]:
     made = World(kind, tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture(params=["sqlite", "psycopg", "pymysql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """One kind for each database: what is told here is the store's, not the engine's."""
+    made = World(request.param, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Process]:
+    """One process on SQLite: what is told here is the rules'."""
+    made = World("sqlite", tmp_path)
+    yield made.process()
+    made.close()

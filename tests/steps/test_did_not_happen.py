@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import sqlite3
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -111,22 +111,6 @@ def test_a_finished_charge_is_never_made_again(world: World) -> None:
 @pytest.fixture
 def shop() -> Shop:
     return Shop()
-
-
-@pytest.fixture(params=["sqlite", "psycopg", "pymysql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    """One kind for each database: what is told here is the store's, not the engine's."""
-    made = World(request.param, tmp_path)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def process(tmp_path: Path) -> Iterator[Process]:
-    """One process on SQLite: what is told here is the rules'."""
-    made = World("sqlite", tmp_path)
-    yield made.process()
-    made.close()
 
 
 # --- the rules --------------------------------------------------------------------------------

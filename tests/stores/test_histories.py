@@ -149,11 +149,23 @@ class Histories(RuleBasedStateMachine):
         answer=st.sampled_from([None, *ANSWERS]),
         forced=st.booleans(),
         current=st.sampled_from([True, True, False]),
+        ends=st.booleans(),
+        refused=st.booleans(),
     )
-    def resolve(self, data: st.DataObject, happened: bool, answer: Answer | None, forced: bool, current: bool) -> None:
+    def resolve(
+        self,
+        data: st.DataObject,
+        happened: bool,
+        answer: Answer | None,
+        forced: bool,
+        current: bool,
+        ends: bool,
+        refused: bool,
+    ) -> None:
         id = data.draw(st.sampled_from(sorted(self.ids)))
         fence = self.fences.get(id, 0) if current else 1
-        self.both("resolve", Resolution(id, fence, happened, answer if happened else None, "olga", "asked", forced))
+        word = Resolution(id, fence, happened, answer if happened else None, "olga", "asked", forced)
+        self.both("resolve", word._replace(refused=refused and happened, ends=() if ends else None))
 
     @rule(limit=st.integers(1, 3))
     def lapse(self, limit: int) -> None:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +20,12 @@ import pytest
 
 from semel.testing.postgres import empty_schema
 from tests.servers.postgres import postgres, schema
+from tests.servers.running import once
 
 HERE: Final = Path(__file__).parent
 ACTS: Final = HERE / "acts.py"
-CODES: Final = {"old": HERE / "semel-59a3202.zip", "new": HERE.parents[1] / "src"}
+FORMER: Final = HERE / "semel-59a3202.zip"
+REVISIONS: Final = ("old", "new")
 RETRIES: Final[dict[str, list[Any]]] = {
     "succeeded": ["replayed", "paid"],
     "succeeded atomic": ["replayed", "paid"],
@@ -45,12 +48,25 @@ RETRIES: Final[dict[str, list[Any]]] = {
 
 def act(code: str, store: tuple[str, str], what: str) -> dict[str, Any]:
     """Have one revision's process do something; what it saw."""
-    command = [sys.executable, "-W", "error", str(ACTS), str(CODES[code]), *store, what]
+    home = str(code_of(code))
+    command = [sys.executable, "-W", "error", str(ACTS), home, *store, what]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
-    assert said["code"].startswith(str(CODES[code])), "another revision's code was imported"
+    assert said["code"].startswith(home), "another revision's code was imported"
     return said
+
+
+def code_of(code: str) -> Path:
+    """Where a revision's code is. The former one is unpacked once a run: from the archive, nothing stays compiled."""
+    if code == "new":
+        return HERE.parents[1] / "src"
+
+    def unpack(folder: Path) -> None:
+        with zipfile.ZipFile(FORMER) as archive:
+            archive.extractall(folder)
+
+    return once(FORMER.stem, unpack)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -62,8 +78,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     return postgres(), schema()
 
 
-@pytest.mark.parametrize("reader", CODES)
-@pytest.mark.parametrize("writer", CODES)
+@pytest.mark.parametrize("reader", REVISIONS)
+@pytest.mark.parametrize("writer", REVISIONS)
 def test_what_one_revision_wrote_is_read_by_the_other(writer: str, reader: str, store: tuple[str, str]) -> None:
     assert act("old", store, "migrate")["ran"] == ["0001_first", "0002_many_effects"]
     # Not migrated by the new one: both work on the former schema until then, and no old process starts behind it.
@@ -99,7 +115,7 @@ def test_records_with_steps_of_the_former_revision_are_not_run_without_them(stor
     }
 
 
-@pytest.mark.parametrize("reader", CODES)
+@pytest.mark.parametrize("reader", REVISIONS)
 def test_answers_that_keep_a_secret_are_never_run_again_by_those_who_cannot_give_them(
     reader: str, store: tuple[str, str]
 ) -> None:
@@ -123,5 +139,5 @@ def test_the_first_version_of_the_fingerprint_is_what_it_was(tmp_path: Path) -> 
 
 def test_the_frozen_code_is_the_previous_revision() -> None:
     """Nobody mends it by accident: then it would prove nothing of what is deployed."""
-    digest = hashlib.sha256(CODES["old"].read_bytes()).hexdigest()
+    digest = hashlib.sha256(FORMER.read_bytes()).hexdigest()
     assert digest == "4ee32b65fe6c17cafea1f8f9c8bb61819a693cf62dff714e084da9e74f3c4bf0"

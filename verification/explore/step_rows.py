@@ -91,7 +91,7 @@ def resolve(
     row: Record, steps: bytes | None, now: int, word: Resolution
 ) -> tuple[Resolving, Record | None, bytes | None]:
     """One settlement by an operator, of a step or of the whole, as the SQL stores make it."""
-    after = steps_after(row, word, steps)
+    after = steps_after(row, word, steps, now)
     reply, written = resolved_row(row, word, now, after)
     if written is None or not isinstance(reply, Resolved):
         return reply, row, steps

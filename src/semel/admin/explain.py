@@ -14,6 +14,7 @@ from typing import Final
 
 from semel.admin.damaged import DAMAGED_STATE, is_damaged, mended
 from semel.admin.describe import has_lapsed, key_text, shown_state, state_name, time_text
+from semel.bulk.rules import is_bulk
 from semel.cli.terminal import Json, span_text
 from semel.core.decide import TABLE, decide, situation
 from semel.core.identity import uuid_text
@@ -39,6 +40,8 @@ from semel.core.settle import relinquished
 from semel.core.timing import PURGE_GRACE_US
 from semel.http.problems import Problems
 from semel.steps.doubts import step_of
+from semel.steps.findings import state_text, unfinished
+from semel.steps.rules import Steps, Unpackable, unpack_steps
 
 _NONCE: Final = bytes(16)  # an attempt that nobody makes
 _DOUBTS: Final[Mapping[str, str]] = {
@@ -88,8 +91,11 @@ def _attempt_document(attempt: NextAttempt) -> dict[str, Json]:
     return {"verdict": attempt.verdict, "why": attempt.why, "meaning": attempt.meaning, "answer": attempt.answer}
 
 
-def tell(record: Record, audit: Sequence[Audit], now: int) -> Story:
-    """The story of a record, read whole, at the store's time ``now`` (microseconds)."""
+def tell(record: Record, audit: Sequence[Audit], now: int, listed: object = None) -> Story:
+    """The story of a record, read whole, at the store's time ``now`` (microseconds).
+
+    Parameters: ``listed`` its steps, as :func:`semel.admin.settling.begun_steps` reads them.
+    """
     own = mended(record).fingerprint
     same = attempt_at(record, own, now)
     other = attempt_at(record, bytes(byte ^ 0xFF for byte in own) or bytes(32), now)
@@ -98,7 +104,7 @@ def tell(record: Record, audit: Sequence[Audit], now: int) -> Story:
         happened=[*_beginning(record, now), _standing(record, now), *_settlers(audit, now)],
         same=same,
         other=other,
-        operator=_operator(record, same, now),
+        operator=_operator(record, same, now, listed),
         kept=_kept(record, now),
         client=_client(record, same),
     )
@@ -245,7 +251,7 @@ def _settlers(audit: Sequence[Audit], now: int) -> list[str]:
             f"({line.action.removeprefix('resolve:')}): {line.reason}" for line in audit]  # fmt: skip
 
 
-def _operator(record: Record, same: NextAttempt, now: int) -> list[str]:
+def _operator(record: Record, same: NextAttempt, now: int, listed: object) -> list[str]:
     id = uuid_text(record.operation_id)
     if same.verdict == "Unreadable" or is_damaged(record):
         return ["Restore the record from a backup, or run a version that can read it: retries run nothing until then."]
@@ -265,7 +271,36 @@ def _operator(record: Record, same: NextAttempt, now: int) -> list[str]:
         ]
     if same.verdict == "InProgress":
         return ["Wait: if its holder dies, the lease tells within its span. Nothing can be settled while it lives."]
+    if record.state == State.CLAIMED and is_bulk(record.recipe):
+        return [f"A retry goes on with the items that are left, and settles it; they are listed by: semel bulk {id}"]
+    if record.state == State.CLAIMED:
+        return _between_steps(record, id, listed)
     return ["Nothing needs to be done."]
+
+
+def _between_steps(record: Record, id: str, listed: object) -> list[str]:
+    """A command that rests: whoever has the key goes on, and an operator can end it where nobody has it."""
+    steps: Steps = ()
+    recorded = ["No step has begun."]
+    try:
+        steps = unpack_steps(listed, record.generation)
+    except Unpackable as error:
+        recorded = [f"{str(error).capitalize()}."]
+    if steps:
+        recorded = [f"Step {step.shown!r}: {state_text(step)}." for step in steps]
+    open = unfinished(steps)
+    answered = open or steps[-1:]
+    said = "".join(f" --step {shlex.quote(step.shown)}=happened" for step in answered)
+    or_not = " (or =not, as you found out)" if open else ""
+    return [
+        "A retry with the same key and request goes on, and semel worker --complete does for resumable operations.",
+        *recorded,
+        f"Where its client has lost the key, find out what happened, and end it with what a late retry gets{or_not}:",
+        f"semel settle {id} --succeeded --status STATUS --body-file FILE{said} --reason '...'",
+        f"semel settle {id} --refused --status 409 --body-file FILE{said} --reason '...'",
+        "Where no step has happened, it may run again as a whole:",
+        f"semel settle {id} --did-not-happen{said.replace('=happened', '=not')} --reason '...'",
+    ]
 
 
 def _kept(record: Record, now: int) -> str:

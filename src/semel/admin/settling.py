@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from typing import Any, Final
 
 from semel.admin.damaged import is_damaged
 from semel.cli.exits import CommandFailed
 from semel.cli.terminal import span_text
 from semel.core.identity import uuid_text
-from semel.core.model import MovedOn, Record, Resolution, Resolved, Resolving, State, TooEarly
+from semel.core.model import Answer, MovedOn, Record, Resolution, Resolved, Resolving, State, TooEarly
 from semel.core.settle import resolved_row
 from semel.engine.sync_engine import Engine
 from semel.errors import ResolveRefused, StepError
+from semel.http.headers import BODYLESS_STATUSES
 from semel.operations.flow import resolve
+from semel.steps.findings import steps_after
+from semel.steps.run import found_result
+from semel.steps.store import listed_steps
 
 REASON_LENGTH_MAX: Final = 1000
 FORCE: Final = "give --force"
+
+
+def found_answer(status: int, headers: tuple[tuple[bytes, bytes], ...], body: bytes) -> Answer:
+    """The answer that retries will get. Raises ValueError, naming what does not fit.
+
+    >>> found_answer(204, (), b"paid")
+    Traceback (most recent call last):
+        ...
+    ValueError: an answer with status 204 has no body
+    """
+    if body and status in BODYLESS_STATUSES:  # a server would break each replay off
+        raise ValueError(f"an answer with status {status} has no body")
+    return Answer(status, headers, body)
+
+
+def found_step_result(step: str | None, text: str) -> bytes:
+    """A step's result, given as JSON, as it is recorded.
+
+    Raises ValueError, and CommandFailed where no step is in doubt.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"must be JSON, such as '\"ch_81\"' or null: {error}") from error
+    if step is None:
+        raise CommandFailed("refused: no step of this command is in doubt; see: semel explain")
+    try:
+        return found_result(step, value)
+    except StepError as error:
+        raise ValueError(str(error)) from error
 
 
 def settle(engine: Engine, record: Record, word: Resolution, *, force: str = FORCE) -> State:
@@ -34,13 +69,24 @@ def settle(engine: Engine, record: Record, word: Resolution, *, force: str = FOR
     return _state_of(reply, record, force)
 
 
-def foresee(record: Record, word: Resolution, now: int, *, force: str = FORCE) -> State:
+def foresee(record: Record, word: Resolution, now: int, *, listed: object = None, force: str = FORCE) -> State:
     """The state that a record would have behind an operator's word; nothing is written.
+
+    Parameters: ``listed`` its steps, as :func:`begun_steps` reads them.
 
     Raises CommandFailed, as :func:`settle` would.
     """
     _check_sound(record)
-    return _state_of(resolved_row(record, word, now)[0], record, force)
+    try:
+        steps = steps_after(record, word, listed, now)
+    except (ResolveRefused, StepError) as error:
+        raise CommandFailed(f"refused: {error}") from error
+    return _state_of(resolved_row(record, word, now, steps)[0], record, force)
+
+
+def begun_steps(engine: Engine, record: Record) -> Any:
+    """What a record's execution has recorded of its steps, as it is stored; None where there are none."""
+    return engine.perform("read_steps", lambda: listed_steps(engine.store, record.id))
 
 
 def _check_sound(record: Record) -> None:
@@ -66,7 +112,8 @@ def _state_of(reply: Resolving, record: Record, force: str) -> State:
             raise CommandFailed(
                 "refused: the command is CLAIMED: none of its steps is in doubt, so that there is nothing to find out. "
                 "A retry with the same key and request goes on, also after its worker died, and makes no finished step "
-                f"again; semel worker --complete does so for resumable operations; see: semel explain {id}"
+                "again; semel worker --complete does so for resumable operations. Where its client has lost the key, "
+                f"end it with --step for each step that had begun, once its lease is over; see: semel explain {id}"
             )
         case MovedOn(state):
             raise CommandFailed(
@@ -81,6 +128,8 @@ def consequence(word: Resolution, state: State) -> str:
     >>> consequence(Resolution(bytes(16), 1, False, None, "ops", "no charge"), State.FAILED_NOT_REPLAYABLE)
     'it did not happen; a retry runs it'
     """
+    if word.refused:
+        return "it was refused; a retry gets that answer, and nothing runs"
     if word.happened and word.result is None:
         then = "a retry gets it" if word.answer is not None else "a retry is told so and gets no answer; this is final"
         return f"it succeeded; {then}"

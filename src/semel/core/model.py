@@ -409,6 +409,16 @@ class Resolution(NamedTuple):
     step: str | None = None  # in doubt when somebody looked; "did not happen" speaks of a step in doubt alone
     result: bytes | None = None  # of the step in doubt, in JSON: that one happened, and the execution goes on
     answer_kind: AnswerKind = AnswerKind.KEPT  # of an answer that is given
+    refused: bool = False  # with ``happened``: it has ended, as a definite refusal, and the answer says so
+    # The execution ends with this word, also between its steps: of each step that had begun, whether it happened.
+    ends: tuple[tuple[str, bool], ...] | None = None
+
+    @property
+    def state(self) -> State:
+        """The state of an execution that ends with this word."""
+        if not self.happened:
+            return State.FAILED_NOT_REPLAYABLE
+        return State.FAILED_REPLAYABLE if self.refused else State.SUCCEEDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,6 +459,7 @@ class Find(NamedTuple):
 
     ``attention``: only what the store finds by its own list of records that need attention, however large it is: all
     UNKNOWN ones, and open ones. A server's list may lack open records that are younger than its reaper's last look.
+    ``after``: a SQL store looks at no record up to this cursor, where it does not have that list.
     """
 
     states: tuple[State, ...] = ()
@@ -459,6 +470,7 @@ class Find(NamedTuple):
     before: int | None = None
     lapsed: bool = False
     attention: bool = False
+    after: int = 0
 
 
 class Found(NamedTuple):

@@ -192,9 +192,9 @@ def cover_resolution(word: Resolution, policy: Policy | None, sealer: Seals | No
     if policy is None:
         if sealer is None:
             return word
-        sealed_answer = seal_answer(answer, word.id, State.SUCCEEDED, sealer)
+        sealed_answer = seal_answer(answer, word.id, word.state, sealer)
         return word._replace(answer=sealed_answer, answer_kind=AnswerKind.SEALED)
-    kept, kind = cover_answer(answer, AnswerKind.KEPT, word.id, State.SUCCEEDED, policy, sealer)
+    kept, kind = cover_answer(answer, AnswerKind.KEPT, word.id, word.state, policy, sealer)
     return word._replace(answer=kept, answer_kind=kind)
 
 

@@ -199,8 +199,7 @@ def resolved_row(
         return MovedOn(None), None
     if row is None or row.fence != word.fence:
         return MovedOn(None if row is None else state_of(row)), None
-    lapsed = row.state == State.PROCESSING and now >= row.lease_until
-    if row.state != State.UNKNOWN and not lapsed:
+    if row.state != State.UNKNOWN and not (may_be_settled(row, word) and now >= row.lease_until):
         return MovedOn(state_of(row)), None
     in_doubt = step_of(row.doubt)
     if word.step not in (None, in_doubt) or (word.result is not None and in_doubt is None):
@@ -208,9 +207,9 @@ def resolved_row(
     if now < row.deadline_at and not word.forced:
         return TooEarly(row.deadline_at - now), None
     of_steps = steps is not None or (not word.happened and in_doubt is not None)
-    if of_steps and (goes_on := continued_row(row, steps or (), now)) is not None:
+    if of_steps and word.ends is None and (goes_on := continued_row(row, steps or (), now)) is not None:
         return Resolved(State(goes_on.state)), goes_on
-    state = State.SUCCEEDED if word.happened else State.FAILED_NOT_REPLAYABLE
+    state = word.state
     kept = retention(now, row.answer_us, row.tombstone_us)
     answer = word.answer if word.happened else None
     block = None if answer is None else pack_headers(answer.headers)
@@ -228,12 +227,23 @@ def resolved_row(
         doubt=None,
         resource_type=word.resource_type or row.resource_type,
         resource_id=word.resource_id or row.resource_id,
+        error_code=None if word.refused else row.error_code,  # of an attempt that failed; a refusal has its status
         answer_kind=kind,
         answer_digest=digest,
         status=answer.status if answer is not None else None,
         headers=block if is_kept else None,
         body=answer.body if answer is not None and is_kept else None,
         request=None,
+    )
+
+
+def may_be_settled(row: Record, word: Resolution) -> bool:
+    """Whether an open record whose lease is over may be settled by hand.
+
+    Between its steps nothing is in doubt, and whoever has the key goes on: only a word that ends the execution counts.
+    """
+    return row.state == State.PROCESSING or (
+        row.state == State.CLAIMED and word.ends is not None and row.settled_at is None
     )
 
 
@@ -279,6 +289,8 @@ def continued_row(row: Record, steps: Steps, now: int) -> Record | None:
 
 def action_of(word: Resolution, seen: Record) -> str:
     """What a settlement is called in the audit trail."""
-    said = f"resolve:{'succeeded' if word.happened else 'did-not-happen'}"
+    said = f"resolve:{'refused' if word.refused else 'succeeded' if word.happened else 'did-not-happen'}"
+    if word.ends is not None:
+        return " ".join((said, *(f"{name}={'happened' if happened else 'not'}" for name, happened in word.ends)))
     of_step = names_a_step(seen.doubt) and (word.result is not None or not word.happened)
     return f"{said} {seen.doubt}" if of_step else said

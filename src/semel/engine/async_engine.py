@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self, TypeVar
 
 from semel.core.atomic_flow import settled_or
@@ -274,10 +274,18 @@ class AsyncEngine:
         permit.kept = False
         return (await self.perform("mark_not_kept", lambda: self.store.mark_not_kept(self.core.renewals([permit]))))[0]
 
-    async def settle_by(self, operation_id: str, outcome: Reported, proof: str, *, actor: str = "report") -> State:
+    async def settle_by(
+        self,
+        operation_id: str,
+        outcome: Reported,
+        proof: str,
+        *,
+        actor: str = "report",
+        steps: Mapping[str, bool] | None = None,
+    ) -> State:
         """As :meth:`Engine.settle_by <semel.engine.sync_engine.Engine.settle_by>`."""
         return await self._performer.drive(
-            settle_reported(self.store, operation_id, outcome, proof, actor, self.core.cover)
+            settle_reported(self.store, operation_id, outcome, proof, actor, self.core.cover, steps)
         )
 
     def atomic(self, connection: Any, command: Command) -> AsyncAtomic:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from semel.core.contract import Store
@@ -18,6 +18,7 @@ from semel.reconciliation.rules import (
     REASON_LENGTH_MAX,
     Again,
     DidNotHappen,
+    RefusedWith,
     StepSucceeded,
     SucceededWith,
     judge,
@@ -25,9 +26,10 @@ from semel.reconciliation.rules import (
 )
 from semel.steps.doubts import step_of
 
-Reported = SucceededWith | StepSucceeded | DidNotHappen
+Reported = SucceededWith | RefusedWith | StepSucceeded | DidNotHappen
 _AGREES: Final = {
     SucceededWith: (State.SUCCEEDED,),
+    RefusedWith: (State.FAILED_REPLAYABLE,),
     DidNotHappen: (State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE),
 }
 
@@ -36,15 +38,23 @@ Cover = Callable[[str, Resolution], Resolution]
 
 
 def settle_reported(
-    store: Store, operation_id: str, outcome: Reported, proof: str, actor: str, cover: Cover | None = None
+    store: Store,
+    operation_id: str,
+    outcome: Reported,
+    proof: str,
+    actor: str,
+    cover: Cover | None = None,
+    steps: Mapping[str, bool] | None = None,
 ) -> Flow[State]:
     """Settle an execution by a report; the state that it has then. What was settled the same way stays as it is.
 
-    Parameters: ``cover`` makes of a report what is to be stored, by its operation's name.
+    Parameters: ``cover`` makes of a report what is to be stored, by its operation's name; ``steps`` of each step that
+    had begun whether it happened: the execution ends, also where none of them is in doubt.
 
     Raises PolicyError for what is no report, ResolveRefused, RecordUnreadableError, StepError, StoreError.
     """
     id = _checked(operation_id, outcome, proof, actor)
+    ends = _checked_steps(outcome, steps)
     record, _ = yield from ask(Perform("resolve", lambda: find_operation(store, operation_id=id)))
     if record is None:
         raise ResolveRefused(f"no record of operation {operation_id}: it was never seen here, or its key is forgotten")
@@ -54,7 +64,7 @@ def settle_reported(
     if state in (State.SUCCEEDED, State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE):
         return _known(state, outcome, operation_id)
     now = (yield from ask(Perform("find", lambda: store.find(Find(limit=1))))).now
-    return (yield from _settle(store, record, outcome, proof, actor, now, operation_id, cover))
+    return (yield from _settle(store, record, outcome, proof, actor, now, operation_id, cover, ends))
 
 
 def _settle(
@@ -66,7 +76,13 @@ def _settle(
     now: int,
     operation_id: str,
     cover: Cover | None,
+    ends: tuple[tuple[str, bool], ...] | None,
 ) -> Flow[State]:
+    if ends is None and record.state == State.CLAIMED and now >= record.lease_until:
+        raise ResolveRefused(
+            f"operation {operation_id} rests between its steps, and whoever has its key goes on; where nobody has, end "
+            "it with steps={name: whether it happened} for each step that had begun and not finished, or with steps={}"
+        )
     result = None
     if isinstance(outcome, StepSucceeded):
         step = step_of(record.doubt)
@@ -79,7 +95,7 @@ def _settle(
     if isinstance(word, Again):
         until = quiet_until(record, 0) if isinstance(outcome, DidNotHappen) else record.deadline_at
         raise _early(operation_id, max(until - now, 0))
-    word = word._replace(reason=proof)
+    word = word._replace(reason=proof, ends=ends, step=None if ends is not None else word.step)
     if cover is not None:
         word = cover(record.operation, word)
     if is_kept_by(store):
@@ -119,12 +135,28 @@ def _early(operation_id: str, wait_us: int) -> ResolveRefused:
     )
 
 
+def _checked_steps(outcome: Reported, steps: object) -> tuple[tuple[str, bool], ...] | None:
+    if steps is None:
+        return None
+    if isinstance(outcome, StepSucceeded):
+        raise PolicyError("StepSucceeded lets the execution go on, and steps= ends it: give one of the two")
+    if not isinstance(steps, Mapping) or not all(
+        isinstance(name, str) and isinstance(happened, bool) for name, happened in steps.items()
+    ):
+        raise PolicyError(
+            f"steps must say of each step whether it happened, such as {{'mail': False}}; it is {steps!r}"
+        )
+    return tuple(steps.items())
+
+
 def _checked(operation_id: object, outcome: object, proof: object, actor: object) -> bytes:
     id = uuid_bytes(operation_id) if isinstance(operation_id, str) else None
     if id is None:
         raise PolicyError(f"operation_id is a UUID's text, such as permit.operation_id; it is {operation_id!r}")
-    if not isinstance(outcome, (SucceededWith, StepSucceeded, DidNotHappen)):
-        raise PolicyError(f"outcome must be SucceededWith, StepSucceeded or DidNotHappen; it is {outcome!r}")
+    if not isinstance(outcome, (SucceededWith, RefusedWith, StepSucceeded, DidNotHappen)):
+        raise PolicyError(
+            f"outcome must be SucceededWith, RefusedWith, StepSucceeded or DidNotHappen; it is {outcome!r}"
+        )
     for name, text in (("proof", proof), ("actor", actor)):
         if not isinstance(text, str) or not text.strip() or len(text) > REASON_LENGTH_MAX:
             raise PolicyError(f"{name} must be a text of 1 to {REASON_LENGTH_MAX} characters; it is {text!r:.80}")

@@ -5,7 +5,7 @@ Handlers run in the calling thread, Semel's own work in threads that no exceptio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from threading import get_ident
 from typing import Any, Self, TypeVar
@@ -302,13 +302,22 @@ class Engine:
         permit.kept = False
         return (self.perform("mark_not_kept", lambda: self.store.mark_not_kept(self.core.renewals([permit]))))[0]
 
-    def settle_by(self, operation_id: str, outcome: Reported, proof: str, *, actor: str = "report") -> State:
+    def settle_by(
+        self,
+        operation_id: str,
+        outcome: Reported,
+        proof: str,
+        *,
+        actor: str = "report",
+        steps: Mapping[str, bool] | None = None,
+    ) -> State:
         """Settle an execution whose outcome another process reports, such as a provider's webhook; its state then.
 
         Parameters: ``operation_id`` as ``permit.operation_id``, which the handler gave to the provider; ``outcome``
-        ``SucceededWith(answer)``, ``DidNotHappen()`` or ``StepSucceeded(result)`` of :mod:`semel.workers`; ``proof``
-        how
-        it is known, and ``actor`` who says so, for the audit trail: up to 500 characters each.
+        ``SucceededWith(answer)``, ``RefusedWith(answer)``, ``DidNotHappen()`` or ``StepSucceeded(result)`` of
+        :mod:`semel.workers`; ``proof`` how it is known, and ``actor`` who says so, for the audit trail: up to 500
+        characters each; ``steps`` ends an execution that rests between its steps, since nobody has its key any more:
+        of each step that had begun and not finished, whether it happened, such as ``{"mail": False}``.
 
         A report that comes again, or behind the handler's own answer, changes nothing where it agrees.
 
@@ -333,7 +342,9 @@ class Engine:
         SUCCEEDED
         b'paid'
         """
-        return self._performer.drive(settle_reported(self.store, operation_id, outcome, proof, actor, self.core.cover))
+        return self._performer.drive(
+            settle_reported(self.store, operation_id, outcome, proof, actor, self.core.cover, steps)
+        )
 
     def atomic(self, connection: Any, command: Command) -> Atomic:
         """Join the user's own transaction: see :class:`~semel.engine.atomic_block.Atomic`."""

@@ -44,6 +44,17 @@ class StepSucceeded:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedWith:
+    """It has ended without what was asked for, and every retry gets this answer, such as a 409 "refunded".
+
+    Parameters: ``reason`` how it is known, for the audit trail. A report alone says so (``engine.settle_by``).
+    """
+
+    answer: Answer
+    reason: str = "it was refused, or undone"
+
+
+@dataclass(frozen=True, slots=True)
 class DidNotHappen:
     """The other side knows nothing of it: from ``quiet_for`` on a retry may run it.
 
@@ -85,7 +96,7 @@ def holder_has_ended(record: Record) -> bool:
 
 
 def judge(
-    found: Finding,
+    found: Finding | RefusedWith,
     record: Record,
     now: int,
     *,
@@ -103,13 +114,15 @@ def judge(
     """
     step = step_of(record.doubt)
     match found:
-        case SucceededWith(_, _, reason) | StepSucceeded(_, reason):
+        case SucceededWith(_, _, reason) | StepSucceeded(_, reason) | RefusedWith(_, reason):
             early = now < record.deadline_at
             if early and not holder_has_ended(record):  # its own answer would be the better one
                 return _early(record.deadline_at - now, f"it happened, and its holder may still say so: {reason}")
             word = Resolution(record.id, record.fence, True, None, actor, _short(reason), early)
             if isinstance(found, StepSucceeded):
                 return word._replace(step=step, result=result)
+            if isinstance(found, RefusedWith):
+                return word._replace(answer=found.answer, refused=True)
             kind, id = found.resource or (None, None)
             return word._replace(answer=found.answer, resource_type=kind, resource_id=id)
         case DidNotHappen(reason):

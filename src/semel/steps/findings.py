@@ -1,7 +1,8 @@
 """What was found out about a step in doubt, and what becomes of the list of steps then.
 
 It did not happen, or it finished with a result. Either way the execution goes on where it was: what had finished before
-stays finished, and derived keys stay the same. Only a word about the whole execution ends it.
+stays finished, and derived keys stay the same. Only a word about the whole execution ends it; where nothing is in
+doubt, that word answers for each step that had begun.
 """
 
 from __future__ import annotations
@@ -10,25 +11,31 @@ from semel.core.model import Record, Resolution, State
 from semel.core.record import is_sound
 from semel.errors import ResolveRefused
 from semel.steps.doubts import step_of
-from semel.steps.rules import Steps, Unpackable, put, unpack_steps, with_result
+from semel.steps.rules import Step, Steps, Unpackable, has_begun, put, unpack_steps, with_result
 
 
-def steps_after(row: Record | None, word: Resolution, listed: object) -> Steps | None:
+def steps_after(row: Record | None, word: Resolution, listed: object, now: int) -> Steps | None:
     """The list of steps after an operator's or reconciler's word; None where that word ends the execution.
 
-    Parameters: ``row`` the record as it is; ``listed`` its list as it is stored.
+    Parameters: ``row`` the record as it is; ``listed`` its list as it is stored; ``now`` the store's time.
 
     Raises:
-        ResolveRefused: the list cannot be read, so that a finished step might be made again; or it holds no such step.
+        ResolveRefused: the list cannot be read, so that a finished step might be made again; it holds no such step; or
+            a word that ends the execution does not answer for all that had begun.
         StepError: the step's result is too long to be recorded.
     """
     if (
         row is None
         or not is_sound(row)
         or row.fence != word.fence
-        or row.state not in (State.UNKNOWN, State.PROCESSING)
+        or row.state not in (State.UNKNOWN, State.PROCESSING, State.CLAIMED)
     ):
         return None  # it has moved on, and nothing will be written
+    if word.ends is not None:
+        held = row.state != State.UNKNOWN and now < row.lease_until
+        return None if held else _ended(row, word, dict(word.ends), listed)
+    if row.state == State.CLAIMED:
+        return None
     if word.happened and word.result is None:
         return None
     try:
@@ -56,3 +63,80 @@ def found(steps: Steps, doubt: str | None, result: bytes | None) -> Steps:
     if step is None:
         raise ResolveRefused(f"no start of step {step_of(doubt)!r} is recorded: it did not happen")
     return with_result(steps, step._replace(disproved=False), result)
+
+
+def _ended(row: Record, word: Resolution, said: dict[str, bool], listed: object) -> Steps | None:
+    """The list of an execution that ends; None: it stays as it is. Raises ResolveRefused as ``steps_after``.
+
+    "It did not happen" frees the key: that needs a list in which nothing has happened. An end with an answer is final,
+    so that no step is made again whatever the list says.
+    """
+    from semel.bulk.rules import is_bulk  # it is large, and no other word needs it
+
+    if is_bulk(row.recipe):
+        raise ResolveRefused("this is a bulk, whose items are commands of their own: see semel bulk --help")
+    try:
+        steps = unpack_steps(listed, row.generation)
+    except Unpackable as error:
+        if word.happened:
+            return None
+        raise ResolveRefused(
+            f"{error}, so that nobody knows which steps have finished, and a retry might make them again; end the "
+            "command as succeeded or refused, with an answer that tells the client how it ended"
+        ) from error
+    _check_answered(steps, said)
+    if word.happened:
+        return None
+    done = next((step for step in steps if step.finished or said.get(step.shown)), None)
+    if done is not None:
+        raise ResolveRefused(
+            f"step {done.shown!r} has happened, so that the command as a whole may not run again; if it was undone, "
+            "end the command as refused, with an answer that says so (--refused --status 409)"
+        )
+    return tuple(step._replace(disproved=True) for step in steps) or None
+
+
+def unfinished(steps: Steps) -> Steps:
+    """The steps that an end of the execution answers for: they had begun, and nobody has recorded how they ended."""
+    return tuple(step for step in steps if has_begun(step) and not step.finished)
+
+
+def _check_answered(steps: Steps, said: dict[str, bool]) -> None:
+    listed = {step.shown: step for step in steps}
+    for name, happened in said.items():
+        step = listed.get(name)
+        if step is None:
+            raise ResolveRefused(f"no step {name!r} of this command has begun; {_begun_text(steps)}")
+        if step.finished and not happened:
+            raise ResolveRefused(
+                f"step {name!r} is recorded as finished, which is the better witness; if its effect was undone since, "
+                "say so in the reason and in the answer"
+            )
+    open = [step.shown for step in unfinished(steps) if step.shown not in said]
+    if open:
+        raise ResolveRefused(
+            f"say of each step that had begun and not finished whether it happened; unanswered: {_named(open)} "
+            f"(--step {open[0]}=happened, or --step {open[0]}=not)"
+        )
+
+
+def _begun_text(steps: Steps) -> str:
+    names = [step.shown for step in steps if has_begun(step)]
+    return f"those that have: {_named(names)}" if names else "none has"
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def state_text(step: Step) -> str:
+    """What is recorded of a step, for people.
+
+    >>> state_text(Step("mail", 0, 1, repeatable=True))
+    'had begun, and may be repeated'
+    """
+    if step.finished:
+        return "finished"
+    if step.disproved:
+        return "did not happen"
+    return "had begun, and may be repeated" if step.repeatable else "had begun"

@@ -105,6 +105,15 @@ def stored_steps(dialect: Dialect, id: bytes) -> Flow[Value]:
     return rows[0][0] if rows else None
 
 
+def listed_steps(store: Any, id: bytes) -> Flow[Value]:
+    """A record's list as it is stored, for an operator to look at; None where the store keeps no steps."""
+    dialect: Dialect | None = getattr(store, "dialect", None)
+    if dialect is None:
+        return None
+    rows = yield from dialect.rows(dialect.statements(NOUN)["list_steps"], {"id": id})
+    return rows[0][0] if rows else None
+
+
 def rewrite_steps(dialect: Dialect, record: Record, steps: Steps | None) -> Flow[None]:
     """Write a settled record's list behind the record; None: it stays as it is."""
     if steps is None:

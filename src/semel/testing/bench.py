@@ -126,10 +126,18 @@ class Bench:
         return row
 
     def resolve(
-        self, grant: Grant, *, happened: bool = True, answer: Answer | None = None, forced: bool = False
+        self,
+        grant: Grant,
+        *,
+        happened: bool = True,
+        answer: Answer | None = None,
+        forced: bool = False,
+        refused: bool = False,
+        ends: tuple[tuple[str, bool], ...] | None = None,
     ) -> Resolving:
         """An operator's settlement of the record as this grant left it."""
         resolution = Resolution(grant.id, grant.fence, happened, answer, "olga", "asked the provider", forced)
+        resolution = resolution._replace(refused=refused, ends=ends)
         return self.do(lambda: self.store.resolve(resolution))
 
     def lapse(self, limit: int = 100) -> list[Record]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from semel.reconciliation.case import Case as Case
     from semel.reconciliation.rules import DidNotHappen as DidNotHappen
     from semel.reconciliation.rules import Finding as Finding
+    from semel.reconciliation.rules import RefusedWith as RefusedWith
     from semel.reconciliation.rules import StepSucceeded as StepSucceeded
     from semel.reconciliation.rules import StillUnknown as StillUnknown
     from semel.reconciliation.rules import SucceededWith as SucceededWith
@@ -38,6 +39,7 @@ _HOMES = {
     "Receivers": "semel.outbox.receivers",
     "Reconciler": "semel.reconciliation.worker",
     "Reconciling": "semel.reconciliation.worker",
+    "RefusedWith": "semel.reconciliation.rules",
     "Relay": "semel.outbox.worker",
     "Round": "semel.reconciliation.worker",
     "StepSucceeded": "semel.reconciliation.rules",
@@ -58,6 +60,7 @@ __all__ = [
     "Receivers",
     "Reconciler",
     "Reconciling",
+    "RefusedWith",
     "Relay",
     "Round",
     "StepSucceeded",

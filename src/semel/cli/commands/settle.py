@@ -2,31 +2,39 @@
 
 It is a compare-and-set on the record that was read, it needs a reason, it is written to the audit trail,
 and it waits for the handler's deadline: until then the handler might still be running. Where a step is in
-doubt, "did not happen" is said of that step: what had finished is not made again.
+doubt, "did not happen" is said of that step: what had finished is not made again. A command that rests between its
+steps, and whose client has lost the key, is ended whole, with an answer for each step that had begun.
 """
 
 from __future__ import annotations
 
 import argparse
 import getpass
-import json
 import os
 import re
 from pathlib import Path
 from typing import Final
 
 from semel.admin.find import check_beginning, find_named, name_of
-from semel.admin.settling import REASON_LENGTH_MAX, consequence, settle
+from semel.admin.settling import (
+    REASON_LENGTH_MAX,
+    begun_steps,
+    consequence,
+    foresee,
+    found_answer,
+    found_step_result,
+    settle,
+)
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
-from semel.cli.exits import CommandFailed, Exit, UsageFailed
+from semel.cli.exits import Exit, NotFound, UsageFailed
 from semel.cli.open_store import opened
 from semel.cli.terminal import Output
 from semel.core.identity import uuid_text
-from semel.core.model import Answer, Resolution
-from semel.errors import StepError
+from semel.core.model import Answer, Find, Record, Resolution, State
+from semel.engine.sync_engine import Engine
 from semel.policy import NEVER_REPLAYED
 from semel.steps.doubts import step_of
-from semel.steps.run import found_result
+from semel.steps.rules import any_begun
 
 BODY_BYTES_MAX: Final = 1024 * 1024
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
@@ -42,9 +50,12 @@ def add(commands: Commands[Parser]) -> None:
         "semel settle 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55 --did-not-happen --reason 'no charge at the provider'\n"
         "semel settle 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55 --succeeded --status 201 --body-file answer.json \\\n"
         "    --header 'Content-Type: application/json' --reason 'charged: ch_81 at the provider'\n"
-        "semel settle 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55 --step-succeeded '\"ch_81\"' --reason 'ch_81 is there'",
+        "semel settle 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55 --step-succeeded '\"ch_81\"' --reason 'ch_81 is there'\n"
+        "semel settle 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55 --refused --status 409 --step mail=not --reason 'refunded'",
         "Retries then get the answer, or run the command. Where a step is in doubt, --did-not-happen is said of that "
-        "step alone: what had finished is not made again. It is refused before the handler's deadline has passed.",
+        "step alone: what had finished is not made again. A command that is CLAIMED, because its client has lost the "
+        "key between two steps, ends whole: say of each step that had begun whether it happened (--step). It is "
+        "refused before the handler's deadline has passed.",
     )
     parser.add_argument(
         "operation_id",
@@ -54,11 +65,22 @@ def add(commands: Commands[Parser]) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--succeeded", action="store_true", help="the effect happened: retries never run it again")
     what.add_argument(
+        "--refused", action="store_true", help="it has ended without what was asked for: retries get this answer"
+    )
+    what.add_argument(
         "--did-not-happen", action="store_true", help="no effect happened (of the step in doubt): a retry may run it"
     )
     what.add_argument(
         "--step-succeeded", metavar="JSON", help="the step in doubt returned this: a retry goes on behind it"
     )
+    parser.add_argument(
+        "--step",
+        action="append",
+        default=[],
+        metavar="NAME=happened|not",
+        help="the command ends, and this step, which had begun, has happened or has not; once for each of them",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would become of the command; write nothing")
     parser.add_argument("--reason", required=True, help="how you know; kept in the audit trail")
     parser.add_argument("--actor", help="who settles it (default: the user name)")
     parser.add_argument("--force", action="store_true", help="before the deadline: you know the handler is gone")
@@ -67,7 +89,9 @@ def add(commands: Commands[Parser]) -> None:
         action="store_true",
         help="with --succeeded and without --status: retries get no answer, for ever, only that it was done",
     )
-    parser.add_argument("--status", type=whole_number(200, 599), help="with --succeeded: the answer's HTTP status")
+    parser.add_argument(
+        "--status", type=whole_number(200, 599), help="with --succeeded or --refused: the answer's HTTP status"
+    )
     parser.add_argument("--body-file", metavar="FILE", help="with --status: the answer's body")
     parser.add_argument(
         "--header", action="append", default=[], metavar="'NAME: VALUE'", help="with --status: one of its headers"
@@ -81,24 +105,64 @@ def run(options: argparse.Namespace, out: Output) -> int:
     reason = _text("--reason", options.reason)
     actor = _text("--actor", options.actor if options.actor is not None else _user())
     answer = _answer(options)
+    said = _steps(options.step)
     with opened(options) as engine:
         everywhere = argparse.Namespace(**vars(options), tenant=None, caller=None, operation=None)
         record = find_named(engine, options.operation_id, everywhere, "OPERATION_ID")
         operation_id = record.operation_id
-        step = None if options.succeeded else step_of(record.doubt)
+        whole = bool(said) or (options.did_not_happen and _has_not_begun(engine, record))
+        if said and options.step_succeeded is not None:
+            raise UsageFailed("--step ends the command, and --step-succeeded lets it go on: give one of the two")
+        step = None if options.succeeded or options.refused or whole else step_of(record.doubt)
         result = _result(options.step_succeeded, step)
         happened = not options.did_not_happen
         word = Resolution(
             record.id, record.fence, happened, answer, actor, reason, options.force, step=step, result=result
         )
-        state = settle(engine, record, word)
+        ends = tuple(said.items()) if whole and result is None else None
+        word = word._replace(refused=options.refused, ends=ends)
+        state = _foresee(engine, record, word) if options.dry_run else settle(engine, record, word)
     out.document(
-        {"operationId": uuid_text(operation_id), "state": state.name, "answer": answer is not None, "step": step}
+        {
+            "operationId": uuid_text(operation_id),
+            "state": state.name,
+            "answer": answer is not None,
+            "step": step,
+            "steps": said,
+            "dryRun": options.dry_run,
+        }
     )
     if options.operation_id != uuid_text(operation_id):
         out.say(name_of(record))  # a beginning was given: it is said whose it was
-    out.say(f"settled: {consequence(word, state)}")
+    out.say(f"{'would be settled' if options.dry_run else 'settled'}: {consequence(word, state)}")
     return Exit.OK
+
+
+def _has_not_begun(engine: Engine, record: Record) -> bool:
+    """Whether a command rests before its first step, so that nothing of it has happened."""
+    return record.state == State.CLAIMED and not any_begun(begun_steps(engine, record), record.generation)
+
+
+def _foresee(engine: Engine, seen: Record, word: Resolution) -> State:
+    """The state that the record would have. Raises CommandFailed, NotFound."""
+    now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
+    [record] = engine.perform("read", lambda: engine.store.read((seen.id,)))
+    if record is None:
+        raise NotFound("the record is gone; see: semel list")
+    return foresee(record, word, now, listed=begun_steps(engine, record))
+
+
+def _steps(given: list[str]) -> dict[str, bool]:
+    """What is said of each step. Raises UsageFailed."""
+    said: dict[str, bool] = {}
+    for each in given:
+        name, _, what = each.rpartition("=")
+        if not name or what not in ("happened", "not"):
+            raise UsageFailed(f"--step must have the form NAME=happened or NAME=not, such as mail=not; it is {each!r}")
+        if name in said:
+            raise UsageFailed(f"--step {name} is given twice: say once whether it happened")
+        said[name] = what == "happened"
+    return said
 
 
 def _result(given: str | None, step: str | None) -> bytes | None:
@@ -106,15 +170,10 @@ def _result(given: str | None, step: str | None) -> bytes | None:
     if given is None:
         return None
     try:
-        value = json.loads(given)
-    except (ValueError, RecursionError) as error:
-        raise UsageFailed(f"--step-succeeded must be JSON, such as '\"ch_81\"' or null: {error}") from error
-    if step is None:
-        raise CommandFailed("refused: no step of this command is in doubt; see: semel explain")
-    try:
-        return found_result(step, value)
-    except StepError as error:
-        raise UsageFailed(f"--step-succeeded: {error}") from error
+        return found_step_result(step, given)
+    except ValueError as error:
+        text = str(error)
+        raise UsageFailed(f"--step-succeeded{' ' if text.startswith('must') else ': '}{text}") from error
 
 
 def _user() -> str:
@@ -135,7 +194,7 @@ def _text(name: str, given: str) -> str:
 
 def _answer(options: argparse.Namespace) -> Answer | None:
     """The answer that retries will get. Raises UsageFailed."""
-    if not options.succeeded:
+    if not (options.succeeded or options.refused):
         for name, given in (
             ("--status", options.status),
             ("--body-file", options.body_file),
@@ -143,8 +202,12 @@ def _answer(options: argparse.Namespace) -> Answer | None:
             ("--no-answer", options.no_answer),
         ):
             if given:
-                raise UsageFailed(f"{name} belongs to --succeeded: only an answer to the whole command has one")
+                raise UsageFailed(
+                    f"{name} belongs to --succeeded and --refused: only an answer to the whole command has one"
+                )
         return None
+    if options.refused and (options.status is None or options.status < 400):
+        raise UsageFailed("--refused needs the answer that retries get, with a status from 400 on: --status 409")
     if options.status is None:
         if options.body_file or options.header:
             raise UsageFailed("--status is missing: an answer has a status, such as --status 201")
@@ -157,7 +220,11 @@ def _answer(options: argparse.Namespace) -> Answer | None:
         return None
     if options.no_answer:
         raise UsageFailed("give either --status or --no-answer, not both")
-    return Answer(options.status, tuple(_header(line) for line in options.header), _body(options.body_file))
+    headers, body = tuple(_header(line) for line in options.header), _body(options.body_file)
+    try:
+        return found_answer(options.status, headers, body)
+    except ValueError as error:
+        raise UsageFailed(f"--body-file: {error}") from error
 
 
 def _header(line: str) -> tuple[bytes, bytes]:

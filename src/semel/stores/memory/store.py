@@ -44,6 +44,7 @@ from semel.core.quota import Usage, is_over, must_look, take
 from semel.core.record import matches
 from semel.core.settle import (
     abandoned_row,
+    action_of,
     lapsed_row,
     marked_row,
     renewed_row,
@@ -52,6 +53,7 @@ from semel.core.settle import (
     settled_row,
 )
 from semel.core.timing import may_drop_answer, may_forget
+from semel.steps.findings import steps_after
 
 R = TypeVar("R")
 _PROCESSING: Final = int(State.PROCESSING)
@@ -320,10 +322,13 @@ class MemoryStore:
 
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         def act(table: Table, now: int) -> Resolving:
-            reply, row = resolved_row(table.records.get(resolution.id), resolution, now)
-            if row is not None and isinstance(reply, Resolved):
+            seen = table.records.get(resolution.id)
+            if resolution.ends is not None:
+                _ = steps_after(seen, resolution, None, now)  # there are no steps, and none can be answered for
+            reply, row = resolved_row(seen, resolution, now)
+            if seen is not None and row is not None and isinstance(reply, Resolved):
                 table.put(row)
-                action = "resolve:succeeded" if resolution.happened else "resolve:did-not-happen"
+                action = action_of(resolution, seen)
                 table.audits.append(Audit(now, resolution.id, resolution.actor, action, resolution.reason, row.fence))
             return reply
 

@@ -173,6 +173,7 @@ class PostgresStore:
                 SQL["find_unknown" if small else "find"],
                 {
                     "before": query.before,
+                    **({} if small else {"after": query.after}),
                     "states": [int(state) for state in query.states] or None,
                     "tenant": escaped(query.tenant),
                     "caller": escaped(query.caller),
@@ -193,7 +194,7 @@ class PostgresStore:
             listed = yield from stored_steps(POSTGRES, resolution.id)
             found = yield from look([resolution.id])
             now, row = found.get(resolution.id, (0, None))
-            steps = steps_after(row, resolution, listed)
+            steps = steps_after(row, resolution, listed, now)
             reply, written = resolved_row(row, resolution, now, steps)
             if row is None or written is None or not isinstance(reply, Resolved):
                 return reply

@@ -166,9 +166,8 @@ class Pages:
         return sorted(chosen, key=lambda line: -line.at)[:limit]
 
 
-def audit_line(now: int, word: Resolution, fence: int) -> bytes:
+def audit_line(now: int, word: Resolution, action: str, fence: int) -> bytes:
     """A line of the audit trail, as it is stored."""
-    action = "resolve:succeeded" if word.happened else "resolve:did-not-happen"
     return json.dumps([now, word.id.hex(), word.actor, action, word.reason, fence]).encode()
 
 

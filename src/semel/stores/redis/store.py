@@ -41,9 +41,10 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.record import DIGEST_BYTES, answer_digest, pack_headers
-from semel.core.settle import abandoned_row, marked_row, renewed_row, resealed_row, resolved_row, settled_row
+from semel.core.settle import abandoned_row, action_of, marked_row, renewed_row, resealed_row, resolved_row, settled_row
 from semel.core.timing import PURGE_GRACE_US
 from semel.errors import SchemaError
+from semel.steps.findings import steps_after
 from semel.stores.memory.store import granted_row
 from semel.stores.redis.keys import TAGS, Keys
 from semel.stores.redis.layout import Names, decode_any, frames, number
@@ -247,10 +248,12 @@ class RedisStore:
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         while True:
             now, row = yield from self._rows.look(resolution.id)
+            if resolution.ends is not None:
+                _ = steps_after(row, resolution, None, now)  # there are no steps, and none can be answered for
             reply, written = resolved_row(row, resolution, now)
             if row is None or written is None or not isinstance(reply, Resolved):
                 return reply
-            line = audit_line(now, resolution, written.fence)
+            line = audit_line(now, resolution, action_of(resolution, row), written.fence)
             if (yield from self._rows.replace(row, written, now, line)):
                 return reply
 

@@ -199,6 +199,7 @@ class SqliteStore:
                 SQL["find_open" if small else "find_records"],
                 {
                     "before": query.before,
+                    **({} if small else {"after": query.after}),
                     "states": states,
                     "tenant": query.tenant,
                     "caller": query.caller,
@@ -216,7 +217,7 @@ class SqliteStore:
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         now = yield from ask(NOW_LOCKED)
         row = yield from _read(resolution.id)
-        steps = steps_after(row, resolution, (yield from stored_steps(SQLITE, resolution.id)))
+        steps = steps_after(row, resolution, (yield from stored_steps(SQLITE, resolution.id)), now)
         reply, written = resolved_row(row, resolution, now, steps)
         if row is None or written is None or not isinstance(reply, Resolved):
             return reply

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from semel.core.model import (
     AlreadyMine,
     Answer,
@@ -9,6 +11,7 @@ from semel.core.model import (
     MovedOn,
     NotReplayable,
     OutcomeUnknown,
+    Proceed,
     Replay,
     Resolved,
     Settled,
@@ -17,10 +20,18 @@ from semel.core.model import (
     TooEarly,
     Unreadable,
 )
+from semel.errors import ResolveRefused
 from semel.policy import Policy
 from semel.testing.attempts import IDEMPOTENT, OK, attempt, word
 from semel.testing.bench import Bench
 from semel.testing.cases.claims import DAY_US, LEASE_US
+
+
+class _Given(TypedDict):
+    happened: bool
+    answer: Answer | None
+    refused: bool
+
 
 OTHER = Answer(409, (), b"out of stock")
 FINAL = (State.SUCCEEDED, State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE)
@@ -256,6 +267,39 @@ def an_operator_settles_only_what_was_seen(bench: Bench) -> None:
     assert bench.do(lambda: bench.store.audit(None, 10)) == []
 
 
+def an_operator_ends_a_command_that_rests_between_its_steps(bench: Bench) -> None:
+    """Only by a word that says so, and only once its lease is over; a late retry gets what was said."""
+    ends = ((True, False, State.SUCCEEDED), (True, True, State.FAILED_REPLAYABLE), (False, False, FINAL[2]))
+    for happened, refused, state in ends:
+        claim = attempt(state.name, starts=State.CLAIMED)
+        grant = bench.grant(claim)
+        given: _Given = {"happened": happened, "answer": OTHER if happened else None, "refused": refused}
+        assert bench.resolve(grant, **given, forced=True, ends=()) == MovedOn(State.CLAIMED)  # it lives
+        bench.clock.advance(LEASE_US)
+        row = bench.row(grant.id)
+        assert bench.resolve(grant, **given, forced=True) == MovedOn(State.CLAIMED)  # a retry goes on
+        assert bench.resolve(grant, **given, ends=()) == TooEarly(9 * LEASE_US)
+        why = ""
+        try:
+            bench.resolve(grant, **given, forced=True, ends=(("mail", False),))
+        except ResolveRefused as error:
+            why = str(error)
+        assert "no step 'mail'" in why
+        assert bench.row(grant.id) == row
+        assert bench.resolve(grant, **given, forced=True, ends=()) == Resolved(state)
+        row = bench.row(grant.id)
+        assert (row.state, row.doubt, row.settled_at, row.request) == (state, None, bench.clock(), None)
+        assert row.fence > grant.fence
+        assert bench.settle(grant) == Superseded(state)
+        assert not bench.renew(grant)
+        assert bench.resolve(grant, **given, forced=True, ends=()) == MovedOn(state)
+        again = bench.claim(attempt(state.name, nonce=2, starts=State.CLAIMED))
+        assert again == Replay(OTHER, grant.operation_id, state) if happened else isinstance(again, Proceed)
+    lines = bench.do(lambda: bench.store.audit(None, 10))
+    said = ["resolve:did-not-happen", "resolve:refused", "resolve:succeeded"]
+    assert [line.action for line in lines] == said
+
+
 def every_resolution_is_audited(bench: Bench) -> None:
     """Who, what, why, under which fence; newest first, of one record or of all."""
     for key in ("a", "b"):
@@ -299,6 +343,7 @@ ALL = (
     an_operator_settles_an_unknown_record,
     an_operator_must_wait_for_the_deadline_or_force,
     an_operator_settles_only_what_was_seen,
+    an_operator_ends_a_command_that_rests_between_its_steps,
     every_resolution_is_audited,
     a_policy_that_changed_does_not_change_a_record,
 )

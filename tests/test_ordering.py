@@ -1,0 +1,60 @@
+"""In which order a run begins its tests, and how many busy ones run at a time."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import pytest
+
+from tests.ordering import begin_first, is_busy
+from tests.servers.running import one_of
+
+
+@dataclass(frozen=True)
+class Item:
+    nodeid: str
+
+
+CALM = [Item(f"tests/rules/test_{module}.py::test_{number}") for module in "abcdefgh" for number in range(10)]
+BUSY = [Item(f"tests/crash/test_{module}.py::test_{number}") for module in "ab" for number in range(4)]
+LONG = [Item(f"tests/nemeses/test_kills.py::test_{number}") for number in range(2)]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8, 16])
+def test_every_test_is_begun_once_and_modules_stay_whole(workers: int) -> None:
+    ordered = begin_first([*CALM, *BUSY, *LONG], workers)
+    assert sorted(item.nodeid for item in ordered) == sorted(item.nodeid for item in (*CALM, *BUSY, *LONG))
+    crash = [item.nodeid for item in ordered if "crash/test_a" in item.nodeid]
+    at = ordered.index(Item(crash[0]))
+    assert [item.nodeid for item in ordered[at : at + 4]] == crash == [item.nodeid for item in BUSY[:4]]
+    assert ordered[:2] == LONG
+
+
+def test_busy_tests_begin_every_other_workers_part() -> None:
+    items = [*CALM, *BUSY, *LONG]
+    ordered, size = begin_first(items, 4), len(items) // 4
+    is_first = [is_busy(ordered[part * size].nodeid) for part in range(4)]
+    assert is_first == [True, False, True, False]
+
+
+def test_at_most_so_many_are_within_at_a_time() -> None:
+    inside, most, entered = 0, 0, threading.Barrier(2)
+    changing = threading.Lock()
+
+    def enter() -> None:
+        nonlocal inside, most
+        with one_of("test-seat", 2):
+            with changing:
+                inside += 1
+                most = max(most, inside)
+            entered.wait(20)  # two at a time: with one seat nobody would come
+            with changing:
+                inside -= 1
+
+    crowd = [threading.Thread(target=enter) for _ in range(6)]
+    for each in crowd:
+        each.start()
+    for each in crowd:
+        each.join(30)
+    assert (inside, most) == (0, 2)
