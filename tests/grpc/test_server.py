@@ -18,13 +18,14 @@ from google.rpc.error_details_pb2 import ErrorInfo, RequestInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc import StatusCode as Code
 
-from semel import AsyncEngine, Engine, Policy
-from semel.errors import ConfigurationError, PolicyError
+from semel import AsyncEngine, Engine, Policy, errors
+from semel.errors import ConfigurationError, PolicyError, StoreTimeout
+from semel.http.refused import RefusedCall
 from semel.integrations.grpc import AsyncSemelInterceptor, Rpc, SemelInterceptor, permit_of, single_caller
 from semel.integrations.grpc.context import CapturedContext
 from semel.integrations.grpc.rpc import declare
 from semel.integrations.grpc.server import _call
-from semel.integrations.grpc.status import RpcEnd
+from semel.integrations.grpc.status import RpcEnd, refused
 from tests.grpc.conftest import METHOD, OTHER, STREAM, Service, trailing
 
 Serve = Callable[..., Service]
@@ -447,6 +448,25 @@ def test_options_of_http_are_refused_with_what_to_do_instead(options: dict[str, 
 def test_metadata_of_grpcs_own_cannot_be_named() -> None:
     with pytest.raises(PolicyError, match="gRPC's own metadata"):
         Rpc(policy=Policy(replay_headers=frozenset({"grpc-status"})))
+
+
+def test_a_commit_that_was_not_confirmed_is_not_told_as_nothing_done() -> None:
+    before, after = (refused(StoreTimeout("db1 is silent"), maybe_done=done) for done in (False, True))
+
+    assert before is not None
+    assert after is not None
+    assert (before.code, after.code) == (Code.UNAVAILABLE, Code.UNAVAILABLE)
+    assert before.details.startswith("Nothing was done.")
+    assert after.details.startswith("The commit was not confirmed: all of it was done, or nothing.")
+
+
+@pytest.mark.parametrize("kind", [each for each in vars(errors).values() if isinstance(each, type)])
+def test_every_refusal_has_a_code_of_grpcs(kind: type) -> None:
+    if issubclass(kind, errors.SemelError):
+        error = kind.__new__(kind)
+        Exception.__init__(error, "why")
+
+        assert (refused(error) is None) is (RefusedCall.of(error) is None)
 
 
 def test_bytes_under_a_name_for_texts_are_sent_again_as_they_came() -> None:

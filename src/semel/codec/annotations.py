@@ -111,7 +111,7 @@ class Shapes:
     def _structure(self, kind: Any, annotation: Any, args: tuple[Any, ...], where: str) -> Shape:
         shape: RecordShape | MembersShape
         if hasattr(kind, "__dataclass_fields__"):
-            names = [each.name for each in dataclasses.fields(kind)]
+            names = [each.name for each in dataclasses.fields(kind) if not _is_computed(kind, each)]
             shape = RecordShape(kind, make_dataclass)
         elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
             names = list(kind._fields)
@@ -131,6 +131,11 @@ class Shapes:
             self._known.clear()  # others may hold this one, which has no fields
             raise
         return shape
+
+
+def _is_computed(kind: Any, each: dataclasses.Field[Any]) -> bool:
+    """Whether a field is a method of its class, as a GraphQL type's resolvers are: it has no value of its own."""
+    return not each.init and inspect.isroutine(getattr(kind, each.name, None))
 
 
 _UNDECLARED: Final = (Any, object, inspect.Parameter.empty)

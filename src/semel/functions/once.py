@@ -49,6 +49,10 @@ class _Command:
         """The engine that it runs on. Raises ConfigurationError where it is not of the kind that the function needs."""
         return self._declared.engine()
 
+    def check_result(self) -> None:
+        """Raise ConfigurationError where the return annotation has no form that could be kept."""
+        self._declared.shape()
+
     def check_resumable(self) -> None:
         """Raise ConfigurationError where nobody could go on with it without its caller."""
         kept = self._declared.kept

@@ -17,6 +17,7 @@ from semel.functions.arguments import check_key
 from semel.functions.fingerprints import digest
 from semel.http.caller import Caller
 from semel.http.keys import parse_key
+from semel.http.refused import CallerNotKnown
 from semel.operations.flow import check_kept
 from semel.policy import Command, Policy
 
@@ -127,7 +128,7 @@ class DeclaredRpc:
             return None
         caller = self._caller(Call(self.method, dict(pairs), context))
         if caller is None:
-            raise CallerNotKnown("A key means something only for its caller. Authenticate and send the call again.")
+            raise CallerNotKnown
         if not isinstance(caller, Caller):
             raise ConfigurationError(
                 f"caller= returned a {type(caller).__name__}; it must return a Caller(tenant, id), or None for nobody"
@@ -189,10 +190,6 @@ class DeclaredRpc:
         """How long a duplicate waits: less than the client does, so that it hears the verdict."""
         most = self.policy.wait_seconds
         return most if remaining is None else min(most, max(0.0, remaining * 0.8))
-
-
-class CallerNotKnown(RequestError):
-    """A call has a key, and nobody knows whose it is. Nothing was done."""
 
 
 def _canonical(raw: bytes, message: Any) -> bytes:

@@ -23,7 +23,7 @@ from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, NotReplicated, OutcomeUnknownError, SemelError, StoreError
 from semel.http import problems
 from semel.integrations.grpc.context import AsyncCapturedContext, CallAborted, CapturedContext
-from semel.integrations.grpc.rpc import STREAMS, CallerNotKnown, CallerOfCall, DeclaredRpc, Rpc, declare
+from semel.integrations.grpc.rpc import STREAMS, CallerOfCall, DeclaredRpc, Rpc, declare
 from semel.integrations.grpc.status import OPERATION, REPLAYED, RpcEnd, refusal, refused
 from semel.policy import Command, Policy
 
@@ -85,7 +85,7 @@ class _Run:
             )
         if error is self.failed or not isinstance(error, SemelError):
             raise error
-        end = refused(error)
+        end = refused(error, maybe_done=self.permit is not None)
         if end is None:
             raise error
         return end
@@ -115,8 +115,6 @@ def _begun(declared: DeclaredRpc, handler: Any, raw: bytes, context: Any) -> tup
     message = raw if handler.request_deserializer is None else handler.request_deserializer(raw)
     try:
         return message, declared.command(raw, message, context.invocation_metadata() or (), context)
-    except CallerNotKnown as error:
-        return message, refusal(problems.CALLER_UNKNOWN, Code.UNAUTHENTICATED, str(error))
     except SemelError as error:
         end = refused(error)
         if end is None:

@@ -17,26 +17,11 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc import StatusCode as Code
 
-from semel.core.model import OVER_STATES, Answer
-from semel.errors import (
-    InProgressError,
-    InvalidKey,
-    KeyExpiredError,
-    KeyReusedError,
-    KeyTooOld,
-    MissingKey,
-    NotReplayableError,
-    OutcomeUnknownError,
-    QuotaExceededError,
-    RecordUnreadableError,
-    ReferenceTakenError,
-    RequestTooLarge,
-    SemelError,
-    StoreError,
-    SupersededError,
-)
+from semel.core.model import Answer
+from semel.errors import SemelError
 from semel.http import problems
 from semel.http.problems import KeyAction, Kind
+from semel.http.refused import RefusedCall
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -45,7 +30,6 @@ DETAILS: Final = "grpc-status-details-bin"
 CODE: Final = "semel-code"
 OPERATION: Final = "semel-operation"
 REPLAYED: Final = "idempotency-replayed"
-RETRY_SECONDS: Final = 1.0
 
 # google/rpc/code.proto says them of each code. CANCELLED has 499 there, which would make a definite refusal of it: a
 # handler that was cut short may have had its effect.
@@ -136,44 +120,34 @@ def as_details(given: str | bytes | None) -> str:
 
 # --- refusals ---------------------------------------------------------------------------------------
 
-# What each error is: its problem over HTTP, whose code is the reason, and gRPC's code. The nearest class holds.
-_REFUSALS: Final[dict[type[SemelError], tuple[Kind, Code]]] = {
-    MissingKey: (problems.MISSING_KEY, Code.INVALID_ARGUMENT),
-    InvalidKey: (problems.INVALID_KEY, Code.INVALID_ARGUMENT),
-    RequestTooLarge: (problems.TOO_LARGE, Code.INVALID_ARGUMENT),
-    KeyReusedError: (problems.KEY_REUSED, Code.FAILED_PRECONDITION),
-    InProgressError: (problems.IN_PROGRESS, Code.ABORTED),
-    OutcomeUnknownError: (problems.OUTCOME_UNKNOWN, Code.FAILED_PRECONDITION),
-    SupersededError: (problems.OUTCOME_UNKNOWN, Code.FAILED_PRECONDITION),
-    KeyExpiredError: (problems.RECORD_EXPIRED, Code.FAILED_PRECONDITION),
-    NotReplayableError: (problems.NOT_REPLAYABLE, Code.FAILED_PRECONDITION),
-    ReferenceTakenError: (problems.REFERENCE_TAKEN, Code.FAILED_PRECONDITION),
-    QuotaExceededError: (problems.QUOTA_EXCEEDED, Code.RESOURCE_EXHAUSTED),
-    RecordUnreadableError: (problems.RECORD_UNREADABLE, Code.INTERNAL),
-    StoreError: (problems.STORE_UNAVAILABLE, Code.UNAVAILABLE),
+_CODES: Final[dict[Kind, Code]] = {
+    problems.MISSING_KEY: Code.INVALID_ARGUMENT,
+    problems.INVALID_KEY: Code.INVALID_ARGUMENT,
+    problems.TOO_LARGE: Code.INVALID_ARGUMENT,
+    problems.CALLER_UNKNOWN: Code.UNAUTHENTICATED,
+    problems.KEY_REUSED: Code.FAILED_PRECONDITION,
+    problems.IN_PROGRESS: Code.ABORTED,
+    problems.OUTCOME_UNKNOWN: Code.FAILED_PRECONDITION,
+    problems.RECORD_EXPIRED: Code.FAILED_PRECONDITION,
+    problems.NOT_REPLAYABLE: Code.FAILED_PRECONDITION,
+    problems.REFERENCE_TAKEN: Code.FAILED_PRECONDITION,
+    problems.QUOTA_EXCEEDED: Code.RESOURCE_EXHAUSTED,
+    problems.RECORD_UNREADABLE: Code.INTERNAL,
+    problems.STORE_UNAVAILABLE: Code.UNAVAILABLE,
 }
 
 
-def refused(error: SemelError) -> RpcEnd | None:
-    """How a call ends that Semel refused; None for an error that is the developer's, not the call's."""
-    for kind in type(error).__mro__:
-        if kind in _REFUSALS:
-            problem, code = _REFUSALS[kind]
-            break
-    else:
+def refused(error: SemelError, *, maybe_done: bool = False) -> RpcEnd | None:
+    """How a call ends that Semel refused; None for an error that is the developer's, not the call's.
+
+    Parameters: ``maybe_done`` where an ATOMIC method has run, so that it may have been committed.
+    """
+    why = RefusedCall.of(error, maybe_done=maybe_done)
+    if why is None:
         return None
-    # A store's own text may name hosts and files: it is for the log.
-    said = "Nothing was done. Retry with the same key." if isinstance(error, StoreError) else str(error)
-    retry = getattr(error, "retry_after_seconds", None)
-    if retry is None and problem.retryable:
-        retry = RETRY_SECONDS
-    state = getattr(error, "state", None)
-    action = problem.key_action
-    if isinstance(error, KeyReusedError) and state in {each.name for each in OVER_STATES}:
-        action = "new"
-    elif isinstance(error, KeyTooOld):
-        action = "query"
-    return refusal(problem, code, said, action, getattr(error, "operation_id", None), retry, state)
+    return refusal(
+        why.kind, _CODES[why.kind], why.detail, why.key_action, why.operation_id, why.retry_seconds, why.state
+    )
 
 
 def refusal(
