@@ -208,7 +208,7 @@ def test_a_page_begins_where_the_last_one_ended(shelf: Shelf) -> None:
     statement = SQL["find_records"]
     with closing(sqlite3.connect(shelf.path)) as connection:
         plan = connection.execute(f"EXPLAIN QUERY PLAN {statement.qmark}", [None] * len(statement.names)).fetchall()
-    assert [row[3] for row in plan] == ["SEARCH semel_record USING INTEGER PRIMARY KEY (rowid<?)"]
+    assert [row[3] for row in plan] == ["SEARCH semel_record USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"]
 
 
 class Terminal(StringIO):

@@ -28,7 +28,7 @@ from semel.admin.explain import tell
 from semel.admin.filters import bounded_page
 from semel.admin.find import by_whole_id
 from semel.admin.reconciliations import left_to_operators
-from semel.admin.settling import REASON_LENGTH_MAX, consequence, foresee, settle
+from semel.admin.settling import REASON_LENGTH_MAX, begun_steps, consequence, foresee, settle
 from semel.cli.exits import CommandFailed
 from semel.cli.terminal import span_text
 from semel.core.identity import uuid_text
@@ -362,6 +362,7 @@ def _may_be_settled(record: Record, now: int) -> bool:
 
 def _foreseen(found: Named, word: Resolution) -> str:
     try:
-        return consequence(word, foresee(found.record, word, _now(found), force=_FORCE))
+        listed = begun_steps(found.place.engine, found.record)
+        return consequence(word, foresee(found.record, word, _now(found), listed=listed, force=_FORCE))
     except CommandFailed as error:
         return str(error)
