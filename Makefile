@@ -17,7 +17,9 @@ help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 run: .venv/run.stamp ## serve the reference service on 127.0.0.1:8080 (HOST, PORT and SEMEL_URL override)
-	@exec env SEMEL_DEMO=1 $(BIN)/semel serve
+	@exec env SEMEL_DEMO=1 \
+	    SEMEL_METRICS=$${SEMEL_METRICS-$$($(BIN)/python -c 'import prometheus_client; print(0)' 2>/dev/null)} \
+	    $(BIN)/semel serve
 
 test: servers lint ## everything: lint, types, all tests, on real servers (20 minutes; installs what it names first)
 	@scripts/test $(ARGS)

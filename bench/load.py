@@ -176,9 +176,10 @@ def end_of_answer(data: bytes) -> int | None:
     head = data.find(b"\r\n\r\n")
     if head < 0:
         return None
-    start = data.find(_LENGTH, 0, head)
+    fields = data[:head].lower()
+    start = fields.find(_LENGTH)
     if start < 0:
-        if _CHUNKED not in data[:head]:
+        if _CHUNKED not in fields:
             return -1
         last = data.find(_LAST_CHUNK, head)
         return None if last < 0 else last + len(_LAST_CHUNK)

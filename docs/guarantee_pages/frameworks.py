@@ -13,6 +13,7 @@ ADAPTERS: Final = {
     "Starlette": "starlette.md",
     "Django, DRF": "django.md",
     "Flask": "flask.md",
+    "Litestar": "litestar.md",
     "gRPC": "grpc.md",
     "ASGI middleware": "starlette.md#any-asgi-application",
     "WSGI middleware": "wsgi.md",
@@ -22,6 +23,7 @@ _FAST = "tests/integrations/test_fastapi"
 _STAR = "tests/integrations/test_starlette.py"
 _DJANGO = "tests/frameworks/django_site/tests.py"
 _FLASK = "tests/frameworks/test_flask.py"
+_LITESTAR = "tests/frameworks/test_litestar.py"
 _GRPC = "tests/grpc/test_server.py"
 _WEB = "tests/web/test_commands.py"
 _WEB_ASGI = "tests/web/test_asgi.py"
@@ -37,6 +39,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_STAR}::test_an_endpoint_may_be_anything_that_starlette_calls",
         f"{_DJANGO}::test_a_retry_gets_the_first_answer_and_no_second_effect",
         f"{_FLASK}::test_a_retry_gets_the_first_answer",
+        f"{_LITESTAR}::test_a_retry_gets_the_first_answer_and_another_payload_is_refused",
         f"{_GRPC}::test_a_retry_gets_the_first_response_and_nothing_happens_again",
         f"{_WEB}::test_a_retry_gets_the_first_answer",
         f"{_WEB}::test_a_retry_gets_the_first_answer",
@@ -46,6 +49,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_WEB}::test_another_payload_is_refused_with_the_state_of_the_first",
         f"{_DJANGO}::test_another_body_another_caller_and_no_key_are_told_apart",
         f"{_FLASK}::test_a_retry_gets_the_first_answer",
+        f"{_LITESTAR}::test_a_retry_gets_the_first_answer_and_another_payload_is_refused",
         f"{_GRPC}::test_a_reused_key_is_refused_with_where_the_first_stands",
         f"{_WEB}::test_another_payload_is_refused_with_the_state_of_the_first",
         f"{_WEB}::test_another_payload_is_refused_with_the_state_of_the_first",
@@ -55,6 +59,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_WEB_ASGI}::test_parallel_duplicates_have_one_effect_and_one_answer",
         "tests/frameworks/test_django.py::test_duplicates_at_two_servers_have_one_effect_and_one_answer",
         f"{_FLASK}::test_only_one_of_many_at_once_runs",
+        f"{_LITESTAR}::test_twenty_at_once_have_one_effect",
         f"{_GRPC}::test_twenty_calls_at_once_have_one_effect",
         f"{_WEB_ASGI}::test_parallel_duplicates_have_one_effect_and_one_answer",
         f"{_WEB_WSGI}::test_parallel_duplicates_have_one_effect_and_one_answer",
@@ -64,6 +69,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_STAR}::test_what_the_endpoints_own_decorators_refuse_is_never_recorded",
         f"{_DJANGO}::test_login_and_validation_come_before_the_claim",
         f"{_FLASK}::test_what_refuses_before_the_view_leaves_no_record",
+        f"{_LITESTAR}::test_what_a_guard_or_validation_refuses_leaves_no_record",
         f"{_GRPC}::test_a_call_of_nobody_does_nothing",
         _OUTSIDE,
         _OUTSIDE,
@@ -73,6 +79,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{NO}`permit.connection`, or a session on it (`session_on`)",
         f"{_DJANGO}::test_an_exception_undoes_both_and_a_retry_runs",
         f"{_FLASK}::test_how_an_atomic_view_ends",
+        f"{_LITESTAR}::test_rows_and_record_are_one_commit",
         f"{NO}`permit.connection`, or a session on it (`session_on`)",
         f"{NO}`permit.connection`, or a session on it (`session_on`)",
         f"{NO}`permit.connection`, or a session on it (`session_on`)",
@@ -82,6 +89,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_ATOMIC}::test_writes_and_answer_are_one_commit",
         f"{_DJANGO}::test_an_exception_undoes_both_and_a_retry_runs",
         f"{_FLASK}::test_how_an_atomic_view_ends",
+        f"{_LITESTAR}::test_rows_and_record_are_one_commit",
         f"{_GRPC}::test_rows_and_record_are_committed_together_or_not_at_all",
         f"{_ATOMIC}::test_writes_and_answer_are_one_commit",
         f"{_ATOMIC}::test_writes_and_answer_are_one_commit",
@@ -91,6 +99,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/service/test_crashes.py::test_a_note_whose_worker_was_killed_is_written_once",
         "tests/frameworks/test_django.py::test_a_kill_around_the_commit_leaves_all_or_nothing",
         f"{_FLASK}::test_a_kill_around_the_commit_leaves_all_or_nothing",
+        f"{_LITESTAR}::test_a_kill_around_the_commit_leaves_all_or_nothing",
         "tests/grpc/test_killed.py::test_a_server_that_dies_around_the_commit_leaves_one_effect",
         f"{NO}tested on the adapters that build on it",
         f"{NO}tested on the adapters that build on it",
@@ -100,6 +109,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_FAST}_answers.py::test_what_an_exception_means_that_the_application_makes_an_answer_of",
         f"{_DJANGO}::test_an_exception_that_django_answers_is_in_doubt",
         f"{_FLASK}::test_an_exception_behind_the_view_is_no_success",
+        f"{_LITESTAR}::test_how_a_handler_ends",
         f"{_GRPC}::test_an_exception_is_unknown_and_the_first_caller_sees_it_as_grpc_has_it",
         f"{NO}it sees the answer alone",
         f"{NO}it sees the answer alone",
@@ -109,6 +119,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_FAST}_answers.py::test_events_flow_at_once_and_are_never_run_again",
         f"{_DJANGO}::test_a_short_stream_is_kept_and_a_long_one_flows",
         f"{_FLASK}::test_a_stream_that_breaks_is_no_success",
+        f"{_LITESTAR}::test_handlers_of_each_kind_are_protected",
         f"{NO}streaming methods are refused where they are declared",
         f"{_WEB}::test_a_streamed_answer_that_breaks_is_unknown",
         f"{_WEB}::test_a_streamed_answer_that_breaks_is_unknown",
@@ -118,6 +129,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_FAST}_bodies.py::test_uploads_are_compared_by_their_parts",
         f"{_DJANGO}::test_a_form_with_a_file_counts_as_it_came_whoever_has_read_it",
         f"{_FLASK}::test_a_form_with_a_file_is_read_before_and_after_the_claim",
+        f"{_LITESTAR}::test_uploads_count_with_their_bytes",
         f"{NO}a message is its bytes",
         f"{_WEB}::test_another_spelling_of_the_same_payload_is_a_retry",
         f"{_WEB}::test_another_spelling_of_the_same_payload_is_a_retry",
@@ -127,6 +139,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/integrations/test_operations.py::test_an_operation_is_found_by_its_id_and_by_its_key",
         "tests/frameworks/test_django.py::test_the_contract_over_a_real_server",
         f"{_FLASK}::test_the_status_is_for_its_caller_alone",
+        f"{_LITESTAR}::test_the_status_is_for_its_caller_alone",
         f"{NO}serve it over HTTP; the id is in `semel-operation`",
         "tests/web/test_status.py::test_the_link_of_an_unknown_outcome_leads_to_its_status",
         "tests/web/test_status.py::test_the_link_of_an_unknown_outcome_leads_to_its_status",
@@ -137,6 +150,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/frameworks/django_site/tests_bulk.py::test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer",
         "tests/frameworks/test_flask_bulk.py::test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer",
         f"{NO}not yet",
+        f"{NO}not yet",
         f"{NO}an endpoint of its own",
         f"{NO}an endpoint of its own",
     ),
@@ -145,6 +159,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/steps/test_respond_async.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
         "tests/frameworks/django_site/tests_resumed.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
         "tests/frameworks/test_flask_resumed.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
+        f"{_LITESTAR}::test_a_client_that_does_not_wait_is_told_where_to_look",
         f"{NO}a call has one answer",
         "tests/steps/test_respond_async.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
         "tests/steps/test_resumed_wsgi.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
@@ -154,6 +169,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{NO}Starlette writes none; `semel openapi` does",
         f"{_DJANGO}::test_drf_spectacular_describes_each_command",
         f"{NO}`semel openapi` writes it",
+        f"{NO}not yet",
         f"{NO}it is HTTP's",
         f"{NO}`semel openapi` writes it",
         f"{NO}`semel openapi` writes it",
@@ -163,7 +179,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
 _TEXT: Final = """# Frameworks
 
 What each adapter can do. Every *yes* leads to the test that shows it; where there is none, the reason stands there.
-[Litestar and Quart](starlette.md#any-asgi-application) go through the ASGI middleware, other WSGI frameworks through
+[Quart](starlette.md#any-asgi-application) goes through the ASGI middleware, other WSGI frameworks through
 [theirs](wsgi.md). [GraphQL](graphql.md) needs `success=` on any of them.
 
 """

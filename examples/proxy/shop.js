@@ -20,4 +20,5 @@ const server = http.createServer((request, response) => {
   });
 });
 
-server.listen(Number(process.env.PORT ?? 3000), "127.0.0.1", () => console.log(`port ${server.address().port}`));
+const given = process.argv.indexOf("--port");
+server.listen(given < 0 ? 3000 : Number(process.argv[given + 1]), "127.0.0.1", () => console.log(`port ${server.address().port}`));

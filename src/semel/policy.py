@@ -25,6 +25,7 @@ from semel.operations.references import check_reference, check_sources
 from semel.steps.options import Resumed, check_request, check_steps
 
 SECOND_US: Final = 1_000_000
+NOT_RUN: Final = frozenset({401, 403, 408, 425, 429})  # by these a handler says that the same request may succeed later
 FINGERPRINT_BYTES: Final = 32
 _TEXTS: Final = (str, str, str)
 LEASE_SECONDS_MIN: Final = 1.0  # renewed every third: below a second, scheduling noise would lapse living holders
@@ -86,6 +87,8 @@ class Policy:
             type says JSON and it is not empty; ``"required"`` always, whatever its media type; ``"any"`` never.
         replay: ``"definite"`` or ``"2xx"``: which answers are stored and replayed.
         definite_5xx: 5xx statuses that are definite answers of this operation.
+        not_run: statuses that prove that nothing happened, so that the key is free: 401, 403, 408, 425 and 429. One of
+            these that is left out leaves the outcome in doubt; others, such as 503, may be added.
         success: a function of a 2xx answer that says what it means where its status does not: True (done),
             ``"refused"`` (a definite refusal), ``"nothing"`` (nothing happened, the key is free) or False (it may have
             happened, as after a 5xx). :func:`semel.http.graphql.graphql_success` is one.
@@ -143,6 +146,7 @@ class Policy:
     json: Literal["checked", "required", "any"] = "checked"
     replay: Literal["definite", "2xx"] = "definite"
     definite_5xx: frozenset[int] = frozenset()
+    not_run: frozenset[int] = NOT_RUN
     success: Callable[[Any], Any] | None = None
     replay_headers: frozenset[str] = frozenset()
     body_bytes_max: int = 10 * 1024 * 1024
@@ -238,6 +242,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "steps": _Kind(bool, "True or False"),
     "resumable": _Kind(bool, "True or False"),
     "definite_5xx": _Kind(int, "a set of statuses, such as {501}", frozenset),
+    "not_run": _Kind(int, "a set of statuses, such as {401, 403, 429}", frozenset),
     "replay_headers": _Kind(str, "a set of header names, such as {'x-total'}", frozenset),
 }
 """Options that are neither spans, numbers nor choices: a wrong type would be found by the first request."""
@@ -353,6 +358,12 @@ def _check_choices(policy: Policy) -> None:
     for status in policy.definite_5xx:
         if not isinstance(status, int) or not 500 <= status <= 599:
             raise PolicyError(f"definite_5xx takes statuses from 500 to 599; it has {status!r}")
+    for status in policy.not_run:
+        if type(status) is not int or not 400 <= status <= 599:
+            raise PolicyError(f"not_run takes statuses from 400 to 599; it has {status!r}")
+    both = sorted(policy.not_run & policy.definite_5xx)
+    if both:
+        raise PolicyError(f"{both[0]} is in not_run and in definite_5xx: it proves either nothing or a definite answer")
     for header in policy.replay_headers:
         if not isinstance(header, str) or not _HEADER(header):
             raise PolicyError(f"replay_headers must not name {header!r}: it is no name of a header")

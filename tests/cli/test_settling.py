@@ -41,6 +41,17 @@ def test_it_succeeded_with_an_answer_that_retries_get(semel: Run, shelf: Shelf, 
     assert "by ops: seen at the provider" in semel("show", operation_id).out
 
 
+def test_an_answer_that_has_no_body_by_its_status_is_given_none(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
+    operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
+    body = tmp_path / "answer.json"
+    body.write_bytes(b"{}")
+    refused = semel(
+        *("settle", operation_id, "--succeeded", "--status", "204", "--body-file", str(body), "--reason", "seen")
+    )
+    assert (refused.code, "status 204 has no body" in refused.err) == (2, True)
+    assert semel("show", operation_id, "--json").document["state"] == "UNKNOWN"
+
+
 def test_the_beginning_of_a_name_is_enough_where_one_record_fits(semel: Run, shelf: Shelf) -> None:
     first, second = shelf.unknown("key-1", ago_us=HOUR_US), shelf.unknown("key-2", ago_us=HOUR_US)
     given = ("--did-not-happen", "--reason", "no charge")

@@ -33,7 +33,7 @@ from semel.client.plan import (
     status_link,
 )
 from semel.errors import ConfigurationError
-from semel.http.problems import KINDS
+from semel.http.problems import KINDS, PROXY_KINDS
 
 URL = "https://shop.example/payments"
 PROBLEM = {"content-type": "application/problem+json"}
@@ -131,7 +131,7 @@ def test_a_302_may_follow_a_success_and_is_in_doubt() -> None:
     assert isinstance(Driven(Answered(302)).outcome, InDoubt)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.code)
+@pytest.mark.parametrize("kind", [*KINDS, *PROXY_KINDS], ids=lambda kind: kind.code)
 def test_every_problem_of_the_server_is_obeyed(kind: Any) -> None:
     answer = problem(kind.status, kind.code, retryable=kind.retryable, keyAction=kind.key_action)
     driven = Driven(answer)

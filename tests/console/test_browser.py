@@ -12,7 +12,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from semel import Engine
 from semel.core.model import State
-from tests.console.test_console import CANARY, command, migrated, paid, state_of, unknown
+from tests.console.conftest import migrated
+from tests.console.test_console import CANARY, command, paid, state_of, unknown
 from tests.servers.needed import needs, program
 
 pytestmark = needs("chromium")

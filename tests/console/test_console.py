@@ -4,42 +4,34 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from uuid import uuid4
+from uuid import UUID
 
 import httpx
-import psycopg
 import pytest
-from psycopg.sql import SQL, Identifier
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
+from semel.cli.main import main
 from semel.console import Console
 from semel.core.identity import uuid_text
 from semel.core.model import Find, State
 from semel.errors import ConfigurationError
 from semel.outbox.store import Events
 from semel.stores.sql.dialect import dialect_of
-from tests.servers.postgres import postgres
+from tests.console.conftest import migrated
 
 CANARY = "canary-3d1f0a77"
 EVIL = "<script>alert(1)</script>"
-
-
-def new_database() -> str:
-    """A database of the run's PostgreSQL for one test alone."""
-    url, name = postgres(), f"console_{uuid4().hex}"
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
-    return f"{url.rpartition('/')[0]}/{name}"
 
 
 def command(key: str, operation: str = "payments.create", caller: str = "alice") -> Command:
@@ -62,25 +54,6 @@ def unknown(engine: Engine, key: str, operation: str = "payments.create", caller
 def paid(permit: Permit) -> Answer:
     permit.emit("payments.created", {"secret": CANARY})
     return Answer(201, ((b"x-secret", CANARY.encode()),), f"{CANARY} paid".encode())
-
-
-def migrated(url: str) -> Engine:
-    engine = Engine.connect(url)
-    engine.migrate()
-    return engine
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    url = f"sqlite:///{tmp_path}/semel.db" if request.param == "sqlite" else new_database()
-    with migrated(url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Engine]:
-    with migrated(f"sqlite:///{tmp_path}/semel.db") as opened:
-        yield opened
 
 
 def console(engine: Engine, operator: str | None = "olga", **options: Any) -> TestClient:
@@ -195,6 +168,9 @@ def test_a_page_that_is_older_than_its_record_settles_nothing(store: Engine) -> 
     [
         ({"Origin": "http://evil.test"}, {}),
         ({"Origin": "null"}, {}),
+        ({"Origin": "null", "Host": ""}, {}),
+        ({"Origin": "http://console.test.evil.test"}, {}),
+        ({"Origin": "http://console.test@evil.test"}, {}),
         ({"Sec-Fetch-Site": "cross-site"}, {}),
         ({}, {"token": ""}),
         ({}, {"token": "é"}),
@@ -219,16 +195,105 @@ def test_a_token_is_of_one_operator(store: Engine) -> None:
     assert igor.post("/settle", data=settling(olga, id, confirmed="yes")).status_code == 403
 
 
+TYPED = '\n {"id": "ch_81", "note": "<b>ünï</b>"}\n'
+
+
+def test_a_command_is_settled_with_a_body_that_comes_out_as_it_was_typed(engine: Engine) -> None:
+    id = unknown(engine, "lost")
+    client = console(engine)
+    fields = {"word": "succeeded", "status": "201", "body": TYPED.replace("\n", "\r\n")}
+    form = settling(client, id, media_type="application/json", **fields)
+    looked = client.post("/settle", data=form)
+    assert "Nothing is written yet" in looked.text
+    assert "&lt;b&gt;ünï" in looked.text
+    assert state_of(engine, id) is State.UNKNOWN
+    changing = client.post("/settle", data={**form, "change": "yes"})
+    assert (changing.status_code, "&lt;b&gt;ünï" in changing.text) == (200, True)
+    assert state_of(engine, id) is State.UNKNOWN
+    assert client.post("/settle", data={**form, "confirmed": "yes"}).status_code == 200
+    again = engine.run(command("lost"), paid)
+    assert (again.answer.status, again.answer.body.decode()) == (201, TYPED)
+    assert again.answer.headers == ((b"content-type", b"application/json"),)
+    assert "ch_81" not in client.get(f"/records/{id}").text
+
+
+def step_in_doubt(engine: Engine, key: str, calls: list[str]) -> tuple[str, Callable[[], Any]]:
+    """A command whose step `ship` is in doubt, and its retry."""
+    shipping = Command(Scope("acme", "alice", "ship"), key, bytes(32), "test", Policy(steps=True))
+
+    def buy(permit: Permit) -> Answer:
+        ids.append(permit.operation_id)
+        permit.step("charge", lambda: calls.append("charge"))
+        return Answer(201, (), json.dumps(permit.step("ship", lost)).encode())
+
+    def lost() -> dict[str, int]:
+        calls.append("ship")
+        raise TimeoutError
+
+    ids: list[str] = []
+    with suppress(TimeoutError):
+        engine.run(shipping, buy)
+    return ids[0], lambda: engine.run(shipping, buy).answer.body
+
+
+def test_a_step_in_doubt_is_settled_with_its_result(engine: Engine) -> None:
+    calls: list[str] = []
+    id, retry = step_in_doubt(engine, "k", calls)
+    client = console(engine)
+    page = client.get(f"/settle?id={id}").text
+    assert "The step ship succeeded" in page
+    form = settling(client, id, word="step-succeeded", result='{"parcel": 7}')
+    assert client.post("/settle", data={**form, "result": "parcel 7"}).status_code == 400
+    looked = client.post("/settle", data=form).text
+    assert "step &#39;ship&#39; succeeded; a retry" in looked, re.findall("<td>.*", looked)
+    assert client.post("/settle", data={**form, "confirmed": "yes"}).status_code == 200
+    assert json.loads(retry()) == {"parcel": 7}
+    assert calls == ["charge", "ship"]
+
+
+def test_a_result_or_a_body_is_of_one_command_alone(store: Engine) -> None:
+    ids = [step_in_doubt(store, f"k{number}", [])[0] for number in range(2)]
+    client = console(store)
+    for fields in (
+        {"word": "step-succeeded", "result": "7"},
+        {"word": "succeeded", "status": "201", "body": "{}", "media_type": "application/json"},
+    ):
+        refused = client.post("/settle", data=settling(client, *ids, confirmed="yes", **fields))
+        assert (refused.status_code, "belong to one command" in refused.text) == (400, True)
+    assert {state_of(store, id) for id in ids} == {State.UNKNOWN}
+
+
+def test_a_page_that_was_stale_stays_so_when_the_form_comes_back(store: Engine) -> None:
+    id = unknown(store, "lost")
+    client = console(store)
+    stale = settling(client, id)
+    client.post("/settle", data=settling(client, id, confirmed="yes"))
+    unknown(store, "lost")  # the retry ran, and is in doubt as well
+    for again in ({"reason": ""}, {"change": "yes"}):
+        page = client.post("/settle", data={**stale, **again}).text
+        assert re.findall(r'name="seen" value="([^"]+)"', page) == stale["seen"]
+    assert client.post("/settle", data={**stale, "confirmed": "yes"}).status_code == 409
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
+        ({"word": "succeeded", "status": "204", "body": "x", "media_type": "text/plain"}, "status 204 has no body"),
+        ({"word": "succeeded", "no_answer": "yes", "body": "x"}, "A body needs a status"),
+        ({"word": "succeeded", "status": "201", "body": "x"}, "Say what the body is"),
+        ({"word": "succeeded", "status": "201", "body": "x", "media_type": "a/b\r\nX: y"}, "Say what the body is"),
+        ({"word": "succeeded", "status": "201", "body": "{'a'", "media_type": "application/json"}, "the body is none"),
+        ({"word": "succeeded", "status": "201", "body": "ü" * 40_000, "media_type": "text/plain"}, "65536 bytes"),
+        ({"word": "step-succeeded", "result": "7"}, "no step of this command is in doubt"),
+        ({"result": "7"}, "belongs to: the step in doubt succeeded"),
+        ({"reason": "a\0b"}, "NUL"),
         ({"reason": " "}, "Say how you know"),
         ({"word": ""}, "Say what you found out"),
         ({"word": "succeeded"}, "one of the two"),
         ({"word": "succeeded", "status": "201", "no_answer": "yes"}, "one of the two"),
         ({"word": "succeeded", "status": "99"}, "from 200 to 599"),
         ({"word": "succeeded", "status": "²01"}, "from 200 to 599"),
-        ({"status": "201"}, "Only a success has an answer"),
+        ({"status": "201"}, "Only a success of the whole command"),
         ({"reason": "x" * 1001}, "at most 1000 characters"),
     ],
 )
@@ -265,6 +330,50 @@ def test_nobody_sees_anything_without_a_name(store: Engine) -> None:
         Console(store, lambda request: "olga", secret=b"short")
     with pytest.raises(ConfigurationError, match="sync Engine"):
         Console(AsyncEngine.connect("memory://"), lambda request: "olga")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "a\nb", "a\0b", "\ud800", " "])
+def test_a_name_that_no_audit_trail_can_keep_is_no_name(store: Engine, name: str) -> None:
+    assert console(store, name).get("/").status_code == 403
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
+def test_other_methods_are_refused_and_named(store: Engine, method: str) -> None:
+    refused = console(store).request(method, "/settle")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, POST")
+
+
+def test_damaged_records_are_named_and_settled_by_nobody(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/semel.db"
+    with migrated(url) as engine:
+        ids = [unknown(engine, f"k{number}") for number in range(4)]
+        with closing(sqlite3.connect(tmp_path / "semel.db")) as db:
+            for id, damage in zip(
+                ids, ("state=99", "doubt=x'00ff'", "operation=x'ff'", "lease_until='x'"), strict=True
+            ):
+                db.execute(f"UPDATE semel_record SET {damage} WHERE operation_id = ?", (UUID(id).bytes,))
+            db.commit()
+        client = console(engine)
+        for path in ("/", "/records", "/policies", *(f"/records/{id}" for id in ids)):
+            assert client.get(path).status_code == 200, path
+        form = settling(client, *ids)
+        for more in ({}, {"confirmed": "yes"}):
+            page = client.post("/settle", data={**form, **more})
+            assert page.text.count("the record is damaged") == 4
+    assert main(["settle", ids[1], "--did-not-happen", "--reason", "x", "--url", url]) == 1
+
+
+def test_what_the_store_refuses_is_a_page(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/semel.db"
+    with migrated(url):
+        pass
+    broken = Engine.connect(url, id_secret=b"another store's secret: 32 bytes")
+    page = console(broken).get("/")
+    assert (page.status_code, "semel doctor" in page.text) == (500, True)
+    broken.close()
+    with Engine.connect(url) as engine:
+        page = console(engine, application="no.such.module:app").get("/policies")
+        assert (page.status_code, "Traceback" in page.text, "<h1>" in page.text) == (500, False, True)
 
 
 def test_a_read_only_console_has_no_form_and_refuses_changes(store: Engine) -> None:
@@ -347,7 +456,7 @@ def test_bad_parameters_get_a_page_that_says_so(store: Engine, path: str, status
 
 
 def test_a_form_that_is_too_long_is_refused(store: Engine) -> None:
-    assert console(store).post("/settle", data={"reason": "x" * 70_000}).status_code == 413
+    assert console(store).post("/settle", data={"reason": "x" * 1_100_000}).status_code == 413
     assert console(store).post("/settle", data={f"f{n}": "x" for n in range(300)}).status_code == 400
 
 
@@ -400,6 +509,7 @@ def test_the_link_of_the_command_works_once_and_for_this_machine_alone(tmp_path:
             cookie = welcome.headers["set-cookie"].lower()
             assert "httponly" in cookie
             assert "samesite=strict" in cookie
+            assert f"semel_console_{urlsplit(base).port}=" in cookie  # of another console it leaves the cookie alone
             assert second.get(link).status_code == 403
             assert "payments.create" in first.get(base).text
             assert first.get(base, headers={"Host": "evil.test"}).status_code == 421

@@ -20,7 +20,7 @@ from semel.cli.main import grammar
 from semel.core.model import Effects, State
 from semel.http.asgi import SemelMiddleware as AsgiMiddleware
 from semel.http.fingerprint.recipe import Recipe
-from semel.http.problems import KINDS, MIDDLEWARE_KINDS, Kind
+from semel.http.problems import KINDS, MIDDLEWARE_KINDS, PROXY_KINDS, Kind
 from semel.http.settings import HttpSettings
 from semel.http.wsgi import SemelMiddleware as WsgiMiddleware
 from semel.imports.http import KINDS as IMPORT_KINDS
@@ -179,7 +179,7 @@ def _as_shown(value: float) -> str:
 
 def test_problem_codes_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| `([A-Z_]+)` \| (\d{3}) \| (\w+) \| (yes|no) \|", page("http.md"), flags=re.MULTILINE)
-    kinds = (*KINDS, *MIDDLEWARE_KINDS, *BULK_KINDS, *IMPORT_KINDS.values(), NOT_FOUND, BAD_QUERY)
+    kinds = (*KINDS, *MIDDLEWARE_KINDS, *PROXY_KINDS, *BULK_KINDS, *IMPORT_KINDS.values(), NOT_FOUND, BAD_QUERY)
     assert sorted(rows) == sorted(_row(kind) for kind in kinds)
 
 

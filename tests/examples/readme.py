@@ -1,7 +1,8 @@
 """Runs an example's README as its reader would: every console block in its order, in one folder.
 
-Commands that serve (``uvicorn ...``, ``flask ... run``) are programs of their own, started and awaited, on free ports.
-What installs Semel is skipped: it is installed. Everything else is run in a shell, and prints what the page shows.
+Commands that serve (``uvicorn``, ``flask``, ``node``, ``semel proxy``, with ``--port``) are programs of their own,
+started and awaited, on free ports. What installs Semel is skipped: it is installed. Everything else is run in a shell,
+and prints what the page shows.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tests.docs.running import SECONDS_MAX, assert_shown, environment, parse_con
 from tests.examples.serving import serving
 from tests.servers.ports import free_port
 
+SERVE = ("uvicorn ", "flask ", "node ", "semel proxy ")
 _MARK = "--- the next command of this block ---"
 _ADDRESS = re.compile(r"127\.0\.0\.1:(\d{4})")
 
@@ -33,10 +35,12 @@ def run_readme(name: str, folder: Path, told: Mapping[str, str]) -> None:
     variables = {name: moved(value) for name, value in told.items()}
     console = [block for block in blocks(text) if block.language == "console"]
     assert console, "the page runs nothing"
+    if any(" examples/" in block.text for block in console):
+        (folder / "examples").symlink_to(ROOT / "examples")
     with ExitStack() as stack:
         for block in console:
             command = parse_console(block.text)[0][0]
-            if command.startswith("uvicorn ") or (command.startswith("flask ") and " run " in command):
+            if " --port " in command and command.startswith(SERVE):
                 words = shlex.split(moved(command.replace("--port ", "--port 127.0.0.1:")))
                 port = int(words[words.index("--port") + 1].rpartition(":")[2])
                 words[words.index("--port") + 1] = str(port)

@@ -141,7 +141,8 @@ def serving(
     folder.mkdir(exist_ok=True)
     port = port or free_port()
     words = ["uvicorn", app, "--port", str(port), "--log-level", "warning"] if isinstance(app, str) else app
-    command = python("-m", *words)
+    module = {"semel": "semel.cli"}.get(words[0], words[0])
+    command = words if words[0] == "node" else python("-m", module, *words[1:])
     program = Program(command, folder, environment, port, at)
     try:
         program.start()

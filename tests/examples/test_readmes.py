@@ -17,7 +17,9 @@ TOLD: dict[str, dict[str, str]] = {
     "cases": {},
     "flask": {},
     "imports": {},
+    "litestar": {},
     "orders": {},
+    "proxy": {},
     "payments": {"PROVIDER_URL": "http://127.0.0.1:8001"},
 }
 

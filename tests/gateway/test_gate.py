@@ -85,6 +85,17 @@ async def test_a_request_passes_as_it_is_or_is_refused_as_the_service_would(
         assert answer.json()["type"].startswith("https://shop.example/problems/")
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [("Early-Data", "1", 425), ("Connection", "close, idempotency-key", 400), ("Connection", "close", 201)],
+)
+async def test_a_key_that_the_next_proxy_drops_and_early_data_are_refused(name: str, value: str, status: int) -> None:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(GATE), base_url="http://edge") as client:
+        answer = await client.post("/payments", headers={KEY_HEADER: "abc", name: value})
+    assert answer.status_code == status
+
+
 @pytest.fixture
 def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"edge_{tmp_path.name.replace('-', '_')}"

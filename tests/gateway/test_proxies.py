@@ -6,9 +6,11 @@ import json
 import os
 import re
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -32,6 +34,7 @@ from tests.servers.running import Running, launch, stop
 ROOT = Path(__file__).resolve().parents[2]
 OPERATIONS = (
     Guarded("payments.create", ("POST",), "/payments", seconds=20),
+    Guarded("orders.place", ("POST",), "/orders", seconds=20),
     Guarded("orders.set", ("PUT",), "/orders/{order}/state", seconds=20),
 )
 PROXIES = [
@@ -93,8 +96,10 @@ class Shop:
                 world = {"SHOP_FOLDER": str(self.folder), "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
                 self.services[port] = launch(command, home, port, partial(answers, port), environment=world)
 
-    def send(self, method: str, path: str, *, keys: tuple[str, ...] = (), **options: Any) -> httpx.Response:
-        headers = [("Idempotency-Key", key) for key in keys]
+    def send(
+        self, method: str, path: str, *, keys: tuple[str, ...] = (), more: dict[str, str] | None = None, **options: Any
+    ) -> httpx.Response:
+        headers = [*[("Idempotency-Key", key) for key in keys], *(more or {}).items()]
         with httpx.Client(base_url=self.url, trust_env=False, timeout=60) as client:
             return client.request(method, path, headers=headers, **options)
 
@@ -107,9 +112,15 @@ class Shop:
         file = self.folder / "effects.txt"
         return [line for line in file.read_text().splitlines() if line.startswith(of)] if file.exists() else []
 
-    def next_one_dies(self) -> None:
-        """The service that does the next effect is killed right after it."""
-        (self.folder / "dies").touch()
+    def next_one_dies(self, when: str = "dies") -> None:
+        """The service that does the next effect is killed right after it; or when it answers: "dies-answering"."""
+        (self.folder / when).touch()
+
+    def orders(self, name: str) -> int:
+        """How many rows the transactions of commands have left."""
+        with closing(sqlite3.connect(self.folder / "semel.db")) as connection:
+            [(count,)] = connection.execute("SELECT count(*) FROM orders WHERE name = ?", (name,))
+            return int(count)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +209,7 @@ def test_keys_arrive_byte_by_byte_and_replays_come_back(shop: Shop) -> None:
 def test_a_key_is_never_added(shop: Shop) -> None:
     for method in ("GET", "POST"):
         shop.send(method, "/notes/200")
-        assert shop.seen()[-1] == {"method": method, "path": "/notes/200", "keys": []}
+        assert shop.seen()[-1] == {"method": method, "path": "/notes/200", "keys": [], "underscores": []}
 
 
 @pytest.mark.parametrize("status", [409, 422, 425, 503])
@@ -249,6 +260,46 @@ def test_killed_after_the_effect_an_external_command_is_unknown_and_not_done_aga
     assert (answer.status_code, answer.json()["code"]) == (409, "IDEMPOTENCY_OUTCOME_UNKNOWN")
     assert len(shop.seen()) == known + 2
     assert shop.effects(order) == [order]
+
+
+@pytest.mark.parametrize("when", ["dies", "dies-answering"])
+def test_killed_around_its_commit_an_atomic_command_has_one_effect_and_one_answer(shop: Shop, when: str) -> None:
+    order, sent = uuid4().hex, key()
+    known, body = len(shop.seen()), {"order": order}
+    shop.next_one_dies(when)
+    answer = shop.send("POST", "/orders", keys=(sent,), json=body)
+    answer = send_again_where_the_proxy_cannot(shop, answer, "POST", "/orders", sent, body)
+    assert (answer.status_code, answer.json()) == (201, body)
+    assert ("Idempotency-Replayed" in answer.headers) == (when == "dies-answering")
+    assert len(shop.seen()) == known + 2
+    assert shop.orders(order) == 1
+
+
+def test_a_command_in_early_data_has_no_effect(shop: Shop) -> None:
+    order = uuid4().hex
+    for method, path in (("POST", "/payments"), ("PUT", f"/orders/{order}/state"), ("POST", "/orders")):
+        known = len(shop.seen())
+        early = shop.send(method, path, keys=(key(),), json={"order": order}, more={"Early-Data": "1"})
+        assert (early.status_code, early.headers["Semel-Code"]) == (425, "IDEMPOTENCY_TOO_EARLY")
+        assert len(shop.seen()) == known + 1  # and no proxy sends it once more
+    assert (shop.effects(order), shop.orders(order)) == ([], 0)
+
+
+def test_no_other_header_takes_the_key_away_or_its_place(shop: Shop) -> None:
+    for more in ({"Connection": "Idempotency-Key"}, {"Connection": "close, idempotency-key"}):
+        order, sent = uuid4().hex, key()
+        answer = shop.send("POST", "/payments", keys=(sent,), json={"order": order}, more=more)
+        if shop.proxy == "nginx":  # it passes on no Connection, and all headers
+            assert (answer.status_code, shop.seen()[-1]["keys"]) == (201, [sent])
+        else:
+            assert (answer.status_code, shop.effects(order)) == (400, [])
+    shop.send("POST", "/notes/200", more={"Idempotency_Key": "x"})
+    assert shop.seen()[-1]["underscores"] == []
+
+
+def test_a_service_is_reached_under_any_name_of_its_host(shop: Shop) -> None:
+    answer = shop.send("GET", "/notes/200", more={"Host": "shop.example"})
+    assert (answer.status_code, answer.text) == (200, "status 200")
 
 
 def test_a_command_without_a_key_is_never_sent_twice(shop: Shop) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def gate(upstream: Breaking, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     config = tmp_path_factory.mktemp("gate") / "operations.toml"
     config.write_text(CONFIG, "utf-8")
     url = f"http://127.0.0.1:{upstream.port}"
-    running = Running(["gate", "--config", str(config), "--upstream", url, "--port", "0"])
+    running = Running(["gate", "--config", str(config), "--upstream", url, "--port", "0", "--health", "0"])
     yield running
     running.end()
     assert CANARY.encode() not in running.log
@@ -52,7 +53,7 @@ def gate(upstream: Breaking, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     ("method", "path", "keys", "code"),
     [
         ("POST", "/payments", [], "MISSING_IDEMPOTENCY_KEY"),
-        ("POST", "//Payments/", [], "MISSING_IDEMPOTENCY_KEY"),
+        ("POST", "/Payments/", [], "MISSING_IDEMPOTENCY_KEY"),
         ("POST", "/pay%6dents;v=1", [], "MISSING_IDEMPOTENCY_KEY"),
         ("post", "/payments", [], "MISSING_IDEMPOTENCY_KEY"),
         ("POST", "/payments", [""], "INVALID_IDEMPOTENCY_KEY"),
@@ -134,6 +135,33 @@ def test_long_bodies_pass_both_ways(gate: Running, upstream: Breaking) -> None:
     answer = gate.client.post("/payments", content=body, headers={"Idempotency-Key": CANARY})
     assert answer.content == body
     assert upstream.requests[-1].endswith(b"\r\n\r\n" + body)
+
+
+def test_probes_tell_of_the_service(gate: Running) -> None:
+    found = re.search(rb"health: (http://[0-9.:]+)/readyz", gate.log)
+    assert found is not None
+    answer = httpx.get(f"{found[1].decode()}/readyz", timeout=60)
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "upstream": "reachable"})
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "code"),
+    [
+        ("Connection: Idempotency-Key", 400, "IDEMPOTENCY_REQUEST_INVALID"),
+        ("Early-Data: 1", 425, "IDEMPOTENCY_TOO_EARLY"),
+        ("X-HTTP-Method-Override: PUT", 400, "IDEMPOTENCY_OPERATION_MISSPELLED"),
+        ("Connection: upgrade\r\nUpgrade: websocket", 501, "IDEMPOTENCY_NOT_PASSED_ON"),
+    ],
+)
+def test_what_two_servers_could_read_differently_reaches_no_service(
+    gate: Running, upstream: Breaking, more: str, status: int, code: str
+) -> None:
+    count = len(upstream.requests)
+    head, _, body = gate.send(
+        f"POST /payments HTTP/1.1\r\nHost: x\r\nIdempotency-Key: abc\r\n{more}\r\nContent-Length: 0\r\n\r\n"
+    ).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert (json.loads(body)["code"], len(upstream.requests)) == (code, count)
 
 
 def test_check_shows_what_each_operation_demands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

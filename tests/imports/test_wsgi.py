@@ -353,6 +353,10 @@ def test_gunicorn_takes_files_of_any_form(server: Served) -> None:
         gone.shutdown(socket.SHUT_WR)
         assert gone.recv(12) == b"HTTP/1.1 400"
 
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as broken:
+        broken.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\nzz\r\nabc".encode())
+        assert broken.recv(12) == b"HTTP/1.1 400"
+
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     ends = time.monotonic() + 60
     state = "QUEUED"

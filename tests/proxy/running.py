@@ -30,11 +30,15 @@ class Breaking:
                 return
             with connection:
                 data = b""
-                while b"\r\n\r\n" not in data:
-                    data += connection.recv(65536)
+                while b"\r\n\r\n" not in data and (piece := connection.recv(65536)):
+                    data += piece
+                if not data:
+                    continue  # a probe, which sends nothing
                 head, _, body = data.partition(b"\r\n\r\n")
                 found = re.search(rb"(?i)content-length: (\d+)", head)
                 while found and len(body) < int(found[1]):
+                    body += connection.recv(65536)
+                while b"\r\ntransfer-encoding: chunked" in head.lower() and not body.endswith(b"0\r\n\r\n"):
                     body += connection.recv(65536)
                 self.requests.append(head + b"\r\n\r\n" + body)
                 connection.sendall(self.answers.pop(0))

@@ -23,6 +23,8 @@ _PAY = '\n[[operation]]\nname = "pay"\npath = "/payments"\n'
         ('caller = "none"' + _PAY + 'effects = "atomic"', "effects cannot be 'atomic'"),
         ('caller = "none"' + _PAY + 'lease_seconds = "30"', r"\(pay\): lease_seconds must be a number"),
         ('caller = "none"' + _PAY + "success = [404]", "success must be a list of 2xx"),
+        ('caller = "none"' + _PAY + "not_run = [200]", r"\(pay\): not_run must be a list of statuses from 400 to 599"),
+        ('caller = "none"' + _PAY + "not_run = 429", r"\(pay\): not_run must be a list of statuses"),
         ('caller = "none"' + _PAY + 'answers = "rebuild"', "write 'forget'"),
         ('caller = "none"' + _PAY + 'method = "GET"', "GET is no command"),
         ('caller = "none"' + _PAY + _PAY, "two operations are named"),
@@ -32,6 +34,12 @@ _PAY = '\n[[operation]]\nname = "pay"\npath = "/payments"\n'
 def test_a_mistake_is_named_with_its_remedy(text: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         configuration_of(text)
+
+
+def test_a_service_may_be_given_less_time_than_a_lease() -> None:
+    found = configuration_of('caller = "none"\ntimeout_seconds = 2' + _PAY)
+    assert found.timeouts == {"pay": 2.0}
+    assert found.operations[0].policy.deadline_seconds == 30
 
 
 def test_a_caller_header_that_is_missing_or_doubled_names_no_caller() -> None:

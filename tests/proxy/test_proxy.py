@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -23,6 +22,10 @@ timeout_seconds = 20
 [[operation]]
 name = "pay"
 path = "/payments"
+[[operation]]
+name = "invoice"
+path = "/invoices/{id}/pay"
+key_from = "path:id"
 [[operation]]
 name = "note"
 path = "/notes"
@@ -53,8 +56,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def node(store: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    environment = {**os.environ, "PORT": "0"}
-    with subprocess.Popen(["node", str(EXAMPLE / "shop.js")], stdout=subprocess.PIPE, env=environment) as shop:
+    with subprocess.Popen(["node", str(EXAMPLE / "shop.js"), "--port", "0"], stdout=subprocess.PIPE) as shop:
         assert shop.stdout is not None
         proxy = Proxy(tmp_path_factory.mktemp("node"), int(shop.stdout.readline().split()[1]), store)
         yield proxy
@@ -128,10 +130,29 @@ def test_a_lenient_spelling_of_a_command_is_not_passed_on(node: Proxy, path: str
         ("POST /payments HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3", b"400"),
         ("POST http://x/payments HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
         ("GET /chat HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket", b"501"),
+        ("CONNECT x:80 HTTP/1.1\r\nHost: x", b"501"),
+        ("POST /payments HTTP/1.1\r\nHost: x\r\nConnection: Idempotency-Key\r\nIdempotency-Key: a", b"400"),
+        ("POST /other HTTP/1.1\r\nHost: x\r\nConnection: close, authorization\r\nAuthorization: a", b"400"),
+        ("POST /payments HTTP/1.1\r\nHost: x\r\nHost: y\r\nContent-Length: 0", b"400"),
+        ("POST /payments HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, chunked", b"400"),
+        ("POST /payments HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked", b"400"),
+        ("POST /other HTTP/1.1\r\nHost: x\r\nX-Nul: a\x00b\r\nContent-Length: 0", b"400"),
+        ("POST //evil/payments HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
+        ("POST /%5cevil/payments HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
+        ("POST /payments#x HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
+        ("POST /a/%2e%2e/payments HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
+        ("POST /invoices/7;v=1/pay HTTP/1.1\r\nHost: x\r\nAuthorization: a\r\nContent-Length: 0", b"400"),
+        ("POST /payments;v=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
+        ("PUT /payments HTTP/1.1\r\nHost: x\r\nX-HTTP-Method-Override: post\r\nContent-Length: 0", b"400"),
+        ("GET /payments HTTP/1.1\r\nHost: x\r\nX_HTTP_Method_Override: POST", b"400"),
+        ("POST /payments HTTP/1.1\r\nHost: x\r\nEarly-Data: 1\r\nContent-Length: 0", b"425"),
+        ("POST /other HTTP/1.1\r\nHost: x\r\nEarly-Data: 1\r\nContent-Length: 0", b"425"),
     ],
 )
 def test_what_two_servers_could_read_differently_is_refused(node: Proxy, head: str, status: bytes) -> None:
+    count = len(node.client.get("/payments").json())
     assert node.send(head + "\r\n\r\n").split(b" ")[1] == status
+    assert len(node.client.get("/payments").json()) == count
 
 
 def test_a_reset_after_the_request_leaves_the_outcome_unknown(broken: Proxy, breaking: Breaking) -> None:
@@ -166,10 +187,71 @@ def test_an_idempotent_operation_is_sent_again_with_the_same_downstream_key(brok
 
 def test_a_client_cannot_forge_semels_headers(broken: Proxy, breaking: Breaking) -> None:
     breaking.answers.append(b"HTTP/1.1 204 No Content\r\n\r\n")
-    forged = {"Semel-Operation": "forged", "semel_downstream_key": "forged", "Connection": "x-hop", "X-Hop": "forged"}
+    forged = {"Semel-Operation": "forged", "semel_downstream_key": "forged", "X_Forwarded_For": "forged"}
     broken.client.put("/other", headers=forged, content=b"1")
     assert b"forged" not in breaking.requests[-1]
     assert b"X-Forwarded-For: 127.0.0.1" in breaking.requests[-1]
+
+
+def test_a_link_to_the_service_s_own_address_comes_back_through_the_proxy(broken: Proxy, breaking: Breaking) -> None:
+    for path, there in (("/payments/7", "/payments/7"), ("", "/"), ("@evil.example/x", None), ("?a=1", "/?a=1")):
+        sent = f"http://127.0.0.1:{breaking.port}{path}"
+        breaking.answers.append(f"HTTP/1.1 307 Moved\r\nLocation: {sent}\r\nContent-Length: 0\r\n\r\n".encode())
+        count = len(breaking.requests)
+        answer = broken.client.post("/other", follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (307, there or sent)
+        assert len(breaking.requests) == count + 1
+
+
+def test_no_byte_of_one_answer_is_read_as_another(broken: Proxy, breaking: Breaking) -> None:
+    own = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nown"
+    stale = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstale"
+    for method, first in (
+        ("HEAD", stale + stale),
+        ("GET", own + stale),
+        ("GET", b"HTTP/1.1 204 No Content\r\n\r\n" + stale),
+        ("POST", b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + own + stale),
+    ):
+        breaking.answers += [first, own]
+        assert broken.client.request(method, "/other").content in (b"", b"own")
+        assert broken.client.get("/other").content == b"own"
+
+
+def test_an_answer_with_two_lengths_has_its_chunks(broken: Proxy, breaking: Breaking) -> None:
+    head = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n"
+    breaking.answers.append(head + b"5\r\nwhole\r\n0\r\n\r\n")
+    for _ in range(2):
+        assert broken.post("/payments", "lengths", {"amount": 1}).content == b"whole"
+    breaking.answers.append(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\nHTTP/1.1 201 Created\r\n\r\n")
+    assert broken.post("/payments", "switching", {"amount": 1}).status_code == 502
+    again = broken.post("/payments", "switching", {"amount": 1})
+    assert again.headers["semel-code"] == "IDEMPOTENCY_OUTCOME_UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        'POST /payments HTTP/1.0\r\nAuthorization: a\r\nIdempotency-Key: "old"\r\nContent-Length: 2\r\n\r\n{}',
+        'POST /payments HTTP/1.1\nHost: x\nAuthorization: a\nIdempotency-Key: "lf"\nContent-Length: 2\n\n\r\n\r\n',
+        "POST /payments HTTP/1.1\r\nHost: x\r\nAuthorization: a\r\nIdempotency-Key:\r\n folded\r\n"
+        "Content-Length: 2\r\n\r\n{}",
+        'POST /payments HTTP/1.1\r\nHost: x\r\nAuthorization: a\r\nIdempotency-Key: "expecting"\r\n'
+        "Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
+        'POST /payments HTTP/1.1\r\nHost: x\r\nAuthorization: a\r\nIdempotency-Key: "trailing"\r\n'
+        'Transfer-Encoding: Chunked\r\nTrailer: Idempotency-Key\r\n\r\n2\r\n{}\r\n0\r\nIdempotency-Key: "b"\r\n\r\n',
+    ],
+    ids=["HTTP/1.0", "line feeds", "folded", "expect", "trailer"],
+)
+def test_an_odd_form_of_a_command_has_one_effect_or_none(broken: Proxy, breaking: Breaking, request_text: str) -> None:
+    breaking.answers[:] = [b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok"]
+    count = len(breaking.requests)
+    answers = [broken.send(request_text) for _ in range(2)]
+    ran = len(breaking.requests) - count
+    assert ran == (b"\r\n\r\nok" in answers[0])
+    assert ran <= 1
+    assert ran == 0 or b"idempotency-replayed: true" in answers[1].lower()
+    assert b"folded" not in b"".join(breaking.requests[count:]) or b"idempotency-key: folded" in breaking.requests[-1]
+    breaking.answers.clear()
 
 
 def test_compressed_bytes_are_kept_as_they_are(broken: Proxy, breaking: Breaking) -> None:

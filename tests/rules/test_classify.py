@@ -11,10 +11,12 @@ from semel.core.outcomes import (
     Outcome,
     Refused,
     Released,
+    StatusIn,
     Succeeded,
     Unprovable,
     classify_answer,
     classify_exception,
+    classify_unread,
 )
 from semel.errors import NothingHappened
 from semel.policy import Policy
@@ -72,6 +74,23 @@ def test_a_refusal_that_is_not_kept_frees_the_key(status: int) -> None:
     narrow = Policy(replay="2xx", marks_effects=True)
     for begun in (True, False):
         assert of(status, narrow, begun=begun) == Released(f"http-{status}", proven=True)
+
+
+def test_what_proves_that_nothing_ran_can_be_declared() -> None:
+    fewer = Policy(not_run=frozenset({429, 503}))
+    assert of(408, fewer) == Unprovable("http-408")
+    assert of(408, Policy(not_run=frozenset(), effects="idempotent")) == Released("http-408", proven=False)
+    assert of(503, fewer) == Released("http-503", proven=True)
+    assert of(404, fewer) == Refused(Answer(404, (), b""))
+    assert of(408, Policy(not_run=frozenset(), replay="2xx")) == Unprovable("http-408")
+
+
+def test_a_success_of_statuses_is_asked_about_an_answer_that_is_not_kept() -> None:
+    answers = {status: Answer(status, (), b"") for status in (201, 202, 404, 500)}
+    by_status, by_body = Policy(success=StatusIn([201])), Policy(success=lambda answer: True)
+    found = {status: type(classify_unread(each, by_status, begun=True)) for status, each in answers.items()}
+    assert found == {201: Succeeded, 202: Unprovable, 404: Refused, 500: Unprovable}
+    assert classify_unread(answers[201], by_body, begun=True) == Unprovable("success-unread")
 
 
 def test_a_declared_5xx_is_definite() -> None:

@@ -57,6 +57,7 @@ class Served:
         self.url = url
         self.store = f"sqlite:///{folder / 'semel.db'}"
         self.workers: list[int] = []
+        self.serving: dict[str, Any] = {}
         self._lines: Queue[bytes] = Queue()
         self.reader = threading.Thread(target=self._read, name="supervisor-output")
         self.reader.start()
@@ -148,7 +149,8 @@ def serving(
         )
         served = Served(process, folder, "")
         try:
-            served.url = served.events(lambda event: event["event"] == "serving")["url"]
+            served.serving = served.events(lambda event: event["event"] == "serving")
+            served.url = served.serving["url"]
             await_true(lambda: served.ready() or process.poll() is not None, "the first worker")
             assert process.poll() is None, served.log()
             yield served

@@ -193,6 +193,41 @@ def test_the_engine_lives_as_long_as_the_application(app: App) -> None:
     asyncio.run(main())
 
 
+def test_the_application_ends_after_the_handlers_whose_clients_have_gone() -> None:
+    async def main() -> None:
+        done: list[str] = []
+        running, go = asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "lifespan":
+                await receive()
+                await send({"type": "lifespan.startup.complete"})
+                await receive()
+                done.append("application")
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+            running.set()
+            await go.wait()
+            done.append("handler")
+            await answer(send)
+
+        web = protect(app, AsyncEngine.connect("memory://"), manage_engine=True)
+        server, events = Lifespan(), asyncio.Queue[Message]()
+        events.put_nowait({"type": "lifespan.startup"})
+        life = asyncio.create_task(web({"type": "lifespan"}, events.get, server.send))
+        calling = asyncio.create_task(call(web))
+        await running.wait()
+        calling.cancel()  # the client has gone
+        await asyncio.gather(calling, return_exceptions=True)
+        events.put_nowait({"type": "lifespan.shutdown"})
+        await settle_down()
+        go.set()
+        await life
+        assert done == ["handler", "application"]
+
+    asyncio.run(main())
+
+
 def test_a_failing_start_is_not_hidden() -> None:
     async def main() -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -33,7 +33,7 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.http.problem_page import ENTRIES, problem_page
-from semel.http.problems import KINDS, MIDDLEWARE_KINDS, Kind, Problems, Refusal, anchor_of
+from semel.http.problems import KINDS, MIDDLEWARE_KINDS, PROXY_KINDS, Kind, Problems, Refusal, anchor_of
 from semel.operations import http as operations
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -143,7 +143,7 @@ def test_a_problem_links_to_what_explains_its_code(options: dict[str, Any], link
 
 
 def test_the_page_explains_every_code() -> None:
-    kinds = (*KINDS, *MIDDLEWARE_KINDS, *bulk.KINDS, operations.NOT_FOUND, operations.BAD_QUERY)
+    kinds = (*KINDS, *MIDDLEWARE_KINDS, *PROXY_KINDS, *bulk.KINDS, operations.NOT_FOUND, operations.BAD_QUERY)
     assert {(kind.code, kind.status) for kind in kinds} == {(entry.code, entry.status) for entry in ENTRIES}
     assert len(ENTRIES) == len(kinds)
     text = problem_page().body.decode()

@@ -12,7 +12,7 @@ from semel.core.decide import DOUBTS
 from semel.core.identity import uuid_text
 from semel.core.model import ANSWERED_STATES, AfterExpiry, AnswerKind, Audit, Effects, Record, State
 from semel.core.sealing import key_name
-from semel.steps.doubts import names_a_step
+from semel.steps.doubts import step_of
 
 
 def state_name(record: Record, now: int) -> str:
@@ -50,7 +50,7 @@ def has_lapsed(record: Record, now: int) -> bool:
 def is_unknown_by_lapse(record: Record) -> bool:
     """Whether a record reads UNKNOWN because its holder was not heard of again."""
     # A step's doubt with a cause is its holder's own word.
-    by_step = names_a_step(record.doubt) and record.error_code is None
+    by_step = step_of(record.doubt) is not None and record.error_code is None
     return record.state == State.UNKNOWN and (by_step or record.doubt in DOUBTS.values())
 
 

@@ -32,18 +32,13 @@ class _Standing:
     more: bool
 
 
-def look_at_records(engine: Engine) -> Iterator[Finding]:
-    """The findings about what the store holds."""
-    counts = engine.perform("counts", engine.store.counts)
-    names = {int(state): shown_state(state.name).lower() for state in State}
-    listed = ", ".join(f"{count} {names.get(state, f'damaged ({state})')}" for state, count in sorted(counts.items()))
-    damaged = [state for state in counts if state not in names]
-    yield Finding(
-        "records",
-        "problem" if damaged else "ok",
-        listed or "none yet",
-        "restore the damaged records from a backup; their retries are refused meanwhile" if damaged else None,
-    )
+def look_at_records(engine: Engine, *, quick: bool = False) -> Iterator[Finding]:
+    """The findings about what the store holds.
+
+    Parameters: ``quick`` looks at the store's own list of what needs attention alone.
+    """
+    if not quick:
+        yield _count(engine)
     now, unknown = _standing(engine, Find(states=(State.UNKNOWN,)))
     yield _about(
         unknown,
@@ -53,11 +48,25 @@ def look_at_records(engine: Engine) -> Iterator[Finding]:
         "find out what happened, then settle each: semel list --state unknown; semel settle --help",
     )
     yield look_at_reconciliations(engine)
-    now, lapsed = _standing(engine, Find(states=(State.PROCESSING,), lapsed=True))
+    now, lapsed = _standing(engine, Find(states=(State.PROCESSING,), lapsed=True, attention=quick))
     yield _about_lapsed(lapsed, now)
-    now, resting = _standing(engine, Find(states=(State.CLAIMED,), lapsed=True))
+    now, resting = _standing(engine, Find(states=(State.CLAIMED,), lapsed=True, attention=quick))
     yield _about_resting(resting, now)
     yield from _look_at_abandoned(engine)
+
+
+def _count(engine: Engine) -> Finding:
+    """How many records there are of each state: it looks at all."""
+    counts = engine.perform("counts", engine.store.counts)
+    names = {int(state): shown_state(state.name).lower() for state in State}
+    listed = ", ".join(f"{count} {names.get(state, f'damaged ({state})')}" for state, count in sorted(counts.items()))
+    damaged = [state for state in counts if state not in names]
+    return Finding(
+        "records",
+        "problem" if damaged else "ok",
+        listed or "none yet",
+        "restore the damaged records from a backup; their retries are refused meanwhile" if damaged else None,
+    )
 
 
 def _about_resting(resting: _Standing, now: int) -> Finding:

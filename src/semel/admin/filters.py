@@ -9,10 +9,11 @@ from typing import Final
 from semel.admin.damaged import mended
 from semel.admin.describe import RETRYABLE, shown_state
 from semel.cli.arguments import near
-from semel.core.model import Find, Found, State
+from semel.core.model import OPEN_STATES, Find, Found, State
 from semel.engine.sync_engine import Engine
 
 PAGE: Final = 500
+LOOKED_MAX: Final = 50_000  # records that one page of a list may look at
 _STATES: Final = tuple(shown_state(state.name).lower() for state in State)
 
 
@@ -54,3 +55,24 @@ def pages(engine: Engine, query: Find, size: int = PAGE) -> Iterator[Found]:
         if page.next_before is None:
             return
         before = page.next_before
+
+
+def bounded_page(engine: Engine, query: Find) -> Found:
+    """One page of records that fit, from a bounded number of records, whatever the store's size.
+
+    Where fewer fit than the page holds, ``next_before`` still leads on if there are records that were not looked at.
+    """
+    if query.lapsed and not query.states:
+        query = query._replace(states=tuple(sorted(OPEN_STATES)))
+    dialect = getattr(engine.store, "dialect", None)
+    listed = (State.UNKNOWN,) if dialect is None or dialect.name != "sqlite" else (*OPEN_STATES, State.UNKNOWN)
+    has_list = bool(query.states) and set(listed).issuperset(query.states)
+    narrows = any((query.states, query.tenant, query.caller, query.operation, query.lapsed))
+    if dialect is None or has_list or not narrows:
+        return next(pages(engine, query, query.limit))
+    top = query.before
+    if top is None:
+        top = engine.perform("find", lambda: engine.store.find(Find(limit=1))).next_before or 0
+    after = max(0, top - LOOKED_MAX)
+    found = next(pages(engine, query._replace(after=after), query.limit))
+    return found if found.next_before is not None or after == 0 else found._replace(next_before=after + 1)

@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 from semel.admin.damaged import is_damaged
 from semel.cli.exits import CommandFailed
 from semel.cli.terminal import span_text
 from semel.core.identity import uuid_text
-from semel.core.model import MovedOn, Record, Resolution, Resolved, Resolving, State, TooEarly
+from semel.core.model import Answer, MovedOn, Record, Resolution, Resolved, Resolving, State, TooEarly
 from semel.core.settle import resolved_row
 from semel.engine.sync_engine import Engine
 from semel.errors import ResolveRefused, StepError
+from semel.http.headers import BODYLESS_STATUSES
 from semel.operations.flow import resolve
 from semel.steps.findings import steps_after
+from semel.steps.run import found_result
 from semel.steps.store import listed_steps
 
 REASON_LENGTH_MAX: Final = 1000
 FORCE: Final = "give --force"
+
+
+def found_answer(status: int, headers: tuple[tuple[bytes, bytes], ...], body: bytes) -> Answer:
+    """The answer that retries will get. Raises ValueError, naming what does not fit.
+
+    >>> found_answer(204, (), b"paid")
+    Traceback (most recent call last):
+        ...
+    ValueError: an answer with status 204 has no body
+    """
+    if body and status in BODYLESS_STATUSES:  # a server would break each replay off
+        raise ValueError(f"an answer with status {status} has no body")
+    return Answer(status, headers, body)
+
+
+def found_step_result(step: str | None, text: str) -> bytes:
+    """A step's result, given as JSON, as it is recorded.
+
+    Raises ValueError, and CommandFailed where no step is in doubt.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"must be JSON, such as '\"ch_81\"' or null: {error}") from error
+    if step is None:
+        raise CommandFailed("refused: no step of this command is in doubt; see: semel explain")
+    try:
+        return found_result(step, value)
+    except StepError as error:
+        raise ValueError(str(error)) from error
 
 
 def settle(engine: Engine, record: Record, word: Resolution, *, force: str = FORCE) -> State:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 from semel.bulk.rules import ItemOutcome, ItemState, Tally
 from semel.core.damage import damage_of
 from semel.core.flow import Ask, Flow
+from semel.core.identity import ID_BYTES
 from semel.core.model import Grant, Purged
 from semel.stores.sql.dialect import Dialect, Values, dialect_of
 from semel.stores.sql.statements import Execute, Query, Row, Value
@@ -22,6 +23,9 @@ NOUN: Final = "items"
 PUT_MAX: Final = 500
 ORPHANS_MAX: Final = 1000  # looked at for those that an archive has; what is behind them is left to the next purge
 PUT_BYTES_MAX: Final = 1024 * 1024  # about; it is written down as four times as much at most
+
+
+ANY_BULK: Final = b"\xff" * ID_BYTES
 
 
 class BulkStanding(NamedTuple):
@@ -140,6 +144,14 @@ class Items:
         rows = yield from self._dialect.rows(self._sql["tally"], {"operation_id": operation_id})
         return _tally(rows[0]) if rows else None
 
+    def newest(self, before: bytes, limit: int) -> Flow[list[tuple[bytes, Tally]]]:
+        """A page of bulks, the newest first: their operation ids, and how far each is.
+
+        Parameters: ``before`` the last id of the page before, or :data:`ANY_BULK`.
+        """
+        rows = yield from self._dialect.rows(self._sql["newest"], {"before": before, "limit": limit})
+        return [(cast(bytes, id), _tally(tally)) for id, *tally in rows]
+
     def page(
         self, operation_id: bytes, after: int, limit: int, state: ItemState | None, retryable: bool
     ) -> Flow[list[ItemOutcome]]:
@@ -204,7 +216,7 @@ def _listed(outcome: ItemOutcome) -> list[Value]:
     return [*values, None if detail is None else b64encode(cast(bytes, detail)).decode()]
 
 
-def _tally(row: Row) -> Tally:
+def _tally(row: Sequence[Value]) -> Tally:
     return Tally(*cast("tuple[int, int, int, int, int, int]", row))
 
 

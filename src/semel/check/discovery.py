@@ -216,6 +216,9 @@ def _layers(part: Any, prefix: str) -> Iterator[_Layer]:
         yield _Layer(part.surface, part.engine, None, prefix)
     elif isinstance(part, WsgiCapture):
         yield _Layer(None, part.engine, None, prefix)
+    for entry in middleware if isinstance(middleware := getattr(part, "middleware", None), list) else ():  # Litestar's
+        if "semel" in (options := getattr(entry, "kwargs", {})):
+            yield _Layer(None, options["semel"].engine, None, prefix)
     built = getattr(part, "middleware_stack", None) is not None
     for entry in getattr(part, "user_middleware", ()):
         kind, options = getattr(entry, "cls", None), dict(getattr(entry, "kwargs", {}))
@@ -239,6 +242,11 @@ def _routes(routes: Any, prefix: str) -> Iterator[_Route]:
             yield from _routes(inner, path)
         elif hasattr(route, "endpoint"):
             yield from _endpoints(path, route)
+        else:
+            for handler in getattr(route, "route_handlers", ()):  # Litestar's
+                yield _Route(
+                    path, tuple(sorted(map(str, handler.http_methods))), getattr(handler.fn, "__func__", handler.fn)
+                )
 
 
 def _endpoints(path: str, route: Any) -> Iterator[_Route]:

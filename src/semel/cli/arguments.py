@@ -96,6 +96,14 @@ def _command_word(arguments: Sequence[str]) -> str | None:
     return None
 
 
+def host_and_port(text: str) -> tuple[str, int]:
+    """A port, or HOST:PORT; the host is 127.0.0.1 where none is named."""
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
+        raise argparse.ArgumentTypeError(f"must be a port or HOST:PORT, such as 9464 or 0.0.0.0:9464, not {text!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
 def whole_number(low: int, high: int) -> Any:
     """An argument type: a whole number within limits."""
 

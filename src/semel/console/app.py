@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import asdict
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -21,23 +21,35 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from semel.admin.bulks import find_bulk, item_document, newest_bulks, store_time, tally_line
 from semel.admin.census import census_document, groups, read_census, what_was_read
 from semel.admin.describe import has_lapsed, is_unknown_by_lapse, record_document, row_document, shown_state
 from semel.admin.effective import of_application, of_records
 from semel.admin.explain import tell
-from semel.admin.filters import pages
+from semel.admin.filters import bounded_page
 from semel.admin.find import by_whole_id
 from semel.admin.reconciliations import left_to_operators
+from semel.bulk.rules import ItemState, is_bulk
+from semel.bulk.store import ANY_BULK, Failures, Items
 from semel.cli.commands.doctor import examine
+from semel.cli.commands.imports import job_line, row_page
+from semel.cli.commands.messages import message_document
+from semel.cli.exits import CommandFailed
 from semel.cli.terminal import span_text
-from semel.console.settling import Refused, Word, settle_all, shown, word_of
+from semel.console.settling import ANSWER_BYTES_MAX, Refused, Word, settle_all, shown, word_of
+from semel.core.flow import Flow
 from semel.core.identity import uuid_bytes, uuid_text
 from semel.core.model import Find, Record, State
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
+from semel.imports.rules import ImportJob, ImportState, shown_time
+from semel.imports.store import ANY_ID, ImportRows
+from semel.inbox.store import MESSAGE_ID_MAX, InboxRows
 from semel.outbox.store import Events
+from semel.steps.doubts import step_of
 from semel.stores.sql.dialect import dialect_of
 
+T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -45,8 +57,10 @@ Authorise = Callable[[Request], "str | Awaitable[str | None] | None"]
 
 PAGE_ROWS: Final = 50
 AUDIT_LINES: Final = 20
-BODY_BYTES_MAX: Final = 64 * 1024
+FORM_BYTES_MAX: Final = 1024 * 1024  # a body of ANSWER_BYTES_MAX, as a form writes it
 BARS: Final = 24
+LIVE_SECONDS: Final = 3
+CODED_ITEMS_MAX: Final = 100_000
 POLICY_RECORDS: Final = 500
 _SECRET_BYTES_MIN: Final = 16
 _TEXT_MAX: Final = 255
@@ -111,6 +125,9 @@ class Console:
             "overview": self._overview,
             "records": self._records,
             "settle": self._settle_form,
+            "bulks": self._bulks,
+            "imports": self._imports,
+            "messages": self._messages,
             "events": self._events,
             "doctor": self._doctor,
             "policies": self._policies,
@@ -133,14 +150,20 @@ class Console:
         operator = self._authorise(request)
         if inspect.isawaitable(operator):
             operator = await operator
-        if not isinstance(operator, str) or not operator:
+        if not isinstance(operator, str) or not operator.strip():
             return self._page(request, "message", {"title": "No access", "text": "You may not see this page."}, 403)
+        if len(operator) > _TEXT_MAX or not operator.isprintable():
+            text = f"The operator's name must be at most {_TEXT_MAX} printable characters: the audit trail keeps it."
+            return self._page(request, "message", {"title": "No access", "text": text}, 403)
         request.state.operator = operator
         try:
             if request.method == "POST":
                 return await self._change(request, path, await _form(request))
             if request.method not in ("GET", "HEAD"):
-                raise _Answer(405, "Not allowed", "This page is read by GET.")
+                refused = {"title": "Not allowed", "text": "Pages are read by GET, and changed by their forms."}
+                response = self._page(request, "message", refused, 405)
+                response.headers["Allow"] = "GET, HEAD, POST"
+                return response
             return await run_in_threadpool(self._read, request, path)
         except _Answer as answer:
             return self._page(request, "message", {"title": answer.title, "text": answer.text}, answer.status)
@@ -148,13 +171,22 @@ class Console:
             remedy = "run: semel migrate" if isinstance(error, SchemaError) else "this page tries again every 5 seconds"
             text = f"The store does not answer; {remedy}. Running commands keep their keys."
             return self._page(request, "message", {"title": "No store", "text": text, "refresh": 5}, 503)
+        except (CommandFailed, ConfigurationError) as error:
+            context = {"title": "Cannot be shown", "text": f"{error}; see: semel doctor"}
+            return self._page(request, "message", context, 500)
 
     # --- reading --------------------------------------------------------------------------------------
 
     def _read(self, request: Request, path: str) -> Response:
         self._engine.open()
-        if path.startswith("records/"):
-            return self._page(request, "record", self._record(request, path.removeprefix("records/")))
+        room, slash, id = path.partition("/")
+        if slash and room in _ONES:
+            one: dict[str, Callable[[Request, str], dict[str, Any]]] = {
+                "records": self._record,
+                "bulks": self._bulk,
+                "imports": self._import,
+            }
+            return self._page(request, _ONES[room], one[room](request, id))
         name = path or "overview"
         if name not in self._pages:
             raise _Answer(404, "No such page", "The menu above has every page.")
@@ -195,7 +227,7 @@ class Console:
             limit=PAGE_ROWS,
             before=int(before) if before else None,
         )
-        page = next(pages(self._engine, query, query.limit))
+        page = bounded_page(self._engine, query)
         left = left_to_operators(self._engine, page.records)
         rows = [
             {
@@ -224,6 +256,7 @@ class Console:
             "fields": [(name, value) for name, value in document.items() if name != "audit" and value is not None],
             "audit": document["audit"],
             "story": tell(record, audit, now),
+            "bulk": is_bulk(record.recipe),
             "settles": _may_be_settled(record, now),
         }
 
@@ -239,9 +272,135 @@ class Console:
         found = self._engine.perform("events", lambda: events.find(0, PAGE_ROWS, parked=parked))
         return {"title": "Events", "depth": depth, "found": found, "parked": parked}
 
+    def _bulks(self, request: Request) -> dict[str, Any]:
+        before = _id_or(request.query_params.get("before"), ANY_BULK)
+        bulks = self._of_database("bulks", lambda: newest_bulks(self._engine, before, PAGE_ROWS))
+        return {
+            "title": "Bulks",
+            "rows": [(uuid_text(each.id), each) for each in bulks],
+            "older": uuid_text(bulks[-1].id) if len(bulks) == PAGE_ROWS else None,
+            **_live(request, any(each.is_running for each in bulks)),
+        }
+
+    def _bulk(self, request: Request, id: str) -> dict[str, Any]:
+        raw = uuid_bytes(id)
+        bulk = None if raw is None else self._of_database("bulks", lambda: find_bulk(self._engine, raw))
+        if bulk is None:
+            raise _Answer(404, "No such bulk", "No bulk of this store has this operation id.")
+        given = request.query_params.get("state", "")
+        if given and given not in _ITEM_STATES:
+            raise _Answer(400, "Unknown state", f"state must be one of {', '.join(_ITEM_STATES)}.")
+        after = _place(request, "after")
+        items = Items(self._engine.store)
+        state = ItemState[given] if given else None
+        found = self._engine.perform("bulk", lambda: items.page(bulk.id, after - 1, PAGE_ROWS, state, False))
+        codes: list[Failures] | None = []
+        if bulk.tally.failed or bulk.tally.unknown:
+            is_small = bulk.tally.total <= CODED_ITEMS_MAX  # the codes look at every item
+            codes = self._engine.perform("bulk", lambda: items.codes(bulk.id, PAGE_ROWS)) if is_small else None
+        name = "a forgotten operation" if bulk.record is None else bulk.record.operation
+        return {
+            "title": f"Bulk of {name}",
+            "id": uuid_text(bulk.id),
+            "bulk": bulk,
+            "document": bulk.document(),
+            "codes": codes,
+            "items": [item_document(each) for each in found],
+            "states": _ITEM_STATES,
+            "given": given,
+            "after": found[-1].place + 1 if len(found) == PAGE_ROWS else None,
+            **_live(request, bulk.is_running),
+        }
+
+    def _imports(self, request: Request) -> dict[str, Any]:
+        before = _id_or(request.query_params.get("before"), ANY_ID)
+        given = {name: request.query_params.get(name, "")[:_TEXT_MAX] for name in ("state", "operation", "supplier")}
+        if given["state"] and given["state"] not in ImportState.__members__:
+            raise _Answer(400, "Unknown state", f"state must be one of {', '.join(ImportState.__members__)}.")
+        state = int(ImportState[given["state"]]) if given["state"] else 0
+        rows = self._of_database("imports", lambda: ImportRows(self._engine.store))
+
+        def read() -> Flow[list[ImportJob]]:
+            page = yield from rows.page(
+                before, PAGE_ROWS, state=state, operation=given["operation"], supplier=given["supplier"]
+            )
+            shown = []
+            for job in page:
+                shown.append((yield from rows.show(job)))
+            return shown
+
+        jobs = self._engine.perform("import", read)
+        older = None
+        if len(jobs) == PAGE_ROWS:
+            older = urlencode({**{key: value for key, value in given.items() if value}, "before": jobs[-1].id})
+        return {
+            "title": "Imports",
+            "jobs": jobs,
+            "given": given,
+            "states": list(ImportState.__members__),
+            "older": older,
+            **_live(request, any(not job.is_over for job in jobs)),
+        }
+
+    def _import(self, request: Request, id: str) -> dict[str, Any]:
+        raw = uuid_bytes(id)
+        rows = self._of_database("imports", lambda: ImportRows(self._engine.store))
+        job = None if raw is None else self._engine.perform("import", lambda: rows.by_id(raw))
+        if job is None:
+            raise _Answer(404, "No such import", "No import of this store has this id.")
+        given = request.query_params.get("state", "")
+        if given and given not in _ROW_STATES:
+            raise _Answer(400, "Unknown state", f"state must be one of {', '.join(_ROW_STATES)}.")
+        after = _place(request, "after")
+        shown = self._engine.perform("import", lambda: rows.show(job))
+        found = row_page(self._engine, job, given.lower() or None, after, PAGE_ROWS, [])
+        return {
+            "title": f"Import of {shown.supplier}, {shown.state.name}",
+            "job": shown,
+            "time": shown_time,
+            "rows": found,
+            "states": _ROW_STATES,
+            "given": given,
+            "after": found[-1].number if len(found) == PAGE_ROWS else None,
+            **_live(request, not shown.is_over),
+        }
+
+    def _messages(self, request: Request) -> dict[str, Any]:
+        parked = bool(request.query_params.get("parked"))
+        given = [request.query_params.get(name, "") for name in ("consumer", "after_consumer", "after")]
+        if any(len(each) > MESSAGE_ID_MAX or "\0" in each for each in given):
+            raise _Answer(400, "Unknown page", "consumer and after must be what the list of messages has.")
+        consumer, after = given[0], (given[1], given[2])
+        rows = self._of_database("messages", lambda: InboxRows(self._engine.store, consumer, 1, 0))
+        backlog = self._engine.perform("inbox", rows.backlog)
+        found = self._engine.perform("inbox", lambda: rows.open(after, PAGE_ROWS, parked=parked))
+        more = None
+        if len(found) == PAGE_ROWS:
+            last = {"after_consumer": found[-1].consumer, "after": found[-1].message_id}
+            every = {"consumer": consumer, "parked": "1" if parked else "", **last}
+            more = urlencode({key: value for key, value in every.items() if value})
+        return {
+            "title": "Messages",
+            "backlog": backlog,
+            "oldest": span_text(backlog.parked_us) if backlog.parked else None,
+            "found": [(each, message_document(each)) for each in found],
+            "parked": parked,
+            "consumer": consumer,
+            "more": more,
+        }
+
+    def _of_database(self, what: str, read: Callable[[], T]) -> T:
+        """What a SQL database has; a page that says so where the store is none."""
+        try:
+            return read()
+        except ConfigurationError:
+            text = f"This store holds no {what}: they need a SQL database."
+            raise _Answer(404, f"No {what}", text) from None
+
     def _doctor(self, request: Request) -> dict[str, Any]:
-        findings, usable = examine(self._engine)
-        return {"title": "Doctor", "findings": [asdict(each) for each in findings], "usable": usable}
+        whole = bool(request.query_params.get("whole"))
+        findings, usable = examine(self._engine, quick=not whole)
+        return {"title": "Doctor", "findings": [asdict(each) for each in findings], "usable": usable, "whole": whole}
 
     def _policies(self, request: Request) -> dict[str, Any]:
         if self._application is not None:
@@ -256,7 +415,8 @@ class Console:
         host = request.headers.get("host", "")
         origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")
         token = next((value for name, value in form if name == "token"), "")
-        foreign = (origin is not None and urlsplit(origin).netloc != host) or site not in ("same-origin", "none")
+        is_own = origin is None or (host != "" and urlsplit(origin).netloc == host)
+        foreign = not is_own or site not in ("same-origin", "none")
         if foreign or not hmac.compare_digest(token.encode(), self._token(request).encode()):
             raise _Answer(403, "Refused", "The form does not come from this console, or is old: load the page again.")
         if self.read_only:
@@ -269,6 +429,8 @@ class Console:
             return self._settle(request, form)
         if path == "events":
             return self._retry_event(request, dict(form))
+        if path == "messages":
+            return self._release(request, dict(form))
         raise _Answer(404, "No such page", "The menu above has every page.")
 
     def _settle_form(self, request: Request) -> dict[str, Any]:
@@ -285,17 +447,18 @@ class Console:
             records = [self._found(id)[1] for id in dict.fromkeys(ids[: PAGE_ROWS + 1])]
         if not 1 <= len(records) <= PAGE_ROWS:
             raise _Answer(400, "Choose records", f"Choose 1 to {PAGE_ROWS} records to settle.")
-        return {"title": "Settle", "records": [shown(each) for each in records], "word": Word(), "errors": {}}
+        return _settle_context(records, Word(), {})
 
     def _settle(self, request: Request, form: list[tuple[str, str]]) -> Response:
         seen = [value for name, value in form if name == "seen"]
         if not 1 <= len(seen) <= PAGE_ROWS:
             raise _Answer(400, "Choose records", f"Choose 1 to {PAGE_ROWS} records to settle.")
         records = [self._found(each.partition(":")[0])[1] for each in seen]
-        word, errors = word_of(dict(form))
-        context: dict[str, Any] = {"title": "Settle", "word": word, "errors": errors}
-        if errors:
-            return self._page(request, "settle", {**context, "records": [shown(each) for each in records]}, 400)
+        word, errors = word_of(dict(form), records)
+        context = _settle_context(records, word, errors)
+        if errors or ("change", "yes") in form:
+            stale = {"seen_before": seen}
+            return self._page(request, "settle", {**context, **stale}, 400 if errors else 200)
         operator = request.state.operator
         confirmed = ("confirmed", "yes") in form
         results = settle_all(
@@ -314,6 +477,24 @@ class Console:
             raise _Answer(409, "Not parked", "That event is not parked any more: load the list again.")
         return RedirectResponse(f"{_base(request)}/events?parked=1", 303)
 
+    def _release(self, request: Request, form: Mapping[str, str]) -> Response:
+        """Have a parked message handled at its next delivery, if it is the one that the operator has seen."""
+        consumer, id, seen = (form.get(name, "") for name in ("consumer", "message", "seen"))
+        if not consumer or not id or max(len(consumer), len(id)) > MESSAGE_ID_MAX or "\0" in consumer + id:
+            raise _Answer(400, "Unknown message", "consumer and message must be what the list of messages has.")
+        rows = self._of_database("messages", lambda: InboxRows(self._engine.store, consumer, 1, 0))
+
+        def release() -> Flow[bool]:
+            known = yield from rows.look(id)
+            if known is None or known.parked_at is None or f"{known.parked_at}:{known.tries}" != seen:
+                return False
+            return (yield from rows.release(id))
+
+        if not self._engine.perform("inbox", release):
+            text = "That message is not parked any more, or was parked again since: load the list again."
+            raise _Answer(409, "Not parked", text)
+        return RedirectResponse(f"{_base(request)}/messages?parked=1", 303)
+
     # --- parts ----------------------------------------------------------------------------------------
 
     def _found(self, id: str) -> tuple[str, Record]:
@@ -323,7 +504,7 @@ class Console:
         return uuid_text(record.operation_id), record
 
     def _now(self) -> int:
-        return self._engine.perform("find", lambda: self._engine.store.find(Find(limit=1))).now
+        return store_time(self._engine)
 
     def _token(self, request: Request) -> str:
         return hmac.new(self._secret, request.state.operator.encode(), hashlib.sha256).hexdigest()
@@ -338,17 +519,59 @@ class Console:
             "token": self._token(request) if known else "",
             "read_only": self.read_only,
             "store": self._engine.backend.name,
+            "tally_line": tally_line,
+            "job_line": job_line,
             "span": lambda seconds: span_text(int(seconds * 1_000_000)),
         }
         return HTMLResponse(self._templates.get_template(f"{name}.html").render(whole), status)
 
 
+_ONES: Final = {"records": "record", "bulks": "bulk", "imports": "import"}
+_ITEM_STATES: Final = tuple(state.name for state in ItemState)
+_ROW_STATES: Final = ("FAILED", "UNKNOWN")  # that the items tell apart: no other is looked for row by row
 _FILTERS: Final = ("state", "operation", "tenant", "caller", "lapsed", "before")
 _STATES: Final = {shown_state(state.name): state for state in State}
 
 
 def _base(request: Request) -> str:
     return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def _settle_context(records: list[Record], word: Word, errors: dict[str, str]) -> dict[str, Any]:
+    return {
+        "title": "Settle",
+        "records": [shown(each) for each in records],
+        "step": step_of(records[0].doubt) if len(records) == 1 else None,
+        "word": word,
+        "errors": errors,
+        "seen_before": None,
+        "body_max": ANSWER_BYTES_MAX,
+    }
+
+
+def _id_or(given: str | None, other: bytes) -> bytes:
+    """The id of a page's end."""
+    if not given:
+        return other
+    id = uuid_bytes(given)
+    if id is None:
+        raise _Answer(400, "Unknown page", "before must be what the link to older ones says.")
+    return id
+
+
+def _place(request: Request, name: str) -> int:
+    given = request.query_params.get(name, "") or "0"
+    if not (given.isascii() and given.isdecimal() and len(given) < 13):
+        raise _Answer(400, "Unknown page", f"{name} must be what the link to more rows says.")
+    return int(given)
+
+
+def _live(request: Request, is_running: bool) -> dict[str, Any]:
+    """Whether the page loads itself again, and the link that ends or begins that."""
+    stopped = request.query_params.get("live") == "0"
+    others = [(name, value) for name, value in request.query_params.multi_items() if name != "live"]
+    query = urlencode(others if stopped else [*others, ("live", "0")])
+    return {"running": is_running, "refresh": LIVE_SECONDS if is_running and not stopped else None, "live": f"?{query}"}
 
 
 def _may_be_settled(record: Record, now: int) -> bool:
@@ -367,12 +590,12 @@ def _bars(times: list[int]) -> list[int]:
 
 
 async def _form(request: Request) -> list[tuple[str, str]]:
-    body = b""
+    body = bytearray()
     async for piece in request.stream():
         body += piece
-        if len(body) > BODY_BYTES_MAX:
-            raise _Answer(413, "Too long", "The form is longer than 64 KiB.")
+        if len(body) > FORM_BYTES_MAX:
+            raise _Answer(413, "Too long", "The form is longer than 1 MiB; for a long body: semel settle --body-file")
     try:
-        return parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=200)
+        return parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=200, errors="strict")
     except ValueError:
         raise _Answer(400, "Not a form", "The form cannot be read: send it as the page does.") from None

@@ -13,7 +13,6 @@ from starlette.responses import HTMLResponse, PlainTextResponse
 
 from semel.console.app import Console, Receive, Scope, Send
 
-_COOKIE: Final = "semel_console"
 _WELCOME: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=/"><title>Semel</title>
 <p><a href="/">To the console</a></p></html>
@@ -33,11 +32,12 @@ class Loopback:
         self._user = user
         self._hosts = hosts
         self._session = secrets.token_urlsafe(24)
+        self._cookie = f"semel_console_{hosts[0].rpartition(':')[2]}"  # browsers tell no ports apart in cookies
 
     def operator(self, request: Request) -> str | None:
         """Who has the cookie."""
         try:
-            cookie = SimpleCookie(request.headers.get("cookie", "")).get(_COOKIE)
+            cookie = SimpleCookie(request.headers.get("cookie", "")).get(self._cookie)
         except CookieError:
             return None
         given = "" if cookie is None else cookie.value
@@ -63,5 +63,5 @@ class Loopback:
         self.token = None
         # No redirect: browsers carry no Strict cookie over one that another site's link began.
         response = HTMLResponse(_WELCOME, headers={"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"})
-        response.set_cookie(_COOKIE, self._session, httponly=True, samesite="strict")
+        response.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
         await response(scope, receive, send)

@@ -459,6 +459,7 @@ class Find(NamedTuple):
 
     ``attention``: only what the store finds by its own list of records that need attention, however large it is: all
     UNKNOWN ones, and open ones. A server's list may lack open records that are younger than its reaper's last look.
+    ``after``: a SQL store looks at no record up to this cursor, where it does not have that list.
     """
 
     states: tuple[State, ...] = ()
@@ -469,6 +470,7 @@ class Find(NamedTuple):
     before: int | None = None
     lapsed: bool = False
     attention: bool = False
+    after: int = 0
 
 
 class Found(NamedTuple):

@@ -6,14 +6,12 @@ says what was declared, and the outcome says what the store must hold.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from semel.core.model import Answer, Effects
 from semel.errors import NothingHappened
-from semel.policy import Policy
-
-# Answers of these statuses release the key: the same request may succeed later.
-RELEASING_STATUSES = frozenset({401, 403, 408, 425, 429})
+from semel.policy import NOT_RUN, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +51,22 @@ class Unprovable:
 Outcome = Succeeded | Refused | Released | Unprovable
 
 
+class StatusIn:
+    """A policy's ``success`` that the status alone decides: done where it is one of these, otherwise in doubt.
+
+    >>> StatusIn([200, 201])(Answer(202, (), b""))
+    False
+    """
+
+    __slots__ = ("_statuses",)
+
+    def __init__(self, statuses: Iterable[int]) -> None:
+        self._statuses = frozenset(statuses)
+
+    def __call__(self, answer: Answer) -> bool:
+        return answer.status in self._statuses
+
+
 def classify_answer(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
     """The outcome of a handler that answered.
 
@@ -62,10 +76,12 @@ def classify_answer(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
     status = answer.status
     if status is None or 200 <= status < 300:
         return Succeeded(answer) if policy.success is None else _said(answer, policy, begun=begun)
+    if status in policy.not_run:
+        return _failed(policy, begun, f"http-{status}", proven=True)
+    if status in NOT_RUN:
+        return _unproven(answer, policy, f"http-{status}", begun=begun)
     if policy.replay == "2xx" and status < 500:
         return Succeeded(answer) if status < 400 else _failed(policy, begun, f"http-{status}", proven=True)
-    if status in RELEASING_STATUSES:
-        return _failed(policy, begun, f"http-{status}", proven=True)
     if status < 400:
         return Succeeded(answer)
     if status < 500 or status in policy.definite_5xx:
@@ -74,8 +90,11 @@ def classify_answer(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
 
 
 def classify_unread(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
-    """The outcome of a handler whose answer is not kept: a policy's ``success`` cannot be asked about a part of it."""
-    if policy.success is None or answer.status is None or not 200 <= answer.status < 300:
+    """The outcome of a handler whose answer is not kept: a policy's ``success`` cannot be asked about a part of it,
+    unless it looks at the status alone.
+    """
+    by_status = policy.success is None or isinstance(policy.success, StatusIn)
+    if by_status or answer.status is None or not 200 <= answer.status < 300:
         return classify_answer(answer, policy, begun=begun)
     return _failed(policy, begun, "success-unread", proven=False)
 

@@ -42,6 +42,7 @@ _HTTP_ONLY: Final = {
     "fingerprints_known": "a parameter that was added with a default is understood without it",
     "on_error": "declare the exceptions that are answers: replays=(...)",
     "replay": "declare the exceptions that are answers: replays=(...)",
+    "not_run": "declare the exceptions that prove it: nothing_happened=(...)",
     "definite_5xx": "declare the exceptions that are answers: replays=(...)",
     "success": "return the refusal's value, or raise what is declared: replays=(...)",
     "json": "a function has no body",

@@ -16,4 +16,9 @@ class GateApplication(Front):
 
     def __init__(self, origin: Origin, operations: Sequence[Guarded]) -> None:
         upstream = Upstream(origin, {}, idle_seconds=max(IDLE_SECONDS, longest(operations)))
-        super().__init__(KeyGate(upstream, operations))
+        self._gate = KeyGate(upstream, operations)
+        super().__init__(self._gate, upstream)
+
+    def declares(self, method: str, path: str) -> bool:
+        """Whether the gate asks for a key."""
+        return self._gate.finds(method, path) is not None

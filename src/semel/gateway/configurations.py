@@ -234,6 +234,8 @@ frontend semel
     {answer(MISSING_KEY)} if semel_none {{ var(txn.semel) -m beg required }}
     {answer(INVALID_KEY)} if !semel_none !semel_one {{ var(txn.semel) -m found }}
     {answer(INVALID_KEY)} if semel_one !semel_good {{ var(txn.semel) -m found }}
+    {answer(INVALID_KEY)} if {{ req.hdr(Connection) -i -m str {header} }} {{ var(txn.semel) -m found }}
+    http-request del-header {header.replace("-", "_")}
     http-request set-var(txn.semel_again) str(yes) if semel_one {{ var(txn.semel) -m str required optional }}
     default_backend semel_service
 
@@ -304,6 +306,7 @@ end
     manager = {
         "@type": f"{_TYPE}.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "semel",
+        "common_http_protocol_options": {"headers_with_underscores_action": "DROP_HEADER"},
         "use_remote_address": True,  # a client's own x-envoy- headers, which could ask for retries, are dropped
         "access_log": [
             {
@@ -411,12 +414,15 @@ def caddy(edge: Edge) -> str:
         return "".join(f"{indent}{line}\n" for line in lines)
 
     good, absent = f"{field}.matches(r'{KEY}')", f"{field} == ''"
-    blocks = ""
+    # Caddy drops what Connection names: the key would be gone before it reaches the service.
+    hidden_key = f"    @semel_hidden header_regexp Connection (?i)(^|[,\\s]){re.escape(edge.header)}($|[,\\s])\n"
+    blocks = hidden_key + answer("@semel_hidden", INVALID_KEY)
     for number, each in enumerate(edge.guarded):
         names = [f"@semel_{kind}_{number}" for kind in ("missing", "invalid")]
         if each.required:
             blocks += matcher(names[0], each, absent) + answer(names[0], MISSING_KEY)
         blocks += matcher(names[1], each, f"!({absent}) && !({good})") + answer(names[1], INVALID_KEY)
+    host, _, port = edge.listen.rpartition(":")
     about = edge.about(
         "#",
         "Caddy asks another upstream only where none was reached: it cannot send a body again. Where an upstream",
@@ -431,7 +437,9 @@ def caddy(edge: Edge) -> str:
 {log("        ")}    }}
 }}
 
-http://{edge.listen} {{
+http://:{port} {{
+    bind {host.strip("[]")}
+    request_header -{edge.header.replace("-", "_")}
     log {{
         output stdout
 {log("        ")}    }}

@@ -9,7 +9,7 @@ from typing import Any
 from semel.errors import ConfigurationError, InvalidKey, MissingKey
 from semel.gateway.guarded import Guarded, ordered, refusal
 from semel.http.keys import parse_key
-from semel.http.problems import INVALID_KEY, MISSING_KEY, Kind, Problems
+from semel.http.problems import INVALID_KEY, MISSING_KEY, TOO_EARLY, Kind, Problems
 from semel.http.spelling import normal_raw_segments, normal_segments
 from semel.proxy.configuration import KEYED
 
@@ -28,7 +28,8 @@ class KeyGate:
     written, as the service's own.
 
     Another spelling of a declared path, such as ``/Payments/``, needs a key as well: the service may take it for the
-    same operation. The scope of a request whose key was checked has ``semel.keyed``.
+    same operation. The scope of a request whose key was checked has ``semel.keyed``. A command in TLS early data
+    (``Early-Data: 1``) is refused with 425, and a key that ``Connection`` names with 400: the next proxy drops it.
 
     Raises ConfigurationError where ``operations`` is empty.
 
@@ -80,7 +81,12 @@ class KeyGate:
         if operation is None or operation.header is None:
             return False
         name = operation.header.lower().encode()
-        lines = [value for field, value in scope["headers"] if field.lower() == name]
+        fields = [(field.lower(), value) for field, value in scope["headers"]]
+        if any(field == b"early-data" and b"1" in value for field, value in fields):
+            return TOO_EARLY
+        if any(field == b"connection" and name in value.lower() for field, value in fields):
+            return INVALID_KEY
+        lines = [value for field, value in fields if field == name]
         try:
             parse_key(lines)
         except MissingKey:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from semel.check.discovery import discover
 from semel.errors import ConfigurationError
 from semel.http.keys import KEY_LENGTH_MAX
-from semel.http.problems import INVALID_KEY, MISSING_KEY, Kind, Problems
+from semel.http.problems import INVALID_KEY, MISSING_KEY, TOO_EARLY, Kind, Problems
 from semel.http.spelling import normal_segments
 from semel.proxy.configuration import Proxied
 
@@ -101,6 +101,7 @@ def refusal(kind: Kind, problems: Problems) -> tuple[tuple[tuple[bytes, bytes], 
     """Headers and document of a refusal: those of the service, with nothing of the request in them."""
     text = {
         MISSING_KEY: "The request has no Idempotency-Key; send one, unique to what you want done once.",
+        TOO_EARLY: "Send the command again once the handshake is complete.",
         INVALID_KEY: f"The Idempotency-Key must be one key of 1 to {KEY_LENGTH_MAX} visible ASCII characters.",
     }[kind]
     answer = problems.answer(kind, text)

@@ -122,12 +122,12 @@ def open_exchange(
         keys = [read[surface.key_name]] if surface.key_name in read else []
     else:
         keys, read = _read_joined(surface.key_name, headers, route.counted)
-    if not keys and not route.required:
-        surface.tell_unprotected(route.name, "no-key")
-        return _PASS
     is_common = _RARE.isdisjoint(read)
     if not is_common and b"1" in read.get(b"early-data", b""):
         return surface.problems.too_early()
+    if not keys and not route.required:
+        surface.tell_unprotected(route.name, "no-key")
+        return _PASS
     assert surface.caller is not None
     caller = surface.caller(request)
     if type(caller) is not Caller:

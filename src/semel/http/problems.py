@@ -90,6 +90,15 @@ UNCOVERED: Final = Kind("IDEMPOTENCY_OPERATION_NOT_DECLARED", 400, "No operation
 NOT_ALLOWED: Final = Kind("IDEMPOTENCY_CALLER_NOT_ALLOWED", 403, "The caller may not do this", "keep")
 MIDDLEWARE_KINDS: Final = (MISSPELLED, UNCOVERED, NOT_ALLOWED)
 
+# What only a reverse proxy says, in place of the service behind it.
+UPSTREAM_AWAY: Final = Kind(
+    "IDEMPOTENCY_UPSTREAM_UNREACHABLE", 502, "The service cannot be reached", "keep", retryable=True
+)
+UPSTREAM_BROKEN: Final = Kind("IDEMPOTENCY_UPSTREAM_BROKE_OFF", 502, "The service's answer broke off", "keep")
+UPSTREAM_SLOW: Final = Kind("IDEMPOTENCY_UPSTREAM_TIMEOUT", 504, "The service did not answer in time", "keep")
+NOT_PASSED: Final = Kind("IDEMPOTENCY_NOT_PASSED_ON", 501, "The proxy does not pass this on", "keep")
+PROXY_KINDS: Final = (UPSTREAM_AWAY, UPSTREAM_BROKEN, UPSTREAM_SLOW, NOT_PASSED)
+
 KINDS: Final = (
     MISSING_KEY,
     INVALID_KEY,

@@ -6,17 +6,14 @@ application would not have let in. ``integrations.fastapi`` builds on this file.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
 import inspect
 import re
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -27,32 +24,22 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router, compile_path
 
-from semel.core.model import Answer, Effects
+from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
-from semel.engine.permit import Permit
 from semel.errors import ConfigurationError
 from semel.http.asgi.middleware import route_path
-from semel.http.asgi.route import CALL_KEY, HEADERS_KEY, CaptureMiddleware, RouteCall
+from semel.http.asgi.route import HEADERS_KEY, CaptureMiddleware
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME
-from semel.http.routing import PATH, UNSAFE_METHODS
-from semel.http.settings import HttpSettings
+from semel.http.routing import UNSAFE_METHODS
+from semel.integrations.asgi_endpoint import EndpointCommands, called, may_claim
 from semel.integrations.endpoint import (
     DECLARED,
     DeclaredEndpoint,
-    Filled,
-    PermitHere,
-    SessionHere,
-    check_endpoint,
-    check_sessions,
-    declare_endpoint,
-    filled_parameters,
-    plain_function,
     without_slashes,
 )
 from semel.operations.http import Operations
-from semel.policy import Policy
 from semel.resuming.asgi import completer_for
 from semel.resuming.worker import running
 from semel.workers.reaper import Reaper
@@ -68,7 +55,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _METHODS: Final = ("GET", "HEAD", "OPTIONS", *UNSAFE_METHODS)  # those of an HTTPEndpoint
 
 
-class Semel:
+class Semel(EndpointCommands):
     """Protects the commands of a Starlette application, endpoint by endpoint.
 
     Parameters: ``engine``; ``caller``, a function of the request that returns a
@@ -83,56 +70,18 @@ class Semel:
     ...     return Response(status_code=201)
     """
 
-    permit: Any = PermitHere()
-    atomic_session: Any = SessionHere()
-
     def __init__(self, engine: AsyncEngine, *, caller: Any = None, **settings: Any) -> None:
-        if not isinstance(engine, AsyncEngine):
-            raise ConfigurationError(f"an ASGI application needs an AsyncEngine, not {type(engine).__name__}")
-        if "may" in settings:
-            raise ConfigurationError(
-                "may= is for the middlewares, which claim before the application decides; here an endpoint claims "
-                "after its dependencies: let one of them refuse"
-            )
-        self.engine = engine
-        self.surface = HttpSettings.of(engine, {"caller": caller, **settings})
-        self.declared: dict[str, DeclaredEndpoint] = {}
-        self._bulks: list[str] = []
+        super().__init__(engine, caller=caller, **settings)
         self.import_jobs: dict[str, Any] = {}  # by the path that their jobs are asked for at
         self.operations = Operations(self.surface, engine, lambda: (*self.declared, *self._bulks), Request)
-        self.completes = False  # whether the application that this is installed in runs a completer
-        self._kept_alive = KeptAlive()
-        self._plain: dict[int, tuple[Any, str]] = {}  # endpoints as they were before they were declared
+
+    async def _in_thread(self, endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return await in_threadpool(endpoint, args, kwargs)
+
+    def _response(self, answer: Answer) -> Response:
+        return response_of(answer)
 
     # --- declaring ------------------------------------------------------------------------------
-
-    def command(
-        self, name: str, policy: Policy | None = None, *, paths: Literal["apart", "one"] | None = None, **options: Any
-    ) -> Callable[[F], F]:
-        """Declare an endpoint as an operation; ``options`` are those of :class:`~semel.policy.Policy`.
-
-        Parameters: ``name`` of the operation, stable when paths and functions are renamed; ``policy``, or its
-        options; ``paths`` whether the path counts in what is asked for: "apart", "one" where all of its paths mean the
-        same, or None: it counts where the application routes to the endpoint by several templates. Write it *below* the
-        framework's own decorator.
-
-        Raises PolicyError and ConfigurationError, when the application is built.
-        """
-        declared = declare_endpoint(
-            self.engine, self.surface, name, policy, options, paths=paths, taken=(*self.declared, *self._bulks)
-        )
-        self.declared[name] = declared
-        endpoints: list[object] = []
-
-        def declare(endpoint: F) -> F:
-            if endpoints:
-                raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
-            endpoints.append(endpoint)
-            self._plain[id(endpoint)] = (endpoint, name)
-            check_endpoint(endpoint)
-            return cast(F, self._wrap(endpoint, declared))
-
-        return declare
 
     def bulk(
         self,
@@ -208,13 +157,6 @@ class Semel:
             responses=responses,
         )
 
-    def filled(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Filled:
-        """The parameters of an endpoint that Semel fills. Raises ConfigurationError where it cannot."""
-        filled = filled_parameters(endpoint)
-        atomic = declared.policy.terms.effects is Effects.ATOMIC
-        check_sessions(endpoint, filled.sessions, atomic=atomic, on_sqlite=self.engine.backend.name == "sqlite")
-        return filled
-
     def _wrap(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Callable[..., Any]:
         filled = self.filled(endpoint, declared)
 
@@ -225,64 +167,6 @@ class Semel:
 
         setattr(claimed, DECLARED, declared)
         return claimed
-
-    # --- serving --------------------------------------------------------------------------------
-
-    async def serve(
-        self,
-        endpoint: Callable[..., Any],
-        declared: DeclaredEndpoint,
-        request: Request,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        filled: Filled,
-    ) -> Any:
-        """Claim, then call the endpoint; or return the answer that stands in its way."""
-        call = request.scope.get(CALL_KEY)
-        if request.method not in UNSAFE_METHODS:
-            raise ConfigurationError(
-                f"the operation {declared.name!r} is called by {request.method}, "
-                f"but {request.method} is no command; commands are {', '.join(UNSAFE_METHODS)}"
-            )
-        if not isinstance(call, RouteCall):
-            raise ConfigurationError(
-                f"the operation {declared.name!r} is called without its capture; call semel.install(app) once"
-            )
-        values = request.path_params
-        if declared.policy.key_from is not None or declared.policy.reference_from is not None:
-            # As the endpoint gets them: 7 and 07 name one invoice, and so does a UUID in upper and in lower case.
-            values = {**values, **{name: kwargs[name] for name in values if type(kwargs.get(name)) in (int, UUID)}}
-        params = tuple(sorted((name, str(value)) for name, value in values.items()))
-        if declared.route.counts_path:
-            params = (*params, (PATH, _path_of(request.scope)))
-        claimed = await call.claim(self.surface, declared.route, params, request)
-        if isinstance(claimed, Answer):
-            return response_of(claimed)
-        kwargs = {**kwargs, **dict.fromkeys(filled.permits, claimed)}
-        try:
-            if claimed is None:
-                return await _call(endpoint, args, {**kwargs, **dict.fromkeys(filled.sessions)})
-            return await self._run(endpoint, claimed, args, kwargs, filled.sessions)
-        except BaseException as error:
-            call.failed(error)
-            raise
-
-    async def _run(
-        self,
-        endpoint: Callable[..., Any],
-        permit: Permit,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        sessions: tuple[str, ...],
-    ) -> Any:
-        if permit.effects is not Effects.ATOMIC:
-            return await _call(endpoint, args, kwargs)
-        async with asyncio.timeout(max(0.0, permit.deadline_monotonic - time.monotonic())):
-            if not sessions:
-                return await _call(endpoint, args, kwargs)
-            on_sqlite = self.engine.backend.name == "sqlite"
-            call = _call_with_session if on_sqlite else _call_with_async_session
-            return await call(endpoint, permit.connection, args, kwargs, sessions)
 
     # --- installing -----------------------------------------------------------------------------
 
@@ -307,7 +191,7 @@ class Semel:
         app.add_middleware(
             CaptureMiddleware,
             engine=self.engine,
-            may_claim=_may_claim,
+            may_claim=may_claim,
             kept_alive=self._kept_alive,
             surface=self.surface,
             bytes_max=self._bytes_max,
@@ -350,15 +234,6 @@ class Semel:
                     "decorator, next to the function"
                 )
 
-    def _bytes_max(self, endpoint: Any, method: str) -> tuple[int, bool]:
-        """The longest body that a command of this endpoint may have, and whether the endpoint is known to be one."""
-        if inspect.isclass(endpoint):
-            endpoint = getattr(endpoint, method.lower(), None)
-        declared = getattr(endpoint, DECLARED, None)
-        if isinstance(declared, DeclaredEndpoint):
-            return declared.policy.body_bytes_max, True
-        return max((each.policy.body_bytes_max for each in self.declared.values()), default=0), False
-
     async def _by_key(self, request: Request) -> Response:
         return response_of(await self.operations.by_key(request.scope.get("query_string", b""), request))
 
@@ -390,17 +265,6 @@ def endpoints_of(routes: Iterable[Any], prefix: str = "") -> Iterator[tuple[obje
             yield from endpoints_of(
                 inner, path + (getattr(getattr(route, "include_context", None), "prefix", "") or "")
             )
-
-
-def _path_of(scope: Any) -> str:
-    """The path within the application."""
-    root = scope.get("app_root_path", scope.get("root_path", ""))
-    return without_slashes(scope["path"].removeprefix(root))
-
-
-def _may_claim(endpoint: object) -> bool:
-    """Whether the body must be kept for this endpoint: not yet known, declared, or itself an application."""
-    return hasattr(endpoint, DECLARED) or not inspect.isroutine(endpoint)
 
 
 class Reach:
@@ -453,7 +317,7 @@ def _places(routes: Iterable[Any], prefix: str) -> Iterator[tuple[str, frozenset
             claiming = [
                 methods
                 for endpoint, methods, _ in endpoints_of([route])
-                if _may_claim(endpoint) and not (inspect.isclass(endpoint) and issubclass(endpoint, HTTPEndpoint))
+                if may_claim(endpoint) and not (inspect.isclass(endpoint) and issubclass(endpoint, HTTPEndpoint))
             ]
             if claiming:
                 yield path, frozenset().union(*claiming) if all(claiming) else frozenset()
@@ -488,7 +352,7 @@ def _linked(respond: Callable[[Request, Exception], Response]) -> Callable[[Requ
 
 def _linked_handler(handler: Callable[..., Any]) -> Callable[..., Any]:
     async def handle_linked(request: Request, error: Exception) -> Response:
-        return _with_link(request, await _call(handler, (request, error), {}))
+        return _with_link(request, await called(handler, (request, error), {}, in_threadpool))
 
     return handle_linked
 
@@ -533,35 +397,9 @@ async def _importing(semel: Semel) -> AsyncIterator[None]:
         yield
 
 
-async def _call(endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if inspect.iscoroutinefunction(plain_function(endpoint)):
-        return await endpoint(*args, **kwargs)
-    result = await run_in_threadpool(endpoint, *args, **kwargs)
-    return await result if inspect.isawaitable(result) else result
-
-
-async def _call_with_session(
-    endpoint: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]
-) -> Any:
-    """Call the endpoint with a session of SQLAlchemy's; what the session holds is flushed when the endpoint returns."""
-    from semel.stores.sql.sqlalchemy import session_on
-
-    with session_on(connection, expire_on_commit=False) as session:
-        result = await _call(endpoint, args, {**kwargs, **dict.fromkeys(names, session)})
-        session.commit()  # of SQLite, which waits for nothing inside the unit
-        return result
-
-
-async def _call_with_async_session(
-    endpoint: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]
-) -> Any:
-    """As ``_call_with_session``, with an AsyncSession."""
-    from semel.stores.sql.sqlalchemy_async import async_session_on
-
-    async with async_session_on(connection) as session:
-        result = await _call(endpoint, args, {**kwargs, **dict.fromkeys(names, session)})
-        await session.commit()
-        return result
+async def in_threadpool(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a function in the framework's threads."""
+    return await run_in_threadpool(function, *args, **kwargs)
 
 
 def response_of(answer: Answer) -> Response:

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import logging
+from contextlib import ExitStack
+from typing import Any, Final
 
+import uvicorn
+
+from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
-from semel.http.asgi.call import Message, Receive, Scope, Send
+from semel.errors import ConfigurationError
+from semel.http.asgi.call import Message, Receive, Scope, Send, send_answer
 from semel.http.asgi.middleware import SemelMiddleware
+from semel.http.problems import INVALID_BODY, MISSPELLED, NOT_PASSED, Problems
+from semel.http.routing import UNSAFE_METHODS
+from semel.http.spelling import normal_segments
 from semel.proxy.configuration import GRACE_SECONDS, Origin, Proxied
-from semel.proxy.upstream import Cut, NotSent, Pairs, Upstream, failure
+from semel.proxy.upstream import HOP_BY_HOP, Cut, NotSent, Pairs, Upstream, nominated
+from semel.workers.health import READY, Check, HealthServer
+
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_OVERRIDES: Final = frozenset({b"x-http-method-override", b"x-http-method", b"x-method-override"})
+_NOMINATED: Final = HOP_BY_HOP | {b"close", b"http2-settings", b""}
+_ENDS_SECONDS: Final = 15  # beyond what commands may take, until the process ends all the same
 
 
 class Front:
     """What every reverse proxy of Semel's does around ``app``: refuses requests that two servers could read in two
     ways, and leaves an answer without its end where the upstream's broke off.
+
+    Parameters: ``upstream`` innermost in ``app``; ``command_seconds`` that a command may take there, at most.
     """
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, upstream: Upstream, command_seconds: float = 0.0) -> None:
+        self.upstream = upstream
+        self.command_seconds = command_seconds
         self._app = app
+        self._problems = Problems()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI says."""
@@ -27,9 +48,9 @@ class Front:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refused = _refusal(scope)
+        refused = self._refusal(scope)
         if refused is not None:
-            await _answer(send, *refused)
+            await send_answer(send, refused)
             return
         started = False
 
@@ -42,72 +63,175 @@ class Front:
             await self._app(scope, receive, send_noted)
         except NotSent:
             pass  # it has been answered and the key is free
-        except Cut:
+        except Cut as cut:
             # An answer that has begun is left without its end: the server closes the connection, which says so.
             if not started:
-                text = "The upstream's answer broke off. Keep the key; query the operation."
-                await _answer(send, *failure(502, text))
+                await send_answer(send, cut.answer)
+
+    def declares(self, method: str, path: str) -> bool:
+        """Whether a request is a declared operation, or spelled so that a lenient service could take it for one."""
+        raise NotImplementedError
+
+    def _refusal(self, scope: Scope) -> Answer | None:
+        """Why a request is not passed on by its form: two servers could read it in two ways."""
+        headers: Pairs = scope["headers"]
+        names = [name for name, _ in headers]
+        method, path = scope["method"].upper(), scope.get("raw_path") or b"/"
+        if (
+            names.count(b"content-length") > 1
+            or names.count(b"transfer-encoding") > 1
+            or (b"content-length" in names and b"transfer-encoding" in names)
+        ):
+            return self._invalid("The length of the body is given twice. Send one Content-Length or Transfer-Encoding.")
+        if names.count(b"host") > 1:
+            return self._invalid("Host is given twice. Send one.")
+        if method == "CONNECT":
+            return self._problems.answer(NOT_PASSED, "This proxy makes no tunnels.")
+        if not path.startswith(b"/"):
+            return self._problems.answer(MISSPELLED, "The path must start with a slash.")
+        if b"connection" in names and (nominated(headers) - _NOMINATED) & set(names):
+            return self._invalid("Connection names a header that the service needs. Leave it out of Connection.")
+        if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers):
+            return self._problems.answer(NOT_PASSED, "This proxy does not pass on WebSockets.")
+        overriding = [value for name, value in headers if name.replace(b"_", b"-") in _OVERRIDES]
+        if overriding and self._is_overridden(method, scope["path"], overriding):
+            text = "A command is sent with its own method. Leave out the header that gives another one."
+            return self._problems.answer(MISSPELLED, text)
+        if method in _SAFE:
+            return None
+        if _names_a_host(scope["path"]):
+            text = "The path must not start with two slashes: a service may read what follows as a host."
+            return self._problems.answer(MISSPELLED, text)
+        if any(name == b"early-data" and b"1" in value for name, value in headers):
+            return self._problems.too_early()
+        return None
+
+    def _is_overridden(self, method: str, path: str, overriding: list[bytes]) -> bool:
+        given = {value.decode("latin-1").strip().upper() for value in overriding} - {method}
+        return bool(given) and any(self.declares(each, path) for each in (method, *given))
+
+    def _invalid(self, text: str) -> Answer:
+        return self._problems.answer(INVALID_BODY, text)
+
+    # --- the end ------------------------------------------------------------------------------
+
+    @property
+    def drain_seconds(self) -> int:
+        """How long the process may take to end, at most."""
+        return GRACE_SECONDS + int(self.command_seconds) + _ENDS_SECONDS
+
+    async def drain(self) -> None:
+        """Say what is waited for; after ``GRACE_SECONDS`` end all that is no command."""
+        running = self.upstream.commands
+        commands = ", ".join(f"{count} {name}" for name, count in sorted(running.items()) if count)
+        others = len(self.upstream.passing)
+        waits = [f"commands ({commands})"] * bool(commands) + [f"{others} other requests"] * bool(others)
+        logging.getLogger("semel").warning(
+            "ending; waiting for %s: commands have up to %g s, other requests %d s",
+            " and ".join(waits) or "nothing",
+            self.command_seconds,
+            GRACE_SECONDS,
+        )
+        await asyncio.sleep(GRACE_SECONDS)
+        for task in list(self.upstream.passing):
+            task.cancel()
 
 
 class ProxyApplication(Front):
     """Serves the operations of ``configuration`` in front of ``origin``; everything else passes through."""
 
     def __init__(self, engine: AsyncEngine, origin: Origin, configuration: Proxied) -> None:
-        super().__init__(
-            SemelMiddleware(
-                Upstream(origin, configuration.timeouts),
-                engine,
-                caller=configuration.caller,
-                operations=configuration.operations,
-                manage_engine=True,
-                serve_operations=None,
-            )
+        upstream = Upstream(origin, configuration.timeouts)
+        middleware = SemelMiddleware(
+            upstream,
+            engine,
+            caller=configuration.caller,
+            operations=configuration.operations,
+            manage_engine=True,
+            serve_operations=None,
+        )
+        super().__init__(middleware, upstream, max(configuration.timeouts.values()))
+        self._routes = middleware.surface.routes
+
+    def declares(self, method: str, path: str) -> bool:
+        """Whether the middleware protects it, or refuses it for its spelling."""
+        if method not in UNSAFE_METHODS:
+            return False
+        return self._routes.find(method, path) is not None or (
+            self._routes.find_misspelled(method, normal_segments(path)) is not None
         )
 
-
-def serve(app: Front, host: str, port: int) -> None:
-    """Serve with uvicorn until SIGTERM or SIGINT; requests on their way may end, for ``GRACE_SECONDS`` at most."""
-    import uvicorn
-
-    uvicorn.Server(
-        uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            http="h11",
-            ws="none",
-            lifespan="on",
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            access_log=False,
-            timeout_graceful_shutdown=GRACE_SECONDS,
-        )
-    ).run()
+    def _refusal(self, scope: Scope) -> Answer | None:
+        refused = super()._refusal(scope)
+        if refused is None and ";" in scope["path"]:
+            found = self._routes.find(scope["method"], scope["path"])
+            if found is not None and found[0].key_from is not None:
+                text = "Leave out what follows the semicolon: a service may ignore it, and it would be part of the key."
+                return self._problems.answer(MISSPELLED, text)
+        return refused
 
 
-def _refusal(scope: Scope) -> tuple[int, Pairs, bytes] | None:
-    """Why a request is not passed on by its form: two servers could read it in two ways."""
-    headers: list[tuple[bytes, bytes]] = scope["headers"]
-    names = [name for name, _ in headers]
-    if (
-        names.count(b"content-length") > 1
-        or names.count(b"transfer-encoding") > 1
-        or (b"content-length" in names and b"transfer-encoding" in names)
-    ):
-        return failure(400, "The length of the body is given twice. Send one Content-Length or one Transfer-Encoding.")
-    if names.count(b"host") > 1:
-        return failure(400, "Host is given twice. Send one.")
-    if not (scope.get("raw_path") or b"/").startswith(b"/"):
-        return failure(400, "The path must start with a slash.")
-    if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers):
-        return failure(501, "This proxy does not pass on WebSockets.")
-    return None
+class _Server(uvicorn.Server):
+    """uvicorn that says what it waits for at its end, and answers probes meanwhile."""
+
+    def __init__(self, config: uvicorn.Config, front: Front, health: HealthServer | None) -> None:
+        super().__init__(config)
+        self._front = front
+        self._health = health
+        self._probed = ExitStack()
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        if self._health is not None and self.started:
+            self._probed.enter_context(self._health)
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        draining = asyncio.create_task(self._front.drain())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            draining.cancel()
+            await asyncio.to_thread(self._probed.close)
 
 
-async def _answer(send: Send, status: int, headers: Pairs, body: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def serve(app: Front, host: str, port: int, health: tuple[str, int] | None = None, check: Check | None = None) -> None:
+    """Serve with uvicorn until SIGTERM or SIGINT; then commands on their way come to their end.
+
+    Parameters: ``health`` where probes are answered; ``check`` what they are told besides, such as whether the store
+    answers. Raises ConfigurationError where ``health`` cannot be listened on.
+    """
+    try:
+        probes = None if health is None else HealthServer(*health, lambda: _readiness(app.upstream, check))
+    except OSError as error:
+        assert health is not None
+        where = f"{health[0]}:{health[1]}"
+        raise ConfigurationError(f"--health {where}: {error.strerror or error}; name another port") from None
+    if probes is not None:
+        logging.getLogger("semel").warning("health: http://%s%s", probes.address, READY)
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        access_log=False,
+        timeout_graceful_shutdown=app.drain_seconds,
+    )
+    _Server(config, app, probes).run()
+
+
+async def _readiness(upstream: Upstream, check: Check | None) -> dict[str, Any]:
+    """What a probe is told. A service that is away makes no proxy unready: its replays still come."""
+    told = {} if check is None else dict(await check())
+    return {**told, "upstream": "reachable" if await upstream.reach() else "unreachable"}
+
+
+def _names_a_host(path: str) -> bool:
+    return path[:1] == "/" and path[1:2] in ("/", "\\")
 
 
 def describe(configuration: Proxied) -> list[dict[str, Any]]:

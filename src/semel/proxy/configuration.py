@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import hashlib
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from semel.core.model import Answer
+from semel.core.outcomes import StatusIn
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.caller import Caller, CallerOf, single_caller
 from semel.http.fingerprint.recipe import check_headers
@@ -19,14 +19,16 @@ from semel.http.routing import Operation, Routes
 from semel.policy import Policy
 
 TIMEOUT_SECONDS: Final = 30.0
-GRACE_SECONDS: Final = 60  # for requests on their way, once the proxy is asked to end
+GRACE_SECONDS: Final = 60  # for requests on their way, once the proxy is asked to end; commands have longer
+NOT_RUN: Final = frozenset({401, 403, 425, 429})  # by these any service says that it has not begun
 TIMEOUT_SECONDS_MAX: Final = 3600.0
 CONNECT_SECONDS: Final = 5.0
 KEYED: Final = "semel.keyed"  # in the scope of a command whose key a gate has checked, and whose upstream knows keys
 _MARGIN_SECONDS: Final = 10.0  # of a command's deadline, beyond what its upstream may take
+_LEASE_SECONDS: Final = Policy().lease_seconds
 _TENANT: Final = "proxy"
 _TOP: Final = ("caller", "timeout_seconds", "operation")
-_OWN: Final = ("name", "method", "path", "success", "timeout_seconds")
+_OWN: Final = ("name", "method", "path", "success", "not_run", "timeout_seconds")
 # Members of an operation that are options of a Policy, under the same name and with the same meaning.
 _SPANS: Final = (
     *("lease_seconds", "wait_seconds", "answer_seconds", "tombstone_seconds", "operation_seconds"),
@@ -123,14 +125,17 @@ def _operation(where: str, table: Mapping[str, Any], timeout: float) -> tuple[Op
             options[name] = tuple(options[name])
     try:
         policy = Policy.of(
-            **options, deadline_seconds=seconds + CONNECT_SECONDS + _MARGIN_SECONDS, success=_success(where, table)
+            **options,
+            deadline_seconds=max(seconds + _MARGIN_SECONDS, options.get("lease_seconds", _LEASE_SECONDS)),
+            success=_success(where, table),
+            not_run=_not_run(where, table),
         )
         return Operation(table["path"], policy, (method,), table["name"]), seconds
     except (PolicyError, ConfigurationError, ValueError, TypeError) as error:
         raise ConfigurationError(f"{where}: {error}") from error
 
 
-def _success(where: str, table: Mapping[str, Any]) -> Callable[[Answer], bool] | None:
+def _success(where: str, table: Mapping[str, Any]) -> StatusIn | None:
     """What a 2xx answer means: done where its status is listed, otherwise in doubt."""
     if "success" not in table:
         return None
@@ -139,12 +144,17 @@ def _success(where: str, table: Mapping[str, Any]) -> Callable[[Answer], bool] |
         raise ConfigurationError(
             f"{where}: success must be a list of 2xx statuses, such as [200, 201]; it is {given!r}"
         )
-    statuses = frozenset(given)
+    return StatusIn(given)
 
-    def is_success(answer: Answer) -> bool:
-        return answer.status in statuses
 
-    return is_success
+def _not_run(where: str, table: Mapping[str, Any]) -> frozenset[int]:
+    """The statuses that prove that the service did nothing. A 408 proves it of no service that nobody has read."""
+    given = table.get("not_run", NOT_RUN)
+    if not isinstance(given, list | frozenset) or not all(type(each) is int and 400 <= each <= 599 for each in given):
+        raise ConfigurationError(
+            f"{where}: not_run must be a list of statuses from 400 to 599, such as [401, 429]; it is {given!r}"
+        )
+    return frozenset(given)
 
 
 def _check_values(where: str, options: Mapping[str, Any]) -> None:
@@ -232,6 +242,11 @@ class Origin:
                 f"--upstream must be http://HOST:PORT or https://HOST, without a path; it is {url!r}"
             )
         return cls(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80))
+
+    @property
+    def url(self) -> str:
+        """The origin as links have it."""
+        return f"{self.scheme}://{self.authority}"
 
     @property
     def authority(self) -> str:

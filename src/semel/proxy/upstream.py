@@ -1,35 +1,39 @@
 """The ASGI application that passes requests on to an upstream, byte by byte and one time only.
 
-What the upstream's failures mean is decided here: a connection that was never made proves that nothing happened; after
-the first byte has left nothing is proven. Commands have a new connection each, so that an idle connection that the
-upstream closes is never taken for one that can carry a command.
+What the upstream's failures mean is decided here: as long as no byte of a command has left, nothing happened; after
+the first byte nothing is proven. Every request has a connection of its own: an idle one that the upstream closes is
+never taken for one that can carry a command, and no byte too many of one answer is ever read as another client's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 import httpcore
 
+from semel.core.model import Answer, Effects
 from semel.engine.permit import Permit
 from semel.errors import NothingHappened
-from semel.http.asgi.call import Message, Receive, Scope, Send
+from semel.http.asgi.call import Receive, Scope, Send, send_answer
+from semel.http.problems import UPSTREAM_AWAY, UPSTREAM_BROKEN, UPSTREAM_SLOW, Kind, Problems
 from semel.proxy.configuration import CONNECT_SECONDS, KEYED, TIMEOUT_SECONDS, Origin
 
 Pairs = list[tuple[bytes, bytes]]
 
-IDLE_SECONDS: Final = 300.0  # without a byte, of an answer that passes through unprotected
+IDLE_SECONDS: Final = 300.0  # without a byte, of a request or an answer that passes through unprotected
 DOWNSTREAM_KEY: Final = "upstream"  # the name of the call that Semel-Downstream-Key is derived for
-_READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_HOP_BY_HOP: Final = frozenset(
+CONNECTIONS_MAX: Final = 1000
+HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )
 _NOT_SENT: Final = (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.PoolTimeout, httpcore.UnsupportedProtocol)
-_BROKEN: Final = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
+_LATE: Final = (TimeoutError, httpcore.TimeoutException)
+_BROKEN: Final = (httpcore.NetworkError, httpcore.ProtocolError)
 _FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
+_OF_THIS_HOST: Final = frozenset({b"location", b"content-location"})
 
 
 class NotSent(NothingHappened):
@@ -37,7 +41,11 @@ class NotSent(NothingHappened):
 
 
 class Cut(Exception):
-    """The upstream's answer broke off after its head was passed on."""
+    """The upstream's answer broke off after its head was passed on. ``answer`` is for a client that has no byte yet."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__("the upstream's answer did not come to its end")
+        self.answer = answer
 
 
 class ClientLeft(Exception):
@@ -48,15 +56,20 @@ class Upstream:
     """An ASGI application that passes every request on to ``origin``.
 
     Parameters: ``timeouts`` in seconds for each operation, by its name; an answer that is not complete by then leaves
-    the outcome in doubt. ``idle_seconds`` without a byte end an answer that passes through.
+    the outcome in doubt. ``idle_seconds`` without a byte end a request that passes through. ``commands`` counts those
+    that are on their way, by operation; ``passing`` holds the other requests.
     """
 
     def __init__(self, origin: Origin, timeouts: Mapping[str, float], *, idle_seconds: float = IDLE_SECONDS) -> None:
+        self.commands: Counter[str] = Counter()
+        self.passing: set[asyncio.Task[None]] = set()
         self._origin = origin
         self._timeouts = timeouts
         self._idle_seconds = idle_seconds
-        self._shared = httpcore.AsyncConnectionPool(max_connections=1000, max_keepalive_connections=100)
-        self._single = httpcore.AsyncConnectionPool(max_connections=1000, max_keepalive_connections=0)
+        self._problems = Problems()
+        # Made once: otherwise each connection would read all certificates of authorities.
+        tls = httpcore.default_ssl_context() if origin.scheme == "https" else None
+        self._pool = httpcore.AsyncConnectionPool(tls, max_connections=CONNECTIONS_MAX, max_keepalive_connections=0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI says."""
@@ -66,62 +79,94 @@ class Upstream:
             permit: Permit | None = scope.get("semel.permit")
             await (self._pass(scope, receive, send) if permit is None else self._run(permit, scope, receive, send))
 
+    async def reach(self) -> bool:
+        """Whether the upstream takes a connection now; nothing is sent on it."""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, writer = await asyncio.open_connection(self._origin.host, self._origin.port)
+        except OSError:  # TimeoutError too
+            return False
+        writer.close()
+        return True
+
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        await self._shared.aclose()
-        await self._single.aclose()
+        await self._pool.aclose()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _run(self, permit: Permit, scope: Scope, receive: Receive, send: Send) -> None:
         """A command that was granted: once, within its time."""
-        seconds = self._timeouts.get(permit.claim.scope.operation, TIMEOUT_SECONDS)
+        operation = permit.claim.scope.operation
+        seconds = self._timeouts.get(operation, TIMEOUT_SECONDS)
         exchange = _Passing(send)
+        request = self._request(scope, receive, permit, seconds)
+        self.commands[operation] += 1
         try:
-            async with asyncio.timeout(seconds + CONNECT_SECONDS):
-                await exchange.run(self._single, self._request(scope, receive, permit, seconds))
-        except _NOT_SENT as error:
-            await exchange.fail(502, "The upstream cannot be reached. Nothing was done. Retry with the same key.", True)
-            raise NotSent("the upstream cannot be reached") from error
-        except (TimeoutError, httpcore.TimeoutException) as error:
-            await exchange.fail(504, "The upstream did not answer in time. Keep the key; query the operation.")
+            async with asyncio.timeout(seconds):
+                await exchange.run(self._pool, request)
+        except (*_NOT_SENT, *_LATE, *_BROKEN) as error:
+            if not request.sent:
+                text = "Nothing was done. Retry with the same key."
+                await exchange.fail(self._problem(UPSTREAM_AWAY, text, permit))
+                raise NotSent("the upstream cannot be reached") from error
+            kind = UPSTREAM_SLOW if isinstance(error, _LATE) else UPSTREAM_BROKEN
+            if permit.effects is Effects.IDEMPOTENT:
+                kind, text = kind._replace(retryable=True), "Retry with the same key: the service does it once."
+            else:
+                text = "It may have been done. Keep the key; query the operation."
+            await exchange.fail(self._problem(kind, text, permit))
             if exchange.started:
-                raise Cut("the upstream's answer did not end in time") from error
-        except _BROKEN as error:
-            await exchange.fail(502, "The upstream's answer broke off. Keep the key; query the operation.")
-            if exchange.started:
-                raise Cut("the upstream's answer broke off") from error
+                raise Cut(self._problem(kind, text, permit, linked=True)) from error
+        finally:
+            self.commands[operation] -= 1
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Any other request: streamed both ways, until the answer has ended or the client has gone."""
         exchange = _Passing(send)
         request = self._request(scope, receive, None, self._idle_seconds)
-        pool = self._shared if request.method in _READS else self._single
         keyed = KEYED in scope  # the upstream recognises a repetition by its key
         advice = " Retry with the same key." if keyed else ""
-        forward = asyncio.create_task(exchange.run(pool, request))
+        forward = asyncio.create_task(exchange.run(self._pool, request))
         gone = asyncio.create_task(request.client_gone())
+        self.passing.add(forward)
+        kind: Kind | None = None
         try:
             await asyncio.wait({forward, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if forward.done():
+            if forward.cancelled():  # the proxy ends, and has waited long enough
+                kind = UPSTREAM_BROKEN
+            elif forward.done():
                 forward.result()
         except ClientLeft:
             return  # the connection to the upstream is closed in the middle of the body, as the client's was
         except _NOT_SENT:
-            await exchange.fail(502, f"The upstream cannot be reached.{advice}", True)
-        except httpcore.TimeoutException as error:
-            await exchange.fail(504, f"The upstream did not answer in time.{advice}", keyed)
-            if exchange.started:
-                raise Cut("the upstream's answer did not end in time") from error
-        except _BROKEN as error:
-            await exchange.fail(502, f"The upstream's answer broke off.{advice}", keyed)
-            if exchange.started:
-                raise Cut("the upstream's answer broke off") from error
+            await exchange.fail(self._problem(UPSTREAM_AWAY, f"Nothing was done.{advice}"))
+        except _LATE:
+            kind = UPSTREAM_SLOW
+        except _BROKEN:
+            kind = UPSTREAM_BROKEN
         finally:
+            self.passing.discard(forward)
             for task in (forward, gone):
                 task.cancel()
             await asyncio.gather(forward, gone, return_exceptions=True)
+        if kind is not None:
+            text = f"It is not known what the service did.{advice}"
+            answer = self._problem(kind._replace(retryable=keyed), text)
+            await exchange.fail(answer)
+            if exchange.started:
+                raise Cut(answer)
+
+    def _problem(self, kind: Kind, text: str, permit: Permit | None = None, *, linked: bool = False) -> Answer:
+        """An answer in the upstream's place. ``linked`` where nothing else adds the link to the operation."""
+        operation = None if permit is None else permit.grant.operation_id
+        after = 1 if kind.retryable else None
+        answer = self._problems.answer(kind, text, operation_id=operation, retry_after=after)
+        if operation is None or linked:
+            return answer
+        link = self._problems.operation_link(operation)
+        return answer._replace(headers=tuple(pair for pair in answer.headers if pair != link))
 
     def _request(self, scope: Scope, receive: Receive, permit: Permit | None, seconds: float) -> _Request:
         origin, query = self._origin, scope.get("query_string", b"")
@@ -134,27 +179,31 @@ class Upstream:
                 (b"Semel-Attempt", b"%d" % permit.attempt),
                 (b"Semel-Downstream-Key", permit.key_for(DOWNSTREAM_KEY).encode()),
             ]
-        return _Request(scope["method"], url, headers, receive, seconds)
+        return _Request(scope["method"], url, headers, receive, seconds, origin.url.encode())
+
+
+def nominated(headers: Pairs) -> set[bytes]:
+    """The headers that Connection names as those of this connection alone."""
+    return {each.strip().lower() for name, value in headers if name == b"connection" for each in value.split(b",")}
 
 
 def forwarded(scope: Scope, authority: str) -> Pairs:
     """The headers that an upstream gets of a request: without those of one connection, and of Semel's own none.
 
-    Headers with an underscore are dropped where they would read as one of Semel's: CGI-like upstreams take both alike.
+    Headers with an underscore are dropped: CGI-like upstreams would take them for those with a hyphen.
     """
     headers: Pairs = scope["headers"]
-    named = {each.strip().lower() for name, value in headers if name == b"connection" for each in value.split(b",")}
-    dropped = (_HOP_BY_HOP | _FORWARDED | {b"host", b"expect"} | named) - {b"content-length"}
+    dropped = (HOP_BY_HOP | _FORWARDED | {b"host", b"expect"} | nominated(headers)) - {b"content-length"}
     kept = [
         (name, value)
         for name, value in headers
-        if name not in dropped and not name.replace(b"_", b"-").startswith(b"semel-")
+        if name not in dropped and b"_" not in name and not name.startswith(b"semel-")
     ]
     before = [value for name, value in headers if name == b"x-forwarded-for"]
     client = scope.get("client")
     addresses = [*before, *([client[0].encode()] if client else [])]
     host = next((value for name, value in headers if name == b"host"), b"")
-    kept.insert(0, (b"Host", authority.encode()))
+    kept[:0] = [(b"Host", authority.encode()), (b"Connection", b"close")]
     if any(name == b"transfer-encoding" for name, _ in headers):
         kept.append((b"Transfer-Encoding", b"chunked"))
     if addresses:
@@ -164,19 +213,29 @@ def forwarded(scope: Scope, authority: str) -> Pairs:
 
 
 class _Request:
-    """One request on its way: its head, and its body as it arrives."""
+    """One request on its way: its head, and its body as it arrives. ``sent`` is true before its first byte leaves."""
 
-    def __init__(self, method: str, url: httpcore.URL, headers: Pairs, receive: Receive, seconds: float) -> None:
+    def __init__(
+        self, method: str, url: httpcore.URL, headers: Pairs, receive: Receive, seconds: float, origin: bytes
+    ) -> None:
         self.method = method
         self.url = url
         self.headers = headers
-        self.extensions = {"timeout": {"connect": CONNECT_SECONDS, "pool": CONNECT_SECONDS, "read": seconds}}
+        self.origin = origin
+        self.sent = False
+        connect = min(CONNECT_SECONDS, seconds)
+        times = {"connect": connect, "pool": connect, "read": seconds, "write": seconds}
+        self.extensions = {"timeout": times, "trace": self._trace}
         self._receive = receive
         self._read = asyncio.Event()
         names = {name.lower() for name, _ in headers}
         self.has_body = bool(names & {b"content-length", b"transfer-encoding"})
         if not self.has_body:
             self._read.set()
+
+    async def _trace(self, event: str, _: object) -> None:
+        if event == "http11.send_request_headers.started":
+            self.sent = True
 
     async def body(self) -> AsyncIterator[bytes]:
         """The pieces of the body. Raises ClientLeft where the client goes away before its end."""
@@ -212,41 +271,44 @@ class _Passing:
             content=request.body() if request.has_body else None,
             extensions=request.extensions,
         ) as response:
-            await self._start(response.status, answered(response.headers))
+            self.started = True
+            head = answered(response.headers, request.origin)
+            await self._send({"type": "http.response.start", "status": response.status, "headers": head})
             async for piece in response.aiter_stream():
                 await self._send({"type": "http.response.body", "body": piece, "more_body": True})
             await self._send({"type": "http.response.body", "body": b""})
 
-    async def _start(self, status: int, headers: Pairs) -> None:
-        self.started = True
-        start: Message = {"type": "http.response.start", "status": status, "headers": headers}
-        await self._send(start)
-
-    async def fail(self, status: int, detail: str, retryable: bool = False) -> None:
+    async def fail(self, answer: Answer) -> None:
         """Answer in the upstream's place, unless it has begun to answer."""
-        if self.started:
-            return
-        status, headers, body = failure(status, detail, retryable=retryable)
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        if not self.started:
+            await send_answer(self._send, answer)
 
 
-def answered(headers: Any) -> Pairs:
-    """The headers of an upstream's answer that go on: without those of its connection, and with lower-case names."""
+def answered(headers: Any, origin: bytes) -> Pairs:
+    """The headers of an upstream's answer that go on: without those of its connection, and with lower-case names.
+
+    A link to the upstream's own address becomes one to this host: a client that follows it must not pass us by.
+    """
     lower = [(name.lower(), value) for name, value in headers]
-    named = {each.strip().lower() for name, value in lower if name == b"connection" for each in value.split(b",")}
-    dropped = (_HOP_BY_HOP | named) - {b"content-length"}
-    return [pair for pair in lower if pair[0] not in dropped]
+    dropped = HOP_BY_HOP | (nominated(lower) - {b"content-length"})
+    if any(name == b"transfer-encoding" for name, _ in lower):
+        dropped |= {b"content-length"}
+    return [
+        (name, _relative(value, origin) if name in _OF_THIS_HOST else value)
+        for name, value in lower
+        if name not in dropped
+    ]
 
 
-def failure(status: int, detail: str, *, retryable: bool = False) -> tuple[int, Pairs, bytes]:
-    """A problem document of the proxy's own: status, headers and body."""
-    titles = {400: "Bad request", 501: "Not implemented", 502: "Bad gateway", 504: "Gateway timeout"}
-    problem: dict[str, Any] = {"type": "about:blank", "title": titles[status], "status": status, "detail": detail}
-    if status >= 502:
-        problem |= {"retryable": retryable, "keyAction": "keep"}
-    body = json.dumps(problem).encode()
-    headers = [(b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body))]
-    if retryable:
-        headers.append((b"retry-after", b"1"))
-    return status, headers, body
+def _relative(value: bytes, origin: bytes) -> bytes:
+    """A link without the upstream's own origin.
+
+    >>> _relative(b"http://127.0.0.1:3000/payments/1", b"http://127.0.0.1:3000")
+    b'/payments/1'
+    """
+    if value[: len(origin)].lower() != origin.lower():
+        return value
+    rest = value[len(origin) :]
+    if rest[:1] in (b"", b"?", b"#"):
+        return b"/" + rest
+    return rest if rest[:1] == b"/" else value

@@ -47,7 +47,7 @@ from semel.reference.provider import Charge, Provider
 from semel.reference.settings import DEMO_LEASE_SECONDS, Settings
 from semel.reference.simulation import DEMO, Broken, TimedOut, Troubles, Unreachable
 from semel.stores.sqlite.driver import SqliteDriver
-from semel.telemetry import Logging, safe
+from semel.telemetry import Both, Logging, Observer, safe
 
 TENANT: Final = "demo"
 CALLERS: Final = ("alice", "bob")  # the token is the name: this authenticates nobody, it shows where you would
@@ -95,12 +95,14 @@ _COMMAND: Final = {
 }
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings, *observers: Observer) -> FastAPI:
     """The service for these settings; nothing is opened before its lifespan begins.
+
+    Parameters: ``observers`` that get the engine's events beside the log.
 
     Raises ConfigurationError where the store cannot hold orders in one transaction with their records.
     """
-    observer = Logging(logging.getLogger("semel"))
+    observer = Both(Logging(logging.getLogger("semel")), *observers)
     engine = AsyncEngine.connect(settings.url, observer=observer, id_secret=settings.id_secret)
     engine.backend.check_atomic()
 

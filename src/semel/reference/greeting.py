@@ -38,11 +38,12 @@ def commands(url: str, settings: Settings) -> str:
     return _TRY.format(url=url) + (_DEMO.format(url=url, lease=DEMO_LEASE_SECONDS) if settings.demo else "")
 
 
-def greeting(url: str, settings: Settings) -> list[str]:
+def greeting(url: str, settings: Settings, metrics: str | None = None) -> list[str]:
     """The lines to print."""
     return [
         f"semel: serving on {url} (store {settings.url}{', demo mode' if settings.demo else ''})",
         f"semel: a page to begin with: {url}/; the API is described at {url}/docs; stop with Ctrl-C",
+        *([] if metrics is None else [f"semel: metrics for Prometheus: {metrics}"]),
         "",
         "Try it (copy and paste):",
         *commands(url, settings).splitlines(),

@@ -23,7 +23,7 @@ def add(commands: Commands[Parser]) -> None:
         "semel serve\nSEMEL_DEMO=1 semel serve --port 9000 --workers 2\nsemel serve --no-supervisor",
         "A small supervisor owns the port and restarts workers that die; on SIGHUP it replaces them one by one, "
         "without a gap. Also read from the environment: HOST, PORT, SEMEL_URL, SEMEL_WORKERS, SEMEL_DEMO, "
-        "SEMEL_ID_SECRET_FILE.",
+        "SEMEL_METRICS, SEMEL_ID_SECRET_FILE.",
     )
     parser.add_argument("--host", help="where to listen (default: $HOST, or else 127.0.0.1)")
     parser.add_argument("--port", type=whole_number(0, 65535), help="default: $PORT, or else 8080; 0: any free port")

@@ -34,6 +34,7 @@ class Settings:
     """What the reference service is told from outside.
 
     Variables: ``HOST`` and ``PORT`` to listen on (port 0: any free one); ``SEMEL_URL`` of the store;
+    ``SEMEL_METRICS`` as ``[HOST:]PORT`` where Prometheus is answered (nowhere by default; the host is 127.0.0.1);
     ``SEMEL_DEMO=1`` accepts ``"simulate"`` in bodies and shortens the lease to 5 s; ``SEMEL_WORKERS``
     processes; ``SEMEL_ID_SECRET_FILE`` a file whose bytes are the id secret, where the store has one.
     The operators' commands read ``SEMEL_SEAL_KEYS_FILE`` as well, the ring of sealing keys.
@@ -45,6 +46,7 @@ class Settings:
     demo: bool = False
     workers: int = 1
     id_secret: bytes | None = None
+    metrics: tuple[str, int] | None = None
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -64,6 +66,7 @@ class Settings:
             demo=_switch(environment, "SEMEL_DEMO"),
             workers=_number(environment, "SEMEL_WORKERS", 1, 1, WORKERS_MAX),
             id_secret=id_secret(environment),
+            metrics=_address(environment, "SEMEL_METRICS"),
         )
 
 
@@ -103,6 +106,16 @@ def _number(environment: Mapping[str, str], name: str, default: int, low: int, h
     if not text.isascii() or not text.isdigit() or not low <= int(text[:12]) <= high:
         raise SettingsError(f"{name} must be a whole number from {low} to {high}; it is {text!r}")
     return int(text)
+
+
+def _address(environment: Mapping[str, str], name: str) -> tuple[str, int] | None:
+    text = environment.get(name)
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port[:12]) > 65535:
+        raise SettingsError(f"{name} must be a port, or HOST:PORT, such as 9464; it is {text!r}")
+    return host.removeprefix("[").removesuffix("]") or HOST_DEFAULT, int(port)
 
 
 def _switch(environment: Mapping[str, str], name: str) -> bool:

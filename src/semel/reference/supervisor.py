@@ -19,6 +19,7 @@ from typing import Final, Protocol
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
 from semel.reference.greeting import greeting
+from semel.reference.metrics import Measured, measured
 from semel.reference.orders import create_table
 from semel.reference.settings import Settings
 from semel.reference.worker_process import WorkerProcess
@@ -49,16 +50,17 @@ def serve(settings: Settings, out: Say, *, supervised: bool) -> int:
     Raises ConfigurationError where the port or the store cannot be used as configured, StoreError where it fails.
     """
     _prepare(settings)
-    with bound(settings) as listening:
+    with bound(settings) as listening, measured(settings) as page:
         host, port = listening.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        out.document({"event": "serving", "url": url, "pid": os.getpid()})
-        out.say(*greeting(url, settings))
+        measures = {} if page is None else {"metrics": page.url}
+        out.document({"event": "serving", "url": url, "pid": os.getpid(), **measures})
+        out.say(*greeting(url, settings, **measures))
         if supervised:
-            return Supervisor(settings, listening, out).run()
+            return Supervisor(settings, listening, out, page).run()
         from semel.reference.worker_main import run_server
 
-        return run_server(settings, listening)
+        return run_server(settings, listening, measuring=None if page is None else page.listening)
 
 
 def _prepare(settings: Settings) -> None:
@@ -102,10 +104,11 @@ def bound(settings: Settings) -> Iterator[socket.socket]:
 class Supervisor:
     """Keeps ``settings.workers`` processes serving one socket."""
 
-    def __init__(self, settings: Settings, listening: socket.socket, out: Say) -> None:
+    def __init__(self, settings: Settings, listening: socket.socket, out: Say, page: Measured | None = None) -> None:
         self._settings = settings
         self._listening = listening
         self._out = out
+        self._page = page
         self._workers: list[WorkerProcess] = []
         self._due: list[float] = []  # when to start replacements
         self._short_lives = 0
@@ -136,7 +139,7 @@ class Supervisor:
         ready = [due for due in self._due if due <= now]
         self._due = [due for due in self._due if due > now]
         for _ in ready:
-            worker = WorkerProcess(self._settings, self._listening.fileno(), lifeline)
+            worker = WorkerProcess(self._settings, self._listening.fileno(), lifeline, self._page)
             self._workers.append(worker)
             pids = [worker.process.pid for worker in self._workers]
             self._out.document({"event": "worker", "pid": worker.process.pid, "pids": pids})

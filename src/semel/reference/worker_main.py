@@ -1,8 +1,8 @@
 """One worker process of the reference service: uvicorn on a socket that it inherits from its supervisor.
 
-``python -m semel.reference.worker_main --socket FD --lifeline FD --ready FD``. The lifeline is the reading end of a
-pipe that only the supervisor holds open: when the supervisor is gone, however it ended, the worker drains and ends.
-To the third, the writing end of a pipe, the worker writes one byte when it serves.
+``python -m semel.reference.worker_main --socket FD --lifeline FD --ready FD [--metrics FD]``. The lifeline is the
+reading end of a pipe that only the supervisor holds open: when the supervisor is gone, however it ended, the worker
+drains and ends. To the third, the writing end of a pipe, the worker writes one byte when it serves.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import uvicorn
 
 from semel.errors import ConfigurationError
 from semel.reference.app import create_app
+from semel.reference.metrics import Page
 from semel.reference.settings import Settings
 
 DRAIN_SECONDS: Final = 10
@@ -61,14 +62,19 @@ def _has_not_asked(connection: object) -> bool:
     return getattr(connection, "cycle", connection) is None
 
 
-def run_server(settings: Settings, listening: socket.socket, tells: int | None = None) -> int:
+def run_server(
+    settings: Settings, listening: socket.socket, tells: int | None = None, measuring: socket.socket | None = None
+) -> int:
     """Serve on a bound socket until SIGTERM or SIGINT; handlers that run may end within the drain.
 
-    Parameters: ``tells``, a descriptor that one byte is written to when requests are served.
+    Parameters: ``tells``, a descriptor that one byte is written to when requests are served; ``measuring`` the bound
+    socket on which Prometheus is answered.
     """
     logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s {os.getpid()} %(name)s: %(message)s")
+    page = None if measuring is None else Page(settings, measuring)
+    app = create_app(settings) if page is None else page.beside(create_app(settings, page.observer))
     config = uvicorn.Config(
-        create_app(settings),
+        app,
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -79,7 +85,9 @@ def run_server(settings: Settings, listening: socket.socket, tells: int | None =
     )
     server = _Server(config, tells)
     with suppress(KeyboardInterrupt):  # uvicorn drains on SIGINT, then raises it once more
-        server.run(sockets=[listening])
+        server.run(sockets=[listening, *([] if measuring is None else [measuring])])
+    if page is not None:
+        page.close()
     return 0 if server.started else CONFIGURATION_EXIT
 
 
@@ -89,10 +97,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--lifeline", type=int, required=True)
     parser.add_argument("--ready", type=int, required=True)
+    parser.add_argument("--metrics", type=int)
     options = parser.parse_args(argv)
+    measuring = None if options.metrics is None else socket.socket(fileno=options.metrics)
     threading.Thread(target=_hold, args=(options.lifeline,), name="semel-lifeline", daemon=True).start()
     try:
-        return run_server(Settings.read(), socket.socket(fileno=options.socket), options.ready)
+        return run_server(Settings.read(), socket.socket(fileno=options.socket), options.ready, measuring)
     except ConfigurationError as error:
         print(f"semel: {error}", file=sys.stderr)  # noqa: T201  # a process's last words
         return CONFIGURATION_EXIT

@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
+from semel.reference.metrics import Measured
 from semel.reference.settings import Settings
 
 KILL_AFTER_SECONDS: Final = 15.0  # longer than a worker's own drain
@@ -19,7 +20,7 @@ class WorkerProcess:
     """A process of ``semel.reference.worker_main``.
 
     Parameters: ``settings`` of the service; ``listening``, the descriptor of the bound socket; ``lifeline``, the
-    reading end of a pipe that closes with the supervisor.
+    reading end of a pipe that closes with the supervisor; ``measured`` where Prometheus is answered.
 
     ``ready`` is the descriptor that becomes readable when the worker serves (None: it has been read), ``serves`` says
     so, ``former`` that the worker is to be replaced, ``kill_at`` the monotonic time until which it may drain.
@@ -27,10 +28,12 @@ class WorkerProcess:
 
     __slots__ = ("former", "kill_at", "process", "ready", "serves", "started")
 
-    def __init__(self, settings: Settings, listening: int, lifeline: int) -> None:
+    def __init__(self, settings: Settings, listening: int, lifeline: int, measured: Measured | None = None) -> None:
         self.ready: int | None
         self.ready, tells = os.pipe()
         descriptors = {"--socket": listening, "--lifeline": lifeline, "--ready": tells}
+        if measured is not None:
+            descriptors["--metrics"] = measured.listening.fileno()
         try:
             self.process = subprocess.Popen(  # noqa: S603  # our own interpreter and module
                 [
@@ -38,7 +41,7 @@ class WorkerProcess:
                     *(word for name, value in descriptors.items() for word in (name, str(value))),
                 ],
                 pass_fds=tuple(descriptors.values()),
-                env=_environment(settings),
+                env=_environment(settings, measured),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone, which passes it on once
             )
@@ -76,10 +79,11 @@ class WorkerProcess:
                 self.process.send_signal(signal.SIGKILL)
 
 
-def _environment(settings: Settings) -> dict[str, str]:
+def _environment(settings: Settings, measured: Measured | None) -> dict[str, str]:
     """The supervisor's environment, with the settings as they were resolved."""
     return {
         **os.environ,
+        **({} if measured is None else {"PROMETHEUS_MULTIPROC_DIR": measured.folder}),
         "HOST": settings.host,
         "PORT": str(settings.port),
         "SEMEL_URL": settings.url,

@@ -18,9 +18,9 @@ def names_a_step(doubt: str | None) -> bool:
 
 
 def step_of(doubt: str | None) -> str | None:
-    """The step that a doubt names, as it is shown to people.
+    """The step that a doubt names, as it is shown to people; None also of a doubt that is damaged.
 
     >>> step_of("step:charge#1"), step_of("lapsed")
     ('charge#1', None)
     """
-    return doubt.removeprefix(DOUBT) if doubt is not None and names_a_step(doubt) else None
+    return doubt.removeprefix(DOUBT) if isinstance(doubt, str) and names_a_step(doubt) else None

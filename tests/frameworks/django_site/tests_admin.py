@@ -181,6 +181,18 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         _, said = self.settle(id, word="did-not-happen", force="on")
         assert "only UNKNOWN" in said
 
+    def test_a_stale_page_stays_stale_through_its_dry_run(self) -> None:
+        id = self.made("raise")
+        page = self.operator.get(f"{LIST}settle/?id=default:{id}").content.decode()
+        [seen] = re.findall(r'name="seen" value="([^"]*)"', page)
+        stale = re.sub(r":\d+:(\w*)$", r":0:\1", seen)  # as if the record had been run again since
+        assert stale != seen
+        for word in ({"reason": "late"}, {"reason": "late", "word": "did-not-happen", "force": "on"}):
+            page = self.operator.post(f"{LIST}settle/", {"seen": stale, **word}).content.decode()
+            assert re.findall(r'name="seen" value="([^"]*)"', page) == [stale]
+        assert "has gone on since" in page
+        assert "a retry runs it" not in page
+
     def test_several_are_settled_together_each_with_its_own_word(self) -> None:
         ids = [self.made("raise"), self.made("raise")]
         page = self.operator.get(f"{LIST}settle/?" + "&".join(f"id=default:{id}" for id in ids)).content.decode()

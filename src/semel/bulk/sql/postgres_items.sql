@@ -84,6 +84,12 @@ ORDER BY place LIMIT :limit::bigint;
 SELECT total, done, succeeded, failed, retryable, unknown FROM semel_bulk
 WHERE operation_id = :operation_id::bytea;
 
+-- name: newest
+-- Bulks, the newest first: their names are made in the order of time.
+SELECT operation_id, total, done, succeeded, failed, retryable, unknown FROM semel_bulk
+WHERE operation_id < :before::bytea
+ORDER BY operation_id DESC LIMIT :limit::bigint;
+
 -- name: page
 -- Items' outcomes in their order; of one state (0: of all), and those alone that may be tried again where asked.
 SELECT place, item_id, state, target_id, result_id, error_code, retryable, detail FROM semel_item

@@ -7,19 +7,28 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from semel.admin.describe import shown_state, state_name
+from semel.admin.bulks import (
+    bulk_names,
+    bulk_standing,
+    code_document,
+    find_bulk,
+    item_document,
+    newest_bulks,
+    store_time,
+    tally_line,
+)
 from semel.admin.find import is_beginning, key_of, name_of
 from semel.bulk.declaration import PAGE, fill
 from semel.bulk.rules import ItemOutcome, ItemState, ListTerms, Tally, is_bulk, unnamed_id
 from semel.bulk.spool import ItemSpool
-from semel.bulk.store import Failures, Items
+from semel.bulk.store import ANY_BULK, Items
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.commands.explain import find
 from semel.cli.exits import CommandFailed, Exit, NotFound, UsageFailed
 from semel.cli.open_store import opened
-from semel.cli.terminal import Json, Output, span_text
+from semel.cli.terminal import Output
 from semel.core.identity import uuid_bytes, uuid_text
-from semel.core.model import OPEN_STATES, Find, Record
+from semel.core.model import Record
 from semel.engine.sync_engine import Engine
 from semel.errors import BulkRefused
 
@@ -36,7 +45,7 @@ def add(commands: Commands[Parser]) -> None:
         commands,
         "bulk",
         "how far a bulk command is, and what became of its items",
-        f"semel bulk {_ID}\n"
+        f"semel bulk\nsemel bulk {_ID}\n"
         "semel bulk monday --operation cases.approve --tenant default --caller alice\n"
         f"semel bulk {_ID} --items failed --json\n"
         "semel bulk monday --failed-retryable --list list.jsonl > again.jsonl",
@@ -45,16 +54,19 @@ def add(commands: Commands[Parser]) -> None:
     )
     parser.add_argument(
         "key",
+        nargs="?",
         metavar="KEY",
-        help="the bulk's key, its operation id, or at least 6 hex digits that it or the key's hash begins with",
+        help="the bulk's key, its operation id, or at least 6 hex digits that it or the key's hash begins with; "
+        "without it the newest bulks are listed",
     )
     parser.add_argument("--operation", help="only of this operation")
     parser.add_argument("--tenant", help="only of this tenant")
     parser.add_argument("--caller", help="only of this caller")
     parser.add_argument("--items", choices=("all", *_STATES), help="print the items too, or those of one state")
     parser.add_argument("--after", type=whole_number(0, 10**12), help="begin behind this place")
+    parser.add_argument("--before", metavar="ID", help="without KEY: the next page, where the former ended")
     parser.add_argument(
-        "--limit", type=whole_number(1, 10_000), default=100, help="how many items at most (default 100)"
+        "--limit", type=whole_number(1, 10_000), default=100, help="how many items, or bulks, at most (default 100)"
     )
     parser.add_argument(
         "--failed-retryable",
@@ -69,7 +81,11 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Read the counters, and a page of items where asked; or make the list of a new bulk."""
+    """Read the counters, and a page of items where asked; or make the list of a new bulk, or list the bulks."""
+    if options.key is None:
+        return _list(options, out)
+    if options.before is not None:
+        raise UsageFailed("--before is of the list of bulks, which has no KEY")
     if options.failed_retryable is (options.list is None):
         raise UsageFailed("--failed-retryable and --list FILE belong together: what an item holds is not stored")
     if not is_beginning(options.key):
@@ -86,12 +102,12 @@ def run(options: argparse.Namespace, out: Output) -> int:
             after = -1 if options.after is None else options.after
             state = _STATES.get(options.items)
             page = engine.perform("bulk", lambda: items.page(id, after, options.limit, state, False))
-        now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
-    document = {**_named(record, id, now), **tally._asdict(), "codes": [_code(each) for each in codes]}
-    out.document({**document, **({} if options.items is None else {"items": [_shown(each) for each in page]})})
-    out.say(line(tally))
+        now = store_time(engine)
+    document = {**bulk_names(record, id, now), **tally._asdict(), "codes": [code_document(each) for each in codes]}
+    out.document({**document, **({} if options.items is None else {"items": [item_document(each) for each in page]})})
+    out.say(tally_line(tally))
     if record is not None:
-        out.say(f"{record.operation} of {record.tenant}/{record.caller}, {_standing(record, now)}")
+        out.say(f"{record.operation} of {record.tenant}/{record.caller}, {bulk_standing(record, now)}")
     for each in codes:
         again = ", may be tried again" if each.retryable else ""
         out.say(f"  {each.state.name} {each.error_code or '(no code)'}: {each.items}{again}")
@@ -102,15 +118,38 @@ def run(options: argparse.Namespace, out: Output) -> int:
     return Exit.OK
 
 
+def _list(options: argparse.Namespace, out: Output) -> int:
+    """A page of the newest bulks."""
+    for name in ("items", "after", "list", "operation", "tenant", "caller"):
+        if getattr(options, name) is not None:
+            raise UsageFailed(f"--{name} needs the KEY of a bulk")
+    if options.failed_retryable:
+        raise UsageFailed("--failed-retryable needs the KEY of a bulk")
+    before = ANY_BULK if options.before is None else uuid_bytes(options.before)
+    if before is None:
+        raise UsageFailed("--before must be an operation id, as semel bulk prints it")
+    with opened(options) as engine:
+        bulks = newest_bulks(engine, before, options.limit)
+    more = uuid_text(bulks[-1].id) if len(bulks) == options.limit else None
+    out.document({"bulks": [bulk.document() for bulk in bulks], "nextBefore": more})
+    for bulk in bulks:
+        operation = "" if bulk.record is None else f"{bulk.record.operation}, "
+        out.say(f"{uuid_text(bulk.id)}  {operation}{bulk.standing()}", f"  {tally_line(bulk.tally)}")
+    if not bulks:
+        out.say("no bulks")
+    if more is not None:
+        out.say(f"there may be more: --before {more}")
+    return Exit.OK
+
+
 def _found(engine: Engine, options: argparse.Namespace) -> tuple[Record | None, bytes, Tally]:
     """The bulk's record (None: it is forgotten, its items not yet), operation id and tally. Raises NotFound."""
     items = Items(engine.store)
     id = uuid_bytes(options.key)
     if id is not None:
-        tally = engine.perform("bulk", lambda: items.tally(id))
-        if tally is not None:
-            [record] = engine.perform("read_operations", lambda: engine.store.read_operations((id,)))
-            return record, id, tally
+        bulk = find_bulk(engine, id)
+        if bulk is not None:
+            return bulk.record, id, bulk.tally
     record = find(engine, options)
     tally = engine.perform("bulk", lambda: items.tally(record.operation_id))
     if tally is None or not is_bulk(record.recipe):
@@ -156,52 +195,3 @@ def _refused(engine: Engine, items: Items, id: bytes) -> set[int]:
 
 def _failed(engine: Engine, items: Items, id: bytes, after: int, *, retryable: bool) -> list[ItemOutcome]:
     return engine.perform("bulk", lambda: items.page(id, after, PAGE, ItemState.FAILED, retryable))
-
-
-def line(tally: Tally) -> str:
-    """A tally in one line.
-
-    >>> line(Tally(4, 4, 3, 1, 0, 0))
-    '4 of 4 items: 3 succeeded, 1 failed (0 may be tried again), 0 unknown'
-    """
-    return (
-        f"{tally.done} of {tally.total} items: {tally.succeeded} succeeded, {tally.failed} failed "
-        f"({tally.retryable} may be tried again), {tally.unknown} unknown"
-    )
-
-
-def _standing(record: Record, now: int) -> str:
-    if record.state not in OPEN_STATES:
-        return shown_state(state_name(record, now))
-    if record.lease_until > now:
-        return f"running: its lease is for {span_text(record.lease_until - now)} more, and renewed"
-    return "interrupted: nobody runs it; call it again with the same key and list, and it goes on"
-
-
-def _named(record: Record | None, id: bytes, now: int) -> dict[str, Json]:
-    named: dict[str, Json] = {"operationId": uuid_text(id)}
-    if record is not None:
-        named |= {"operation": record.operation, "tenant": record.tenant, "caller": record.caller}
-        named |= {"state": state_name(record, now), "running": record.state in OPEN_STATES and record.lease_until > now}
-    return named
-
-
-def _code(each: Failures) -> dict[str, Json]:
-    return {
-        "state": each.state.name,
-        "errorCode": each.error_code,
-        "retryable": each.retryable,
-        "count": each.items,
-    }
-
-
-def _shown(outcome: ItemOutcome) -> dict[str, Json]:
-    return {
-        "place": outcome.place,
-        "id": outcome.item_id,
-        "state": outcome.state.name,
-        "targetId": outcome.target_id,
-        "resultId": outcome.result_id,
-        "errorCode": outcome.error_code,
-        "retryable": outcome.retryable,
-    }

@@ -71,10 +71,13 @@ def run(options: argparse.Namespace, out: Output) -> int:
     return code
 
 
-def examine(engine: Engine, *, full: bool = False, progress: bool = False) -> tuple[list[Finding], bool]:
+def examine(
+    engine: Engine, *, full: bool = False, progress: bool = False, quick: bool = False
+) -> tuple[list[Finding], bool]:
     """Everything that was found in the store, and whether it can be used at all.
 
-    Parameters: ``full`` checks the integrity of a large file too; ``progress`` as asked for with ``--progress``.
+    Parameters: ``full`` checks the integrity of a large file too; ``progress`` as asked for with ``--progress``;
+    ``quick`` leaves out what looks at every row.
     """
     found: list[Finding] = []
     identity: Identity | None = None
@@ -94,16 +97,19 @@ def examine(engine: Engine, *, full: bool = False, progress: bool = False) -> tu
         if schema.level == "problem":
             return [*found, schema], False
         if isinstance(engine.backend.driver, SqliteDriver):
-            found += look_at_sqlite(engine, engine.backend.driver, full=full, progress=progress)
+            found += look_at_sqlite(engine, engine.backend.driver, full=full, progress=progress, quick=quick)
         if isinstance(engine.store, Observable):
             found += look_at_server(engine, engine.store)
         found.append(schema)
         found += _look_at_clock(engine)
-        found += look_at_records(engine)
-        found += look_at_messages(engine, full=full)
+        found += look_at_records(engine, quick=quick)
+        found += look_at_messages(engine, full=full, quick=quick)
         found += look_at_sealing(engine)
     except (StoreError, SchemaError) as error:
         return [*found, _problem("store", error, "repair the store, then run: semel doctor")], False
+    if quick:
+        detail = "what looks at every row was left out: damage, what is overdue, how many there are of each state"
+        found.append(Finding("quick", "note", detail, "run: semel doctor"))
     return found, True
 
 

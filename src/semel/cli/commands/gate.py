@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from semel.check.application import load
 from semel.check.discovery import is_asgi, is_wsgi
-from semel.cli.arguments import Commands, Parser, add_command, whole_number
+from semel.cli.arguments import Commands, Parser, add_command, host_and_port, whole_number
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.terminal import Output, columns
 from semel.errors import SemelError
@@ -36,6 +36,12 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument("--upstream", metavar="URL", help="the service, such as http://127.0.0.1:3000")
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
     parser.add_argument("--port", type=whole_number(0, 65535), default=8080, help="default 8080; 0: any free port")
+    parser.add_argument(
+        "--health",
+        metavar="[HOST:]PORT",
+        type=host_and_port,
+        help="answer GET /livez and /readyz there, for a supervisor's probes (HOST: 127.0.0.1)",
+    )
     parser.add_argument("--check", action="store_true", help="only show the operations and what each demands")
     parser.set_defaults(run=run)
 
@@ -71,7 +77,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     from semel.gateway.application import GateApplication
     from semel.proxy.application import serve
 
-    serve(GateApplication(origin, operations), options.host, options.port)
+    serve(GateApplication(origin, operations), options.host, options.port, options.health)
     return Exit.OK
 
 

@@ -112,7 +112,7 @@ def _row(job: ImportJob) -> tuple[str, ...]:
 def _show(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
     job = _shown(engine, rows, _found(engine, rows, options.job))
     out.document(job.document())
-    out.say(f"{job.key}: {line(job)}")
+    out.say(f"{job.key}: {job_line(job)}")
     out.say(f"  id {job.id}, {job.operation} of {job.tenant}/{job.supplier}, {job.size} bytes of {job.media_type}")
     out.say(
         f"  created {shown_time(job.created_at)}, sent {job.submissions} times, last {shown_time(job.last_seen_at)}"
@@ -124,7 +124,7 @@ def _show(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Ou
     return Exit.OK
 
 
-def line(job: ImportJob) -> str:
+def job_line(job: ImportJob) -> str:
     """A job in one line."""
     counts = job.counts
     of = "" if counts.rows is None else f" {counts.done} of {counts.rows} rows,"
@@ -138,7 +138,7 @@ def line(job: ImportJob) -> str:
 def _rows(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
     job = _found(engine, rows, options.job)
     closed: list[str] = []
-    page = _row_page(engine, job, options, closed)
+    page = row_page(engine, job, options.state, options.after, options.limit, closed)
     out.document({"id": uuid_text(job.id), "rows": [row.document() for row in page]})
     for row in page:
         where = "" if row.line is None else f"  line {row.line}"
@@ -152,7 +152,9 @@ def _rows(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Ou
     return Exit.OK
 
 
-def _row_page(engine: Engine, job: Job, options: argparse.Namespace, closed: list[str]) -> list[RowOutcome]:
+def row_page(
+    engine: Engine, job: Job, wanted: str | None, after: int, limit: int, closed: list[str]
+) -> list[RowOutcome]:
     """Rows behind a number. A state that its items do not tell apart is looked for page by page.
 
     Parameters: ``closed`` gets why details do not open.
@@ -160,15 +162,15 @@ def _row_page(engine: Engine, job: Job, options: argparse.Namespace, closed: lis
     if job.bulk_id is None:
         return []
     items, id = Items(engine.store), job.bulk_id
-    state = None if options.state is None else ItemState(_ROW_STATES[options.state])
+    state = None if wanted is None else ItemState(_ROW_STATES[wanted])
     found: list[RowOutcome] = []
-    place = options.after - 1
+    place = after - 1
     while page := engine.perform("bulk", lambda: items.page(id, place, PAGE, state, False)):  # noqa: B023 - at once
         for outcome in page:
             row = row_outcome(_opened(engine, id, outcome, closed))
-            if options.state is None or row.state == options.state.upper():
+            if wanted is None or row.state == wanted.upper():
                 found.append(row)
-                if len(found) == options.limit:
+                if len(found) == limit:
                     return found
         place = page[-1].place
     return found
@@ -195,7 +197,7 @@ def _retry(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: O
     engine.perform("import", lambda: reopen(rows, job, actor, options.reason))
     shown = _shown(engine, rows, _found(engine, rows, uuid_text(job.id)))
     out.document(shown.document())
-    out.say(f"{shown.key}: {line(shown)}; a process of the service will run it")
+    out.say(f"{shown.key}: {job_line(shown)}; a process of the service will run it")
     return Exit.OK
 
 
@@ -260,7 +262,7 @@ def _watch(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: O
             looks += 1
             speed = pace.look(shown.counts.done, shown.counts.rows, time.monotonic())
             out.document(shown.document())
-            text = f"{shown.key}: {line(shown)}{'' if shown.is_over else speed}"
+            text = f"{shown.key}: {job_line(shown)}{'' if shown.is_over else speed}"
             if out.on_terminal:
                 out.redraw([text])
             else:

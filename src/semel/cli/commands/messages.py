@@ -61,7 +61,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         {
             "tried": backlog.tried,
             "parked": backlog.parked,
-            "messages": [_document(each) for each in page],
+            "messages": [message_document(each) for each in page],
             "nextAfter": more,
         }
     )
@@ -89,22 +89,22 @@ def _release(options: argparse.Namespace, out: Output) -> int:
     return Exit.OK
 
 
-def _state(each: Tried) -> str:
+def message_state(each: Tried) -> str:
     if each.damage is not None:
         return "damaged" if each.parked_at is None else "damaged, parked"
     return "tried" if each.parked_at is None else "parked"
 
 
 def _row(each: Tried) -> tuple[str, ...]:
-    return each.consumer, each.message_id, str(each.tries), _state(each), each.damage or each.reason or ""
+    return each.consumer, each.message_id, str(each.tries), message_state(each), each.damage or each.reason or ""
 
 
-def _document(each: Tried) -> dict[str, Any]:
+def message_document(each: Tried) -> dict[str, Any]:
     return {
         "consumer": each.consumer,
         "messageId": each.message_id,
         "tries": each.tries,
-        "state": _state(each),
+        "state": message_state(each),
         "parkedAt": time_text(each.parked_at),
         "reason": each.reason,
         "damage": each.damage,

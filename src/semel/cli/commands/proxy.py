@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from importlib.util import find_spec
 
-from semel.cli.arguments import Commands, Parser, add_command, whole_number
+from semel.cli.arguments import Commands, Parser, add_command, host_and_port, whole_number
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.open_store import opened, url_of
 from semel.cli.terminal import Output, columns
@@ -26,13 +26,19 @@ def add(commands: Commands[Parser]) -> None:
         "semel proxy --config operations.toml --upstream http://shop:3000 --store postgresql://semel@db/shop "
         "--host 0.0.0.0",
         "Run `semel migrate` on the store first. Several proxies may share one store. SIGTERM lets requests that are "
-        f"on their way end, for {GRACE_SECONDS} s at most.",
+        f"on their way end, for {GRACE_SECONDS} s, and commands for their timeout_seconds more.",
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="the operations, in TOML (docs/proxy.md)")
     parser.add_argument("--upstream", metavar="URL", help="the service, such as http://127.0.0.1:3000")
     parser.add_argument("--store", metavar="URL", help="the store; the same as --url")
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
     parser.add_argument("--port", type=whole_number(0, 65535), default=8080, help="default 8080; 0: any free port")
+    parser.add_argument(
+        "--health",
+        metavar="[HOST:]PORT",
+        type=host_and_port,
+        help="answer GET /livez and /readyz there, for a supervisor's probes (HOST: 127.0.0.1)",
+    )
     parser.add_argument("--check", action="store_true", help="only check the configuration and show its operations")
     parser.set_defaults(run=run)
 
@@ -63,5 +69,10 @@ def run(options: argparse.Namespace, out: Output) -> int:
     with opened(options):
         pass  # a store that cannot be used is told here, in one line
     engine = AsyncEngine.connect(url_of(options), id_secret=id_secret(), sealer=seal_keys())
-    serve(ProxyApplication(engine, origin, configuration), options.host, options.port)
+
+    async def check() -> dict[str, str]:
+        await engine.perform("identity", engine.store.identity)
+        return {"store": "answers"}
+
+    serve(ProxyApplication(engine, origin, configuration), options.host, options.port, options.health, check)
     return Exit.OK

@@ -10,26 +10,31 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import json
 import os
 import re
 from pathlib import Path
 from typing import Final
 
 from semel.admin.find import check_beginning, find_named, name_of
-from semel.admin.settling import REASON_LENGTH_MAX, begun_steps, consequence, foresee, settle
+from semel.admin.settling import (
+    REASON_LENGTH_MAX,
+    begun_steps,
+    consequence,
+    foresee,
+    found_answer,
+    found_step_result,
+    settle,
+)
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
-from semel.cli.exits import CommandFailed, Exit, NotFound, UsageFailed
+from semel.cli.exits import Exit, NotFound, UsageFailed
 from semel.cli.open_store import opened
 from semel.cli.terminal import Output
 from semel.core.identity import uuid_text
 from semel.core.model import Answer, Find, Record, Resolution, State
 from semel.engine.sync_engine import Engine
-from semel.errors import StepError
 from semel.policy import NEVER_REPLAYED
 from semel.steps.doubts import step_of
 from semel.steps.rules import any_begun
-from semel.steps.run import found_result
 
 BODY_BYTES_MAX: Final = 1024 * 1024
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
@@ -165,15 +170,10 @@ def _result(given: str | None, step: str | None) -> bytes | None:
     if given is None:
         return None
     try:
-        value = json.loads(given)
-    except (ValueError, RecursionError) as error:
-        raise UsageFailed(f"--step-succeeded must be JSON, such as '\"ch_81\"' or null: {error}") from error
-    if step is None:
-        raise CommandFailed("refused: no step of this command is in doubt; see: semel explain")
-    try:
-        return found_result(step, value)
-    except StepError as error:
-        raise UsageFailed(f"--step-succeeded: {error}") from error
+        return found_step_result(step, given)
+    except ValueError as error:
+        text = str(error)
+        raise UsageFailed(f"--step-succeeded{' ' if text.startswith('must') else ': '}{text}") from error
 
 
 def _user() -> str:
@@ -220,7 +220,11 @@ def _answer(options: argparse.Namespace) -> Answer | None:
         return None
     if options.no_answer:
         raise UsageFailed("give either --status or --no-answer, not both")
-    return Answer(options.status, tuple(_header(line) for line in options.header), _body(options.body_file))
+    headers, body = tuple(_header(line) for line in options.header), _body(options.body_file)
+    try:
+        return found_answer(options.status, headers, body)
+    except ValueError as error:
+        raise UsageFailed(f"--body-file: {error}") from error
 
 
 def _header(line: str) -> tuple[bytes, bytes]:

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, redirect_stdout, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
+from semel.cli.arguments import Commands, Parser, add_command, host_and_port, seconds, whole_number
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.loading import load_reconciler
 from semel.cli.open_store import require_shared, source_of_url, url_of
@@ -107,23 +107,16 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument(
         "--metrics",
         metavar="[HOST:]PORT",
-        type=_address,
+        type=host_and_port,
         help="answer Prometheus there with what this worker does and how the store is (host: 127.0.0.1)",
     )
     parser.add_argument(
         "--health",
         metavar="[HOST:]PORT",
-        type=_address,
+        type=host_and_port,
         help="answer GET /livez and /readyz there, for a supervisor's probes (HOST: 127.0.0.1)",
     )
     parser.set_defaults(run=run)
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
-        raise argparse.ArgumentTypeError(f"must be a port or HOST:PORT, such as 9464 or 0.0.0.0:9464, not {text!r}")
-    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def run(options: argparse.Namespace, out: Output) -> int:

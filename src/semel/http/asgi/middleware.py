@@ -131,6 +131,8 @@ class SemelMiddleware:
                 self._state = scope.get("state")
                 self._completing = running(self._completer)
                 await self._completing.__aenter__()
+            elif message["type"] == "lifespan.shutdown":
+                await self.close()  # those that still run need what the application is about to close
             return message
 
         async def close_and_send(message: Message) -> None:

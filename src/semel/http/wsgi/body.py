@@ -97,7 +97,7 @@ class KeptBody(io.RawIOBase):
 
     def _pull(self, size: int) -> bytes:
         wanted = size if self._left is None else min(size, self._left)
-        piece: bytes = b"" if self._is_whole or wanted == 0 else self._source.read(wanted)
+        piece: bytes = b"" if self._is_whole or wanted == 0 else _read(self._source, wanted)
         if self._left is not None:
             self._left -= len(piece)
         if not piece:
@@ -134,12 +134,23 @@ class BodyPieces:
     def next(self) -> bytes:
         """The next piece; empty at the end. Raises InvalidBody where that is too early, and what the server raises."""
         wanted = CHUNK_BYTES if self._left is None else min(CHUNK_BYTES, self._left)
-        piece: bytes = self._source.read(wanted) if wanted else b""
+        piece = _read(self._source, wanted) if wanted else b""
         if self._left is not None:
             self._left -= len(piece)
             if wanted and not piece:
                 raise InvalidBody("The body is cut short; send it again.")
         return piece
+
+
+def _read(source: Any, size: int) -> bytes:
+    """Up to ``size`` bytes. Raises OSError where the client has gone, and InvalidBody where its chunks are broken."""
+    try:
+        piece: bytes = source.read(size)
+    except (OSError, InvalidBody):
+        raise
+    except Exception as error:  # a server's own: gunicorn says so of a chunk that it cannot read
+        raise InvalidBody("The body cannot be read; send it again.") from error
+    return piece
 
 
 def length_of(environ: Mapping[str, Any]) -> int | None:

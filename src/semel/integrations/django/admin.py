@@ -25,7 +25,7 @@ from semel.admin.describe import (
     shown_state,
 )
 from semel.admin.explain import tell
-from semel.admin.filters import pages
+from semel.admin.filters import bounded_page
 from semel.admin.find import by_whole_id
 from semel.admin.reconciliations import left_to_operators
 from semel.admin.settling import REASON_LENGTH_MAX, consequence, foresee, settle
@@ -41,6 +41,7 @@ from semel.steps.doubts import step_of
 PAGE_ROWS: Final = 50
 AUDIT_LINES: Final = 20
 _TEXT_MAX: Final = 255
+_GONE_ON: Final = "refused: the record has gone on since you looked at it"
 _FORCE: Final = "confirm that it is gone"
 _AWAY: Final = (StoreError, SchemaError)
 
@@ -197,7 +198,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
                 form.add_error("id", "No record of this store has this operation id.")
                 return self._page(request, "list", context)
             query = form.query()
-            page = next(pages(place.engine, query, query.limit))
+            page = bounded_page(place.engine, query)
             left = left_to_operators(place.engine, page.records)
         except _AWAY as error:
             return self._away(request, "list", context, error)
@@ -258,16 +259,18 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
         try:
             found = [_find(name) for name in names]
             form = SettleForm(request.POST if request.method == "POST" else None)
-            context |= {"form": form, "records": [self._shown(each) for each in found]}
+            # What comes back from a page stays what was seen there, so that a stale page never becomes fresh.
+            seen = request.POST.getlist("seen") if request.method == "POST" else [each.seen for each in found]
+            records = [self._shown(each, before) for each, before in zip(found, seen, strict=True)]
+            context |= {"form": form, "records": records}
             if request.method != "POST" or not form.is_valid():
                 return self._page(request, "settle", context)
             actor = f"{request.user.get_username()} (Django user {request.user.pk})"
             words = [form.resolution(each.record, actor) for each in found]
             if request.POST.get("confirmed") != "yes":
-                for shown, each, word in zip(context["records"], found, words, strict=True):
-                    shown["said"] = _foreseen(each, word)
+                for shown, before, each, word in zip(records, seen, found, words, strict=True):
+                    shown["said"] = _foreseen(each, word) if before == each.seen else _GONE_ON
                 return self._page(request, "confirm", context)
-            seen = request.POST.getlist("seen")
             for before, each, word in zip(seen, found, words, strict=True):
                 self._settle(request, before, each, word)
         except _AWAY as error:
@@ -279,8 +282,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
     def _settle(self, request: Any, before: str, found: Named, word: Resolution) -> None:
         id = uuid_text(found.record.operation_id)
         if before != found.seen:
-            text = f"{id}: refused: the record has gone on since you looked at it"
-            self.message_user(request, text, messages.ERROR)
+            self.message_user(request, f"{id}: {_GONE_ON}", messages.ERROR)
             return
         try:
             state = settle(found.place.engine, found.record, word, force=_FORCE)
@@ -289,10 +291,10 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
         else:
             self.message_user(request, f"{id} is settled: {consequence(word, state)}", messages.SUCCESS)
 
-    def _shown(self, found: Named) -> dict[str, Any]:
+    def _shown(self, found: Named, seen: str) -> dict[str, Any]:
         record = found.record
         return {
-            "seen": found.seen,
+            "seen": seen,
             "operationId": uuid_text(record.operation_id),
             "operation": record.operation,
             "caller": f"{record.tenant}/{record.caller}",

@@ -152,6 +152,7 @@ class MariadbStore:
                 SQL["find_unknown" if small else "find"],
                 {
                     "before": query.before,
+                    **({} if small else {"after": query.after}),
                     "states": [int(state) for state in query.states or State],
                     "tenant": query.tenant,
                     "caller": query.caller,

@@ -173,6 +173,7 @@ class PostgresStore:
                 SQL["find_unknown" if small else "find"],
                 {
                     "before": query.before,
+                    **({} if small else {"after": query.after}),
                     "states": [int(state) for state in query.states] or None,
                     "tenant": escaped(query.tenant),
                     "caller": escaped(query.caller),

@@ -199,6 +199,7 @@ class SqliteStore:
                 SQL["find_open" if small else "find_records"],
                 {
                     "before": query.before,
+                    **({} if small else {"after": query.after}),
                     "states": states,
                     "tenant": query.tenant,
                     "caller": query.caller,

@@ -11,7 +11,7 @@ SELECT
     r.resource_type, r.resource_id, r.error_code, r.answer_kind, r.answer_digest, r.sealing_key_id, r.status
 FROM (SELECT :now AS now) AS clock LEFT JOIN (
     SELECT * FROM semel_record
-    WHERE seq < COALESCE(:before, 9223372036854775807)
+    WHERE seq < COALESCE(:before, 9223372036854775807) AND seq > :after
         AND state IN :states
         AND (:tenant IS NULL OR tenant = :tenant)
         AND (:caller IS NULL OR caller = :caller)

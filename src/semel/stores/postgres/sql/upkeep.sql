@@ -26,7 +26,7 @@ SELECT
     r.resource_type, r.resource_id, r.error_code, r.answer_kind, r.answer_digest, r.sealing_key_id, r.status
 FROM clock LEFT JOIN (
     SELECT r.* FROM semel_record AS r
-    WHERE (:before::bigint IS NULL OR r.seq < :before::bigint)
+    WHERE r.seq > :after::bigint AND (:before::bigint IS NULL OR r.seq < :before::bigint)
         AND (:states::smallint[] IS NULL OR r.state = ANY(:states::smallint[]))
         AND (:tenant::text IS NULL OR r.tenant = :tenant::text)
         AND (:caller::text IS NULL OR r.caller = :caller::text)

@@ -89,7 +89,7 @@ SELECT
     answer_until, forget_after, doubt, business_ref, resource_type, resource_id, error_code, answer_kind,
     answer_digest, sealing_key_id, status
 FROM semel_record
-WHERE seq < coalesce(:before, 9223372036854775807)
+WHERE seq < coalesce(:before, 9223372036854775807) AND seq > :after
     AND (:states IS NULL OR instr(:states, ',' || state || ',') > 0)
     AND (:tenant IS NULL OR tenant = :tenant)
     AND (:caller IS NULL OR caller = :caller)

@@ -1,0 +1,1 @@
+"""Tickets: Flask and Flask-SQLAlchemy."""

@@ -1,0 +1,1 @@
+"""A service in node behind `semel proxy`."""

@@ -1,0 +1,114 @@
+"""Bulk commands as operators see them: how far each is, whether it runs, and what became of its items."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from semel.admin.describe import shown_state, state_name
+from semel.bulk.rules import ItemOutcome, Tally
+from semel.bulk.store import Failures, Items
+from semel.cli.terminal import Json, span_text
+from semel.core.identity import uuid_text
+from semel.core.model import OPEN_STATES, Find, Record
+from semel.engine.sync_engine import Engine
+
+
+class Bulk(NamedTuple):
+    """One bulk. ``record`` None: it is forgotten, its items not yet. ``now`` by the store's clock."""
+
+    id: bytes
+    tally: Tally
+    record: Record | None
+    now: int
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process is at it."""
+        return self.record is not None and self.record.state in OPEN_STATES and self.record.lease_until > self.now
+
+    def document(self) -> dict[str, Json]:
+        """For machines, without its items."""
+        return {**bulk_names(self.record, self.id, self.now), **self.tally._asdict()}
+
+    def standing(self) -> str:
+        """How it stands, for people."""
+        return "its record is forgotten" if self.record is None else bulk_standing(self.record, self.now)
+
+
+def newest_bulks(engine: Engine, before: bytes, limit: int) -> list[Bulk]:
+    """A page of bulks, the newest first. Raises ConfigurationError where the store is no SQL database, and StoreError.
+
+    Parameters: ``before`` the last id of the page before, or ``ANY_BULK``.
+    """
+    items = Items(engine.store)
+    found = engine.perform("bulk", lambda: items.newest(before, limit))
+    if not found:
+        return []
+    ids = tuple(id for id, _ in found)
+    records = engine.perform("read_operations", lambda: engine.store.read_operations(ids))
+    now = store_time(engine)
+    return [Bulk(id, tally, record, now) for (id, tally), record in zip(found, records, strict=True)]
+
+
+def find_bulk(engine: Engine, id: bytes) -> Bulk | None:
+    """The bulk of an operation id. Raises as :func:`newest_bulks`."""
+    items = Items(engine.store)
+    tally = engine.perform("bulk", lambda: items.tally(id))
+    if tally is None:
+        return None
+    [record] = engine.perform("read_operations", lambda: engine.store.read_operations((id,)))
+    return Bulk(id, tally, record, store_time(engine))
+
+
+def store_time(engine: Engine) -> int:
+    """The store's time in microseconds."""
+    return engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
+
+
+def tally_line(tally: Tally) -> str:
+    """A tally in one line.
+
+    >>> tally_line(Tally(4, 4, 3, 1, 0, 0))
+    '4 of 4 items: 3 succeeded, 1 failed (0 may be tried again), 0 unknown'
+    """
+    return (
+        f"{tally.done} of {tally.total} items: {tally.succeeded} succeeded, {tally.failed} failed "
+        f"({tally.retryable} may be tried again), {tally.unknown} unknown"
+    )
+
+
+def bulk_standing(record: Record, now: int) -> str:
+    if record.state not in OPEN_STATES:
+        return shown_state(state_name(record, now))
+    if record.lease_until > now:
+        return f"running: its lease is for {span_text(record.lease_until - now)} more, and renewed"
+    return "interrupted: nobody runs it; call it again with the same key and list, and it goes on"
+
+
+def bulk_names(record: Record | None, id: bytes, now: int) -> dict[str, Json]:
+    named: dict[str, Json] = {"operationId": uuid_text(id)}
+    if record is not None:
+        named |= {"operation": record.operation, "tenant": record.tenant, "caller": record.caller}
+        named |= {"state": state_name(record, now), "running": record.state in OPEN_STATES and record.lease_until > now}
+    return named
+
+
+def code_document(each: Failures) -> dict[str, Json]:
+    return {
+        "state": each.state.name,
+        "errorCode": each.error_code,
+        "retryable": each.retryable,
+        "count": each.items,
+    }
+
+
+def item_document(outcome: ItemOutcome) -> dict[str, Json]:
+    return {
+        "place": outcome.place,
+        "id": outcome.item_id,
+        "state": outcome.state.name,
+        "targetId": outcome.target_id,
+        "resultId": outcome.result_id,
+        "errorCode": outcome.error_code,
+        "retryable": outcome.retryable,
+    }

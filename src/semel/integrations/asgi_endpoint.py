@@ -1,0 +1,236 @@
+"""What every framework on ASGI has in common: an operation is declared on an endpoint, and claimed inside of it.
+
+A framework's own file says how an endpoint is given its arguments, in what an answer is returned, and what runs a
+function in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Literal, TypeVar, cast
+from uuid import UUID
+
+from semel.core.model import Answer, Effects
+from semel.engine.async_engine import AsyncEngine
+from semel.engine.permit import Permit
+from semel.errors import ConfigurationError
+from semel.http.asgi.route import CALL_KEY, RouteCall
+from semel.http.asgi.tasks import KeptAlive
+from semel.http.routing import PATH, UNSAFE_METHODS
+from semel.http.settings import HttpSettings
+from semel.integrations.endpoint import (
+    DECLARED,
+    DeclaredEndpoint,
+    Filled,
+    PermitHere,
+    SessionHere,
+    check_endpoint,
+    check_sessions,
+    declare_endpoint,
+    filled_parameters,
+    plain_function,
+    without_slashes,
+)
+from semel.policy import Policy
+
+F = TypeVar("F", bound=Callable[..., Any])
+InThread = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
+WAY: Final = "call semel.install(app) once"
+
+
+class EndpointCommands:
+    """The commands of one application, endpoint by endpoint. A framework's ``Semel`` builds on it."""
+
+    permit: Any = PermitHere()
+    atomic_session: Any = SessionHere()
+    way = WAY  # how the application gets its capture
+
+    def __init__(self, engine: AsyncEngine, *, caller: Any = None, **settings: Any) -> None:
+        if not isinstance(engine, AsyncEngine):
+            raise ConfigurationError(f"an ASGI application needs an AsyncEngine, not {type(engine).__name__}")
+        if "may" in settings:
+            raise ConfigurationError(
+                "may= is for the middlewares, which claim before the application decides; here an endpoint claims "
+                "after its dependencies: let one of them refuse"
+            )
+        self.engine = engine
+        self.surface = HttpSettings.of(engine, {"caller": caller, **settings})
+        self.declared: dict[str, DeclaredEndpoint] = {}
+        self._bulks: list[str] = []
+        self.completes = False  # whether the application that this is installed in runs a completer
+        self._kept_alive = KeptAlive()
+        self._plain: dict[int, tuple[Any, str]] = {}  # endpoints as they were before they were declared
+
+    # --- declaring ------------------------------------------------------------------------------
+
+    def command(
+        self, name: str, policy: Policy | None = None, *, paths: Literal["apart", "one"] | None = None, **options: Any
+    ) -> Callable[[F], F]:
+        """Declare an endpoint as an operation; ``options`` are those of :class:`~semel.policy.Policy`.
+
+        Parameters: ``name`` of the operation, stable when paths and functions are renamed; ``policy``, or its
+        options; ``paths`` whether the path counts in what is asked for: "apart", "one" where all of its paths mean the
+        same, or None: it counts where the application routes to the endpoint by several templates. Write it *below* the
+        framework's own decorator.
+
+        Raises PolicyError and ConfigurationError, when the application is built.
+        """
+        declared = declare_endpoint(
+            self.engine, self.surface, name, policy, options, paths=paths, taken=(*self.declared, *self._bulks)
+        )
+        self.declared[name] = declared
+        endpoints: list[object] = []
+
+        def declare(endpoint: F) -> F:
+            if endpoints:
+                raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
+            endpoints.append(endpoint)
+            self._plain[id(endpoint)] = (endpoint, name)
+            check_endpoint(endpoint)
+            return cast(F, self._wrap(endpoint, declared))
+
+        return declare
+
+    def filled(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Filled:
+        """The parameters of an endpoint that Semel fills. Raises ConfigurationError where it cannot."""
+        filled = filled_parameters(endpoint)
+        atomic = declared.policy.terms.effects is Effects.ATOMIC
+        check_sessions(endpoint, filled.sessions, atomic=atomic, on_sqlite=self.engine.backend.name == "sqlite")
+        return filled
+
+    def _wrap(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Callable[..., Any]:
+        raise NotImplementedError
+
+    async def _in_thread(self, endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def _response(self, answer: Answer) -> Any:
+        raise NotImplementedError
+
+    def _asked(self, request: Any) -> Mapping[str, Any]:
+        """The request as a mapping of its scope, which the ``caller`` function is asked with."""
+        return cast("Mapping[str, Any]", request)
+
+    def _bytes_max(self, endpoint: Any, method: str) -> tuple[int, bool]:
+        """The longest body that a command of this endpoint may have, and whether the endpoint is known to be one."""
+        if inspect.isclass(endpoint):
+            endpoint = getattr(endpoint, method.lower(), None)
+        declared = getattr(endpoint, DECLARED, None)
+        if isinstance(declared, DeclaredEndpoint):
+            return declared.policy.body_bytes_max, True
+        return max((each.policy.body_bytes_max for each in self.declared.values()), default=0), False
+
+    # --- serving --------------------------------------------------------------------------------
+
+    async def serve(
+        self,
+        endpoint: Callable[..., Any],
+        declared: DeclaredEndpoint,
+        request: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        filled: Filled,
+    ) -> Any:
+        """Claim, then call the endpoint; or return the answer that stands in its way."""
+        call = request.scope.get(CALL_KEY)
+        if request.method not in UNSAFE_METHODS:
+            raise ConfigurationError(
+                f"the operation {declared.name!r} is called by {request.method}, "
+                f"but {request.method} is no command; commands are {', '.join(UNSAFE_METHODS)}"
+            )
+        if not isinstance(call, RouteCall):
+            raise ConfigurationError(f"the operation {declared.name!r} is called without its capture; {self.way}")
+        values = request.path_params
+        if declared.policy.key_from is not None or declared.policy.reference_from is not None:
+            # As the endpoint gets them: 7 and 07 name one invoice, and so does a UUID in upper and in lower case.
+            values = {**values, **{name: kwargs[name] for name in values if type(kwargs.get(name)) in (int, UUID)}}
+        params = tuple(sorted((name, str(value)) for name, value in values.items()))
+        if declared.route.counts_path:
+            params = (*params, (PATH, path_of(request.scope)))
+        claimed = await call.claim(self.surface, declared.route, params, self._asked(request))
+        if isinstance(claimed, Answer):
+            return self._response(claimed)
+        kwargs = {**kwargs, **dict.fromkeys(filled.permits, claimed)}
+        try:
+            if claimed is None:
+                return await self._call(endpoint, args, {**kwargs, **dict.fromkeys(filled.sessions)})
+            return await self._run(endpoint, claimed, args, kwargs, filled.sessions)
+        except BaseException as error:
+            call.failed(error)
+            raise
+
+    async def _run(
+        self,
+        endpoint: Callable[..., Any],
+        permit: Permit,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        sessions: tuple[str, ...],
+    ) -> Any:
+        if permit.effects is not Effects.ATOMIC:
+            return await self._call(endpoint, args, kwargs)
+        async with asyncio.timeout(max(0.0, permit.deadline_monotonic - time.monotonic())):
+            if not sessions:
+                return await self._call(endpoint, args, kwargs)
+            on_sqlite = self.engine.backend.name == "sqlite"
+            call = self._call_with_session if on_sqlite else self._call_with_async_session
+            return await call(endpoint, permit.connection, args, kwargs, sessions)
+
+    async def _call(self, endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return await called(endpoint, args, kwargs, self._in_thread)
+
+    async def _call_with_session(
+        self,
+        endpoint: Callable[..., Any],
+        connection: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        names: tuple[str, ...],
+    ) -> Any:
+        """Call the endpoint with a session of SQLAlchemy's; what the session holds is flushed when it returns."""
+        from semel.stores.sql.sqlalchemy import session_on
+
+        with session_on(connection, expire_on_commit=False) as session:
+            result = await self._call(endpoint, args, {**kwargs, **dict.fromkeys(names, session)})
+            session.commit()  # of SQLite, which waits for nothing inside the unit
+            return result
+
+    async def _call_with_async_session(
+        self,
+        endpoint: Callable[..., Any],
+        connection: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        names: tuple[str, ...],
+    ) -> Any:
+        """As ``_call_with_session``, with an AsyncSession."""
+        from semel.stores.sql.sqlalchemy_async import async_session_on
+
+        async with async_session_on(connection) as session:
+            result = await self._call(endpoint, args, {**kwargs, **dict.fromkeys(names, session)})
+            await session.commit()
+            return result
+
+
+def path_of(scope: Any) -> str:
+    """The path within the application."""
+    root = scope.get("app_root_path", scope.get("root_path", ""))
+    return without_slashes(scope["path"].removeprefix(root))
+
+
+def may_claim(endpoint: object) -> bool:
+    """Whether the body must be kept for this endpoint: not yet known, declared, or itself an application."""
+    return hasattr(endpoint, DECLARED) or not inspect.isroutine(endpoint)
+
+
+async def called(
+    endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], in_thread: InThread
+) -> Any:
+    """What an endpoint returns: a coroutine function on the loop, any other in a thread."""
+    if inspect.iscoroutinefunction(plain_function(endpoint)):
+        return await endpoint(*args, **kwargs)
+    result = await in_thread(endpoint, args, kwargs)
+    return await result if inspect.isawaitable(result) else result

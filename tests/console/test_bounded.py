@@ -1,0 +1,83 @@
+"""Lists look at a bounded number of records, and lead on: nothing is hidden, whatever the store's size."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bench.tenmillion import build, measure
+from semel import Engine
+from semel.admin import filters
+from semel.core.model import Find, State
+from semel.stores.sqlite.store import SQL
+from tests.bulk.fellows import mariadb_home
+from tests.console.conftest import migrated
+from tests.console.test_console import command, console, paid, unknown
+
+
+def test_a_filter_looks_at_so_many_and_the_link_leads_to_the_rest(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walks_to_the_rare_one(engine, monkeypatch)
+
+
+def test_so_it_is_on_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(mariadb_home().backend("pymysql")) as engine:
+        walks_to_the_rare_one(engine, monkeypatch)
+
+
+def walks_to_the_rare_one(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filters, "LOOKED_MAX", 5)
+    engine.run(command("k", caller="rare"), paid)
+    for number in range(12):
+        engine.run(command(f"k{number}"), paid)
+    lost = unknown(engine, "lost")
+    client = console(engine)
+    path, clicks = "/records?caller=rare", 0
+    while "acme/rare" not in (page := client.get(path).text):
+        older = re.search(r'href="([^"]+)">Older', page)
+        assert older is not None, page
+        assert "among the newest ones" in page
+        path, clicks = older[1].replace("&amp;", "&"), clicks + 1
+    assert clicks == 3
+    assert lost in client.get("/records?state=UNKNOWN").text
+    assert "payments.create" in client.get("/records").text
+    seen = [filters.bounded_page(engine, Find(operation="payments.create", limit=50))]
+    while seen[-1].next_before is not None:
+        seen.append(filters.bounded_page(engine, Find(operation="payments.create", before=seen[-1].next_before)))
+    assert sum(len(each.records) for each in seen) == 14  # each once
+
+
+def test_the_store_of_the_bench_is_one_that_the_engine_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Small here; ten million take minutes."""
+    build(tmp_path / "semel.db", 2_000, unknown=30, items=50)
+    measure(tmp_path / "semel.db", rounds=1)
+    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert set(lines) == {"200", "semel"}
+    with Engine.connect(f"sqlite:///{tmp_path}/semel.db") as engine:
+        [record] = engine.perform(
+            "find", lambda: engine.store.find(Find(caller="rare", states=(State.SUCCEEDED,)))
+        ).records
+        assert record.status == 201
+
+
+def test_lists_on_sqlite_walk_an_index(tmp_path: Path) -> None:
+    with migrated(f"sqlite:///{tmp_path}/semel.db") as engine:
+        asked: list[str] = []
+        with closing(sqlite3.connect(tmp_path / "semel.db")) as db:
+            values = {"before": None, "after": 0, "states": ",1,2,", "tenant": None, "caller": "x", "operation": None}
+            values |= {"lapsed": 1, "now": 0, "limit": 50}
+            for name in ("find_records", "find_open"):
+                plan = db.execute(
+                    f"EXPLAIN QUERY PLAN {SQL[name].text}", {**values, "lapsed": 1, "now": 0, "limit": 50}
+                )
+                asked.append(" ".join(str(row[3]) for row in plan))
+        assert engine.backend.name == "sqlite"
+    assert "rowid>? AND rowid<?" in asked[0], asked
+    assert "semel_record_open" in asked[1], asked

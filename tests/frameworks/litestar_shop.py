@@ -1,0 +1,76 @@
+"""A Litestar shop whose worker dies where a file says so: ``uvicorn tests.frameworks.litestar_shop:app``.
+
+``SHOP_FOLDER`` names the folder of its SQLite file, in which a file ``to-die`` lets the worker die once.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from litestar import Litestar, Request, get, post
+from litestar.params import JSONBody
+
+from semel import AsyncEngine, Permit
+from semel.http.caller import Caller
+from semel.integrations.litestar import Semel
+
+FOLDER = Path(os.environ["SHOP_FOLDER"])
+URL = f"sqlite:///{FOLDER}/shop.db"
+
+
+def caller(request: Request[Any, Any, Any]) -> Caller:
+    return Caller("shop", request.headers["authorization"])
+
+
+semel = Semel(AsyncEngine.connect(URL), caller=caller)
+
+
+def die_once() -> None:
+    """As kill -9, where the file says so."""
+    if (FOLDER / "to-die").exists():
+        (FOLDER / "to-die").unlink()
+        os._exit(9)
+
+
+@post("/atomic")
+@semel.command("shop.atomic", effects="atomic")
+async def atomic(data: JSONBody[dict[str, str]], permit: Permit = semel.permit) -> dict[str, str]:
+    """Write a row; die before the commit."""
+    permit.connection.execute("INSERT INTO effect VALUES (?)", (data["what"],))
+    if data.get("do") == "kill":
+        die_once()
+    return data
+
+
+async def leave(message: Any, scope: Any) -> None:
+    """Die when the answer of a settled command is about to leave, which is behind the commit."""
+    if message["type"] == "http.response.start" and scope["query_string"] == b"die=after":
+        die_once()
+
+
+@get("/effects")
+async def effects() -> list[str]:
+    """What was written."""
+    with closing(sqlite3.connect(FOLDER / "shop.db")) as db:
+        return [what for (what,) in db.execute("SELECT what FROM effect")]
+
+
+class DiesAfter:
+    """A layer outside of everything, which sees the answer leave."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def leaving(message: Any) -> None:
+            await leave(message, scope)
+            await send(message)
+
+        await self.app(scope, receive, leaving)
+
+
+app = DiesAfter(Litestar([atomic, effects], plugins=[semel]))

@@ -1,0 +1,123 @@
+"""What passes through the proxy without protection: it ends where the service stops reading, and with the proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import json
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from semel.proxy.configuration import Origin
+from semel.proxy.upstream import Upstream
+
+SCOPE = {"type": "http", "method": "PUT", "path": "/file", "headers": [(b"transfer-encoding", b"chunked")]}
+
+
+async def passed(
+    receive: Callable[[], Awaitable[dict[str, Any]]], idle_seconds: float, then: Callable[[Upstream], Awaitable[None]]
+) -> tuple[int, str]:
+    """Status and code of a request to a service that takes connections, and neither reads nor answers."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        upstream = Upstream(Origin("http", "127.0.0.1", silent.getsockname()[1]), {}, idle_seconds=idle_seconds)
+        async with asyncio.timeout(60):
+            await asyncio.gather(upstream(SCOPE, receive, send), then(upstream))
+    assert not upstream.passing
+    return status_of(sent)
+
+
+def status_of(sent: list[Any]) -> tuple[int, str]:
+    return sent[0]["status"], json.loads(sent[1]["body"])["code"]
+
+
+def test_an_upload_ends_where_the_service_stops_reading() -> None:
+    async def endless() -> dict[str, Any]:
+        return {"type": "http.request", "body": bytes(1 << 20), "more_body": True}
+
+    async def nothing(_: Upstream) -> None:
+        pass
+
+    assert asyncio.run(passed(endless, 0.3, nothing)) == (504, "IDEMPOTENCY_UPSTREAM_TIMEOUT")
+
+
+def test_what_is_no_command_is_cut_when_the_proxy_ends() -> None:
+    begun = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def end(upstream: Upstream) -> None:
+        await begun.wait()
+        for task in upstream.passing:
+            task.cancel()
+
+    assert asyncio.run(passed(receive, 300, end)) == (502, "IDEMPOTENCY_UPSTREAM_BROKE_OFF")
+
+
+def certificate(folder: Path) -> Path:
+    """A certificate that nobody has signed, for 127.0.0.1, and its key, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    file = folder / "certificate.pem"
+    file.write_bytes(made.public_bytes(serialization.Encoding.PEM) + key.private_bytes(*form))
+    return file
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_service_whose_certificate_is_not_trusted_is_sent_nothing(
+    trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, seen, sent = certificate(tmp_path), [], []
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(file))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        await writer.drain()
+        writer.close()
+
+    async def run() -> None:
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> dict[str, Any]:
+            return await asyncio.Future()
+
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(file)
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+        async with server:
+            upstream = Upstream(Origin("https", "127.0.0.1", server.sockets[0].getsockname()[1]), {})
+            await upstream({"type": "http", "method": "GET", "path": "/", "headers": []}, receive, send)
+
+    asyncio.run(run())
+    if trusted:
+        assert (sent[0]["status"], len(seen)) == (200, 1)
+    else:
+        assert (status_of(sent), seen) == ((502, "IDEMPOTENCY_UPSTREAM_UNREACHABLE"), [])
