@@ -180,8 +180,7 @@ _TEXT: Final = """# Frameworks
 
 What each adapter can do. Every *yes* leads to the test that shows it; where there is none, the reason stands there.
 [Quart](starlette.md#any-asgi-application) goes through the ASGI middleware, other WSGI frameworks through
-[theirs](wsgi.md). For [GraphQL](graphql.md) Strawberry has an extension;
-other libraries need `success=` on any of them.
+[theirs](wsgi.md). For [GraphQL](graphql.md) Strawberry has an extension; others need `success=` on any of them.
 
 """
 

@@ -176,7 +176,7 @@ def test_a_bulk_is_described_as_the_list_it_takes(listed: dict[str, Any]) -> Non
 def test_a_bulks_answers_and_refusals_are_described(listed: dict[str, Any]) -> None:
     operation = listed["paths"]["/approvals"]["post"]
     assert set(operation["responses"]) == {
-        *("200", "202", "207", "400", "401", "409", "413", "415", "422", "425", "500", "503")
+        *("200", "202", "207", "400", "401", "409", "413", "415", "422", "425", "429", "500", "503")
     }
     whole = operation["responses"]["207"]["content"]["application/json"]["schema"]
     assert {"operationId", "succeeded", "unknown", "items"} <= set(whole["required"])

@@ -9,7 +9,15 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from semel.admin.describe import shown_state
-from semel.admin.settling import REASON_LENGTH_MAX, consequence, foresee, found_answer, found_step_result, settle
+from semel.admin.settling import (
+    REASON_LENGTH_MAX,
+    begun_steps,
+    consequence,
+    foresee,
+    found_answer,
+    found_step_result,
+    settle,
+)
 from semel.cli.exits import CommandFailed
 from semel.core.identity import uuid_text
 from semel.core.model import Record, Resolution, State
@@ -147,7 +155,7 @@ def settle_all(
                 if write:
                     state = settle(engine, record, resolution, force=FORCE)
                 else:
-                    state = foresee(record, resolution, now, force=FORCE)
+                    state = foresee(record, resolution, now, listed=begun_steps(engine, record), force=FORCE)
                 result = consequence(resolution, state)
             except (CommandFailed, RecordUnreadableError) as error:
                 result = Refused(f"{error}{_by_whom(engine, record) if write else ''}")
