@@ -78,7 +78,8 @@ def foresee(record: Record, word: Resolution, now: int, *, listed: object = None
     """
     _check_sound(record)
     try:
-        steps = steps_after(record, word, listed, now)
+        # Without the list, what it makes of a word is left open; only an end of the whole needs it.
+        steps = None if listed is None and word.ends is None else steps_after(record, word, listed, now)
     except (ResolveRefused, StepError) as error:
         raise CommandFailed(f"refused: {error}") from error
     return _state_of(resolved_row(record, word, now, steps)[0], record, force)
