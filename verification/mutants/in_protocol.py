@@ -14,12 +14,20 @@ from semel.core.requests import Perform, Unit, Within
 from semel.engine.permit import Permit
 from semel.engine.result import Result
 from semel.errors import StoreError, StoreTimeout, StoreUnavailable
+from semel.policy import NOT_RUN
 from verification.explore.replacing import Patch, replaced
 from verification.mutants.mutant import Mutant
 
 
 def _at(place: str, make: Any) -> Patch:
     return lambda: replaced(place, make)
+
+
+def _refusals_stored(original: Any) -> Any:
+    def classify(answer: Answer, policy: Any, *, begun: bool) -> Any:
+        return Refused(answer) if answer.status in NOT_RUN else original(answer, policy, begun=begun)
+
+    return classify
 
 
 def _settles_first(original: Any) -> Any:
@@ -226,7 +234,7 @@ MUTANTS: Final = (
         does="a 401, 403, 408, 425 or 429 is stored and replayed",
         breaks="I2",
         part="http",
-        patch=_at("semel.core.outcomes:RELEASING_STATUSES", lambda _: frozenset()),
+        patch=_at("semel.core.outcomes:classify_answer", _refusals_stored),
     ),
     Mutant(
         name="cookie-replayed",
