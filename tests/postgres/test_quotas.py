@@ -131,7 +131,7 @@ def test_a_caller_whose_counts_are_old_is_forgotten_and_one_with_unknown_outcome
         )
         outside.fetch("UPDATE semel_record SET state = 6 WHERE state = 2 RETURNING 1")
         outside.fetch("UPDATE semel_quota SET slice = slice - 22, since = ARRAY[0] RETURNING 1")
-        engine.perform("purge", lambda: engine.store.purge(None, 100))
+        assert engine.perform("purge", engine.store.forget_quotas) == 1
     assert outside.fetch("SELECT count(*) FROM semel_quota") == [(1,)]
     assert outside.fetch("SELECT r.state FROM semel_quota AS q JOIN semel_record AS r ON r.id = q.ids[1]") == [(6,)]
 
@@ -141,6 +141,7 @@ def test_a_database_without_the_table_says_to_migrate(conninfo: str, outside: Ou
     with closing(Engine(postgres_backend(conninfo, schema=schema()), quota=MINUTE)) as engine:
         with pytest.raises(Exception, match="semel migrate"):
             engine.run(command("a"), lambda permit: MADE)
+        assert engine.perform("purge", engine.store.forget_quotas) == 0
         assert engine.migrate() == ["quotas"]
         assert not engine.run(command("a"), lambda permit: MADE).replayed
-        assert engine.perform("purge", lambda: engine.store.purge(None, 100)).scanned == 1
+        assert engine.perform("purge", engine.store.forget_quotas) == 0

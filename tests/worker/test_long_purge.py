@@ -140,7 +140,7 @@ def test_a_purge_rests_after_chunks_that_wrote_so_that_a_file_is_free_for_others
     monkeypatch.setattr("semel.workers.reaper.rest_seconds", rest)
     asyncio.run(scenario())
 
-    assert rested == [(2, True), (1, True)]
+    assert rested == [(0, True), (2, True), (1, True)]  # the first call forgets what quotas have counted
     assert rest_seconds(Purged(500, 1, 0, 501), 0.25) == 0.25
     assert rest_seconds(Purged(500, 0, 0, 501), 0.25) == 0
     assert rest_seconds(Purged(500, 1, 0, 501), 60) == REST_SECONDS_MAX

@@ -185,6 +185,9 @@ class Store(Protocol):
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         """Drop expired answers and forget expired tombstones in one chunk."""
 
+    def forget_quotas(self) -> Flow[int]:
+        """Drop the counts of callers of whom no new key counts any more; how many. Of stores that count new keys."""
+
     def counts(self) -> Flow[dict[int, int]]:
         """How many records stand in each state."""
 

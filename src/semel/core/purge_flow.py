@@ -61,6 +61,12 @@ def purge_events(store: Store, chunk: int, keep_us: int) -> Flow[Purged]:
             return Purged(forgotten, 0, forgotten, None)
 
 
+def purge_quotas(store: Store) -> Flow[Purged]:
+    """Forget the counts of callers of whom no new key counts any more."""
+    gone = yield from store.forget_quotas()
+    return Purged(gone, 0, gone, None)
+
+
 def purge_all(
     store: Store,
     chunk: int = PURGE_CHUNK,
@@ -76,6 +82,8 @@ def purge_all(
     records; ``tell`` each kind as soon as it is done, so that what failed behind it is not all that is known;
     ``bulks`` the only ones whose items may go, by operation id, None for every one.
     """
+    if store.capabilities.counts_new_keys:
+        yield from ask(Perform("purge_quotas", lambda: purge_quotas(store)))
     walked = yield from purge_walk(store, chunk, progress)
     tell("answers", walked.answers_dropped)
     tell("records", walked.forgotten)

@@ -166,6 +166,7 @@ USES: Final[Mapping[str, tuple[str, ...]]] = {
 """Every method of the contract (``core/contract.py``) that is paired here, and the names it is paired under."""
 
 NOT_PAIRED: Final[Mapping[str, str]] = {
+    "forget_quotas": "writes no record: rows of callers alone, in commits of their own",
     "take_place": "writes no record, and locks its caller's row by its own statement (tests/postgres/test_quotas.py)",
     "settle_within": "one ask of a server's own transaction, for stores that declare settles_by_proof: no flow",
     "identity": "reads no record",

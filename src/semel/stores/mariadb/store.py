@@ -215,6 +215,9 @@ class MariadbStore:
         forgotten, dropped = cast("list[int]", counts)
         return Purged(len(window), dropped, forgotten, last)
 
+    def forget_quotas(self) -> Flow[int]:
+        raise NotImplementedError("this store does not count new keys: it declares no counts_new_keys")
+
     def counts(self) -> Flow[dict[int, int]]:
         return (yield from counted(SQL["count_states"]))
 

@@ -112,12 +112,14 @@ class Table:
             self.quotas[allowance.id] = usage
         return refused
 
-    def forget_quotas(self, now: int) -> None:
-        """Drop the usage of callers who have none."""
+    def forget_quotas(self, now: int) -> int:
+        """Drop the usage of callers who have none; how many."""
+        before = len(self.quotas)
         listed = {id: self.states([each for each, _ in usage.listed]) for id, usage in self.quotas.items()}
         for id, states in listed.items():
             if is_over(self.quotas[id], now, states):
                 del self.quotas[id]
+        return before - len(self.quotas)
 
     def has_begun(self, row: Record) -> bool:
         """Whether a step of this record has begun: engines refuse to declare steps on a memory store."""
@@ -346,8 +348,6 @@ class MemoryStore:
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         def act(table: Table, now: int) -> Purged:
-            if not after:
-                table.forget_quotas(now)
             window = list(islice(table.after(0 if after is None else after), chunk))
             dropped = forgotten = 0
             for _, id in window:
@@ -361,6 +361,9 @@ class MemoryStore:
             return Purged(len(window), dropped, forgotten, window[-1][0] if len(window) == chunk else None)
 
         return ask(TableCall("purge", act))
+
+    def forget_quotas(self) -> Flow[int]:
+        return ask(TableCall("forget_quotas", Table.forget_quotas))
 
     def counts(self) -> Flow[dict[int, int]]:
         def act(table: Table, now: int) -> dict[int, int]:

@@ -216,11 +216,16 @@ class PostgresStore:
         return (yield from _WALK.take_turn(self._horizon, kind, mine, every_us))
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
-        if not after and (yield from ask(Query(QUOTAS["has_quotas"], {}))) == [(1,)]:
-            yield from ask(Query(QUOTAS["forget_quotas"], {"limit": QUOTAS_MAX}))
         [row] = yield from ask(Query(SQL["purge"], {"after": after or 0, "chunk": chunk, "grace": PURGE_GRACE_US}))
         scanned, dropped, forgotten, last = cast("tuple[int, int, int, int | None]", row)
         return Purged(scanned, dropped, forgotten, last if scanned == chunk else None)
+
+    def forget_quotas(self) -> Flow[int]:
+        [(has_quotas,)] = yield from ask(Query(QUOTAS["has_quotas"], {}))
+        if not has_quotas:
+            return 0
+        [(gone,)] = yield from ask(Query(QUOTAS["forget_quotas"], {"limit": QUOTAS_MAX}))
+        return cast(int, gone)
 
     def counts(self) -> Flow[dict[int, int]]:
         return (yield from counted(SQL["count_states"]))

@@ -304,6 +304,9 @@ class RedisStore:
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         return self._pages.purge(after, chunk)
 
+    def forget_quotas(self) -> Flow[int]:
+        raise NotImplementedError("this store does not count new keys: it declares no counts_new_keys")
+
     def counts(self) -> Flow[dict[int, int]]:
         return self._pages.counts()
 

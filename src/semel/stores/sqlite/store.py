@@ -255,8 +255,6 @@ class SqliteStore:
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         now = yield from ask(NOW)
-        if not after:
-            yield from _forget_quotas(now)
         window = yield from ask(Query(SQL["purge_window"], {"after": after or 0, "chunk": chunk}))
         dropped = forgotten = 0
         for seq, answer_until, forget_after, answer_kind in window:
@@ -266,6 +264,9 @@ class SqliteStore:
                 dropped += yield from ask(Execute(SQL["drop_answer"], {"seq": seq, "answer_until": answer_until}))
         last = cast(int, window[-1][0]) if len(window) == chunk else None
         return Purged(len(window), dropped, forgotten, last)
+
+    def forget_quotas(self) -> Flow[int]:
+        return _forget_quotas()
 
     def counts(self) -> Flow[dict[int, int]]:
         rows = yield from ask(Query(SQL["count_states"], _EMPTY))
@@ -369,16 +370,19 @@ def _states(ids: Sequence[bytes]) -> Flow[dict[bytes, int]]:
     return states
 
 
-def _forget_quotas(now: int) -> Flow[None]:
+def _forget_quotas() -> Flow[int]:
     """Drop the usage of callers who have none; a file that never had quotas has no table of them."""
     [(has_quotas,)] = yield from ask(Query(SQL["has_quotas"], _EMPTY))
     if not has_quotas:
-        return
+        return 0
+    gone = 0
+    now = yield from ask(NOW)
     for id, *row in (yield from ask(Query(SQL["old_quotas"], {"now": now, "limit": QUOTAS_MAX}))):
         usage = _usage(tuple(row))
         states = yield from _states([each for each, _ in usage.listed])
         if is_over(usage, now, states):
-            yield from ask(Execute(SQL["forget_quota"], {"id": id}))
+            gone += yield from ask(Execute(SQL["forget_quota"], {"id": id}))
+    return gone
 
 
 def _replace(seen: Record, written: Record, steps: bytes | None = None) -> Flow[bool]:

@@ -178,7 +178,7 @@ def unknown_outcomes_are_bounded(bench: Bench) -> None:
         bench.settle(verdict.grant, State.UNKNOWN, doubt="error")
     assert claim("2") == QuotaExceeded("unknown_at_once", UNKNOWN_RETRY_US)
     bench.clock.advance(100 * WINDOW_US)
-    bench.purge()
+    bench.do(bench.store.forget_quotas)
     assert claim("2") == QuotaExceeded("unknown_at_once", UNKNOWN_RETRY_US)
     bench.resolve(grants[0])
     assert isinstance(claim("2"), Proceed)
@@ -201,10 +201,10 @@ def what_no_longer_counts_is_forgotten(bench: Bench) -> None:
         return
     for number in range(3):
         bench.settle(bench.grant(counted(str(number), open_max=5)))
-    bench.purge()
+    bench.do(bench.store.forget_quotas)
     assert isinstance(bench.claim(counted("late", open_max=5)), QuotaExceeded)
     bench.clock.advance(2 * WINDOW_US)
-    bench.purge()
+    bench.do(bench.store.forget_quotas)
     assert isinstance(bench.claim(counted("late", open_max=5)), Proceed)
 
 
