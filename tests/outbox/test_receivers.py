@@ -18,7 +18,9 @@ from semel.outbox.event import Event
 from semel.outbox.receivers import AT_ONCE, Receiver, Receivers, copy_for, read_receivers, webhook_of
 from semel.outbox.sinks.base import Refused, Reply, Unreached
 from semel.outbox.sinks.webhook import signature
+from semel.outbox.store import Events
 from semel.outbox.worker import Relay
+from semel.stores.sql.dialect import dialect_of
 from tests.outbox.conftest import SQLITE, Broker, Place, in_order, make_place
 from tests.outbox.sink_stories import SECRET, WRITTEN
 from tests.outbox.test_webhook import Receiver as HttpReceiver
@@ -57,6 +59,10 @@ class Shore:
                 await broker.close()
 
         return At()
+
+
+def engine_events(engine: AsyncEngine) -> Events:
+    return Events(dialect_of(engine.store, "events"))
 
 
 async def relayed(place: Place, shore: Shore, *receivers: Receiver, **options: Any) -> Relay:
@@ -168,6 +174,36 @@ def test_events_of_a_receiver_that_is_no_longer_declared_are_parked_with_the_rem
     assert "no event of the topic 'receiver.shop' is parked" in capsys.readouterr().err
 
 
+def test_a_relay_with_another_sink_parks_copies_and_publishes_none(tmp_path: Path) -> None:
+    place = make_place(SQLITE, tmp_path)
+    made = place.fill(2)
+    shore = Shore()
+    shore.away.add("shop")
+    asyncio.run(relayed(place, shore, SHOP))
+    [later] = place.fill(1, topic="stock.low")
+    broker = Broker()
+
+    async def story() -> None:
+        async with AsyncEngine.connect(place.url) as engine:
+            await Relay(engine, broker).run_once()
+            found = await engine.perform("find", lambda: engine_events(engine).find(0, 10, parked=True))
+            assert "this relay has no receivers" in (found[0].reason or "")
+            await engine.perform("retry", lambda: engine_events(engine).retry(found[0].seq))
+
+    asyncio.run(story())
+    assert broker.arrived == [later]
+    shore.away.clear()
+    asyncio.run(relayed(place, shore, SHOP, wait_seconds=30))
+    assert shore.brokers["shop"].arrived == made
+
+
+def test_a_receiver_shows_neither_its_secret_nor_its_address() -> None:
+    shown = repr(Receiver(name="shop", url="https://shop.example/TOKEN", secret=b"S" * 24))
+    assert "shop" in shown
+    assert "TOKEN" not in shown
+    assert "SSSS" not in shown
+
+
 def test_one_that_joins_later_gets_what_comes_from_then_on(quick_place: Place) -> None:
     quick_place.fill(2)
     shore = Shore()
@@ -226,7 +262,12 @@ def test_the_worker_signs_for_each_receiver_with_its_own_secret(
         ),
         ("[[receiver]]\nname = 'a'\nurl = 'https://a'", "give secret_env (a variable's name) or secret_file"),
         ("[[receiver]]\nname = 'a'\nurl = 'https://a'\nsecret_env = 'NO'", "$NO is not set"),
-        ("[[receiver]]\nname = 'a'\nurl = 'https://a'\nsecret_env = 'SHORT'", "base64 of at least 24 random bytes"),
+        (
+            "[[receiver]]\nname = 'a'\nurl = 'https://a'\nsecret_env = 'SHORT'",
+            "secret_env: $SHORT is 'whsec_' and base64",
+        ),
+        ("[[receiver]]\nname = 'a'\nurl = 'https://[a/'\nsecret_env = 'S'", "url is https://HOST/PATH (Invalid IPv6"),
+        ("[[receiver]]\nname = 'a'\nurl = 'https://a:99999/'\nsecret_env = 'S'", "url is https://HOST/PATH (Port out"),
         ("[[receiver]]\nname = 'a b'\nurl = 'https://a'\nsecret_env = 'S'", "name is 1 to 64 letters"),
         ("[[receiver]]\nname = 'a'\nurl = 'http://a'\nsecret_env = 'S'", "http:// needs private = true"),
         ("[[receiver]]\nname = 'a'\nurl = 'ftp://a'\nsecret_env = 'S'", "url is https://HOST/PATH"),
@@ -255,6 +296,7 @@ def test_a_file_that_cannot_be_meant_is_refused_with_the_remedy(tmp_path: Path, 
         lambda engine: Receivers(AsyncEngine.connect("memory://?persistence=none"), [SHOP]),
         lambda engine: webhook_of(Receiver(name="a", url="https://a", secret=b"short")),
         lambda engine: webhook_of(Receiver(name="a", url="https://a", secret=(SECRET, SECRET, SECRET))),
+        lambda engine: webhook_of(Receiver(name="a", url="https://a", secret=("x" * 24,))),  # type: ignore[arg-type]
     ],
 )
 def test_receivers_that_cannot_be_are_refused(make: Callable[[AsyncEngine], object]) -> None:

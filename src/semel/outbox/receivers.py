@@ -15,7 +15,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -26,7 +26,7 @@ from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError, SchemaError, StoreError
 from semel.outbox.event import Event
 from semel.outbox.flow import AWAY_MAX
-from semel.outbox.rules import NAME_LETTERS_MAX
+from semel.outbox.rules import NAME_LETTERS_MAX, RECEIVER
 from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached
 from semel.outbox.store import Events
 from semel.stores.sql.dialect import dialect_of
@@ -36,7 +36,6 @@ AT_ONCE: Final = 20  # deliveries of one receiver
 SLICE_SECONDS: Final = 0.25  # that a call waits for receivers: who takes longer is asked for its answer later
 COPY_BYTES: Final = 4 * 1024 * 1024  # of payloads in one statement
 PREFIX: Final = "receiver"
-_OF: Final = "semel-receiver"
 _WAS: Final = ("semel-of-id", "semel-of-topic", "semel-of-aggregate-type", "semel-of-aggregate-id")
 _SLOW: Final = Unreached("the receiver takes its time", others_go_on=True)
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -61,8 +60,8 @@ class Receiver:
     """
 
     name: str
-    url: str
-    secret: bytes | Sequence[bytes]
+    url: str = field(repr=False)  # its path may be a secret
+    secret: bytes | Sequence[bytes] = field(repr=False)
     topics: tuple[str, ...] = ("*",)
     private: bool = False
     seconds: float = 10.0
@@ -75,7 +74,11 @@ class Receiver:
         for topic in self.topics:
             if not isinstance(topic, str) or not _PATTERN.fullmatch(topic):
                 raise ConfigurationError(f"{self.name}: a topic is 'orders.placed', 'orders.*' or '*'; it is {topic!r}")
-        parts = urlsplit(self.url) if isinstance(self.url, str) else urlsplit("")
+        try:
+            parts = urlsplit(self.url if isinstance(self.url, str) else "")
+            _ = parts.port  # raises ValueError where it is no port
+        except ValueError as error:
+            raise ConfigurationError(f"{self.name}: url is https://HOST/PATH ({error})") from None
         if parts.scheme not in ("https", "http") or not parts.hostname:
             raise ConfigurationError(f"{self.name}: url is https://HOST/PATH")
         if parts.scheme == "http" and not self.private:
@@ -104,6 +107,8 @@ class Receivers:
     Raises ConfigurationError where two have one name, or the store is no SQL database.
     """
 
+    delivers_copies: Final = True
+
     def __init__(
         self,
         engine: AsyncEngine,
@@ -131,7 +136,7 @@ class Receivers:
         new: list[Event] = []
         copies: dict[str, list[Event]] = {}
         for event in events:
-            name = dict(event.headers).get(_OF)
+            name = dict(event.headers).get(RECEIVER)
             if name is None:
                 new.append(event)
             elif name in self._lines:
@@ -240,7 +245,7 @@ def copy_for(name: str, event: Event) -> Event:
         topic=f"{PREFIX}.{name}",
         aggregate_type=f"{PREFIX}.{name}",
         aggregate_id=about,
-        headers=tuple(sorted((*event.headers, (_OF, name), *zip(_WAS, was, strict=True)))),
+        headers=tuple(sorted((*event.headers, (RECEIVER, name), *zip(_WAS, was, strict=True)))),
     )
 
 
@@ -248,7 +253,7 @@ def as_it_was(copy: Event) -> Event:
     """The event that a copy is of."""
     headers = dict(copy.headers)
     id, topic, kind, about = [headers.pop(name) for name in _WAS]
-    del headers[_OF]
+    del headers[RECEIVER]
     return copy._replace(
         id=id, topic=topic, aggregate_type=kind, aggregate_id=about, headers=tuple(sorted(headers.items()))
     )
@@ -259,7 +264,9 @@ def webhook_of(receiver: Receiver) -> Sink:
     from semel.outbox.sinks.webhook import SECRET_BYTES_MIN, SECRETS_MAX, WebhookSink  # needs an extra
 
     secrets = (receiver.secret,) if isinstance(receiver.secret, bytes) else tuple(receiver.secret)
-    if not 1 <= len(secrets) <= SECRETS_MAX or any(len(each) < SECRET_BYTES_MIN for each in secrets):
+    if not 1 <= len(secrets) <= SECRETS_MAX or any(
+        not isinstance(each, bytes) or len(each) < SECRET_BYTES_MIN for each in secrets
+    ):
         raise ConfigurationError(
             f"{receiver.name}: secret is at least {SECRET_BYTES_MIN} bytes; two while it is rotated"
         )
@@ -305,18 +312,18 @@ def read_receivers(path: str | Path, environ: Mapping[str, str] = os.environ) ->
 
 
 def _receiver(
-    table: dict[str, Any], environ: Mapping[str, str], secrets_of: Callable[[str], tuple[bytes, ...]]
+    table: dict[str, Any], environ: Mapping[str, str], secrets_of: Callable[[str, str], tuple[bytes, ...]]
 ) -> Receiver:
     variable, file = table.pop("secret_env", None), table.pop("secret_file", None)
     if (variable is None) == (file is None):
         raise ConfigurationError("give secret_env (a variable's name) or secret_file; a secret is never in this file")
     if variable is not None:
-        text = environ.get(str(variable), "")
+        text, where = environ.get(str(variable), ""), f"secret_env: ${variable}"
         if not text:
             raise ConfigurationError(f"secret_env: ${variable} is not set; give it 'whsec_' and base64")
     else:
         try:
-            text = Path(str(file)).read_text(encoding="ascii")
+            text, where = Path(str(file)).read_text(encoding="ascii"), f"secret_file: {str(file)!r}"
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"secret_file cannot be read: {error}") from None
     for member in ("name", "url"):
@@ -327,4 +334,4 @@ def _receiver(
     topics = table.pop("topics", ["*"])
     if not isinstance(topics, list):
         raise ConfigurationError(f'topics is a list, such as topics = ["orders.*"]; it is {topics!r}')
-    return Receiver(secret=secrets_of(text), topics=tuple(topics), **table)
+    return Receiver(secret=secrets_of(text, where), topics=tuple(topics), **table)

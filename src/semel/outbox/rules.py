@@ -24,6 +24,7 @@ JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 BYTES: Final = "application/octet-stream"
 CONTENT_TYPE: Final = "content-type"
+RECEIVER: Final = "semel-receiver"  # the header of a copy: the receiver that it is for
 
 _TOPIC: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _TOPIC_LETTERS_MAX: Final = 249

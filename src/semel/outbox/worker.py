@@ -31,7 +31,7 @@ from semel.errors import SchemaError, StoreError
 from semel.outbox.event import Event, Waiting
 from semel.outbox.flow import TRIES_MAX, Away, Batch, event_wait_seconds, outage_wait_seconds
 from semel.outbox.partitions import Lanes
-from semel.outbox.rules import LANES
+from semel.outbox.rules import LANES, RECEIVER
 from semel.outbox.run import listening
 from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, told
 from semel.outbox.store import Depth, Events
@@ -104,6 +104,7 @@ class Relay:
         dialect = dialect_of(engine.store, "events")
         self.name = f"{engine.core.holder}:{uuid_text(uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10)))[-12:]}"
         self.sink = sink
+        self._delivers_copies = bool(getattr(sink, "delivers_copies", False))
         self.published = 0
         self.parked = 0
         self.outage: str | None = None  # why the broker cannot be reached, as long as it cannot
@@ -233,9 +234,28 @@ class Relay:
             self.outage = outage
 
     async def _deliver_readable(self, wave: Sequence[Waiting]) -> list[Reply]:
-        """Deliver a wave, less what is damaged: that is parked at once, and the others go on."""
-        readable = iter(await self._deliver([each.event for each in wave if each.damage is None]))
-        return [next(readable) if each.damage is None else Refused(each.damage, for_good=True) for each in wave]
+        """Deliver a wave, less what must not be: that is parked at once, and the others go on."""
+        refused = [self._refusal(each) for each in wave]
+        taken = [each.event for each, reply in zip(wave, refused, strict=True) if reply is None]
+        replies = iter(await self._deliver(taken))
+        return [next(replies) if reply is None else reply for reply in refused]
+
+    def _refusal(self, each: Waiting) -> Refused | None:
+        """Why an event must not reach the sink: it is damaged, or a copy for a receiver that this sink has not.
+
+        A broker would get such a copy as an event of its own, under its own id, and the receiver never.
+        """
+        if each.damage is not None:
+            return Refused(each.damage, for_good=True)
+        name = None if self._delivers_copies else dict(each.event.headers).get(RECEIVER)
+        if name is None:
+            return None
+        topic = each.event.topic
+        return Refused(
+            f"it is a copy for the receiver {name!r}, and this relay has no receivers: run semel worker --receivers "
+            f"and semel events retry --topic {topic}, or semel events drop --topic {topic}",
+            for_good=True,
+        )
 
     async def _deliver(self, events: Sequence[Event]) -> list[Reply]:
         if not events:

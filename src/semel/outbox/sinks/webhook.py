@@ -55,26 +55,26 @@ def signature(secret: bytes, id: str, timestamp: int, body: bytes) -> str:
     return f"v1,{base64.b64encode(digest).decode()}"
 
 
-def secrets_of(text: str) -> tuple[bytes, ...]:
-    """The bytes of one secret or, while it is rotated, of two, separated by a space. Raises UrlError.
+def secrets_of(text: str, where: str = f"${VARIABLE}") -> tuple[bytes, ...]:
+    """The bytes of one secret or, while it is rotated, of two, separated by a space. Raises UrlError, naming ``where``.
 
     >>> [len(secret) for secret in secrets_of("whsec_" + "A" * 32 + " whsec_" + "B" * 32)]
     [24, 24]
     """
     written = text.split()
     if not 1 <= len(written) <= SECRETS_MAX:
-        raise UrlError(f"${VARIABLE} is one secret or, while it is rotated, two, separated by a space")
-    return tuple(secret_of(each) for each in written)
+        raise UrlError(f"{where} is one secret or, while it is rotated, two, separated by a space")
+    return tuple(secret_of(each, where) for each in written)
 
 
-def secret_of(text: str) -> bytes:
+def secret_of(text: str, where: str = f"${VARIABLE}") -> bytes:
     """The bytes of a secret as it is written: ``whsec_`` and base64. Raises UrlError."""
     try:
         raw = base64.b64decode(text.removeprefix("whsec_"), validate=True)
     except (binascii.Error, ValueError):
         raw = b""
     if len(raw) < SECRET_BYTES_MIN:
-        raise UrlError(f"${VARIABLE} is 'whsec_' and base64 of at least {SECRET_BYTES_MIN} random bytes")
+        raise UrlError(f"{where} is 'whsec_' and base64 of at least {SECRET_BYTES_MIN} random bytes")
     return raw
 
 
