@@ -204,6 +204,22 @@ def test_a_receiver_shows_neither_its_secret_nor_its_address() -> None:
     assert "SSSS" not in shown
 
 
+def test_a_damaged_copy_is_parked_and_the_others_go_on(quick_place: Place) -> None:
+    made = quick_place.fill(2, aggregates=2)
+    shore = Shore()
+    shore.away.add("shop")
+    asyncio.run(relayed(quick_place, shore, SHOP))
+    shore.away.clear()
+    damaged = copy_for("shop", made[0]).id
+    headers = '{"semel-receiver":"shop"}'
+    written = f"CAST('{headers}' AS BLOB)" if quick_place.kind == SQLITE else f"'{headers}'"
+    quick_place.change(f"UPDATE semel_event SET headers = {written} WHERE id = '{damaged}'")
+    asyncio.run(relayed(quick_place, shore, SHOP, wait_seconds=30))
+    assert shore.brokers["shop"].ids == [made[1].id]
+    [(reason,)] = quick_place.rows(f"SELECT reason FROM semel_event WHERE id = '{damaged}' AND parked_at IS NOT NULL")
+    assert "semel-of-id" in reason
+
+
 def test_one_that_joins_later_gets_what_comes_from_then_on(quick_place: Place) -> None:
     quick_place.fill(2)
     shore = Shore()

@@ -199,7 +199,7 @@ class _Line:
         while True:
             while waiting and away is None and len(self._flights) < AT_ONCE and time() < ends:
                 copy = waiting.pop(0)
-                self._flights[copy.id] = asyncio.create_task(self._one(as_it_was(copy)), name="semel-receiver")
+                self._flights[copy.id] = asyncio.create_task(self._one(copy), name="semel-receiver")
             flying = {id: self._flights[id] for id in wanted & self._flights.keys()}
             over = [id for id, task in flying.items() if task.done()]
             if not over:
@@ -213,7 +213,11 @@ class _Line:
                     away = reply
         return {copy.id: replies.get(copy.id, away or _SLOW) for copy in copies}
 
-    async def _one(self, event: Event) -> Reply:
+    async def _one(self, copy: Event) -> Reply:
+        try:
+            event = as_it_was(copy)
+        except KeyError as error:
+            return Refused(f"the copy is damaged: its header {error} is missing", for_good=True)
         try:
             [reply] = await self._sink.publish([event])
         except Exception as error:  # noqa: BLE001 - a sink that breaks its promise must not stop the others' events
