@@ -34,8 +34,8 @@ def relay(place: Place, url: str) -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def commands(place: Place) -> Iterator[subprocess.Popen[bytes]]:
-    arguments = [place.url, str(EVENTS), str(AGGREGATES)]
+def commands(place: Place, count: int = EVENTS) -> Iterator[subprocess.Popen[bytes]]:
+    arguments = [place.url, str(count), str(AGGREGATES)]
     process = subprocess.Popen([sys.executable, "-m", "tests.outbox.worker_commands", *arguments])
     try:
         yield process
@@ -143,12 +143,14 @@ def test_a_broker_that_is_down_for_a_while_delays_events_and_loses_none(tmp_path
     asyncio.run(make_stream(url))
     process = relay(place, url)
     try:
-        with commands(place) as writer:
-            until_published(place, 30, process)
-            running.stop(broker)
+        with commands(place, 30) as writer:
+            assert writer.wait(120) == 0
+        until_published(place, 30, process)
+        running.stop(broker)
+        with commands(place) as writer:  # of which the first thirty are replays
             assert writer.wait(120) == 0  # commands are none the wiser
         [(left,)] = place.rows("SELECT count(*) FROM semel_event WHERE published_at IS NULL")
-        assert left > 0
+        assert left == EVENTS - 30
         broker = nats.start(tmp_path, port=broker.port)
         until_published(place, EVENTS, process)
         process.send_signal(signal.SIGTERM)
