@@ -6,10 +6,11 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
-from semel import Answer, Engine, Permit, Policy, Quota
+from semel import Answer, Command, Engine, Permit, Policy, Quota
 from semel.core.model import Allowance, Claim, Proceed, QuotaExceeded
 from semel.core.outcomes import Refused
 from semel.errors import QuotaExceededError
@@ -110,8 +111,27 @@ def test_a_retry_of_a_running_atomic_command_takes_no_place(make_fellow: MakeFel
     one.tell(_settling(one, permit))
 
 
-async def _claiming(fellow: Fellow) -> object:
-    met = fellow.engine.claim(command("a", policy=FEW), wait_seconds=0)
+def test_one_that_waits_for_anothers_reference_takes_one_place(make_fellow: MakeFellow, outside: Outside) -> None:
+    """However often it looks meanwhile; and a plain command that meets a taken reference takes none."""
+    holder, waiter = make_fellow(), make_fellow()
+    permit = holder.tell(_claiming(holder, replace(command("a", policy=ATOMIC), business_ref="inv-1")))
+    assert isinstance(permit, Permit)
+    met = waiter.tell(_claiming(waiter, replace(command("b", policy=ATOMIC), business_ref="inv-1"), wait_seconds=0.3))
+    assert not isinstance(met, Permit | QuotaExceeded)
+    counted = "SELECT sum(c) FROM semel_quota, unnest(counts) AS c"
+    assert outside.fetch(counted) == [(2,)]
+    holder.tell(_settling(holder, permit))
+    held = holder.tell(_claiming(holder, replace(command("c", policy=COUNTED), business_ref="inv-2")))
+    assert isinstance(held, Permit)
+    before = outside.fetch(counted)
+    other = waiter.tell(_claiming(waiter, replace(command("d", policy=COUNTED, caller="alice"), business_ref="inv-2")))
+    assert not isinstance(other, Permit | QuotaExceeded)
+    assert outside.fetch(counted) == before
+    holder.tell(_settling(holder, held))
+
+
+async def _claiming(fellow: Fellow, what: Command | None = None, *, wait_seconds: float = 0) -> object:
+    met = fellow.engine.claim(what or command("a", policy=FEW), wait_seconds=wait_seconds)
     return met if fellow.runner is None else await met
 
 

@@ -15,6 +15,7 @@ from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.model import (
     Claim,
+    Effects,
     Grant,
     InProgress,
     Proceed,
@@ -67,6 +68,13 @@ def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) ->
     if type(verdict) is InProgress and store.capabilities.settles_by_proof:
         verdict = yield from settled_or(store, claim, under, verdict)
     return verdict, None
+
+
+def claim_of_waiter(store: Store, claim: Claim) -> Claim:
+    """The claim as whoever waits makes it once more: a place that was taken before a unit began is not taken again."""
+    if claim.quota is None or claim.terms.effects != Effects.ATOMIC or not store.capabilities.settles_by_proof:
+        return claim
+    return claim._replace(quota=None)
 
 
 def settled_or(store: Store, claim: Claim, under: Under | None, running: Verdict) -> Flow[Verdict]:

@@ -62,7 +62,7 @@ def purge_events(store: Store, chunk: int, keep_us: int) -> Flow[Purged]:
 
 
 def purge_quotas(store: Store) -> Flow[Purged]:
-    """Forget the counts of callers of whom no new key counts any more."""
+    """Forget the counts of callers of whom no new key counts any more, 10,000 of them at most."""
     gone = yield from store.forget_quotas()
     return Purged(gone, 0, gone, None)
 
@@ -83,7 +83,8 @@ def purge_all(
     ``bulks`` the only ones whose items may go, by operation id, None for every one.
     """
     if store.capabilities.counts_new_keys:
-        yield from ask(Perform("purge_quotas", lambda: purge_quotas(store)))
+        while (yield from ask(Perform("purge_quotas", lambda: purge_quotas(store)))).forgotten:
+            pass
     walked = yield from purge_walk(store, chunk, progress)
     tell("answers", walked.answers_dropped)
     tell("records", walked.forgotten)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self, TypeVar
 
-from semel.core.atomic_flow import settled_or
+from semel.core.atomic_flow import claim_of_waiter, settled_or
 from semel.core.command_flow import (
     IN_OTHER_TERMS,
     await_verdict,
@@ -180,8 +180,9 @@ class AsyncEngine:
 
         async def once_more() -> Verdict:
             core.check_open()  # nothing more is granted to those who wait, either
-            return await attempt(claim, command)
+            return await attempt(again, command)
 
+        again = claim_of_waiter(self.store, claim)
         with core.waiter(claim, seconds) as may_wait:
             if may_wait:
                 flow = await_verdict(claim, running, seconds)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from threading import get_ident
 from typing import Any, Self, TypeVar
 
-from semel.core.atomic_flow import settled_or
+from semel.core.atomic_flow import claim_of_waiter, settled_or
 from semel.core.command_flow import (
     IN_OTHER_TERMS,
     await_verdict,
@@ -209,8 +209,9 @@ class Engine:
 
         def once_more() -> Verdict:
             core.check_open()  # nothing more is granted to those who wait, either
-            return attempt(claim, command)
+            return attempt(again, command)
 
+        again = claim_of_waiter(self.store, claim)
         with core.waiter(claim, seconds) as may_wait:
             if may_wait:
                 flow = await_verdict(claim, verdict, seconds)
