@@ -15,7 +15,7 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from pydantic import BaseModel, Field
 
 from examples.payments import books, charging
-from semel import AsyncEngine, Permit
+from semel import AsyncEngine, AsyncPermit
 from semel.http import from_state
 from semel.integrations.fastapi import Semel
 
@@ -51,7 +51,7 @@ AUTHENTICATED = [Depends(authenticate)]
 
 @app.post("/payments", status_code=201, dependencies=AUTHENTICATED)
 @semel.command("payments.create", effects="external", steps=True, lease_seconds=LEASE_SECONDS)
-async def create_payment(wanted: PaymentIn, permit: Permit = semel.permit) -> books.Payment:
+async def create_payment(wanted: PaymentIn, permit: AsyncPermit = semel.permit) -> books.Payment:
     """Take a payment, once."""
     id, caller = permit.operation_id, permit.command.scope.caller
 
@@ -67,7 +67,7 @@ async def create_payment(wanted: PaymentIn, permit: Permit = semel.permit) -> bo
     permit.result("payment", id)
     if charged.declined:
         raise HTTPException(402, charged.declined)
-    return payment  # type: ignore[no-any-return]
+    return payment
 
 
 @app.get("/payments")

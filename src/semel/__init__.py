@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from semel.core.outcomes import Refused as Refused
     from semel.core.quota import Quota as Quota
     from semel.engine.async_engine import AsyncEngine as AsyncEngine
+    from semel.engine.permit import AsyncPermit as AsyncPermit
     from semel.engine.permit import Permit as Permit
     from semel.engine.rebuild import Rebuilding as Rebuilding
     from semel.engine.result import Result as Result
@@ -56,6 +57,7 @@ _HOMES = {
     "AsyncEngine": "semel.engine.async_engine",
     "AsyncInbox": "semel.inbox.run",
     "AsyncOutbox": "semel.outbox.run",
+    "AsyncPermit": "semel.engine.permit",
     "Bulk": "semel.bulk.run_sync",
     "BulkItem": "semel.bulk.declaration",
     "BulkPolicy": "semel.bulk.declaration",
@@ -97,6 +99,7 @@ __all__ = [
     "AsyncEngine",
     "AsyncInbox",
     "AsyncOutbox",
+    "AsyncPermit",
     "Bulk",
     "BulkItem",
     "BulkPolicy",
@@ -133,12 +136,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'semel' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(home), name)
-    return value
+if not TYPE_CHECKING:  # a name that does not exist is found by type checkers
+
+    def __getattr__(name: str) -> Any:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'semel' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(home), name)
+        return value
 
 
 def __dir__() -> list[str]:

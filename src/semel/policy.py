@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict
 
 from semel.core.model import AfterExpiry, Effects, Scope, State, Terms
 from semel.core.quota import Quota, check_quota
@@ -41,6 +41,53 @@ COUNT_MAX: Final = 2**31 - 1  # what the stores' columns hold
 RETRY_BYTES_MAX: Final = 10 * 1024 * 1024  # read of a request that breaks a limit, to find the record of a retry
 SPAN_SECONDS_MIN: Final = 0.000_001  # a shorter one would be no microsecond of the store's
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400.0  # clamps retention far below the range of int64 microseconds
+
+
+class CommandOptions(TypedDict, total=False):
+    """The options of :class:`Policy` that mean the same on every surface, as keyword arguments of a declaration."""
+
+    effects: Effects | Literal["atomic", "idempotent", "external"]
+    key_format: KeyFormat | None
+    lease_seconds: float
+    deadline_seconds: float
+    wait_seconds: float
+    answer_seconds: float
+    tombstone_seconds: float
+    operation_seconds: float | None
+    after_expiry: Literal["refuse", "new"]
+    dedup_for_seconds: float
+    attempts_max: int
+    nothing_happened: tuple[type[BaseException], ...]
+    marks_effects: bool
+    steps: bool
+    resumable: bool
+    body_bytes_max: int
+    answer_bytes_max: int
+    answers: Literal["keep", "seal", "rebuild", "forget"]
+    redact: tuple[str, ...]
+    rebuild: Callable[..., Any] | None
+    rebuild_seconds: float
+    quota: Quota | None
+
+
+class PolicyOptions(CommandOptions, total=False):
+    """The options of :class:`Policy`, as keyword arguments of a declaration over HTTP."""
+
+    key: Literal["required", "optional"]
+    key_from: str | None
+    reference_from: str | None
+    reference_scope: Literal["tenant", "caller"]
+    fingerprint: Recipe | Body | Callable[[Any, bytes], bytes | str]
+    counts: tuple[str, ...] | None
+    fingerprints_known: tuple[Recipe, ...]
+    on_error: Literal["unknown", "replay"]
+    json: Literal["checked", "required", "any"]
+    replay: Literal["definite", "2xx"]
+    definite_5xx: frozenset[int]
+    not_run: frozenset[int]
+    success: Callable[[Any], Any] | None
+    replay_headers: frozenset[str]
+    on_unprotected: Literal["refuse", "mark"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

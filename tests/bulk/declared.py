@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from semel import Bulk, Engine
 from semel.bulk.declaration import BulkItem
@@ -18,7 +19,7 @@ from tests.bulk.worker import die
 ITEMS = 6
 
 
-def main(url: str, ledger: str, effects: str, *, dies_at: int) -> None:
+def main(url: str, ledger: str, effects: Any, *, dies_at: int) -> None:
     with Engine(connect_backend(url)) as engine:
         bulk = Bulk(engine, operation="count", effects=effects, lease_seconds=1)
 

@@ -44,7 +44,7 @@ def shop(permit: Permit, calls: list[str], *, lost: bool) -> Answer:
         return f"{name}-1"
 
     for name in ("charge", "ship"):
-        permit.step(name, lambda name=name: call(name))  # type: ignore[misc]
+        permit.step(name, lambda name=name: call(name))
     return DONE
 
 

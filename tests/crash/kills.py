@@ -97,7 +97,7 @@ def work_sync(folder: Folder, effects: str, keys: list[str], stops: Stops, line:
             line.say("end", key)
 
     recorder = folder.recorder()
-    with SyncWorker.connect(folder.url, recorder=recorder) as engine:
+    with SyncWorker.recording(folder.url, recorder) as engine:
         engine.stops = stops
         threads = [threading.Thread(target=thread, args=(keys[place::2],)) for place in range(2)]
         for one in threads:
@@ -123,7 +123,7 @@ def work_async(folder: Folder, effects: str, keys: list[str], stops: Stops, line
             line.say("end", key)
 
     async def main() -> None:
-        async with AsyncWorker.connect(folder.url, recorder=recorder) as engine:
+        async with AsyncWorker.recording(folder.url, recorder) as engine:
             engine.stops = stops
             await asyncio.gather(*(task(engine, keys[place::4]) for place in range(4)))
 

@@ -114,10 +114,10 @@ class Folder:
         return Recorder(self.histories, store=self.url)
 
     def recording(self, recorder: Recorder, options: str = "") -> RecordingEngine:
-        return RecordingEngine.connect(self.url + options, recorder=recorder)
+        return RecordingEngine.recording(self.url + options, recorder)
 
     def async_recording(self, recorder: Recorder, options: str = "") -> AsyncRecordingEngine:
-        return AsyncRecordingEngine.connect(self.url + options, recorder=recorder)
+        return AsyncRecordingEngine.recording(self.url + options, recorder)
 
     def judge(self) -> Report:
         """Check the histories of all processes, with the effects that an ATOMIC command committed."""

@@ -53,27 +53,27 @@ def never_asked(*_: Any) -> list[bytes]:
     raise AssertionError("the application ran")
 
 
-def by_asgi(url: str, effects: str) -> object:
+def by_asgi(url: str, effects: Any) -> object:
     return AsgiMiddleware(never, AsyncEngine.connect(url), caller=single_caller, operations=[operation(effects)])
 
 
-def by_asgi_default(url: str, effects: str) -> object:
+def by_asgi_default(url: str, effects: Any) -> object:
     return AsgiMiddleware(never, AsyncEngine.connect(url), caller=single_caller, default=Policy.of(effects=effects))
 
 
-def by_wsgi(url: str, effects: str) -> object:
+def by_wsgi(url: str, effects: Any) -> object:
     return WsgiMiddleware(never_asked, Engine.connect(url), caller=single_caller, operations=[operation(effects)])
 
 
-def by_starlette(url: str, effects: str) -> object:
+def by_starlette(url: str, effects: Any) -> object:
     return starlette.Semel(AsyncEngine.connect(url), caller=single_caller).command("pay", effects=effects)(pay)
 
 
-def by_fastapi(url: str, effects: str) -> object:
+def by_fastapi(url: str, effects: Any) -> object:
     return fastapi.Semel(AsyncEngine.connect(url), caller=single_caller).command("pay", effects=effects)(pay)
 
 
-def by_function(url: str, effects: str) -> object:
+def by_function(url: str, effects: Any) -> object:
     @declared_command(Engine.connect(url), "pay", key="order", caller=single_caller, effects=effects)
     def charge(order: str) -> str:
         raise AssertionError("the function ran")
@@ -81,7 +81,7 @@ def by_function(url: str, effects: str) -> object:
     return charge
 
 
-def operation(effects: str) -> Operation:
+def operation(effects: Any) -> Operation:
     return Operation("/pay", Policy.of(effects=effects), name="pay")
 
 
@@ -236,7 +236,7 @@ def checked(
 ) -> Callable[[str, str], tuple[int, Any]]:
     """Check a module with one function."""
 
-    def check(url: str, effects: str) -> tuple[int, Any]:
+    def check(url: str, effects: Any) -> tuple[int, Any]:
         (tmp_path / "needing.py").write_text(APPLICATION.format(url=url, effects=effects))
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, "needing", raising=False)
@@ -263,7 +263,12 @@ def test_check_refuses_what_would_not_start(checked: Callable[[str, str], tuple[
     ],
 )
 def test_check_says_what_its_servers_keep(
-    checked: Callable[[str, str], tuple[int, Any]], url: str, options: str, effects: str, level: str, part: str
+    checked: Callable[[str, str], tuple[int, Any]],
+    url: str,
+    options: str,
+    effects: Any,
+    level: str,
+    part: str,
 ) -> None:
     _, said = checked(url + options, effects)
     assert (said["servers"][0]["level"], part in said["servers"][0]["answer"]) == (level, True)

@@ -147,4 +147,4 @@ def test_what_is_no_quota_is_refused() -> None:
     with pytest.raises(PolicyError, match="quota must be a Quota"):
         Policy(quota=600)  # type: ignore[arg-type]
     with pytest.raises(PolicyError, match="quota must be a Quota"):
-        Engine.connect("memory://?persistence=none", quota=600)
+        Engine.connect("memory://?persistence=none", quota=600)  # type: ignore[arg-type]

@@ -675,11 +675,11 @@ def test_what_is_given_wrongly_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match="not AsyncEngine"):
         Semel(Flask("a"), AsyncEngine.connect("memory://"), caller=single_caller)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="did you mean 'wait_seconds_max'"):
-        Semel(Flask("a"), engine, caller=single_caller, wait_second_max=3)
+        Semel(Flask("a"), engine, caller=single_caller, wait_second_max=3)  # type: ignore[call-arg]
     with pytest.raises(ConfigurationError, match="has a Semel already"):
         Semel(app_with()[0], engine, caller=single_caller)
     with pytest.raises(ConfigurationError, match="may= is for the middlewares"):
-        Semel(Flask("a"), engine, caller=single_caller, may=lambda *_: True)
+        Semel(Flask("a"), engine, caller=single_caller, may=lambda *_: True)  # type: ignore[call-arg]
     with pytest.raises(ConfigurationError, match="belongs to an application"):
         Semel(None, engine, caller=single_caller)
 
@@ -692,7 +692,7 @@ def test_a_misplaced_decorator_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match="needs a store in the same database"):
         semel.command("atomic", effects="atomic")
     with pytest.raises(PolicyError):
-        semel.command("wrong", effect="external")
+        semel.command("wrong", effect="external")  # type: ignore[call-arg]
     with pytest.raises(ConfigurationError, match="resumable=True"):
         semel.command("resumed", effects="external", resumable=True)
 

@@ -434,4 +434,4 @@ def test_options_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="caller"):
         Semel(AsyncEngine.connect("memory://?persistence=none"))
     with pytest.raises(PolicyError, match="did you mean 'lease_seconds'"):
-        made().command("pay", lease_second=3)
+        made().command("pay", lease_second=3)  # type: ignore[call-arg]

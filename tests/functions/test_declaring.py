@@ -206,13 +206,14 @@ later = declare(charge_later, LOOP, name="looks")
 def test_it_looks_like_its_function() -> None:
     assert isinstance(once, Once)
     assert isinstance(later, AsyncOnce)
+    declared: Any
     for declared, function in ((once, charge), (later, charge_later)):
         assert (declared.__name__, declared.__module__, declared.__wrapped__) == (function.__name__, __name__, function)
         assert inspect.signature(declared) == inspect.signature(function)
         assert (declared.operation, declared.policy) == ("looks", Policy())
     assert repr(once) == "<command 'looks': charge>"
     with pytest.raises(AttributeError, match="has no attribute 'nope'"):
-        once.nope  # noqa: B018 - it is the access that fails
+        once.nope  # type: ignore[attr-defined]  # noqa: B018 - it is the access that fails
 
 
 def test_an_async_one_is_told_from_a_plain_one() -> None:

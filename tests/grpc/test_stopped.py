@@ -102,7 +102,7 @@ def stepped(colour: str, effects: list[str], fails: list[Exception]) -> Callable
         return Status(message=permit.step("ship", ship, repeat=True))
 
     async def coroutine(request: RequestInfo, context: Any) -> Status:
-        permit = permit_of(context)
+        permit: Any = permit_of(context)  # an AsyncPermit
         await permit.step("charge", lambda: effects.append("charge"))
         return Status(message=await permit.step("ship", ship, repeat=True))
 
@@ -133,7 +133,8 @@ def test_a_step_in_doubt_is_told_until_it_is_settled(serve: Serve, colour: str, 
         return Status()
 
     async def coroutine(request: RequestInfo, context: Any) -> Status:
-        await permit_of(context).step("charge", charge)
+        permit: Any = permit_of(context)  # an AsyncPermit
+        await permit.step("charge", charge)
         return Status()
 
     policy = Policy(effects="external", steps=True, wait_seconds=0)

@@ -52,10 +52,10 @@ def record_threads(folder: Path, effects: str, seed: int) -> None:
             with contextlib.suppress(CommandError, NothingHappened, ValueError):  # whoever comes next asks again
                 engine.run(asked, handler)
 
-    migrating = RecordingEngine.connect(url, recorder=recorder)
+    migrating = RecordingEngine.recording(url, recorder)
     migrating.migrate()
     migrating.close()
-    with recorder, RecordingEngine.connect(url, recorder=recorder) as engine:
+    with recorder, RecordingEngine.recording(url, recorder) as engine:
         threads = [threading.Thread(target=work, args=(engine, Random(seed * 10 + n))) for n in range(6)]
         for thread in threads:
             thread.start()
@@ -78,7 +78,7 @@ def test_threads_of_a_real_engine(tmp_path: Path, effects: str) -> None:
 def test_tasks_of_a_real_engine(tmp_path: Path) -> None:
     async def play() -> None:
         with Recorder(tmp_path, store="memory://") as recorder:
-            async with AsyncRecordingEngine.connect("memory://", recorder=recorder) as engine:
+            async with AsyncRecordingEngine.recording("memory://", recorder) as engine:
 
                 async def handler(permit: Permit) -> Answer:
                     await asyncio.sleep(0)
@@ -107,7 +107,7 @@ def sound(folder: Path, *, answer: bytes = b"done") -> Path:
     """A small history of one process: a command that is done, and its replay."""
     with (
         Recorder(folder, store="memory://") as recorder,
-        RecordingEngine.connect("memory://", recorder=recorder) as engine,
+        RecordingEngine.recording("memory://", recorder) as engine,
     ):
         for _ in range(2):
             engine.run(command("k"), lambda permit: Answer(200, (), answer))

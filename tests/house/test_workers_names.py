@@ -43,7 +43,7 @@ def test_a_reaper_loads_no_relay() -> None:
 
 def test_what_is_not_there_is_said() -> None:
     with pytest.raises(AttributeError, match=r"semel\.worker.*Nothing"):
-        _ = semel.workers.Nothing
+        _ = semel.workers.Nothing  # type: ignore[attr-defined]
 
 
 def test_examples_import_no_name_of_these_from_elsewhere() -> None:

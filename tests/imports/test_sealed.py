@@ -373,7 +373,7 @@ def keep_steps(place: Place, home: Home, ring: dict[str, bytes]) -> Callable[[di
         permit = engine.claim(command)
         assert isinstance(permit, Permit)
         permit.steps = engine._performer.steps_of(permit)
-        assert [permit.step(name, lambda name=name: f"did {name}") for name in ("charge", "ship")]  # type: ignore[misc]
+        assert [permit.step(name, lambda name=name: f"did {name}") for name in ("charge", "ship")]
         permit.step("mail", lambda: "sent", repeat=True)
         engine.settle(permit, Unprovable("lapsed"))
         sealed = Sealer(ring).seal(b"a request", permit.grant.id).hex()

@@ -24,10 +24,10 @@ def test_what_the_application_must_say() -> None:
     semel.command("once")
     for declare, words in (
         (lambda: Semel(engine), "who is calling?"),
-        (lambda: Semel(engine, caler=caller_of), "did you mean 'caller'?"),
+        (lambda: Semel(engine, caler=caller_of), "did you mean 'caller'?"),  # type: ignore[call-arg]
         (lambda: semel.command("once"), "two operations are named 'once'"),
         (lambda: semel.command(""), "a command needs a name"),
-        (lambda: semel.command("paths", efects="atomic"), "did you mean 'effects'?"),
+        (lambda: semel.command("paths", efects="atomic"), "did you mean 'effects'?"),  # type: ignore[call-arg]
         (lambda: semel.command("paths", lease_seconds=0), "lease_seconds"),
         (lambda: semel.command("paths", effects="atomic"), "effects='atomic' needs a store in the same database"),
         (lambda: semel.install("app"), "install takes a FastAPI application"),  # type: ignore[arg-type]

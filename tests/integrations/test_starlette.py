@@ -120,7 +120,7 @@ def test_what_cannot_be_a_command_is_refused_when_it_is_declared(engine: AsyncEn
     assert "declare its method" in refuses(lambda: semel.command("a")(Payments))
     assert "StreamingResponse" in refuses(lambda: semel.command("b")(generator))
     assert "who is calling?" in refuses(lambda: Semel(engine))
-    assert "did you mean 'key_header'" in refuses(lambda: Semel(engine, caller=caller_of, key_heder="Key"))
+    assert "did you mean 'key_header'" in refuses(lambda: Semel(engine, caller=caller_of, key_heder="Key"))  # type: ignore[call-arg]
 
 
 def _mounted(endpoint: Any) -> Starlette:

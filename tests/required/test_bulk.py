@@ -29,7 +29,7 @@ sqlite = pytest.mark.semel_store("sqlite")
 class Payer:
     """Pays bills, one by one, in one of three ways; ``fault`` is what is wrong with it."""
 
-    def __init__(self, database: Path, effects: str, fault: str = "") -> None:
+    def __init__(self, database: Path, effects: Any, fault: str = "") -> None:
         self.effects, self.fault = effects, fault
         self.paid: list[str] = []
         inside = effects == "atomic" and fault != "elsewhere"
@@ -79,7 +79,7 @@ def finding_of(report: Report) -> str:
 
 @sqlite
 @pytest.mark.parametrize("effects", ["external", "idempotent", "atomic"])
-def test_a_bulk_passes_every_required_test(effects: str, semel_engine: Engine, semel_database: Path) -> None:
+def test_a_bulk_passes_every_required_test(effects: Any, semel_engine: Engine, semel_database: Path) -> None:
     payer = Payer(semel_database, effects)
     report = payer.tried(payer.target(semel_engine))
     assert (report.held, report.not_tried) == (REQUIRED, ()), report.text()
@@ -89,7 +89,7 @@ def test_a_bulk_passes_every_required_test(effects: str, semel_engine: Engine, s
 
 @sqlite
 @pytest.mark.parametrize("effects", ["idempotent", "atomic"])
-def test_an_async_one_too(effects: str, semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+def test_an_async_one_too(effects: Any, semel_async_engine: AsyncEngine, semel_database: Path) -> None:
     payer = Payer(semel_database, effects)
     report = payer.tried(payer.async_target(semel_async_engine))
     assert (report.held, report.not_tried) == (REQUIRED, ()), report.text()
@@ -120,7 +120,7 @@ def test_one_over_http(semel_async_engine: AsyncEngine, semel_database: Path) ->
 @sqlite
 @pytest.mark.parametrize(("effects", "finished"), [("atomic", {0, 1}), ("idempotent", {0}), ("external", {0})])
 def test_what_an_interruption_leaves(
-    effects: str, finished: set[int], semel_engine: Engine, semel_database: Path
+    effects: Any, finished: set[int], semel_engine: Engine, semel_database: Path
 ) -> None:
     """The lease is not given back, the finished items stand, and nothing of the others does."""
     payer = Payer(semel_database, effects)
@@ -151,7 +151,7 @@ def test_what_an_interruption_leaves(
         ("idempotent", "one item had been finished, and item 1 of the list ran again; the counter grew by 16 in all"),
     ],
 )
-def test_a_list_that_begins_anew(effects: str, came: str, semel_engine: Engine, semel_database: Path) -> None:
+def test_a_list_that_begins_anew(effects: Any, came: str, semel_engine: Engine, semel_database: Path) -> None:
     """Each attempt has a key of its own: nothing of the first one is known to the second."""
     payer = Payer(semel_database, effects, "anew")
     target = payer.target(semel_engine)

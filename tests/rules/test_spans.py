@@ -53,7 +53,7 @@ def test_an_engine_refuses_a_confirmation_that_cannot_be(made: Any, value: Any) 
 @pytest.mark.parametrize("name", ["waiters_max", "waiters_per_caller_max"])
 def test_an_engine_refuses_waiters_that_cannot_be_counted(name: str) -> None:
     with pytest.raises(PolicyError, match=f"{name} must be a whole number"):
-        Engine.connect("memory://", **{name: 1.5})
+        Engine.connect("memory://", **{name: 1.5})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", NO_SECONDS)

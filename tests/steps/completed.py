@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
-from semel import AsyncEngine, Engine, Permit, Policy
+from semel import AsyncEngine, AsyncPermit, Engine, Permit, Policy
 from semel.functions import command, single_caller, this_permit
 from semel.http.asgi.middleware import SemelMiddleware
 from semel.http.routing import Operation
@@ -64,7 +64,7 @@ def make_wsgi() -> Any:
 # --- ASGI -------------------------------------------------------------------------------------------
 
 
-async def away(permit: Permit) -> None:
+async def away(permit: AsyncPermit) -> None:
     """The first run has no luck."""
     await permit.step("note", lambda: None, repeat=True)
     if permit.attempt == 1:
@@ -82,7 +82,7 @@ def make_starlette(*, guarded: bool = False, **options: Any) -> Starlette:
     """Endpoints that claim for themselves, one of them mounted; ``guarded`` by what knows no completer."""
     semel = Semel(loops(), caller=single_caller)
 
-    async def ship(request: Request, permit: Permit = Semel.permit) -> Response:
+    async def ship(request: Request, permit: AsyncPermit = Semel.permit) -> Response:
         await away(permit)
         return PlainTextResponse(f"{request.state.place} {request.url.path}", 201)
 

@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from semel import AsyncEngine, Permit, Policy
+from semel import AsyncEngine, AsyncPermit, Policy
 from semel.engine.urls import sqlite_backend
 from semel.http.caller import single_caller
 from semel.integrations.fastapi import Semel
@@ -45,7 +45,7 @@ def application(url: str, schema: str, log: str, declared: str, *, stays: bool) 
 
     @app.post("/pay", status_code=201)
     @semel.command("pay", DECLARED[declared])
-    async def pay(permit: Permit = Semel.permit) -> dict[str, Any]:
+    async def pay(permit: AsyncPermit = Semel.permit) -> dict[str, Any]:
         if declared == "steps":
             await permit.step("charge", lambda: effect("charge"))
             await permit.step("mail", mail, repeat=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import uvicorn
 
-from semel import AsyncEngine, Permit, Policy
+from semel import AsyncEngine, AsyncPermit, Permit, Policy
 from semel.http.asgi.middleware import SemelMiddleware
 from semel.http.caller import single_caller
 from semel.http.routing import Operation
@@ -35,7 +35,7 @@ def application(log: str, *, stays: bool) -> Any:
         if scope["type"] != "http":
             raise RuntimeError("there is nothing to start")
         body = (await receive())["body"]
-        permit: Permit = scope["semel.permit"]
+        permit: AsyncPermit = scope["semel.permit"]
         await permit.step("charge", lambda: effect("charge"))
         await permit.step("ship", lambda: ship(permit, body), repeat=True)
         await send({"type": "http.response.start", "status": 201, "headers": [(b"content-type", b"text/plain")]})

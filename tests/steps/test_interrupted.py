@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from semel import Answer, AsyncEngine, Engine, Permit
+from semel import Answer, AsyncEngine, AsyncPermit, Engine, Permit
 from semel.core.flow import Flow
 from semel.core.model import Grant, Record, State
 from semel.core.outcomes import Succeeded, Unprovable
@@ -81,7 +81,7 @@ def test_a_cancelled_start_has_not_begun_and_may_be_asked_for_again(tmp_path: Pa
     async def story(engine: AsyncEngine, path: Path) -> None:
         calls: list[str] = []
 
-        async def handler(permit: Permit) -> Answer:
+        async def handler(permit: AsyncPermit) -> Answer:
             await cut(Gate(engine, "write_steps"), permit.step("charge", lambda: calls.append("charge")))
             assert calls == []
             await permit.step("charge", lambda: calls.append("charge"))
@@ -168,7 +168,7 @@ def test_a_permit_is_not_renewed_for_ever_where_its_steps_cannot_be_closed(tmp_p
 
 def test_a_step_beside_a_local_step_waits_for_its_transaction(tmp_path: Path) -> None:
     async def story(engine: AsyncEngine, path: Path) -> None:
-        async def handler(permit: Permit) -> Answer:
+        async def handler(permit: AsyncPermit) -> Answer:
             opened = asyncio.Event()
 
             async def write(connection: sqlite3.Connection) -> None:
@@ -192,7 +192,7 @@ def test_a_step_beside_a_local_step_waits_for_its_transaction(tmp_path: Path) ->
 
 def test_a_step_inside_a_local_step_is_refused_at_once(tmp_path: Path) -> None:
     async def story(engine: AsyncEngine, path: Path) -> None:
-        async def handler(permit: Permit) -> Answer:
+        async def handler(permit: AsyncPermit) -> Answer:
             async def write(connection: sqlite3.Connection) -> None:
                 await permit.step("charge", lambda: None)
 
@@ -238,7 +238,7 @@ def test_a_repetition_that_proves_nothing_does_not_take_back_the_first_call(ende
         def refused() -> None:
             raise NothingHappened("refused")
 
-        async def handler(permit: Permit) -> Answer:
+        async def handler(permit: AsyncPermit) -> Answer:
             with pytest.raises(ConnectionError):
                 await permit.step("mail", sends, repeat=True)
             ledger = permit.steps.ledger

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,8 @@ async def late() -> None:
 
 MISTAKES: list[tuple[str, Callable[[Permit], object], str]] = [
     ("no name", lambda permit: permit.step("", lambda: None), "needs a name"),
-    ("no function", lambda permit: permit.step("charge", 7), "needs a function"),  # type: ignore[arg-type]
-    ("a call that has begun", lambda permit: permit.step("charge", late()), "has begun"),  # type: ignore[arg-type]
+    ("no function", lambda permit: permit.step("charge", 7), "needs a function"),  # type: ignore[call-overload]
+    ("a call that has begun", lambda permit: permit.step("charge", late()), "has begun"),  # type: ignore[call-overload]
     ("twice", lambda permit: [permit.step("charge", lambda: 1) for _ in range(2)], "ordinal=1"),
     ("inside itself", lambda permit: permit.step("charge", lambda: permit.step("charge", late)), "under way"),
     ("a type without a form", lambda permit: permit.step("charge", lambda: 1, returns=Unknown), "Unknown"),
@@ -97,7 +98,7 @@ def test_a_mistake_is_told(engine: Engine, mistake: tuple[str, Callable[[Permit]
 
 def test_a_name_is_used_again_with_an_ordinal(engine: Engine) -> None:
     def handler(permit: Permit) -> Answer:
-        said = [permit.step("mail", lambda n=n: f"mail {n}", ordinal=n) for n in range(3)]  # type: ignore[misc]
+        said = [permit.step("mail", partial("mail {}".format, n), ordinal=n) for n in range(3)]
         return Answer(200, (), ", ".join(said).encode())
 
     assert engine.run(stepped(), handler).answer.body == b"mail 0, mail 1, mail 2"

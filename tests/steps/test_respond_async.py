@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from semel import AsyncEngine, Engine, Permit, Policy
+from semel import AsyncEngine, AsyncPermit, Engine, Policy
 from semel.http.asgi.middleware import SemelMiddleware
 from semel.http.caller import Caller, single_caller
 from semel.http.routing import Operation
@@ -82,7 +82,7 @@ def surfaces(engine: AsyncEngine, log: Path) -> Iterator[tuple[Any, Gate]]:
     yield SemelMiddleware(gate, engine, caller=single_caller, operations=declared), gate
     semel = Semel(engine, caller=single_caller)
 
-    async def ship(request: Request, permit: Permit = Semel.permit) -> Response:
+    async def ship(request: Request, permit: AsyncPermit = Semel.permit) -> Response:
         await route_gate.opens.wait()
         await permit.step("ship", lambda: "shipped", repeat=True)
         return PlainTextResponse("shipped", 201)
@@ -148,7 +148,7 @@ def test_a_kept_request_holds_no_credential_and_runs_an_endpoint_again(path: Pat
         async with AsyncEngine.connect(f"sqlite:///{path}") as engine:
             semel = Semel(engine, caller=single_caller)
 
-            async def ship(request: Request, permit: Permit = Semel.permit) -> Response:
+            async def ship(request: Request, permit: AsyncPermit = Semel.permit) -> Response:
                 assert str(request.url) == "https://shop.example/ship"  # else whatever guards hosts would answer
                 seen.append((await request.body(), request.headers.get("authorization"), request.headers.get("accept")))
                 await permit.step("note", lambda: None, repeat=True)
@@ -196,7 +196,7 @@ def test_a_dependency_that_authenticates_lets_a_run_without_its_client_pass(path
 
             @app.post("/ship", status_code=201)
             @semel.command("ship", SHIP)
-            async def ship(user: User, permit: Permit = semel.permit) -> str:
+            async def ship(user: User, permit: AsyncPermit = semel.permit) -> str:
                 seen.append(user)
                 await permit.step("note", lambda: None, repeat=True)
                 if permit.attempt == 1:
@@ -293,7 +293,7 @@ def test_a_page_that_is_made_of_an_exception_ends_no_resumed_execution(path: Pat
         async with AsyncEngine.connect(f"sqlite:///{path}") as engine:
             semel = Semel(engine, caller=single_caller)
 
-            async def ship(request: Request, permit: Permit = Semel.permit) -> Response:
+            async def ship(request: Request, permit: AsyncPermit = Semel.permit) -> Response:
                 await permit.step("charge", lambda: "charged")
                 if raises:
                     raise raises.pop()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from semel import AsyncEngine, Engine, Permit
+from semel import AsyncEngine, AsyncPermit, Engine, Permit
 from semel.core.model import Find, State
 from semel.errors import CommandError, ConfigurationError, PolicyError, RequestTooLarge
 from semel.functions import Codec, ResultNotKept, command, completer, single_caller, this_permit
@@ -101,7 +101,7 @@ def test_on_an_event_loop_too(engine: Engine, tmp_path: Path) -> None:
         async with AsyncEngine.connect(f"sqlite:///{tmp_path}/shop.db") as loops:
 
             @command(loops, "ship", key="number", **ENDS)
-            async def ship(number: int, permit: Permit = this_permit) -> int:
+            async def ship(number: int, permit: AsyncPermit = this_permit) -> int:
                 await permit.step("note", lambda: None, repeat=True)
                 if permit.attempt == 1:
                     raise ConnectionError("away")

@@ -190,7 +190,7 @@ def test_keys_that_are_none_are_refused(keys: Any, said: str) -> None:
 
 def test_what_is_no_sealer_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match=r"sealer must be a Sealer.*it is of type dict"):
-        Engine.connect("memory://", sealer={"2026": NEW})
+        Engine.connect("memory://", sealer={"2026": NEW})  # type: ignore[arg-type]
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pytest
 
-from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope, State
+from semel import Answer, AsyncEngine, AsyncPermit, Command, Engine, Permit, Policy, Scope, State
 from semel.core.identity import record_id
 from semel.core.model import Record
 from semel.resuming.worker import Completer
@@ -60,7 +60,7 @@ class Stage:
         self.times: dict[str, int] = {}
 
     @contextmanager
-    def played(self, handler: Callable[[Permit], Awaitable[Answer]]) -> Iterator[Worker]:
+    def played(self, handler: Callable[[AsyncPermit], Awaitable[Answer]]) -> Iterator[Worker]:
         """The first process has died at some moment between two renewals; the second one is given."""
         noting = steps_are_noted(self.server, faultless=True) if self.command.policy.steps else nullcontext()
         with surroundings(self.world), noting:
@@ -96,12 +96,12 @@ async def hangs(permit: Permit) -> Answer:
     return OK
 
 
-async def hangs_in_a_repeatable_step(permit: Permit) -> Answer:
+async def hangs_in_a_repeatable_step(permit: AsyncPermit) -> Answer:
     await permit.step("charge", asyncio.Event().wait, repeat=True, returns=int)
     return OK
 
 
-async def hangs_in_a_step(permit: Permit) -> Answer:
+async def hangs_in_a_step(permit: AsyncPermit) -> Answer:
     await permit.step("charge", asyncio.Event().wait, returns=int)
     return OK
 

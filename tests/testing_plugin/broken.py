@@ -37,7 +37,7 @@ def outside_of_authentication(engine: AsyncEngine, provider: Provider) -> FastAP
     app.title = "outside_of_authentication"
     operations = [Operation("/payments")]
     app.add_middleware(
-        SemelMiddleware,  # type: ignore[arg-type]  # Starlette's type of a middleware knows no other class's scope
+        SemelMiddleware,
         engine=engine,
         caller=single_caller,
         operations=operations,

@@ -305,7 +305,7 @@ def test_a_client_that_makes_its_request_anew_at_each_attempt(memory: AsyncEngin
 
 
 @pytest.mark.parametrize("effects", ["external", "idempotent"])
-def test_a_declared_function_knows_its_engine_and_its_policy(effects: str, engine: Engine, provider: Provider) -> None:
+def test_a_declared_function_knows_its_engine_and_its_policy(effects: Any, engine: Engine, provider: Provider) -> None:
     @command(engine, "payments.charge", caller="customer", effects=effects)
     def charge(amount: int, customer: str = "alice", permit: Permit | None = None) -> str:
         key = permit.key_for("charge") if permit is not None else ""

@@ -137,6 +137,6 @@ def test_a_hook_that_cannot_be_asked_is_refused() -> None:
     engine = Engine.connect("memory://")
     for may, message in ((refuse_later, "make it a plain function"), ("yes", "may must be a function")):
         with pytest.raises(ConfigurationError, match=message):
-            WsgiMiddleware(lambda *_: [], engine, caller=single_caller, may=may)
+            WsgiMiddleware(lambda *_: [], engine, caller=single_caller, may=may)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="let one of them refuse"):
-        Semel(AsyncEngine.connect("memory://"), caller=single_caller, may=refuse_later)
+        Semel(AsyncEngine.connect("memory://"), caller=single_caller, may=refuse_later)  # type: ignore[call-arg]

@@ -5,7 +5,7 @@ They are the engines themselves, so that whatever is built on an engine (``run``
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final, Self, Unpack
 
 from semel.core.command_flow import settlement
 from semel.core.identity import record_id
@@ -13,10 +13,12 @@ from semel.core.model import Record, Resolution, Resolving, Settling, State, Ver
 from semel.core.outcomes import Outcome
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.backend import Backend
-from semel.engine.permit import Permit
+from semel.engine.permit import AsyncPermit, Permit
 from semel.engine.result import Refusal
 from semel.engine.shield import Hold
+from semel.engine.state import EngineOptions
 from semel.engine.sync_engine import Engine
+from semel.engine.urls import connect_backend
 from semel.errors import EarlyCommit, StoreUnavailable
 from semel.policy import Command
 from verification.history.events import (
@@ -67,9 +69,14 @@ class RecordingEngine(Engine):
     Parameters: ``recorder``; the rest as :class:`~semel.engine.sync_engine.Engine`.
     """
 
-    def __init__(self, backend: Backend, *, recorder: Recorder, **options: Any) -> None:
+    def __init__(self, backend: Backend, *, recorder: Recorder, **options: Unpack[EngineOptions]) -> None:
         super().__init__(backend, **options)
         self.recorder = recorder
+
+    @classmethod
+    def recording(cls, url: str, recorder: Recorder) -> Self:
+        """An engine for a store URL that leaves its history with this recorder."""
+        return cls(connect_backend(url), recorder=recorder)
 
     def _claim_into(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
         """As the engine's, recorded as an attempt."""
@@ -132,11 +139,16 @@ class AsyncRecordingEngine(AsyncEngine):
     Parameters: ``recorder``; the rest as :class:`~semel.engine.async_engine.AsyncEngine`.
     """
 
-    def __init__(self, backend: Backend, *, recorder: Recorder, **options: Any) -> None:
+    def __init__(self, backend: Backend, *, recorder: Recorder, **options: Unpack[EngineOptions]) -> None:
         super().__init__(backend, **options)
         self.recorder = recorder
 
-    async def claim(self, command: Command, *, wait_seconds: float | None = None) -> Permit | Refusal:
+    @classmethod
+    def recording(cls, url: str, recorder: Recorder) -> Self:
+        """An engine for a store URL that leaves its history with this recorder."""
+        return cls(connect_backend(url), recorder=recorder)
+
+    async def claim(self, command: Command, *, wait_seconds: float | None = None) -> AsyncPermit | Refusal:
         """As the engine's, recorded as an attempt."""
         key = record_id(command.scope, command.key, self.core.id_secret)
         op = self.recorder.invoke("attempt", key, **attempt_words(command))

@@ -42,7 +42,7 @@ def live_sync(url: str, recorder: Recorder, asks: Asks, seed: str, line: Line) -
             except EXPECTED:
                 pass  # whoever asks next asks again
 
-    with RecordingEngine.connect(url, recorder=recorder) as engine:
+    with RecordingEngine.recording(url, recorder) as engine:
         line.say("begun")
         threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
         for thread in threads:
@@ -71,7 +71,7 @@ def live_async(url: str, recorder: Recorder, asks: Asks, seed: str, line: Line) 
                 pass  # whoever asks next asks again
 
     async def main() -> None:
-        async with AsyncRecordingEngine.connect(url, recorder=recorder) as engine:
+        async with AsyncRecordingEngine.recording(url, recorder) as engine:
             line.say("begun")
             await asyncio.gather(*(work(engine, number) for number in range(TASKS)))
 
@@ -91,7 +91,7 @@ def upkeep(engine: RecordingEngine, rng: random.Random) -> None:
 def ask_everything(url: str, recorder: Recorder, keys: list[str], effects: str, seed: int) -> None:
     """When all workers are dead and their leases over: every key must answer, or say that nobody knows."""
     rng = random.Random(f"{seed}.last")
-    with RecordingEngine.connect(url, recorder=recorder) as engine:
+    with RecordingEngine.recording(url, recorder) as engine:
         while engine.perform("lapse", lambda: engine.store.lapse(100)):
             pass
         for key in keys:

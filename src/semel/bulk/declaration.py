@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn, TypedDict
 
 from semel.bulk.flow import BulkRun, Handled, KnownItems
 from semel.bulk.rules import (
@@ -58,6 +58,32 @@ _NO_ROLLBACK: Final = (
     "an item's handler may not roll its chunk's transaction back: other items are in it; raise ItemFailed, and this "
     "item's writes alone are undone"
 )
+
+
+class CallingOptions(TypedDict, total=False):
+    """The options of :class:`BulkPolicy` that say how items are handled."""
+
+    chunk_items: int
+    chunk_seconds: float
+    pipelined: bool
+    at_once: int
+    nothing_happened: tuple[type[BaseException], ...]
+    dedup_for_seconds: float
+    lease_seconds: float
+    deadline_seconds: float
+
+
+class BulkOptions(CallingOptions, total=False):
+    """The options of :class:`BulkPolicy`, as keyword arguments beside the name of the operation."""
+
+    effects: Literal["atomic", "idempotent", "external"]
+    member: str | None
+    bad_item: Literal["refuse", "fail"]
+    items_max: int
+    item_bytes_max: int
+    answer_seconds: float
+    tombstone_seconds: float
+    answers: Literal["keep", "seal", "forget"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

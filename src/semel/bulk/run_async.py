@@ -7,12 +7,13 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, C
 from contextlib import closing, suppress
 from itertools import islice
 from os import PathLike
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 from semel.bulk.declaration import (
     NO_FILE,
     PAGE,
     BulkItem,
+    BulkOptions,
     BulkPolicy,
     BulkResult,
     Counts,
@@ -54,8 +55,8 @@ class AsyncBulk:
     Up to ``at_once`` items that call out run together; atomic ones share a connection and run one by one.
     """
 
-    def __init__(self, engine: AsyncEngine, **options: Any) -> None:
-        self.policy = BulkPolicy(**options)
+    def __init__(self, engine: AsyncEngine, *, operation: str, **options: Unpack[BulkOptions]) -> None:
+        self.policy = BulkPolicy(operation=operation, **options)
         self._engine = engine
         if self.policy.effects == "atomic":
             engine.backend.check_atomic()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from threading import get_ident
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from semel.bulk.declaration import (
     PAGE,
     BulkItem,
+    BulkOptions,
     BulkPolicy,
     BulkResult,
     Counts,
@@ -66,8 +67,8 @@ class Bulk:
     >>> folder.cleanup()
     """
 
-    def __init__(self, engine: Engine, **options: Any) -> None:
-        self.policy = BulkPolicy(**options)
+    def __init__(self, engine: Engine, *, operation: str, **options: Unpack[BulkOptions]) -> None:
+        self.policy = BulkPolicy(operation=operation, **options)
         self._engine = engine
         if self.policy.effects == "atomic":
             engine.backend.check_atomic()

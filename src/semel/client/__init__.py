@@ -53,13 +53,15 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = import_module(f"semel.client.{_LAZY[name]}")
-    except ImportError as error:
-        if error.name != "httpx":
-            raise
-        raise ImportError(f"semel.client.{name} needs httpx: {install_command('client')}", name="httpx") from error
-    return getattr(module, name)
+if not TYPE_CHECKING:  # a name that does not exist is found by type checkers
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            module = import_module(f"semel.client.{_LAZY[name]}")
+        except ImportError as error:
+            if error.name != "httpx":
+                raise
+            raise ImportError(f"semel.client.{name} needs httpx: {install_command('client')}", name="httpx") from error
+        return getattr(module, name)

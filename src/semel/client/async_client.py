@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import anyio
 import anyio.to_thread
@@ -13,6 +13,7 @@ import httpx
 from semel.client.intents import (
     Conversation,
     Core,
+    IntentBody,
     Keep,
     Progress,
     Sleep,
@@ -67,7 +68,9 @@ class AsyncIntent:
         """A key for something that belongs to this intent; the same each time, as ``permit.key_for`` does it."""
         return key_of_child(self.key, name, ordinal)
 
-    async def child(self, name: str, method: str, url: str, *, ordinal: int = 0, **body: Any) -> AsyncIntent:
+    async def child(
+        self, name: str, method: str, url: str, *, ordinal: int = 0, **body: Unpack[IntentBody]
+    ) -> AsyncIntent:
         """An intent of its own under a derived key: ``intent.child("mail", "POST", "/mails", json={...})``."""
         return await self._client._intent(method, url, None, self.key_for(name, ordinal), self.key, body)
 

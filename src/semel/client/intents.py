@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypedDict, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
@@ -60,6 +60,16 @@ T = TypeVar("T")
 
 
 # --- what a runner is asked to do ---
+
+
+class IntentBody(TypedDict, total=False):
+    """What an intent sends beside its method and URL, as of ``httpx.request``."""
+
+    json: Any
+    content: bytes | str | None
+    data: Mapping[str, Any] | None
+    params: Mapping[str, Any] | None
+    headers: Mapping[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import httpx
 
@@ -12,6 +12,7 @@ from semel.client.deadline import DeadlineOver, within
 from semel.client.intents import (
     Conversation,
     Core,
+    IntentBody,
     Keep,
     Progress,
     Sleep,
@@ -64,7 +65,7 @@ class Intent:
         """A key for something that belongs to this intent; the same each time, as ``permit.key_for`` does it."""
         return key_of_child(self.key, name, ordinal)
 
-    def child(self, name: str, method: str, url: str, *, ordinal: int = 0, **body: Any) -> Intent:
+    def child(self, name: str, method: str, url: str, *, ordinal: int = 0, **body: Unpack[IntentBody]) -> Intent:
         """An intent of its own under a derived key: ``intent.child("mail", "POST", "/mails", json={...})``."""
         return self._client._intent(method, url, None, self.key_for(name, ordinal), self.key, body)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from semel.core.atomic_flow import claim_of_waiter, settled_or
 from semel.core.command_flow import (
@@ -24,13 +24,13 @@ from semel.core.requests import AsyncUnit, Begin, Rollback
 from semel.engine.atomic_block import AsyncAtomic
 from semel.engine.backend import Backend, UnitRuns
 from semel.engine.opening import introduction, opened_async
-from semel.engine.permit import Permit
+from semel.engine.permit import AsyncPermit, Permit
 from semel.engine.rebuild import WITHHELD, give_async
 from semel.engine.renewal import AsyncUpkeep
 from semel.engine.reported import Reported, settle_reported
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, lost_result, outcome_from
 from semel.engine.runner import AsyncPerformer
-from semel.engine.state import Core, Seals
+from semel.engine.state import Core, EngineOptions, Seals
 from semel.engine.urls import connect_backend
 from semel.errors import NotReplicated, RequestTooLarge, StoreError, StoreReadOnly, StoreTimeout
 from semel.operations.flow import claim_unit, settle_unit
@@ -95,7 +95,7 @@ class AsyncEngine:
         self._upkeep = AsyncUpkeep(self.core, backend.store, self._performer)
 
     @classmethod
-    def connect(cls, url: str, **options: Any) -> Self:
+    def connect(cls, url: str, **options: Unpack[EngineOptions]) -> Self:
         """An engine for a store URL, such as ``sqlite:///semel.db`` or ``memory://``; nothing is opened yet.
 
         Raises UrlError, naming what is wrong with the URL.
@@ -132,7 +132,7 @@ class AsyncEngine:
         """Run one flow of the store, such as ``engine.perform("find", lambda: engine.store.find(query))``."""
         return await self._performer.store_call(verb, make)
 
-    async def claim(self, command: Command, *, wait_seconds: float | None = None) -> Permit | Refusal:
+    async def claim(self, command: Command, *, wait_seconds: float | None = None) -> AsyncPermit | Refusal:
         """Reserve the command's key: a :class:`Permit`, or the verdict that stands in its way.
 
         Parameters: ``wait_seconds`` how long to wait for a running duplicate (the policy's by default).
@@ -170,7 +170,7 @@ class AsyncEngine:
             core.entering.discard(claim.nonce)
         if type(met) is Permit:
             self._upkeep.granted(met)
-        return met
+        return met  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
 
     async def _wait(
         self, attempt: _Attempt, claim: Claim, command: Command, running: InProgress, wait_seconds: float | None
@@ -296,7 +296,7 @@ class AsyncEngine:
     async def run(
         self,
         command: Command,
-        handler: Callable[[Permit], Awaitable[Answer | Refused]],
+        handler: Callable[[AsyncPermit], Awaitable[Answer | Refused]],
         *,
         wait_seconds: float | None = None,
     ) -> Result:
@@ -322,7 +322,9 @@ class AsyncEngine:
                 if not runs.again(permit.unit, error):
                     raise
 
-    async def _finish(self, permit: Permit, handler: Callable[[Permit], Awaitable[Answer | Refused]]) -> Result:
+    async def _finish(
+        self, permit: AsyncPermit, handler: Callable[[AsyncPermit], Awaitable[Answer | Refused]]
+    ) -> Result:
         policy = permit.command.policy
         task = asyncio.current_task()
         assert task is not None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from semel.core.identity import derived_key, uuid_text
 from semel.core.model import Claim, Grant
@@ -11,6 +11,14 @@ from semel.core.outcomes import Outcome
 from semel.errors import PolicyError, StepError
 from semel.outbox.run import Emission
 from semel.policy import Command
+
+if TYPE_CHECKING:
+    from types import UnionType
+    from typing import TypeAlias, _SpecialForm
+
+    _Form: TypeAlias = UnionType | _SpecialForm  # what ``int | None`` is, and ``Literal["a"]``
+
+T = TypeVar("T")
 
 
 class Permit:
@@ -76,6 +84,18 @@ class Permit:
         """
         return _Effect(self)
 
+    @overload
+    def step(
+        self, name: str, call: Callable[[], object], *, returns: type[T], ordinal: int = 0, repeat: bool = False
+    ) -> T: ...
+    @overload
+    def step(
+        self, name: str, call: Callable[[], object], *, returns: _Form, ordinal: int = 0, repeat: bool = False
+    ) -> Any: ...
+    @overload
+    def step(
+        self, name: str, call: Callable[[], T], *, ordinal: int = 0, repeat: bool = False, returns: None = None
+    ) -> T: ...
     def step(
         self, name: str, call: Callable[[], Any], *, ordinal: int = 0, repeat: bool = False, returns: Any = None
     ) -> Any:
@@ -98,6 +118,12 @@ class Permit:
         """
         return self._book("step", name).step(name, call, ordinal, repeat=repeat, returns=returns)
 
+    @overload
+    def local_step(self, name: str, call: Callable[[Any], object], *, returns: type[T], ordinal: int = 0) -> T: ...
+    @overload
+    def local_step(self, name: str, call: Callable[[Any], object], *, returns: _Form, ordinal: int = 0) -> Any: ...
+    @overload
+    def local_step(self, name: str, call: Callable[[Any], T], *, ordinal: int = 0, returns: None = None) -> T: ...
     def local_step(self, name: str, call: Callable[[Any], Any], *, ordinal: int = 0, returns: Any = None) -> Any:
         """A step that writes into the store's own database: its writes and its record are committed together.
 
@@ -185,6 +211,60 @@ class Permit:
             self.lost = True
             if self._on_lost is not None:
                 self._on_lost()
+
+
+if TYPE_CHECKING:
+
+    class AsyncPermit(Permit):
+        """The permit of an async engine, for type checkers: there every step is awaited, whatever its call is.
+
+        At run time it is :class:`Permit`.
+        """
+
+        @overload  # type: ignore[override]  # a plain call is awaited, too
+        def step(
+            self, name: str, call: Callable[[], object], *, returns: type[T], ordinal: int = 0, repeat: bool = False
+        ) -> Coroutine[Any, Any, T]: ...
+        @overload
+        def step(
+            self, name: str, call: Callable[[], object], *, returns: _Form, ordinal: int = 0, repeat: bool = False
+        ) -> Coroutine[Any, Any, Any]: ...
+        @overload
+        def step(
+            self,
+            name: str,
+            call: Callable[[], Awaitable[T]],
+            *,
+            ordinal: int = 0,
+            repeat: bool = False,
+            returns: None = None,
+        ) -> Coroutine[Any, Any, T]: ...
+        @overload
+        def step(
+            self, name: str, call: Callable[[], T], *, ordinal: int = 0, repeat: bool = False, returns: None = None
+        ) -> Coroutine[Any, Any, T]: ...
+        def step(self, name: str, call: Callable[[], Any], **options: Any) -> Any: ...
+
+        @overload  # type: ignore[override]  # as step
+        def local_step(
+            self, name: str, call: Callable[[Any], object], *, returns: type[T], ordinal: int = 0
+        ) -> Coroutine[Any, Any, T]: ...
+        @overload
+        def local_step(
+            self, name: str, call: Callable[[Any], object], *, returns: _Form, ordinal: int = 0
+        ) -> Coroutine[Any, Any, Any]: ...
+        @overload
+        def local_step(
+            self, name: str, call: Callable[[Any], Awaitable[T]], *, ordinal: int = 0, returns: None = None
+        ) -> Coroutine[Any, Any, T]: ...
+        @overload
+        def local_step(
+            self, name: str, call: Callable[[Any], T], *, ordinal: int = 0, returns: None = None
+        ) -> Coroutine[Any, Any, T]: ...
+        def local_step(self, name: str, call: Callable[[Any], Any], **options: Any) -> Any: ...
+
+else:
+    AsyncPermit = Permit
 
 
 class _Effect:

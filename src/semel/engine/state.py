@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypedDict
 
 from semel.core.command_flow import Under, recast, settlement
 from semel.core.contract import Identity, Observed
@@ -93,6 +93,19 @@ SEALED_REMEDIES: Final = {
 }
 _LOG: Final = logging.getLogger("semel")
 FOLLOW_SECONDS: Final = 1.0  # after which a waiter makes sure that another one of its process still looks
+
+
+class EngineOptions(TypedDict, total=False):
+    """What an engine is given beside its store, as keyword arguments of ``connect``."""
+
+    observer: Observer | None
+    id_secret: bytes | None
+    waiters_max: int
+    waiters_per_caller_max: int
+    confirm_seconds: float
+    sealer: Seals | None
+    require_durable: bool
+    quota: Quota | None
 
 
 class Core:

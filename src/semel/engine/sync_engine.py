@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from threading import get_ident
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from semel.core.atomic_flow import claim_of_waiter, settled_or
 from semel.core.command_flow import (
@@ -45,7 +45,7 @@ from semel.engine.reported import Reported, settle_reported
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, outcome_from
 from semel.engine.runner import SyncPerformer
 from semel.engine.shield import Hold, shielded
-from semel.engine.state import Core, Seals
+from semel.engine.state import Core, EngineOptions, Seals
 from semel.engine.urls import connect_backend
 from semel.errors import NotReplicated, SemelError, StoreError, StoreReadOnly, StoreTimeout
 from semel.operations.flow import claim_unit, settle_unit
@@ -98,7 +98,7 @@ class Engine:
         self._upkeep = SyncUpkeep(self.core, backend.store, self._performer)
 
     @classmethod
-    def connect(cls, url: str, **options: Any) -> Self:
+    def connect(cls, url: str, **options: Unpack[EngineOptions]) -> Self:
         """An engine for a store URL, such as ``sqlite:///semel.db`` or ``memory://``; nothing is opened yet.
 
         Raises UrlError, naming what is wrong with the URL.

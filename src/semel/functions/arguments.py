@@ -90,6 +90,9 @@ def text_of(value: object) -> str | None:
 
 # --- keys -----------------------------------------------------------------------------------------
 
+KeyOfCall = str | tuple[str, ...] | Callable[..., object] | None
+"""A path of the arguments, a tuple of paths, or a function of them; None where each call is given its key."""
+
 MakeKey = Callable[[Mapping[str, Any], tuple[Any, ...], Mapping[str, Any]], str]
 """From the bound arguments, and from the call's own args and kwargs, to the key."""
 
@@ -161,6 +164,9 @@ def check_key(key: object, what: str) -> str:
 
 
 # --- callers --------------------------------------------------------------------------------------
+
+CallerOfCall = str | tuple[str, str] | Caller | Callable[..., Caller]
+"""A path of the arguments, two for tenant and caller, a caller, or a function of the arguments."""
 
 MakeCaller = Callable[[Mapping[str, Any], tuple[Any, ...], Mapping[str, Any]], Caller]
 """From the bound arguments, and from the call's own args and kwargs, to the caller."""

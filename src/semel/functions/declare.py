@@ -8,7 +8,7 @@ import inspect
 import typing
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import fields
-from typing import Any, Final, ParamSpec, TypeVar, overload
+from typing import Any, Final, ParamSpec, TypeVar, Unpack, overload
 
 from semel.codec.annotations import Shapes
 from semel.codec.results import check_replays
@@ -17,12 +17,12 @@ from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, PolicyError
-from semel.functions.arguments import Path, caller_maker, key_maker
+from semel.functions.arguments import CallerOfCall, KeyOfCall, Path, caller_maker, key_maker
 from semel.functions.declared import Declared
 from semel.functions.fingerprints import Fingerprints
 from semel.functions.once import AsyncOnce, Once
 from semel.integrations.endpoint import PermitHere, annotations_of
-from semel.policy import Policy
+from semel.policy import CommandOptions, Policy
 from semel.resuming.functions import KeptArguments, kept_names
 
 P = ParamSpec("P")
@@ -39,6 +39,7 @@ _HTTP_ONLY: Final = {
     "reference_from": "run the command by engine.run with a Command, which takes a business_ref",
     "reference_scope": "run the command by engine.run with a Command, which takes a business_ref",
     "fingerprint": "give include= or exclude=",
+    "counts": "give include= or exclude=",
     "fingerprints_known": "a parameter that was added with a default is understood without it",
     "on_error": "declare the exceptions that are answers: replays=(...)",
     "replay": "declare the exceptions that are answers: replays=(...)",
@@ -126,13 +127,13 @@ def command(
     name: str,
     policy: Policy | None = None,
     *,
-    caller: Any,
-    key: Any = None,
+    caller: CallerOfCall,
+    key: KeyOfCall = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     replays: tuple[type[Exception], ...] = (),
     codecs: Sequence[Codec] = (),
-    **options: Any,
+    **options: Unpack[CommandOptions],
 ) -> DeclareSync: ...
 @overload
 def command(
@@ -140,26 +141,26 @@ def command(
     name: str,
     policy: Policy | None = None,
     *,
-    caller: Any,
-    key: Any = None,
+    caller: CallerOfCall,
+    key: KeyOfCall = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     replays: tuple[type[Exception], ...] = (),
     codecs: Sequence[Codec] = (),
-    **options: Any,
+    **options: Unpack[CommandOptions],
 ) -> DeclareAsync: ...
 def command(
     engine: Any,
     name: str,
     policy: Policy | None = None,
     *,
-    caller: Any = None,
-    key: Any = None,
+    caller: CallerOfCall | None = None,
+    key: KeyOfCall = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     replays: tuple[type[Exception], ...] = (),
     codecs: Sequence[Codec] = (),
-    **options: Any,
+    **options: Unpack[CommandOptions],
 ) -> Any:
     """Make a function happen once for each key, however often it is called; every later call gets the first result.
 

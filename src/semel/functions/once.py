@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 from semel.core.model import Answer, Record
 from semel.core.outcomes import Refused
@@ -16,7 +16,7 @@ from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, StoreError
 from semel.functions.declared import CommandCall, Declared
 from semel.policy import Policy
-from semel.resuming.worker import Completer
+from semel.resuming.worker import Completer, CompleterOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -87,17 +87,19 @@ class _Command:
         vars(other).update(vars(self), **changed)
         return other
 
-    def __getattr__(self, name: str) -> Any:
-        # Only what is not there otherwise; of an instance, for inspect.signature.
-        if name == "__signature__":
-            signature = self._declared.signature
-            left = list(signature.parameters.values())[len(self._before) :]
-            return signature.replace(parameters=left)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    if not TYPE_CHECKING:  # a misspelled name is found by type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            # Only what is not there otherwise; of an instance, for inspect.signature.
+            if name == "__signature__":
+                signature = self._declared.signature
+                left = list(signature.parameters.values())[len(self._before) :]
+                return signature.replace(parameters=left)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __reduce__(self) -> str:
         # Named, as functions are, so that a process pool can be handed one.
-        return str(self.__qualname__)
+        return str(getattr(self, "__qualname__"))  # noqa: B009 - of the function
 
     def __repr__(self) -> str:
         return f"<command {self.operation!r}: {self._declared.called}>"
@@ -220,7 +222,7 @@ class AsyncOnce(_Command, Generic[P, R]):
         return self._bound(instance, owner)
 
 
-def completer(*commands: Once[..., Any] | AsyncOnce[..., Any], **options: Any) -> Completer:
+def completer(*commands: Once[..., Any] | AsyncOnce[..., Any], **options: Unpack[CompleterOptions]) -> Completer:
     """A completer that brings abandoned calls of resumable functions to their end: ``async with completer(ship):``.
 
     Parameters: ``commands`` declared with ``resumable=True``, all on one engine; a method as it is bound to the object
@@ -229,12 +231,12 @@ def completer(*commands: Once[..., Any] | AsyncOnce[..., Any], **options: Any) -
     Raises ConfigurationError: what is no such command, two of one name, or engines that differ.
 
     >>> import asyncio, tempfile
-    >>> from semel import AsyncEngine, Permit
+    >>> from semel import AsyncEngine, AsyncPermit
     >>> from semel.functions import command, completer, single_caller
     >>> folder = tempfile.TemporaryDirectory()
     >>> engine = AsyncEngine.connect(f"sqlite:///{folder.name}/shop.db")
     >>> @command(engine, "parcels.ship", key="number", caller=single_caller, steps=True, resumable=True)
-    ... async def ship(number: int, permit: Permit) -> str:
+    ... async def ship(number: int, permit: AsyncPermit) -> str:
     ...     return await permit.step("ship", lambda: f"shipped {number}", repeat=True)
     >>> async def main() -> str:
     ...     await engine.migrate()

@@ -38,6 +38,9 @@ class Caller:
                 object.__setattr__(self, name, str.__str__(text))
 
 
+CallerOfScope = Callable[[dict[str, Any]], Caller | None]
+"""A function of an application that takes the ASGI scope or the WSGI environ, whatever mapping it calls them."""
+
 CallerOf = Callable[[Mapping[str, Any]], Caller | None]
 """From an ASGI scope or a WSGI environ to the caller; None where nobody is known."""
 

@@ -9,13 +9,13 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypedDict, get_args
 
 from semel.engine.backend import Backend
 from semel.engine.requirements import NO_STEPS
 from semel.engine.state import Core
 from semel.errors import ConfigurationError
-from semel.http.caller import Caller, CallerOf
+from semel.http.caller import Caller, CallerOf, CallerOfScope
 from semel.http.fingerprint.recipe import check_headers
 from semel.http.honoured import Honoured
 from semel.http.outage import Outage
@@ -63,6 +63,29 @@ class AnyEngine(Protocol):
 
     core: Core
     backend: Backend
+
+
+class EndpointSettings(TypedDict, total=False):
+    """The settings of :class:`HttpSettings` that an application takes whose endpoints are declared one by one."""
+
+    problems: Problems
+    key_header: str
+    replayed_header: str
+    lifetime_header: str | None
+    wait_seconds_max: float
+    fingerprint_secret: bytes | None
+    counts: Sequence[str]
+    body_seconds_max: float
+
+
+class MiddlewareSettings(EndpointSettings, total=False):
+    """The settings of :class:`HttpSettings` that a middleware takes."""
+
+    caller: CallerOfScope | None
+    operations: Sequence[Operation]
+    default: Policy | None
+    uncovered: Uncovered
+    may: May | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import IO, Any, Final, Literal, TypeVar
+from typing import IO, Any, Final, Literal, TypeVar, Unpack
 
-from semel.bulk.declaration import operation_bytes
+from semel.bulk.declaration import CallingOptions, operation_bytes
 from semel.bulk.flow import KnownItems
 from semel.bulk.rules import ItemOutcome, ItemState, Tally
 from semel.bulk.run_async import AsyncBulk, fill_async
@@ -87,10 +87,7 @@ ATTEMPTS_MAX: Final = 5  # of a run that fails for what is neither the store's n
 ROWS_REFUSED: Final = "ROWS_REFUSED"
 PAGE: Final = 500
 CHUNK: Final = 1000
-_BULK_OPTIONS: Final = frozenset(
-    {"chunk_items", "chunk_seconds", "pipelined", "at_once", "nothing_happened", "dedup_for_seconds", "lease_seconds"}
-    | {"deadline_seconds"}
-)
+_BULK_OPTIONS: Final = frozenset(CallingOptions.__annotations__)
 _SEALED_REF: Final = " sealed"  # behind the kind of content in a job: its bytes are sealed
 _SCOPED: Final = "operation must be a text of 1 to 255 characters"
 
@@ -183,7 +180,7 @@ class Imports:
         keep_content_seconds: float = 7 * DAY,
         answers: Literal["keep", "seal"] = "keep",
         spool_folder: str | os.PathLike[str] | None = None,
-        **options: Any,
+        **options: Unpack[CallingOptions],
     ) -> None:
         if not isinstance(engine, AsyncEngine):
             raise ConfigurationError(f"imports need an AsyncEngine, not {type(engine).__name__}")

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from starlette.applications import Starlette
 
@@ -22,7 +22,7 @@ from semel.core.model import Answer
 from semel.errors import ConfigurationError, InvalidBody, SchemaError, StoreError, StoreUnavailable
 from semel.http.body_time import end_reading
 from semel.http.caller import Caller
-from semel.http.settings import HttpSettings
+from semel.http.settings import EndpointSettings, HttpSettings
 from semel.http.wsgi.answer import Environ, StartResponse, headers_of, send_answer
 from semel.http.wsgi.body import BodyPieces
 from semel.imports.endpoint import IDLE_SECONDS
@@ -95,7 +95,7 @@ class ImportsOverWsgi:
         may: Callable[[Any, str], bool],
         jobs_path: str = "/imports",
         idle_seconds: float = IDLE_SECONDS,
-        **settings: Any,
+        **settings: Unpack[EndpointSettings],
     ) -> None:
         several = [imports] if isinstance(imports, Imports) else list(imports)
         if not several or not all(isinstance(each, Imports) for each in several):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from semel.core.blame import is_wrong_for_all
 from semel.core.flow import Flow, ask
@@ -22,6 +22,7 @@ from semel.inbox.flow import enter, leave, let_go, note_failure, purge_messages,
 from semel.inbox.store import CONSUMER_MAX, MESSAGE_ID_MAX, InboxRows, Parked, Receipt
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Entered = tuple[Receipt | None, AnyUnit | None]
 SECOND_US: Final = 1_000_000
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400
@@ -187,15 +188,17 @@ class Inbox(_Inbox):
         """Count a failure of your own transaction, after its rollback; whether the message is parked now."""
         return self._drive(note_failure(self._rows, message_id, reason, deliveries)) is Receipt.PARKED
 
-    def once(self, id_of: Callable[..., str]) -> Callable[[Callable[..., object]], Callable[..., Receipt]]:
+    def once(
+        self, id_of: Callable[..., str]
+    ) -> Callable[[Callable[Concatenate[Message, P], object]], Callable[P, Receipt]]:
         """A decorator for consumers of any library: the handler gets the :class:`Message` before its own arguments.
 
         Parameters: ``id_of`` finds the message's id in those arguments.
         """
 
-        def decorate(handler: Callable[..., object]) -> Callable[..., Receipt]:
+        def decorate(handler: Callable[Concatenate[Message, P], object]) -> Callable[P, Receipt]:
             @wraps(handler)
-            def consume(*args: Any, **named: Any) -> Receipt:
+            def consume(*args: P.args, **named: P.kwargs) -> Receipt:
                 return self.handle(id_of(*args, **named), lambda message: handler(message, *args, **named))
 
             del consume.__wrapped__  # whoever reads its signature must not see the message
@@ -265,12 +268,14 @@ class AsyncInbox(_Inbox):
 
     def once(
         self, id_of: Callable[..., str]
-    ) -> Callable[[Callable[..., Awaitable[object]]], Callable[..., Coroutine[Any, Any, Receipt]]]:
+    ) -> Callable[[Callable[Concatenate[Message, P], Awaitable[object]]], Callable[P, Coroutine[Any, Any, Receipt]]]:
         """As :meth:`Inbox.once`, for coroutines."""
 
-        def decorate(handler: Callable[..., Awaitable[object]]) -> Callable[..., Coroutine[Any, Any, Receipt]]:
+        def decorate(
+            handler: Callable[Concatenate[Message, P], Awaitable[object]],
+        ) -> Callable[P, Coroutine[Any, Any, Receipt]]:
             @wraps(handler)
-            async def consume(*args: Any, **named: Any) -> Receipt:
+            async def consume(*args: P.args, **named: P.kwargs) -> Receipt:
                 return await self.handle(id_of(*args, **named), lambda message: handler(message, *args, **named))
 
             del consume.__wrapped__  # as there

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, Unpack, cast
 from uuid import UUID
 
 from semel.core.model import Answer, Effects
@@ -19,8 +19,9 @@ from semel.engine.permit import Permit
 from semel.errors import ConfigurationError
 from semel.http.asgi.route import CALL_KEY, RouteCall
 from semel.http.asgi.tasks import KeptAlive
+from semel.http.caller import Caller
 from semel.http.routing import PATH, UNSAFE_METHODS
-from semel.http.settings import HttpSettings
+from semel.http.settings import EndpointSettings, HttpSettings
 from semel.integrations.endpoint import (
     DECLARED,
     DeclaredEndpoint,
@@ -34,7 +35,7 @@ from semel.integrations.endpoint import (
     plain_function,
     without_slashes,
 )
-from semel.policy import Policy
+from semel.policy import Policy, PolicyOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 InThread = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
@@ -48,7 +49,13 @@ class EndpointCommands:
     atomic_session: Any = SessionHere()
     way = WAY  # how the application gets its capture
 
-    def __init__(self, engine: AsyncEngine, *, caller: Any = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *,
+        caller: Callable[[Any], Caller | None] | None = None,
+        **settings: Unpack[EndpointSettings],
+    ) -> None:
         if not isinstance(engine, AsyncEngine):
             raise ConfigurationError(f"an ASGI application needs an AsyncEngine, not {type(engine).__name__}")
         if "may" in settings:
@@ -67,7 +74,12 @@ class EndpointCommands:
     # --- declaring ------------------------------------------------------------------------------
 
     def command(
-        self, name: str, policy: Policy | None = None, *, paths: Literal["apart", "one"] | None = None, **options: Any
+        self,
+        name: str,
+        policy: Policy | None = None,
+        *,
+        paths: Literal["apart", "one"] | None = None,
+        **options: Unpack[PolicyOptions],
     ) -> Callable[[F], F]:
         """Declare an endpoint as an operation; ``options`` are those of :class:`~semel.policy.Policy`.
 

@@ -19,7 +19,7 @@ from datetime import date, time
 from decimal import Decimal
 from itertools import chain
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast
 from uuid import UUID
 
 import click
@@ -37,7 +37,7 @@ from semel.http.exchange import RETRY_BYTES_MAX
 from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME
 from semel.http.routing import PATH, UNSAFE_METHODS, Params, Route
-from semel.http.settings import HttpSettings
+from semel.http.settings import EndpointSettings, HttpSettings
 from semel.http.wsgi.route import CALL_KEY, CaptureMiddleware, RouteCall
 from semel.integrations.endpoint import (
     DECLARED,
@@ -48,10 +48,10 @@ from semel.integrations.endpoint import (
     without_slashes,
 )
 from semel.operations.http import SyncOperations
-from semel.policy import Command, Policy
+from semel.policy import Command, Policy, PolicyOptions
 
 if TYPE_CHECKING:
-    from semel.bulk.declaration import BulkItem
+    from semel.bulk.declaration import BulkItem, BulkOptions
     from semel.bulk.wsgi import BulkView, Told
     from semel.imports.run import Imports
     from semel.imports.wsgi import ImportsOverWsgi
@@ -109,12 +109,12 @@ class Semel:
         app: Flask | None = None,
         engine: Engine | None = None,
         *,
-        caller: Callable[..., Any] | None = None,
+        caller: Callable[..., Caller | str | int | UUID | None] | None = None,
         tenant: str = "single",
         session: Any = _FIND,
         serve_operations: bool = True,
         waiters_max: int | None = None,
-        **settings: Any,
+        **settings: Unpack[EndpointSettings],
     ) -> None:
         if app is not None and not isinstance(app, Flask):
             raise ConfigurationError(f"Semel(app, engine, caller=...): app must be a Flask, not {type(app).__name__}")
@@ -129,7 +129,7 @@ class Semel:
         self.surface: HttpSettings | None = None
         self.declared: dict[str, DeclaredView] = {}
         self.bulks: list[str] = []
-        self._options = {"caller": _caller_of(caller, tenant), **settings}
+        self._options: dict[str, Any] = {"caller": _caller_of(caller, tenant), **settings}
         self._session = session
         self._serves = serve_operations
         self._waiters_max = waiters_max
@@ -152,7 +152,12 @@ class Semel:
     # --- declaring --------------------------------------------------------------------------------
 
     def command(
-        self, name: str, policy: Policy | None = None, *, paths: Literal["apart", "one"] | None = None, **options: Any
+        self,
+        name: str,
+        policy: Policy | None = None,
+        *,
+        paths: Literal["apart", "one"] | None = None,
+        **options: Unpack[PolicyOptions],
     ) -> Callable[[F], F]:
         """Declare a view, or a method of a ``MethodView``, as an operation.
 
@@ -198,7 +203,7 @@ class Semel:
         body_bytes_max: int = 64 * 1024 * 1024,
         items_at: str | None = None,
         counts: Sequence[str] | None = None,
-        **options: Any,
+        **options: Unpack[BulkOptions],
     ) -> BulkView:
         """A list of items as one command: ``app.post("/approvals")(semel.bulk("cases.approve", approve).answer)``.
 

@@ -16,7 +16,7 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from typing import Any, Final, cast
+from typing import Any, Final, Unpack, cast
 
 from litestar import Litestar, Request, Response, get
 from litestar.concurrency import sync_to_thread
@@ -31,10 +31,11 @@ from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError
 from semel.http.asgi.route import CALL_KEY, CaptureMiddleware
-from semel.http.caller import single_caller
+from semel.http.caller import Caller, single_caller
 from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME
 from semel.http.routing import UNSAFE_METHODS
+from semel.http.settings import EndpointSettings
 from semel.integrations.asgi_endpoint import EndpointCommands, may_claim
 from semel.integrations.endpoint import DECLARED, DeclaredEndpoint, annotations_of, plain_function, without_slashes
 from semel.operations.http import Operations
@@ -49,22 +50,23 @@ _REQUEST: Final = "request"  # the name by which Litestar gives a handler its re
 class Semel(EndpointCommands, InitPlugin, ReceiveRoutePlugin):
     """Protects the commands of a Litestar application, handler by handler: give it to the application's ``plugins``.
 
-    Parameters: ``engine``; ``caller``, a function of the request that returns a
-    :class:`~semel.http.caller.Caller`, asked when guards and dependencies are over; ``operations_path`` where the
-    status of operations is served (None: nowhere), behind ``guards``; ``reap`` runs a
-    :class:`~semel.workers.reaper.Reaper` with the application, ``complete`` a
-    :class:`~semel.resuming.worker.Completer` of its resumable operations; further settings as
-    :class:`~semel.http.settings.HttpSettings`.
+        Parameters: ``engine``; ``caller``, a function of the request that returns a
+        :class:`~semel.http.caller.Caller`, asked when guards and dependencies are over; ``operations_path`` where the
+        status of operations is served (None: nowhere), behind ``guards``; ``reap`` runs a
+        :class:`~semel.workers.reaper.Reaper` with the application, ``complete`` a
+        :class:`~semel.resuming.worker.Completer` of its resumable operations; further settings as
+        :class:`~semel.http.settings.HttpSettings`.
 
-    >>> from litestar import Litestar, post
-    >>> from semel import AsyncEngine
-    >>> from semel.http.caller import single_caller
-    >>> semel = Semel(AsyncEngine.connect("memory://?persistence=none"), caller=single_caller)
-    >>> @post("/notes")
-    ... @semel.command("notes.create", effects="idempotent")
-    ... async def create_note(data: dict[str, str]) -> dict[str, str]:
-    ...     return data
-    >>> app = Litestar([create_note], plugins=[semel])
+        >>> from litestar import Litestar, post
+        >>> from semel import AsyncEngine
+        >>> from semel.http.caller import Caller, single_caller
+    from semel.http.settings import EndpointSettings
+        >>> semel = Semel(AsyncEngine.connect("memory://?persistence=none"), caller=single_caller)
+        >>> @post("/notes")
+        ... @semel.command("notes.create", effects="idempotent")
+        ... async def create_note(data: dict[str, str]) -> dict[str, str]:
+        ...     return data
+        >>> app = Litestar([create_note], plugins=[semel])
     """
 
     way = "give the Semel object to the application: Litestar(..., plugins=[semel])"
@@ -73,12 +75,12 @@ class Semel(EndpointCommands, InitPlugin, ReceiveRoutePlugin):
         self,
         engine: AsyncEngine,
         *,
-        caller: Any = None,
+        caller: Callable[[Any], Caller | None] | None = None,
         operations_path: str | None = "/operations",
         guards: Sequence[Any] = (),
         reap: bool = True,
         complete: bool = True,
-        **settings: Any,
+        **settings: Unpack[EndpointSettings],
     ) -> None:
         super().__init__(engine, caller=_reading(caller), **settings)
         self._operations_path = operations_path

@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -30,9 +30,11 @@ from semel.errors import ConfigurationError
 from semel.http.asgi.middleware import route_path
 from semel.http.asgi.route import HEADERS_KEY, CaptureMiddleware
 from semel.http.asgi.tasks import KeptAlive
+from semel.http.caller import Caller
 from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME
 from semel.http.routing import UNSAFE_METHODS
+from semel.http.settings import EndpointSettings
 from semel.integrations.asgi_endpoint import EndpointCommands, called, may_claim
 from semel.integrations.endpoint import (
     DECLARED,
@@ -70,7 +72,13 @@ class Semel(EndpointCommands):
     ...     return Response(status_code=201)
     """
 
-    def __init__(self, engine: AsyncEngine, *, caller: Any = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *,
+        caller: Callable[[Request], Caller | None] | None = None,
+        **settings: Unpack[EndpointSettings],
+    ) -> None:
         super().__init__(engine, caller=caller, **settings)
         self.import_jobs: dict[str, Any] = {}  # by the path that their jobs are asked for at
         self.operations = Operations(self.surface, engine, lambda: (*self.declared, *self._bulks), Request)

@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from semel.extras import install_command
 
@@ -27,7 +27,9 @@ except ModuleNotFoundError as missing:
 
 from semel.codec.shapes import Codec
 from semel.core.model import Effects
+from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
+from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, InvalidKey, MissingKey, PolicyError, SemelError
 from semel.functions import ResultNotKept, command
 from semel.functions.arguments import NotThere, Path, check_key, text_of
@@ -36,7 +38,7 @@ from semel.http import problems
 from semel.http.caller import Caller, single_caller
 from semel.http.keys import parse_key
 from semel.http.refused import CallerNotKnown, RefusedCall
-from semel.policy import Policy
+from semel.policy import CommandOptions, Policy
 
 if TYPE_CHECKING:
     from strawberry.types import Info
@@ -104,7 +106,7 @@ class Idempotent(FieldExtension):
 
     def __init__(
         self,
-        engine: Any,
+        engine: Engine | AsyncEngine | Callable[[], Engine | AsyncEngine],
         name: str,
         policy: Policy | None = None,
         *,
@@ -116,7 +118,7 @@ class Idempotent(FieldExtension):
         replays: tuple[type[Exception], ...] = (),
         codecs: Sequence[Codec] = (),
         operations_path: str | None = None,
-        **options: Any,
+        **options: Unpack[CommandOptions],
     ) -> None:
         if caller is None:
             raise ConfigurationError(
@@ -234,8 +236,9 @@ class Idempotent(FieldExtension):
         exclude = self._exclude
         if not include and not isinstance(exclude, str):
             exclude = (*exclude, _CALL)
+        engine: Any = self.engine
         declare: Any = command(
-            self.engine,
+            engine,
             self.name,
             self.policy,
             caller=lambda semel_call, **_: semel_call.find_caller(),

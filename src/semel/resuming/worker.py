@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from semel.core.model import Operation, Record, Scope
 from semel.core.outcomes import Unprovable
@@ -54,6 +54,14 @@ COMPLETED_OUTSIDE: Final[ContextVar[bool]] = ContextVar("semel-completed-outside
 class _Resumable:
     policy: Policy
     handler: Handler
+
+
+class CompleterOptions(TypedDict, total=False):
+    """What a :class:`Completer` is given beside its engine, as keyword arguments."""
+
+    every_seconds: float
+    rest_seconds: float
+    at_once: int
 
 
 class Completer(Loop):

@@ -6,7 +6,7 @@ It finds the operation, hands the request over, and keeps the handlers alive who
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
@@ -21,7 +21,7 @@ from semel.http.caller import FromUser
 from semel.http.coverage import Coverage
 from semel.http.exchange import Exchange, Unprotected, open_exchange
 from semel.http.routing import Params, Route
-from semel.http.settings import HttpSettings
+from semel.http.settings import HttpSettings, MiddlewareSettings
 from semel.http.status import AsyncStatusResource
 from semel.resuming.asgi import completer_of
 from semel.resuming.worker import running
@@ -49,7 +49,7 @@ class SemelMiddleware:
         *,
         manage_engine: bool = False,
         serve_operations: bool | None = None,
-        **settings: Any,
+        **settings: Unpack[MiddlewareSettings],
     ) -> None:
         if not isinstance(engine, AsyncEngine):
             raise ConfigurationError(f"an ASGI application needs an AsyncEngine, not {type(engine).__name__}")

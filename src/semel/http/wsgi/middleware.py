@@ -11,7 +11,7 @@ import io
 import time
 from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
-from typing import IO, Any
+from typing import IO, Unpack
 
 from semel.core.model import Answer
 from semel.engine.permit import Permit
@@ -31,7 +31,7 @@ from semel.http.exchange import (
 )
 from semel.http.outage import UNCLAIMED
 from semel.http.routing import Params, Route
-from semel.http.settings import HttpSettings, is_async
+from semel.http.settings import HttpSettings, MiddlewareSettings, is_async
 from semel.http.spool import CHUNK_BYTES, Spool
 from semel.http.status import StatusResource
 from semel.http.wsgi.accepted import Accepted
@@ -62,7 +62,7 @@ class SemelMiddleware:
         *,
         serve_operations: bool | None = None,
         waiters_max: int | None = None,
-        **settings: Any,
+        **settings: Unpack[MiddlewareSettings],
     ) -> None:
         if not isinstance(engine, Engine):
             raise ConfigurationError(f"a WSGI application needs a semel.Engine, not {type(engine).__name__}")

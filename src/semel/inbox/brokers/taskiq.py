@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from semel.core.blame import is_wrong_for_all
 from semel.errors import ConfigurationError
@@ -20,9 +20,13 @@ from semel.telemetry import field
 try:
     from taskiq import AsyncBroker, Context, TaskiqDepends
     from taskiq.acks import AcknowledgeType
+    from taskiq.decor import AsyncTaskiqDecoratedTask
     from taskiq.exceptions import NoResultError
 except ModuleNotFoundError as missing:
     raise ConfigurationError(f"the inbox's tasks need Taskiq; install it: {install_command('taskiq')}") from missing
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 CONTEXT: Final = "semel_context"  # the argument that Taskiq fills in
 _FIXED: Final = {
@@ -42,7 +46,10 @@ def inbox_task(
     retry_seconds: float = 1.0,
     task_name: str | None = None,
     **labels: Any,
-) -> Callable[[Callable[..., Awaitable[Any]]], Any]:
+) -> Callable[
+    [Callable[Concatenate[Message, P], Coroutine[Any, Any, R]]],
+    AsyncTaskiqDecoratedTask[P, Coroutine[Any, Any, R | None]],
+]:
     """Declare a task that is handled once: it gets the inbox's Message before its own arguments.
 
     The task's id is the message's: Taskiq keeps it when a message comes again. What fails is tried again here,
@@ -68,12 +75,16 @@ def inbox_task(
     if not isinstance(inbox, AsyncInbox):
         raise ConfigurationError("Taskiq runs on an event loop: give inbox_task an AsyncInbox")
 
-    def declare(function: Callable[..., Awaitable[Any]]) -> Any:
+    def declare(
+        function: Callable[Concatenate[Message, P], Coroutine[Any, Any, R]],
+    ) -> AsyncTaskiqDecoratedTask[P, Coroutine[Any, Any, R | None]]:
         if not inspect.iscoroutinefunction(function):
             raise ConfigurationError(f"the task {function.__qualname__} is no coroutine function; write async def")
-        return broker.task(task_name, ack_type=AcknowledgeType.MANUAL.value, **labels)(
+        taken: Any = broker.task(task_name, ack_type=AcknowledgeType.MANUAL.value, **labels)(
             _once(function, inbox, id_of, retry_seconds)
         )
+        task: AsyncTaskiqDecoratedTask[P, Coroutine[Any, Any, R | None]] = taken
+        return task
 
     return declare
 

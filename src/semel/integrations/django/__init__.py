@@ -30,9 +30,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'semel.integrations.django' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(home), name)
-    return value
+if not TYPE_CHECKING:  # a name that does not exist is found by type checkers
+
+    def __getattr__(name: str) -> Any:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'semel.integrations.django' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(home), name)
+        return value

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import date, time
 from decimal import Decimal
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
@@ -24,11 +24,11 @@ from semel.integrations.django.atomic import run_atomic
 from semel.integrations.django.call import CALL, DjangoCall, environ_of
 from semel.integrations.django.site import BULKS, Declared, Place, site
 from semel.integrations.endpoint import DECLARED, check_endpoint, without_slashes
-from semel.policy import Command, Policy
+from semel.policy import Command, Policy, PolicyOptions
 from semel.stores.sql import django as databases
 
 if TYPE_CHECKING:
-    from semel.bulk.declaration import BulkItem
+    from semel.bulk.declaration import BulkItem, BulkOptions
     from semel.bulk.wsgi import BulkView
     from semel.engine.sync_engine import Engine
     from semel.http.settings import HttpSettings
@@ -49,7 +49,7 @@ def command(
     *,
     using: str | None = None,
     paths: Literal["apart", "one"] | None = None,
-    **options: Any,
+    **options: Unpack[PolicyOptions],
 ) -> Callable[[F], F]:
     """Declare a view, or a method of a class-based view, as an operation.
 
@@ -247,7 +247,7 @@ def bulk(
     body_bytes_max: int = 64 * 1024 * 1024,
     items_at: str | None = None,
     counts: Sequence[str] | None = None,
-    **options: Any,
+    **options: Unpack[BulkOptions],
 ) -> BulkView:
     """A list of items as one command: ``path("approvals", semel.bulk("cases.approve", approve).answer)``.
 

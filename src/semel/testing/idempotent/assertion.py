@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from typing import Any
+from typing import Any, Unpack
 
 from semel.errors import ConfigurationError
-from semel.testing.idempotent.case import Case, Effects
+from semel.testing.idempotent.case import Case, CaseOptions, Effects
 from semel.testing.idempotent.checks import CHECKS, run_checks, run_sync
 from semel.testing.idempotent.report import CannotRun, NotIdempotent, NotTriedWarning, Report
 
 
 def check_idempotent(
-    target: Any, request: str | Case = "", *, effects: Effects | None = None, **options: Any
+    target: Any, request: str | Case = "", *, effects: Effects | None = None, **options: Unpack[CaseOptions]
 ) -> Report:
     """Try everything and report it, without an opinion.
 
@@ -24,7 +24,7 @@ def check_idempotent(
 
 
 def assert_idempotent(
-    target: Any, request: str | Case = "", *, effects: Effects | None = None, **options: Any
+    target: Any, request: str | Case = "", *, effects: Effects | None = None, **options: Unpack[CaseOptions]
 ) -> Report:
     """Assert that an endpoint or a function is safe to retry; returns the report.
 
@@ -63,7 +63,7 @@ def assert_idempotent(
 
 
 async def assert_idempotent_async(
-    target: Any, request: str | Case = "", *, effects: Effects | None = None, **options: Any
+    target: Any, request: str | Case = "", *, effects: Effects | None = None, **options: Unpack[CaseOptions]
 ) -> Report:
     """As :func:`assert_idempotent`, on the running event loop: for tests that are async themselves.
 
@@ -89,7 +89,7 @@ def _asserted(report: Report) -> Report:
     return report
 
 
-def _case(request: str | Case, effects: Effects | None, options: dict[str, Any]) -> Case:
+def _case(request: str | Case, effects: Effects | None, options: CaseOptions) -> Case:
     if isinstance(request, Case):
         if effects is not None or options:
             raise ConfigurationError("give a Case, or its parameters, not both")

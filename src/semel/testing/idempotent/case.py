@@ -7,7 +7,7 @@ import inspect
 import json as json_module
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from semel.errors import ConfigurationError
 from semel.policy import Policy
@@ -34,6 +34,22 @@ class Request:
     def text(self) -> str:
         """As a report names it."""
         return f"{self.method} {self.path.partition('?')[0]}" if self.method else "the call"
+
+
+class CaseOptions(TypedDict, total=False):
+    """The parameters of :class:`Case` beside its request and its effects, as keyword arguments."""
+
+    json: Any
+    body: bytes | None
+    arguments: Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
+    changed: Any
+    headers: Mapping[str, str]
+    other_caller: Mapping[str, Any] | None
+    single_caller: bool
+    events: Events | None
+    name: str
+    policy: Policy | None
+    new_key: Callable[[str], str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
