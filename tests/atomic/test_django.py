@@ -16,7 +16,7 @@ from django.db import connections, transaction
 
 from semel import Engine, Policy
 from semel.core.model import Replay, State
-from semel.errors import EarlyCommit, JoinRefused, KeyReusedError, RequestTooLarge, SemelError, StoreUnavailable
+from semel.errors import EarlyCommit, JoinRefused, RequestTooLarge, SemelError, StoreUnavailable
 from semel.testing.clock import SettableClock
 from tests.atomic.conftest import Outside
 from tests.engine.drivers import sqlite
@@ -65,28 +65,6 @@ def write(connection: Any, n: int) -> None:
         cursor.execute("INSERT INTO effect VALUES (%s)", [n])
 
 
-def test_djangos_commit_makes_both_final(engine: Engine, connection: Any, outside: Outside) -> None:
-    assert [view(engine, connection) for _ in range(3)] == [False, True, True]
-    with transaction.atomic(using=ALIAS):
-        with pytest.raises(KeyReusedError):
-            engine.atomic(connection, command(request=1, policy=ATOMIC)).__enter__()
-        write(connection, 2)
-    assert (outside.rows(), outside.states) == ([1, 2], [State.SUCCEEDED])
-
-
-def test_an_exception_leaves_nothing(engine: Engine, connection: Any, outside: Outside) -> None:
-    def fails() -> None:
-        with transaction.atomic(using=ALIAS), engine.atomic(connection, WHAT):
-            write(connection, 1)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fails()
-    assert (outside.rows(), outside.states) == ([], [])
-    assert view(engine, connection) is False
-    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
-
-
 def test_no_block_and_a_savepoint_are_refused(engine: Engine, connection: Any, outside: Outside) -> None:
     with pytest.raises(JoinRefused, match=r"with transaction\.atomic"):
         engine.atomic(connection, WHAT).__enter__()
@@ -95,13 +73,6 @@ def test_no_block_and_a_savepoint_are_refused(engine: Engine, connection: Any, o
         with transaction.atomic(using=ALIAS), pytest.raises(JoinRefused, match="savepoint"):
             engine.atomic(connection, WHAT).__enter__()
     assert (outside.rows(), outside.states) == ([2], [])
-
-
-def test_another_file_is_refused(engine: Engine, file: Path, tmp_path: Path) -> None:
-    other = connected(tmp_path / "other.db")
-    with transaction.atomic(using=ALIAS), pytest.raises(JoinRefused, match="another file"):
-        engine.atomic(other, WHAT).__enter__()
-    other.close()
 
 
 def test_a_busy_file_is_told_and_nothing_happened(
@@ -141,25 +112,6 @@ def test_an_early_commit_is_told(engine: Engine, connection: Any, outside: Outsi
     with pytest.raises(EarlyCommit):
         commits()
     assert (outside.rows(), outside.states) == ([1], [State.UNKNOWN])
-
-
-def test_a_block_that_is_still_open_inside_is_refused(engine: Engine, connection: Any, outside: Outside) -> None:
-    inner = transaction.atomic(using=ALIAS)
-
-    def leaves_it_open() -> None:
-        with transaction.atomic(using=ALIAS):
-            try:
-                with engine.atomic(connection, WHAT) as once:
-                    inner.__enter__()
-                    write(connection, 1)
-                    once.answer = MADE
-            finally:
-                inner.__exit__(None, None, None)
-
-    with pytest.raises(JoinRefused, match="still open"):
-        leaves_it_open()
-    assert (outside.rows(), outside.states) == ([], [])
-    assert view(engine, connection) is False
 
 
 def test_an_attached_file_is_refused(engine: Engine, connection: Any, outside: Outside, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from semel import Answer, AsyncEngine, Command, Engine, Policy
+from semel import AsyncEngine, Command, Engine, Policy
 from semel.core.model import InProgress, OutcomeUnknown, State, Verdict
 from semel.errors import (
     ConfigurationError,
@@ -21,10 +21,8 @@ from semel.errors import (
     JoinRefused,
     KeyReusedError,
     OutcomeUnknownError,
-    PolicyError,
     SemelError,
     StoreUnavailable,
-    SupersededError,
 )
 from semel.testing.clock import SettableClock
 from tests.atomic.conftest import Outside
@@ -99,47 +97,6 @@ def replays(once: Any) -> None:
 
 
 # --- how it should be ---
-
-
-def test_the_users_commit_makes_the_record_and_the_writes_final(
-    joiner: Joiner, connection: sqlite3.Connection, outside: Outside
-) -> None:
-    first = joiner.run(connection, WHAT, writes(connection))
-    assert (outside.rows(), outside.states, connection.in_transaction) == ([], [], True)
-    connection.commit()
-    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
-    again = joiner.run(connection, WHAT, replays)
-    assert again.operation_id == first.operation_id
-    assert not connection.in_transaction
-    with pytest.raises(KeyReusedError):
-        joiner.run(connection, command(request=1, policy=ATOMIC), never)
-    assert not connection.in_transaction
-
-
-@pytest.mark.parametrize("when", ["in the block", "after it", "without a word"])
-def test_without_the_users_commit_nothing_remains_and_the_key_is_free(
-    joiner: Joiner, connection: sqlite3.Connection, outside: Outside, file: Path, when: str
-) -> None:
-    def fails(once: Any) -> None:
-        writes(connection)(once)
-        if when == "in the block":
-            raise Failed
-
-    if when == "in the block":
-        with pytest.raises(Failed):
-            joiner.run(connection, WHAT, fails)
-        assert connection.in_transaction  # the user's to roll back
-    else:
-        joiner.run(connection, WHAT, fails)
-    if when == "without a word":
-        connection.close()
-    else:
-        connection.rollback()
-    assert (outside.rows(), outside.states) == ([], [])
-    with closing(sqlite3.connect(file)) as second:
-        joiner.run(second, WHAT, writes(second))
-        second.commit()
-    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
 
 
 def test_a_commit_that_fails_leaves_nothing(joiner: Joiner, file: Path, outside: Outside) -> None:
@@ -232,22 +189,6 @@ def test_a_transaction_that_cannot_hold_the_record_is_refused_untouched(
     with pytest.raises(JoinRefused, match=words):
         joiner.run(connection, WHAT, never)
     assert (connection.in_transaction, outside.states) == (begun, [])
-
-
-@pytest.mark.parametrize("thing", [None, "app.db", object(), sqlite3])
-def test_what_is_no_connection_is_refused(joiner: Joiner, thing: Any) -> None:
-    with pytest.raises(JoinRefused, match="cannot be joined"):
-        joiner.run(thing, WHAT, never)
-
-
-@pytest.mark.parametrize("effects", ["external", "idempotent"])
-def test_a_command_that_is_not_atomic_is_refused(
-    joiner: Joiner, connection: sqlite3.Connection, outside: Outside, effects: Any
-) -> None:
-    """Committed early, such a record would be no evidence: an IDEMPOTENT one would simply run again."""
-    with pytest.raises(PolicyError, match="effects='atomic'"):
-        joiner.run(connection, command(policy=Policy(effects=effects)), never)
-    assert (connection.in_transaction, outside.states) == (False, [])
 
 
 def test_a_store_without_transactions_is_refused(connection: sqlite3.Connection) -> None:
@@ -360,46 +301,6 @@ def test_an_early_commit_is_unknown_and_never_run_again(
         joiner.run(connection, WHAT, never)
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_a_rollback_in_the_block_is_told_on_exit(
-    joiner: Joiner, connection: sqlite3.Connection, outside: Outside, again: bool
-) -> None:
-    def rolls_back(once: Any) -> None:
-        writes(connection)(once)
-        connection.rollback()
-        if again:
-            connection.execute("INSERT INTO effect VALUES (2)")
-
-    with pytest.raises(SupersededError, match="do not commit"):
-        joiner.run(connection, WHAT, rolls_back)
-    connection.rollback()
-    assert (outside.rows(), outside.states) == ([], [])
-    joiner.run(connection, WHAT, writes(connection))
-    connection.commit()
-    assert outside.rows() == [1]
-
-
-def test_a_rollback_to_a_savepoint_of_the_user_keeps_the_record(
-    joiner: Joiner, connection: sqlite3.Connection, outside: Outside
-) -> None:
-    def partly(once: Any) -> None:
-        connection.execute("SAVEPOINT mine")
-        connection.execute("INSERT INTO effect VALUES (7)")
-        connection.execute("ROLLBACK TO mine")
-        connection.execute("RELEASE mine")
-        writes(connection)(once)
-
-    joiner.run(connection, WHAT, partly)
-    connection.commit()
-    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
-
-
-def test_an_answer_that_nobody_set_is_an_empty_one(joiner: Joiner, connection: sqlite3.Connection) -> None:
-    joiner.run(connection, WHAT, lambda once: None)
-    connection.commit()
-    assert joiner.run(connection, WHAT, lambda once: None).answer == Answer(None, (), b"")
-
-
 # --- the loop ---
 
 
@@ -480,34 +381,5 @@ def test_a_connection_with_another_file_attached_is_refused(
     connection.execute("CREATE TEMP TABLE t (n)")
     connection.commit()
     joiner.run(connection, WHAT, writes(connection))
-    connection.commit()
-    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
-
-
-def test_a_savepoint_that_is_left_open_cannot_take_the_writes_back(
-    joiner: Joiner, connection: sqlite3.Connection, outside: Outside
-) -> None:
-    def block(once: Any) -> None:
-        connection.execute("SAVEPOINT mine")
-        writes(connection)(once)
-
-    joiner.run(connection, WHAT, block)
-    with pytest.raises(sqlite3.OperationalError, match="no such savepoint"):
-        connection.execute("ROLLBACK TO mine")
-    connection.commit()
-    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
-
-
-def test_a_savepoint_that_ends_inside_the_block_is_the_users_own(
-    joiner: Joiner, connection: sqlite3.Connection, outside: Outside
-) -> None:
-    def block(once: Any) -> None:
-        connection.execute("SAVEPOINT mine")
-        connection.execute("INSERT INTO effect VALUES (7)")
-        connection.execute("ROLLBACK TO mine")
-        connection.execute("RELEASE mine")
-        writes(connection)(once)
-
-    joiner.run(connection, WHAT, block)
     connection.commit()
     assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])

@@ -18,18 +18,16 @@ from sqlalchemy.orm import Session
 from semel import AsyncEngine, Engine
 from semel.core.model import KeyReused, State
 from semel.errors import (
-    EarlyCommit,
     JoinRefused,
     KeyReusedError,
-    OutcomeUnknownError,
     StoreUnavailable,
     SupersededError,
 )
 from semel.testing.clock import SettableClock
 from tests.atomic.conftest import Outside
-from tests.atomic.mapped import ATOMIC, WHAT, Effect, Failed
+from tests.atomic.mapped import WHAT, Effect
 from tests.engine.drivers import sqlite
-from tests.engine.shells import MADE, command
+from tests.engine.shells import MADE
 
 # --- joining ---
 
@@ -129,61 +127,6 @@ async def joins(join: Any, user: Sync, n: int = 1, what: Any = WHAT) -> Any:
     return once
 
 
-async def fails(join: Any, user: Sync) -> None:
-    async with join(WHAT):
-        await user.execute("INSERT INTO effect VALUES (7)")
-        raise Failed
-
-
-async def commits_early(join: Any, user: Sync) -> None:
-    async with join(WHAT) as once:
-        await user.execute("INSERT INTO effect VALUES (1)")
-        once.answer = MADE
-        await user.commit()
-
-
-async def rolls_back(join: Any, user: Sync, *, again: bool) -> None:
-    async with join(WHAT) as once:
-        await user.execute("INSERT INTO effect VALUES (7)")
-        once.answer = MADE
-        await user.rollback()
-        if again:
-            await user.execute("INSERT INTO effect VALUES (8)")
-
-
-def test_the_users_commit_makes_record_and_writes_final(tell: Tell, outside: Outside) -> None:
-    async def story(join: Any, user: Sync) -> None:
-        first = await joins(join, user)
-        assert (outside.rows(), outside.states, first.replayed) == ([], [], False)
-        await user.commit()
-        assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
-        again = await joins(join, user)
-        assert (again.replayed, again.answer) == (True, MADE)
-        outside.writes()  # a replay holds no lock
-        await user.rollback()
-        with pytest.raises(KeyReusedError):
-            await joins(join, user, what=command(request=1, policy=ATOMIC))
-        outside.writes()
-
-    tell(story)
-
-
-def test_without_the_users_commit_nothing_remains(tell: Tell, outside: Outside) -> None:
-    async def story(join: Any, user: Sync) -> None:
-        await joins(join, user)
-        await user.rollback()
-        assert (outside.rows(), outside.states) == ([], [])
-        with pytest.raises(Failed):
-            await fails(join, user)
-        await user.rollback()
-        assert (outside.rows(), outside.states) == ([], [])
-        await joins(join, user)
-        await user.commit()
-
-    tell(story)
-    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
-
-
 def _autocommit(engine: Any) -> None:
     """What some set by hand, so that SQLAlchemy's savepoints work on older drivers."""
 
@@ -216,32 +159,6 @@ def test_a_transaction_that_cannot_hold_the_record_is_refused(
     assert outside.states == []
 
 
-def test_a_savepoint_is_refused_before_and_allowed_inside(tell: Tell, outside: Outside) -> None:
-    async def story(join: Any, user: Sync) -> None:
-        nested = user.begin_nested()
-        if isinstance(user, Async):
-            nested = await nested
-        with pytest.raises(JoinRefused, match="savepoint"):
-            await joins(join, user)
-        await user.rollback()
-
-        async with join(WHAT) as once:
-            inner = user.begin_nested()
-            if isinstance(user, Async):
-                inner = await inner
-                await user.execute("INSERT INTO effect VALUES (7)")
-                await inner.rollback()
-            else:
-                await user.execute("INSERT INTO effect VALUES (7)")
-                inner.rollback()
-            await user.execute("INSERT INTO effect VALUES (1)")
-            once.answer = MADE
-        await user.commit()
-
-    tell(story)
-    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
-
-
 def test_another_database_is_refused(tell: Tell, outside: Outside) -> None:
     def pretends(engine: Any) -> None:
         engine.dialect.name = "postgresql"
@@ -251,18 +168,6 @@ def test_another_database_is_refused(tell: Tell, outside: Outside) -> None:
             await joins(join, user)
 
     tell(story, pretends)
-
-
-def test_another_file_is_refused(file: Path, tmp_path: Path, clock: SettableClock) -> None:
-    users = create_engine(f"sqlite:///{tmp_path / 'other.db'}")
-    with (
-        Engine(sqlite(file, clock)) as engine,
-        Session(users) as session,
-        pytest.raises(JoinRefused, match="another file"),
-        engine.atomic(session, WHAT),
-    ):
-        raise AssertionError
-    users.dispose()
 
 
 def test_a_text_factory_of_the_users_is_theirs(tell: Tell, outside: Outside) -> None:
@@ -313,32 +218,6 @@ def test_a_verdict_between_the_look_and_the_claim_leaves_no_lock(
                 await joins(join, user)
         outside.writes()
         await joins(join, user)  # the session goes on, though its transaction was ended under it
-        await user.commit()
-
-    tell(story)
-    assert outside.rows() == [1]
-
-
-def test_an_early_commit_is_unknown(tell: Tell, outside: Outside, clock: SettableClock) -> None:
-    async def story(join: Any, user: Sync) -> None:
-        with pytest.raises(EarlyCommit):
-            await commits_early(join, user)
-        await user.rollback()
-        with pytest.raises(OutcomeUnknownError, match="committed-early"):
-            await joins(join, user)
-
-    tell(story)
-    assert (outside.rows(), outside.states) == ([1], [State.UNKNOWN])
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_a_rollback_in_the_block_is_told_on_exit(tell: Tell, outside: Outside, again: bool) -> None:
-    async def story(join: Any, user: Sync) -> None:
-        with pytest.raises(SupersededError, match="do not commit"):
-            await rolls_back(join, user, again=again)
-        await user.rollback()
-        assert (outside.rows(), outside.states) == ([], [])
-        await joins(join, user)
         await user.commit()
 
     tell(story)
@@ -424,21 +303,3 @@ def test_an_async_join_that_waits_for_the_file_blocks_no_loop(
 
     asyncio.run(main())
     assert outside.rows() == [1]
-
-
-def test_a_savepoint_that_is_open_at_the_settlement_is_refused(tell: Tell, outside: Outside) -> None:
-    async def story(join: Any, db: Sync) -> None:
-        async def leaves_it_open() -> None:
-            async with join(WHAT) as once:
-                nested = db.begin_nested()
-                if hasattr(nested, "__await__"):
-                    await nested
-                await db.execute("INSERT INTO effect VALUES (1)")
-                once.answer = MADE
-
-        with pytest.raises(JoinRefused, match="still open"):
-            await leaves_it_open()
-        await db.rollback()
-
-    tell(story)
-    assert (outside.rows(), outside.states) == ([], [])

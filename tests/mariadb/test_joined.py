@@ -1,4 +1,4 @@
-"""Joining the user's own transaction on MariaDB, through PyMySQL, asyncmy and SQLAlchemy over each."""
+"""What is particular to joins on MariaDB; what all databases have in common is in ``semel.testing.joins``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,8 @@ from sqlalchemy.pool import NullPool
 from semel.core.model import State
 from semel.errors import (
     EarlyCommit,
-    InProgressError,
     JoinRefused,
     StatementRefused,
-    StoreReadOnly,
-    StoreUnavailable,
-    SupersededError,
 )
 from semel.stores.mariadb.protocol import MariadbServer
 from tests.engine.shells import MADE, command
@@ -130,59 +126,12 @@ def nothing() -> None:
     """The handler does nothing."""
 
 
-def test_the_users_commit_makes_the_record_and_the_writes_final(user: User, outside: Outside) -> None:
-    user.execute("INSERT INTO effect VALUES (1)")  # the transaction has begun, and has written
-    assert user.join(lambda: user.execute("INSERT INTO effect VALUES (2)")) is False
-    assert (outside.rows(), outside.states) == ([], [])
-    user.say("commit")
-    assert (outside.rows(), outside.states) == ([1, 2], [State.SUCCEEDED])
-    assert user.join(lambda: pytest.fail("it runs again")) is True
-    user.execute("INSERT INTO effect VALUES (3)")
-    user.say("commit")
-    assert outside.rows() == [1, 2, 3]
-
-
-def test_without_the_users_commit_nothing_remains_and_the_key_is_free(user: User, outside: Outside) -> None:
-    assert user.join(lambda: user.execute("INSERT INTO effect VALUES (1)")) is False
-    user.say("rollback")
-    assert (outside.rows(), outside.states) == ([], [])
-    assert user.join(lambda: user.execute("INSERT INTO effect VALUES (1)")) is False
-    user.say("commit")
-    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
-
-
-def test_a_running_duplicate_is_in_progress_at_once_and_harms_nothing(
-    user: User, server: MariadbServer, outside: Outside
-) -> None:
-    other = User("pymysql", server)
-
-    def meanwhile() -> None:
-        other.execute("INSERT INTO effect VALUES (7)")
-        with pytest.raises(InProgressError):
-            other.join(nothing)
-        other.say("commit")
-
-    try:
-        user.join(meanwhile)
-        user.say("commit")
-    finally:
-        other.close()
-    assert (outside.rows(), outside.states) == ([7], [State.SUCCEEDED])
-
-
-@pytest.mark.parametrize("word", ["COMMIT", "CREATE OR REPLACE TABLE theirs (n int)"])
-def test_an_early_commit_is_told_and_unknown(user: User, outside: Outside, word: str) -> None:
+@pytest.mark.parametrize("user", ["pymysql", "asyncmy"], indirect=True)
+def test_a_definition_that_commits_by_itself_is_an_early_commit(user: User, outside: Outside) -> None:
     with pytest.raises(EarlyCommit):
-        user.join(lambda: user.execute(word))
+        user.join(lambda: user.execute("CREATE OR REPLACE TABLE theirs (n int)"))
     user.say("rollback")
     assert outside.states == [State.UNKNOWN]
-
-
-def test_an_early_rollback_is_told(user: User, outside: Outside) -> None:
-    with pytest.raises((SupersededError, StoreUnavailable)):
-        user.join(lambda: user.execute("ROLLBACK"))
-    user.say("rollback")
-    assert outside.states == []
 
 
 def test_autocommit_is_refused(server: MariadbServer, outside: Outside) -> None:
@@ -243,43 +192,3 @@ def test_what_is_no_connection_of_this_kind_is_refused(server: MariadbServer) ->
     with pytest.raises(JoinRefused, match="closed"):
         closed.join(nothing)
     closed.close()
-
-
-def test_a_savepoint_that_is_open_at_the_settlement_cannot_take_the_writes_back(user: User, outside: Outside) -> None:
-    def nests() -> None:
-        if user.how == "session":
-            user.target.begin_nested()
-        elif user.how == "async session":
-            user.tell(_begun(user.target.begin_nested()))
-        else:
-            user.execute("SAVEPOINT mine")
-        user.execute("INSERT INTO effect VALUES (1)")
-
-    if "session" in user.how:
-        with pytest.raises(JoinRefused, match="still open"):
-            user.join(nests)
-        user.say("rollback")
-        assert (outside.rows(), outside.states) == ([], [])
-    else:
-        user.join(nests)
-        with pytest.raises((pymysql.MySQLError, asyncmy.errors.MySQLError), match="SAVEPOINT mine does not exist"):
-            user.execute("ROLLBACK TO SAVEPOINT mine")
-        user.say("commit")
-        assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])
-
-
-async def _begun(nested: Any) -> None:
-    await nested
-
-
-def test_a_read_only_transaction_replays_and_runs_nothing(user: User, outside: Outside) -> None:
-    user.join(lambda: user.execute("INSERT INTO effect VALUES (1)"))
-    user.say("commit")
-    user.execute("START TRANSACTION READ ONLY")
-    assert user.join(lambda: pytest.fail("it runs again")) is True
-    user.say("rollback")
-    user.execute("START TRANSACTION READ ONLY")
-    with pytest.raises(StoreReadOnly):
-        user.join(lambda: pytest.fail("it runs"), "new")
-    user.say("rollback")
-    assert (outside.rows(), outside.states) == ([1], [State.SUCCEEDED])

@@ -157,7 +157,7 @@ def test_a_join_adds_two_round_trips_to_the_users_transaction(
 
     async def story() -> None:
         user = made(relay.conninfo())
-        await user.open(relay.conninfo())
+        await user.open()
         for number in range(6):
             await one(user, f"warm-{number}")
         with relay.counting() as trips:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from semel import AsyncEngine, Command, Engine
 from semel.stores.postgres.url import postgres_backend
+from semel.testing.joins import JoinUser
 from tests.servers.postgres import schema
 
 ALIAS = "semel-postgres"
@@ -27,32 +29,28 @@ def search_path() -> str:
     return f"-c search_path={schema()},public"
 
 
-class User:
-    """Somebody with a transaction of their own, and an engine."""
+class User(JoinUser):
+    """Somebody with a transaction of their own on PostgreSQL, and an engine where a test asks for one."""
 
     asynchronous = False
     engine_by_asyncpg = False
-    autobegins = True  # a transaction begins by itself with the first statement
 
     def __init__(self, conninfo: str) -> None:
         self.conninfo = conninfo
+
+    @cached_property
+    def engine(self) -> Any:
         made: Any = AsyncEngine if self.asynchronous else Engine
-        self.engine: Any = made(
-            postgres_backend(conninfo, schema=schema(), patience_seconds=2, asyncpg=self.engine_by_asyncpg)
+        return made(
+            postgres_backend(self.conninfo, schema=schema(), patience_seconds=2, asyncpg=self.engine_by_asyncpg)
         )
-        self.target: Any = None
-
-    async def open(self, conninfo: str) -> None:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        raise NotImplementedError
 
     async def end(self) -> None:
         await self.close()
-        closed = self.engine.close()
-        if self.asynchronous:
-            await closed
+        if "engine" in vars(self):
+            closed = self.engine.close()
+            if self.asynchronous:
+                await closed
 
     @asynccontextmanager
     async def join(self, what: Command) -> AsyncIterator[Any]:
@@ -63,23 +61,11 @@ class User:
             with self.engine.atomic(self.target, what) as once:
                 yield once
 
-    async def begin(self) -> None:
-        """Nothing where transactions begin by themselves."""
-
-    async def execute(self, sql: str) -> None:
-        raise NotImplementedError
-
-    async def insert(self, n: int = 1) -> None:
-        await self.execute(f"INSERT INTO effect VALUES ({n})")
-
     async def commit(self) -> None:
         self.target.commit()
 
     async def rollback(self) -> None:
         self.target.rollback()
-
-    def savepoint(self) -> Any:
-        raise NotImplementedError
 
     @asynccontextmanager
     async def _of_sync(self, block: Any) -> AsyncIterator[None]:
@@ -88,8 +74,8 @@ class User:
 
 
 class Psycopg(User):
-    async def open(self, conninfo: str) -> None:
-        self.target = psycopg.connect(conninfo, options=search_path())
+    async def open(self) -> None:
+        self.target = psycopg.connect(self.conninfo, options=search_path())
 
     async def close(self) -> None:
         self.target.close()
@@ -108,8 +94,8 @@ class PsycopgBlock(Psycopg):
     autobegins = False
     block: Any = None
 
-    async def open(self, conninfo: str) -> None:
-        self.target = psycopg.connect(conninfo, options=search_path(), autocommit=True)
+    async def open(self) -> None:
+        self.target = psycopg.connect(self.conninfo, options=search_path(), autocommit=True)
 
     async def begin(self) -> None:
         self.block = self.target.transaction()
@@ -136,8 +122,8 @@ class PsycopgBlock(Psycopg):
 class AsyncPsycopg(User):
     asynchronous = True
 
-    async def open(self, conninfo: str) -> None:
-        self.target = await psycopg.AsyncConnection.connect(conninfo, options=search_path())
+    async def open(self) -> None:
+        self.target = await psycopg.AsyncConnection.connect(self.conninfo, options=search_path())
 
     async def close(self) -> None:
         await self.target.close()
@@ -167,8 +153,8 @@ class Asyncpg(User):
     autobegins = False
     block: Any = None
 
-    async def open(self, conninfo: str) -> None:
-        self.target = await asyncpg.connect(conninfo, server_settings={"search_path": f"{schema()},public"})
+    async def open(self) -> None:
+        self.target = await asyncpg.connect(self.conninfo, server_settings={"search_path": f"{schema()},public"})
 
     async def begin(self) -> None:
         self.block = self.target.transaction()
@@ -197,9 +183,9 @@ class AsyncpgPool(Asyncpg):
 
     pool: Any
 
-    async def open(self, conninfo: str) -> None:
+    async def open(self) -> None:
         self.pool = await asyncpg.create_pool(
-            conninfo, min_size=1, max_size=2, server_settings={"search_path": f"{schema()},public"}
+            self.conninfo, min_size=1, max_size=2, server_settings={"search_path": f"{schema()},public"}
         )
         self.target = await self.pool.acquire()
 
@@ -214,8 +200,8 @@ class AlchemySession(User):
     def _target(self) -> Any:
         return Session(self.users)
 
-    async def open(self, conninfo: str) -> None:
-        url = conninfo.replace("postgresql:", "postgresql+psycopg:")
+    async def open(self) -> None:
+        url = self.conninfo.replace("postgresql:", "postgresql+psycopg:")
         self.users = create_engine(url, connect_args={"options": search_path()})
         self.target = self._target()
 
@@ -243,8 +229,8 @@ class AsyncAlchemySession(User):
     async def _target(self) -> Any:
         return AsyncSession(self.users)
 
-    async def open(self, conninfo: str) -> None:
-        url = conninfo.replace("postgresql:", f"postgresql+{self.dialect}:")
+    async def open(self) -> None:
+        url = self.conninfo.replace("postgresql:", f"postgresql+{self.dialect}:")
         arguments: dict[str, Any] = {"options": search_path()}
         if self.dialect == "asyncpg":
             arguments = {"server_settings": {"search_path": f"{schema()},public"}}
@@ -288,8 +274,8 @@ class Django(User):
     autobegins = False
     block: Any = None
 
-    async def open(self, conninfo: str) -> None:
-        self.target = django_connection(conninfo)
+    async def open(self) -> None:
+        self.target = django_connection(self.conninfo)
 
     async def begin(self) -> None:
         self.block = transaction.atomic(using=ALIAS)

@@ -126,7 +126,7 @@ class Process:
         result: Result
         if self._runner is None:
             result = self.engine.run(
-                command, lambda permit: _at_once(handler(Writes(self._subject, permit.connection))), wait_seconds=0
+                command, lambda permit: at_once(handler(Writes(self._subject, permit.connection))), wait_seconds=0
             )
             return result
 
@@ -140,7 +140,7 @@ class Process:
     def taken(self) -> int:
         """How many connections its units have not given back."""
         counted = self._subject.taken(self._backend)
-        return _at_once(counted) if self._runner is None else self._runner.run(counted)
+        return at_once(counted) if self._runner is None else self._runner.run(counted)
 
     def close(self) -> None:
         """End it, as a process ends."""
@@ -195,7 +195,7 @@ async def _awaited(reply: Any) -> None:
         await reply
 
 
-def _at_once(story: Coroutine[Any, Any, T]) -> T:
+def at_once(story: Coroutine[Any, Any, T]) -> T:
     """The end of a coroutine that waits for nothing: the library does."""
     try:
         story.send(None)

@@ -1,0 +1,245 @@
+"""The conformance suite of joined transactions: the application's own commit makes a record and its writes final.
+
+``CASES`` are functions of a :class:`JoinBench`; the suite takes a :class:`JoinSubject` and nothing else. What a library
+can do its subject declares, and :func:`names` leaves the case out. For a store of your own, with pytest:
+
+    @pytest.mark.parametrize("name", joins.names(MySubject))
+    def test_joins(name, tmp_path):
+        joins.run(name, MySubject(tmp_path))
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, ClassVar, Final, Literal
+
+from semel.core.model import Answer, State
+from semel.engine.async_engine import AsyncEngine
+from semel.engine.backend import Backend
+from semel.engine.sync_engine import Engine
+from semel.policy import Command, Policy
+from semel.testing.attempts import ATOMIC, RECIPE, bits, scope
+from semel.testing.units import at_once
+
+
+class JoinUser(ABC):
+    """One connection or session of the application's, with its transaction; awaited alike for every library."""
+
+    autobegins: ClassVar[bool] = True
+    """Whether a transaction begins by itself, with the first statement."""
+
+    target: Any = None
+    """What is joined: ``engine.atomic(user.target, command)``."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Disconnect; a transaction that is still open ends without a commit."""
+
+    async def begin(self) -> None:
+        """Begin a transaction; nothing where it begins by itself."""
+        return
+
+    @abstractmethod
+    async def execute(self, statement: str) -> None:
+        """Run one statement in the transaction."""
+
+    @abstractmethod
+    async def commit(self) -> None:
+        """Commit, as the application does it."""
+
+    @abstractmethod
+    async def rollback(self) -> None:
+        """Roll back, as the application does it."""
+
+    @asynccontextmanager
+    async def _savepoint(self) -> AsyncIterator[None]:
+        await self.execute("SAVEPOINT mine")
+        try:
+            yield
+        except BaseException:
+            await self.execute("ROLLBACK TO SAVEPOINT mine")
+            raise
+        await self.execute("RELEASE SAVEPOINT mine")
+
+    def savepoint(self) -> AbstractAsyncContextManager[Any]:
+        """A block with a savepoint, to which an exception rolls back."""
+        return self._savepoint()
+
+    async def insert(self, n: int = 1) -> None:
+        """Write one row."""
+        await self.execute(f"INSERT INTO effect VALUES ({n})")  # noqa: S608 - a number of the suite's own
+
+
+class JoinSubject(ABC):
+    """One way to have a transaction in a database under test, new and empty.
+
+    The store is migrated, and the application has a table ``effect (n INTEGER PRIMARY KEY)`` in the same database.
+    """
+
+    asynchronous: ClassVar[bool] = False
+    """Whether it is joined on an :class:`~semel.engine.async_engine.AsyncEngine`."""
+
+    joins_begun: ClassVar[bool] = True
+    """Whether a transaction can be joined that has read or written before."""
+
+    tells_running: ClassVar[bool] = True
+    """Whether another process is told at once that a command is running; else it finds the store busy."""
+
+    sees_savepoints: ClassVar[bool] = True
+    """Whether joining inside of a savepoint is refused."""
+
+    open_savepoint: ClassVar[Literal["refused", "released"]] = "refused"
+    """What becomes of a savepoint that is open where the block ends."""
+
+    errors_doom: ClassVar[bool] = False
+    """Whether a statement's error fails the whole transaction."""
+
+    needs_block: ClassVar[bool] = False
+    """Whether a connection without a transaction is refused."""
+
+    read_only: ClassVar[str | None] = None
+    """A statement that makes the user's transaction read-only."""
+
+    users_max: ClassVar[int] = 3
+    """How many users may be there at once."""
+
+    @abstractmethod
+    def open(self) -> Backend:
+        """The store, opened as by a process of its own."""
+
+    @abstractmethod
+    def user(self) -> JoinUser:
+        """A user of this database, who has not connected yet."""
+
+    def elsewhere(self) -> JoinUser | None:
+        """A user of another database of the same kind; None where there is no such thing."""
+        return None
+
+    @abstractmethod
+    def look(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run one statement from outside, committed at once; the rows of a query."""
+
+    @abstractmethod
+    def is_free(self) -> bool:
+        """Whether no transaction holds anything of the store, seen from outside."""
+
+    def close(self) -> None:
+        """Nothing; a subject closes here what it has opened for ``look``."""
+        return None
+
+
+class JoinBench:
+    """One subject with an engine on it, its users, and the view from outside."""
+
+    def __init__(self, subject: JoinSubject) -> None:
+        self.subject = subject
+        self._engines: list[Any] = []
+        self._users: list[JoinUser] = []
+        self.engine = self.start()
+
+    def start(self) -> Any:
+        """Another process's engine, of the subject's kind."""
+        made: type[Any] = AsyncEngine if self.subject.asynchronous else Engine
+        engine = made(self.subject.open())
+        self._engines.append(engine)
+        return engine
+
+    async def user(self, made: JoinUser | None = None) -> JoinUser:
+        """A user who has connected."""
+        user = self.subject.user() if made is None else made
+        await user.open()
+        self._users.append(user)
+        return user
+
+    def command(self, key: str = "k", request: int = 0, policy: Policy = ATOMIC) -> Command:
+        """The command with a key; ``request`` tells payloads apart."""
+        return Command(scope(), key, bits("request", request, size=32), RECIPE, policy)
+
+    @asynccontextmanager
+    async def join(self, target: Any, command: Command) -> AsyncIterator[Any]:
+        """``with engine.atomic(...)`` of either kind."""
+        if self.subject.asynchronous:
+            async with self.engine.atomic(target, command) as once:
+                yield once
+        else:
+            with self.engine.atomic(target, command) as once:
+                yield once
+
+    async def run_elsewhere(self, story: Callable[[], Awaitable[None]], answer: Answer) -> None:
+        """The command "k" in another process, which runs ``story`` as its handler."""
+        engine = self.start()
+        if self.subject.asynchronous:
+
+            async def handler(permit: Any) -> Answer:
+                await story()
+                return answer
+
+            await engine.run(self.command(), handler)
+        else:
+
+            async def told() -> Answer:
+                await story()
+                return answer
+
+            engine.run(self.command(), lambda permit: at_once(told()))
+
+    async def leave(self, user: JoinUser) -> None:
+        """Disconnect a user."""
+        self._users.remove(user)
+        await user.close()
+
+    @property
+    def rows(self) -> list[int]:
+        """What the application's table holds, seen from outside."""
+        return [n for (n,) in self.subject.look("SELECT n FROM effect ORDER BY n")]
+
+    @property
+    def states(self) -> list[State]:
+        """The states of all records in their order, seen from outside."""
+        return [State(state) for (state,) in self.subject.look("SELECT state FROM semel_record ORDER BY seq")]
+
+    async def close(self) -> None:
+        """Disconnect all users, and end all processes."""
+        for user in [*self._users]:
+            await self.leave(user)
+        for engine in self._engines:
+            closed = engine.close()
+            if self.subject.asynchronous:
+                await closed
+
+
+from semel.testing.cases import joins as _joins  # noqa: E402 - the cases are functions of the bench above
+
+CASES: Final[Mapping[str, Callable[[JoinBench], Awaitable[None]]]] = {case.__name__: case for case in _joins.ALL}
+"""Every case by its name, which says what must hold."""
+
+
+def names(subject: type[JoinSubject]) -> list[str]:
+    """The cases that concern this subject: those whose need it declares."""
+    return [name for name in CASES if name not in _joins.NEEDS or _joins.NEEDS[name](subject)]
+
+
+def run(name: str, subject: JoinSubject) -> None:
+    """Run one case on a new subject; an AssertionError says what does not hold."""
+    if not __debug__:
+        raise RuntimeError("the suite is made of assertions: run it without -O")
+
+    async def told() -> None:
+        bench = JoinBench(subject)
+        try:
+            await CASES[name](bench)
+        finally:
+            await bench.close()
+
+    try:
+        asyncio.run(told())
+        assert subject.is_free()
+    finally:
+        subject.close()
