@@ -192,8 +192,11 @@ class Capture:
 
     def instead(self, answer: Answer) -> Answer:
         """Semel's own answer in place of this one, with what this one has for this request alone, such as cookies."""
+        others = [pair for pair in self.headers if pair not in answer.headers]
+        if not others:  # a framework sends what it was given
+            return answer
         held = {name for name, _ in answer.headers}
-        own = [(name.lower(), value) for name, value in self.headers]
+        own = [(name.lower(), value) for name, value in others]
         added = [pair for pair in own if pair[0].startswith(_OF_THIS_REQUEST) and pair[0] not in held]
         return answer._replace(headers=(*answer.headers, *added))
 
