@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from semel.proxy.application import Front, serve
-from semel.proxy.configuration import Origin
+from semel.proxy.configuration import UpstreamOrigin
 from semel.proxy.upstream import Upstream
 
 
@@ -18,5 +18,5 @@ class PlainFront(Front):
 
 
 if __name__ == "__main__":
-    passing = Upstream(Origin("http", "127.0.0.1", int(sys.argv[1])), {})
+    passing = Upstream(UpstreamOrigin("http", "127.0.0.1", int(sys.argv[1])), {})
     serve(PlainFront(passing, passing), "127.0.0.1", 0)

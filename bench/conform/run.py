@@ -19,7 +19,7 @@ from bench.conform.subjects import NODE_MODULES, Subject, node_file
 from bench.processes import BenchError, Child
 from bench.setup import Setup
 from semel.conform import CannotRun, Case, Report, Selection, conform, parse_case
-from semel.conform.case import Effects
+from semel.conform.case import EffectCount
 from tests.conform.test_semel import CASE as SERVICE_CASE
 from tests.servers.ports import free_port
 from tests.service.served import serving
@@ -41,7 +41,7 @@ def examine(subject: Subject, profile: str, folder: Path, urls: Mapping[str, str
             return _tested(service.url, parse_case(SERVICE_CASE), profile)
     with _shop(subject, folder, url) as (base, hooks):
         case = replace(
-            _case(subject), effects=Effects(file=str(folder / EFFECTS)), hooks=hooks, key_required=_refuses(base)
+            _case(subject), effects=EffectCount(file=str(folder / EFFECTS)), hooks=hooks, key_required=_refuses(base)
         )
         if hooks and subject.lease_seconds is not None:
             case = replace(case, lease_seconds=subject.lease_seconds)

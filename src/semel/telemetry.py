@@ -56,7 +56,7 @@ class Silence:
         return None
 
 
-class Guarded:
+class GuardedObserver:
     """An observer whose exceptions are counted, logged once, and stop nothing. Made by :func:`guarded`."""
 
     def __init__(self, observer: Observer) -> None:
@@ -96,11 +96,11 @@ def guarded(observer: Observer) -> Observer:
         ...
     TypeError: an observer has a method event(name, value, labels, detail); <built-in function print> has none
     """
-    if isinstance(observer, (Guarded, Silence)):
+    if isinstance(observer, (GuardedObserver, Silence)):
         return observer
     if not callable(getattr(observer, "event", None)):
         raise TypeError(f"an observer has a method event(name, value, labels, detail); {observer!r} has none")
-    return Guarded(observer)
+    return GuardedObserver(observer)
 
 
 class Counting:

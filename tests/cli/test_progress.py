@@ -9,7 +9,7 @@ from io import StringIO
 import pytest
 
 from semel.cli import progress
-from semel.cli.progress import Progress, told
+from semel.cli.progress import ProgressLine, told
 from semel.errors import StoreUnavailable
 from tests.cli.conftest import Ran, Shelf
 
@@ -29,7 +29,7 @@ def clock(*seconds: float) -> Callable[[], float]:
 
 
 def shown(stream: StringIO, dones: Iterable[int], times: tuple[float, ...], *, asked: bool, total: int | None) -> str:
-    telling = Progress("purge", asked=asked, total=total, stream=stream, clock=clock(*times))
+    telling = ProgressLine("purge", asked=asked, total=total, stream=stream, clock=clock(*times))
     for done in dones:
         telling.tell(done, "3 forgotten")
     telling.end()

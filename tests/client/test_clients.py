@@ -33,7 +33,7 @@ from semel.client import (
     RetryTransport,
     deadline,
 )
-from semel.client.journal import Claim
+from semel.client.journal import SendingClaim
 from semel.client.plan import LIFETIME_OVER
 from semel.errors import ConfigurationError, InvalidKey
 from semel.extras import install_command
@@ -205,7 +205,7 @@ def test_an_intent_that_another_process_sends_is_left_to_it(colour: Colour) -> N
 
     def use(api: Any) -> Any:
         intent = api.intent("POST", "/payments", json={})
-        assert isinstance(colour.journal.claim(intent.key, 30), Claim)
+        assert isinstance(colour.journal.claim(intent.key, 30), SendingClaim)
         return intent.send()
 
     outcome = colour.run(server, use)
@@ -406,7 +406,7 @@ async def test_a_cancelled_send_gives_its_claim_back() -> None:
         intent = await api.intent("POST", "/", json={})
         with anyio.move_on_after(0.05):
             await intent.send()
-    assert isinstance(journal.claim(intent.key, 1), Claim)
+    assert isinstance(journal.claim(intent.key, 1), SendingClaim)
     journal.close()
 
 

@@ -15,7 +15,7 @@ from threading import Thread
 
 import pytest
 
-from semel.client.journal import Busy, Claim, Ending, Entry, Journal, JournalError, PayloadMismatch
+from semel.client.journal import Busy, Ending, Journal, JournalEntry, JournalError, PayloadMismatch, SendingClaim
 from semel.engine.sealer import Sealer
 from semel.errors import ConfigurationError
 
@@ -35,8 +35,8 @@ class Clocks:
         self.steady += seconds
 
 
-def entry(key: str = KEY, name: str | None = None, digest: bytes = b"d" * 32) -> Entry:
-    return Entry(key, name, None, "POST", "https://shop.example/payments", {"X-Shop": "1"}, digest, CANARY)
+def entry(key: str = KEY, name: str | None = None, digest: bytes = b"d" * 32) -> JournalEntry:
+    return JournalEntry(key, name, None, "POST", "https://shop.example/payments", {"X-Shop": "1"}, digest, CANARY)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_an_intent_is_found_again_by_name_and_by_key(make: Make) -> None:
     ],
     ids=["both", "name", "key", "another name"],
 )
-def test_another_payload_under_a_stored_name_or_key_is_refused(make: Make, other: Entry) -> None:
+def test_another_payload_under_a_stored_name_or_key_is_refused(make: Make, other: JournalEntry) -> None:
     journal = make()
     kept = journal.add(entry(name="rent"))
     with pytest.raises(PayloadMismatch, match="nothing was sent") as raised:
@@ -98,7 +98,7 @@ def test_a_kept_payload_goes_with_the_end_of_its_intent(make: Make) -> None:
     journal = make(payloads=True)
     assert journal.add(entry()).body == CANARY
     claim = journal.claim(KEY, 10)
-    assert isinstance(claim, Claim)
+    assert isinstance(claim, SendingClaim)
     assert journal.begin(claim, 86_400.0, None)
     journal.conclude(claim, Ending("done", status=201, headers={"location": "/p/1"}, body=b"answer"))
     ended = journal.find(key=KEY)
@@ -123,11 +123,11 @@ def test_an_intent_has_one_sender_at_a_time(make: Make, clocks: Clocks) -> None:
     journal = make()
     journal.add(entry())
     first = journal.claim(KEY, 30)
-    assert isinstance(first, Claim)
+    assert isinstance(first, SendingClaim)
     clocks.pass_(10)
     assert journal.claim(KEY, 30) == Busy(20)
     journal.release(first)
-    assert isinstance(journal.claim(KEY, 30), Claim)
+    assert isinstance(journal.claim(KEY, 30), SendingClaim)
 
 
 def test_a_claim_that_is_over_sends_nothing_more(make: Make, clocks: Clocks) -> None:
@@ -135,10 +135,10 @@ def test_a_claim_that_is_over_sends_nothing_more(make: Make, clocks: Clocks) -> 
     journal.add(entry())
     first = journal.claim(KEY, 30)
     clocks.pass_(30)
-    assert isinstance(first, Claim)
+    assert isinstance(first, SendingClaim)
     assert not journal.begin(first, 86_400.0, None)
     second = journal.claim(KEY, 30)
-    assert isinstance(second, Claim)
+    assert isinstance(second, SendingClaim)
     assert not journal.begin(first, 86_400.0, None)
     journal.conclude(first, Ending("open", "NO_ANSWER"))  # it does not take the claim away
     assert isinstance(journal.claim(KEY, 30), Busy)
@@ -151,8 +151,8 @@ def test_an_end_is_written_although_the_claim_was_lost(make: Make, clocks: Clock
     first = journal.claim(KEY, 30)
     clocks.pass_(30)
     second = journal.claim(KEY, 30)
-    assert isinstance(first, Claim)
-    assert isinstance(second, Claim)
+    assert isinstance(first, SendingClaim)
+    assert isinstance(second, SendingClaim)
     journal.conclude(first, Ending("done", status=201))
     assert not journal.begin(second, 86_400.0, None)
     journal.conclude(second, Ending("refused", "HTTP_422"))  # the first end holds
@@ -175,14 +175,14 @@ def test_a_claim_of_an_earlier_boot_is_none(make: Make, clocks: Clocks) -> None:
     journal.add(entry())
     journal.claim(KEY, 30)
     clocks.steady = 1.0  # the monotonic clock began again
-    assert isinstance(journal.claim(KEY, 30), Claim)
+    assert isinstance(journal.claim(KEY, 30), SendingClaim)
 
 
 def test_the_age_of_an_intent_never_shrinks_when_the_clock_is_set_back(make: Make, clocks: Clocks) -> None:
     journal = make()
     journal.add(entry())
     first = journal.claim(KEY, 30)
-    assert isinstance(first, Claim)
+    assert isinstance(first, SendingClaim)
     assert first.age_seconds == 0
     journal.begin(first, 86_400.0, None)
     clocks.pass_(86_000)
@@ -190,7 +190,7 @@ def test_the_age_of_an_intent_never_shrinks_when_the_clock_is_set_back(make: Mak
     journal.add(entry(key="another"))  # the journal sees this time
     clocks.wall -= 80_000
     second = journal.claim(KEY, 30)
-    assert isinstance(second, Claim)
+    assert isinstance(second, SendingClaim)
     assert second.age_seconds == 86_000
 
 
@@ -211,7 +211,7 @@ def test_a_claim_reads_the_clock_under_the_lock(tmp_path: Path) -> None:
     journal = Journal(f"sqlite:///{path}", steady=steady)
     journal.add(entry())
     claim = journal.claim(KEY, 30)
-    assert isinstance(claim, Claim)
+    assert isinstance(claim, SendingClaim)
     assert journal.begin(claim, 86_400.0, None)
     assert is_locked == [True, True]
 
@@ -219,13 +219,13 @@ def test_a_claim_reads_the_clock_under_the_lock(tmp_path: Path) -> None:
 def test_threads_race_for_one_claim(tmp_path: Path) -> None:
     journal = Journal(f"sqlite:///{tmp_path / 'intents.db'}")
     journal.add(entry())
-    got: list[Claim | Busy] = []
+    got: list[SendingClaim | Busy] = []
     threads = [Thread(target=lambda: got.append(journal.claim(KEY, 30))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(type(one).__name__ for one in got) == ["Busy"] * 7 + ["Claim"]
+    assert sorted(type(one).__name__ for one in got) == ["Busy"] * 7 + ["SendingClaim"]
 
 
 def test_a_killed_senders_claim_is_free_at_once(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_killed_senders_claim_is_free_at_once(tmp_path: Path) -> None:
         f"Journal(sys.argv[1]).claim('{KEY}', 3600)\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", program, url]).returncode == -9
-    assert isinstance(journal.claim(KEY, 30), Claim)
+    assert isinstance(journal.claim(KEY, 30), SendingClaim)
 
 
 # --- the file ---
@@ -286,7 +286,7 @@ def test_ended_intents_are_forgotten_and_open_ones_never(make: Make, clocks: Clo
     journal.add(entry(name="open"))
     journal.add(entry(key="done", name="done"))
     claim = journal.claim("done", 10)
-    assert isinstance(claim, Claim)
+    assert isinstance(claim, SendingClaim)
     journal.conclude(claim, Ending("done", status=200))
     clocks.pass_(86_400 * 31)
     assert journal.forget() == 1
@@ -299,7 +299,7 @@ def test_a_doubt_is_forgotten_by_its_name_alone(make: Make, clocks: Clocks) -> N
     journal = make()
     journal.add(entry(key="k-1", name="rent"))
     claim = journal.claim("k-1", 10)
-    assert isinstance(claim, Claim)
+    assert isinstance(claim, SendingClaim)
     with pytest.raises(JournalError, match="is being sent"):
         journal.drop("rent")
     journal.conclude(claim, Ending("doubt", "KEY_LIFETIME_OVER"))

@@ -15,7 +15,7 @@ from semel.client.plan import (
     OUTCOME_UNKNOWN,
     Action,
     Answered,
-    Ask,
+    AskStatus,
     Breaker,
     Budget,
     Done,
@@ -66,7 +66,7 @@ class Driven:
                 case Wait(seconds=seconds):
                     self.now += seconds
                     event: Event = Waited()
-                case Send(seconds=most) | Ask(seconds=most):
+                case Send(seconds=most) | AskStatus(seconds=most):
                     self.now += min(each_takes, most)
                     event = script.pop(0) if len(script) > 1 else script[0]  # the last one goes on for ever
             self.actions.append(self.plan.after(event, self.now))
@@ -380,7 +380,7 @@ def test_an_attempt_ends_with_the_lifetime() -> None:
 def test_unknown_is_asked_about_and_never_sent_again_until_it_is_settled() -> None:
     driven = Driven(UNKNOWN, status("UNKNOWN"), status("UNKNOWN"), status("SUCCEEDED"), Answered(201))
     kinds = [type(action) for action in driven.actions if not isinstance(action, Wait)]
-    assert kinds == [Send, Ask, Ask, Ask, Send, Finish]
+    assert kinds == [Send, AskStatus, AskStatus, AskStatus, Send, Finish]
     assert driven.outcome == Done(Answered(201))
 
 
@@ -415,7 +415,7 @@ def test_a_lapsed_execution_is_sent_again_and_a_running_one_is_waited_for() -> N
 
 def test_a_failure_of_the_status_resource_is_asked_again() -> None:
     driven = Driven(UNKNOWN, LOST, Answered(503), status("SUCCEEDED"), Answered(201))
-    assert driven.count(Ask) == 3
+    assert driven.count(AskStatus) == 3
     assert driven.outcome == Done(Answered(201))
 
 
@@ -438,7 +438,7 @@ def test_a_500_with_a_link_is_asked_about() -> None:
 )
 def test_a_status_link_to_another_origin_is_never_followed(link: str) -> None:
     driven = Driven(problem(409, OUTCOME_UNKNOWN, retryable=False, operation=link))
-    assert driven.count(Ask) == 0
+    assert driven.count(AskStatus) == 0
     assert isinstance(driven.outcome, InDoubt)
     assert driven.outcome.operation_url is None
 
@@ -571,5 +571,5 @@ def test_every_random_script_ends_within_its_budget() -> None:
         assert driven.count(Send) <= budget.attempts + 1, seed
         assert driven.now <= 100.001 + budget.seconds, seed
         for action in driven.actions:
-            if isinstance(action, Send | Ask):
+            if isinstance(action, Send | AskStatus):
                 assert 0 < action.seconds <= budget.seconds

@@ -10,7 +10,7 @@ import pytest
 
 from semel.cli.main import main
 from semel.client import Journal
-from semel.client.journal import Claim
+from semel.client.journal import SendingClaim
 from tests.cli.conftest import Ran
 from tests.client.test_kills import Idempotent, serving
 
@@ -121,7 +121,7 @@ def test_a_command_that_another_process_sends_is_left_to_it(send: Shell, server:
     send("POST", "http://127.0.0.1:1/p", "--body", "1", "--attempts", "1", "--name", "rent")
     journal = Journal("sqlite:///intents.db")
     [entry] = journal.open()
-    assert isinstance(journal.claim(entry.key, 30), Claim)
+    assert isinstance(journal.claim(entry.key, 30), SendingClaim)
     ran = send("--resume", "--json")
     [found] = json.loads(ran.out)["commands"]
     assert (ran.code, found["outcome"], found["code"]) == (1, "not-yet", "BUSY")

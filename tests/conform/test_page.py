@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from semel.conform import FORMAT, Report, load_catalogue, parse_case
-from semel.conform.case import HOOKS, REQUESTS, Effects, Limits
+from semel.conform.case import HOOKS, REQUESTS, EffectCount, Limits
 from semel.conform.report import Result
 from tests.conform.page import PAGE, page
 
@@ -17,7 +17,7 @@ def test_the_page_has_the_catalogue_as_it_is() -> None:
 
 
 def test_the_page_names_every_field_of_a_case() -> None:
-    names = {*REQUESTS, *HOOKS, *Effects.__dataclass_fields__, *Limits.__dataclass_fields__}
+    names = {*REQUESTS, *HOOKS, *EffectCount.__dataclass_fields__, *Limits.__dataclass_fields__}
     assert {name for name in names if not re.search(rf"\b{name}\b", TEXT)} == set()
 
 

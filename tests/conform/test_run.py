@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from semel.conform import CannotRun, Case, Selection, conform, parse_case
-from semel.conform.case import Effects
+from semel.conform.case import EffectCount
 from tests.conform.api import Api, Asked, Said, serving
 from tests.servers.ports import free_port
 
@@ -151,10 +151,10 @@ async def test_effects_are_counted_by_file_command_sql_and_webhook(
     monkeypatch.setattr(Api, "_work", working)
     count = f"print(sum(1 for _ in open({str(lines)!r})))"
     ways = [
-        Effects(file=str(lines)),
-        Effects(command=(sys.executable, "-c", count)),
-        Effects(sql="select count(*) from effects", database=f"sqlite:///{database}"),
-        Effects(webhook=f"127.0.0.1:{port}"),
+        EffectCount(file=str(lines)),
+        EffectCount(command=(sys.executable, "-c", count)),
+        EffectCount(sql="select count(*) from effects", database=f"sqlite:///{database}"),
+        EffectCount(webhook=f"127.0.0.1:{port}"),
     ]
     async with serving(wrong) as (url, case):
         for effects in ways:
@@ -164,14 +164,14 @@ async def test_effects_are_counted_by_file_command_sql_and_webhook(
 @pytest.mark.parametrize(
     ("effects", "message"),
     [
-        (Effects(file="/"), "effects.file '/' cannot be read"),
-        (Effects(command=("/none/such",)), "effects.command: '/none/such' cannot be started"),
-        (Effects(command=(sys.executable, "-c", "print('many')")), "must give one whole number, not 'many'"),
-        (Effects(command=(sys.executable, "-c", "raise SystemExit('no')")), "ended with 1: no"),
-        (Effects(sql="select x", database="sqlite:////none/such.db"), "effects.sql failed: unable to open"),
+        (EffectCount(file="/"), "effects.file '/' cannot be read"),
+        (EffectCount(command=("/none/such",)), "effects.command: '/none/such' cannot be started"),
+        (EffectCount(command=(sys.executable, "-c", "print('many')")), "must give one whole number, not 'many'"),
+        (EffectCount(command=(sys.executable, "-c", "raise SystemExit('no')")), "ended with 1: no"),
+        (EffectCount(sql="select x", database="sqlite:////none/such.db"), "effects.sql failed: unable to open"),
     ],
 )
-async def test_a_way_of_counting_that_fails_names_its_field(effects: Effects, message: str) -> None:
+async def test_a_way_of_counting_that_fails_names_its_field(effects: EffectCount, message: str) -> None:
     async with serving() as (url, case):
         with pytest.raises(CannotRun, match=message):
             await run_one(url, replace(case, effects=effects))

@@ -16,7 +16,7 @@ from semel.engine.backend import Backend
 from semel.errors import OutcomeUnknownError
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
-from semel.telemetry import REMEMBERED_MAX, Both, Counting, Guarded, Logging, Silence, UnknownOutcomes, guarded
+from semel.telemetry import REMEMBERED_MAX, Both, Counting, GuardedObserver, Logging, Silence, UnknownOutcomes, guarded
 from semel.workers.reaper import Reaper
 
 
@@ -69,7 +69,7 @@ def test_commands_run_and_replay_although_the_observer_raises(caplog: pytest.Log
         again = engine.run(command("key-1"), paid)
         assert (first.answer.body, first.replayed) == (b"paid", False)
         assert (again.answer.body, again.replayed) == (b"paid", True)
-        assert isinstance(engine.core.observer, Guarded)
+        assert isinstance(engine.core.observer, GuardedObserver)
         assert engine.core.observer.errors > 3
     assert len(warnings_of(caplog)) == 1  # logged once, counted always
     assert "Broken raised RuntimeError" in warnings_of(caplog)[0]

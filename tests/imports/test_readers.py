@@ -10,7 +10,7 @@ import pytest
 
 from semel.errors import ImportRefused, PolicyError
 from semel.imports import Csv, JsonArray, JsonLines
-from semel.imports.readers import Format, Lines, Unreadable, format_for, packed_recipe, read_recipe
+from semel.imports.readers import Format, Lines, UnreadableFile, format_for, packed_recipe, read_recipe
 from semel.imports.rules import BadRow
 
 BOM = b"\xef\xbb\xbf"
@@ -92,7 +92,7 @@ def test_what_is_behind_a_quoted_text_that_does_not_end_is_never_booked() -> Non
     ],
 )
 def test_a_file_without_rows_to_read_says_why(form: Format, file: bytes, code: str) -> None:
-    with pytest.raises(Unreadable) as unreadable:
+    with pytest.raises(UnreadableFile) as unreadable:
         read(form, file)
     assert unreadable.value.code == code
 
@@ -118,7 +118,7 @@ def test_a_format_is_read_back_as_it_was_stored(form: Format) -> None:
 
 @pytest.mark.parametrize("recipe", ["", "[]", "{}", '{"version":2,"form":"csv"}', '{"version":1,"form":"xlsx"}'])
 def test_a_recipe_of_another_version_is_never_guessed(recipe: str) -> None:
-    with pytest.raises(Unreadable) as unreadable:
+    with pytest.raises(UnreadableFile) as unreadable:
         read_recipe(recipe)
     assert unreadable.value.code == "RECIPE_UNKNOWN"
 

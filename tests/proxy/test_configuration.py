@@ -6,7 +6,7 @@ import pytest
 
 from semel.errors import ConfigurationError
 from semel.http.caller import Caller
-from semel.proxy.configuration import Origin, caller_of, configuration_of
+from semel.proxy.configuration import UpstreamOrigin, caller_of, configuration_of
 
 _PAY = '\n[[operation]]\nname = "pay"\npath = "/payments"\n'
 
@@ -59,4 +59,4 @@ def test_authorization_is_kept_as_a_hash_only() -> None:
 @pytest.mark.parametrize("url", ["shop:3000", "http://", "ftp://shop", "http://shop/path", "http://shop:99999"])
 def test_an_upstream_that_is_no_origin_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="--upstream"):
-        Origin.of(url)
+        UpstreamOrigin.of(url)

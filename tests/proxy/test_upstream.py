@@ -17,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from semel.proxy.configuration import Origin
+from semel.proxy.configuration import UpstreamOrigin
 from semel.proxy.upstream import Upstream
 
 SCOPE = {"type": "http", "method": "PUT", "path": "/file", "headers": [(b"transfer-encoding", b"chunked")]}
@@ -33,7 +33,7 @@ async def passed(
         sent.append(message)
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        upstream = Upstream(Origin("http", "127.0.0.1", silent.getsockname()[1]), {}, idle_seconds=idle_seconds)
+        upstream = Upstream(UpstreamOrigin("http", "127.0.0.1", silent.getsockname()[1]), {}, idle_seconds=idle_seconds)
         async with asyncio.timeout(60):
             await asyncio.gather(upstream(SCOPE, receive, send), then(upstream))
     assert not upstream.passing
@@ -113,7 +113,7 @@ def test_a_service_whose_certificate_is_not_trusted_is_sent_nothing(
         tls.load_cert_chain(file)
         server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
         async with server:
-            upstream = Upstream(Origin("https", "127.0.0.1", server.sockets[0].getsockname()[1]), {})
+            upstream = Upstream(UpstreamOrigin("https", "127.0.0.1", server.sockets[0].getsockname()[1]), {})
             await upstream({"type": "http", "method": "GET", "path": "/", "headers": []}, receive, send)
 
     asyncio.run(run())

@@ -19,7 +19,7 @@ from semel.errors import StoreUnavailable
 from semel.stores.sql.statements import Execute, Script, Statement
 from semel.stores.sqlite import driver as sqlite_module
 from semel.stores.sqlite.driver import SqliteDriver
-from semel.stores.sqlite.job import Job, settle_jobs
+from semel.stores.sqlite.job import FlowJob, settle_jobs
 from semel.stores.sqlite.store import SqliteStore
 from semel.stores.sqlite.transaction import begin_unit, begin_unit_async
 from semel.testing.attempts import attempt
@@ -83,8 +83,8 @@ def test_a_locked_file_refuses_who_has_waited_and_nobody_else(tmp_path: Path) ->
     driver = migrated(path)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    late: Job[list[Verdict]] = Job(lambda: claiming(attempt("late")), time.monotonic())
-    early: Job[list[Verdict]] = Job(lambda: claiming(attempt("early")), time.monotonic() + 3600)
+    late: FlowJob[list[Verdict]] = FlowJob(lambda: claiming(attempt("late")), time.monotonic())
+    early: FlowJob[list[Verdict]] = FlowJob(lambda: claiming(attempt("early")), time.monotonic() + 3600)
 
     class Told(threading.Event):
         def set(self) -> None:
@@ -120,7 +120,10 @@ def test_a_failed_group_does_not_make_an_event_loop_wait_for_the_file(tmp_path: 
 
     driver._rollback = and_another_process_comes  # type: ignore[method-assign]
     far = time.monotonic() + 3600
-    jobs: list[Job[Any]] = [Job(lambda: ask(Execute(broken, ())), far), Job(lambda: claiming(attempt()), far)]
+    jobs: list[FlowJob[Any]] = [
+        FlowJob(lambda: ask(Execute(broken, ())), far),
+        FlowJob(lambda: claiming(attempt()), far),
+    ]
     driver._queue.extend(jobs)
     assert driver._gate.acquire(timeout=5)
     driver._serve_group(wait=False)  # as the loop does: it comes back at once
@@ -145,14 +148,14 @@ def test_a_thread_interrupted_after_its_commit_leaves_nobody_waiting(
     driver = migrated(tmp_path / "semel.db")
     tell, interrupted = settle_jobs, [False]
 
-    def interrupting(jobs: list[Job[Any]]) -> None:
+    def interrupting(jobs: list[FlowJob[Any]]) -> None:
         if jobs and not interrupted[0]:
             interrupted[0] = True
             raise KeyboardInterrupt
         tell(jobs)
 
     monkeypatch.setattr(sqlite_module, "settle_jobs", interrupting)
-    job: Job[list[Verdict]] = Job(lambda: claiming(attempt()), time.monotonic() + 3600)
+    job: FlowJob[list[Verdict]] = FlowJob(lambda: claiming(attempt()), time.monotonic() + 3600)
     job.event = threading.Event()
     driver._queue.append(job)
     commits = driver.commits

@@ -14,7 +14,7 @@ from semel.bulk.rules import (
     ItemState,
     ListDigest,
     ListedItem,
-    Named,
+    NamedItem,
     Tally,
     checked_text,
     content_id,
@@ -30,7 +30,7 @@ from semel.errors import BulkRefused
 MANY_DIGITS = b"9" * 5000
 
 
-def named(raw: bytes, member: str | None = "id") -> Named:
+def named(raw: bytes, member: str | None = "id") -> NamedItem:
     return named_item(raw, 3, member)
 
 
@@ -66,19 +66,19 @@ def test_a_list_is_told_by_order_names_contents_and_length() -> None:
 @pytest.mark.parametrize(
     ("raw", "member", "expected"),
     [
-        (b'{"id": "a-1", "n": 1.0}', "id", Named(b'{"id":"a-1","n":1.0}', "a-1")),
-        (b'{"id": 7}', "id", Named(b'{"id":7}', "7")),  # its digits, as a text
-        (b'{"id": "a b"}', "id", Named(b'{"id":"a b"}', "a b")),
-        (b'{"id": null}', "id", Named(b'{"id":null}', None)),
-        (b'{"n": 1}', "id", Named(b'{"n":1}', None)),
-        (b'{"id": "a"}', None, Named(b'{"id":"a"}', None)),
-        (b' ["id"] ', "id", Named(b'["id"]', None)),
-        (b'"id"', "id", Named(b'"id"', None)),
-        (b'{"n":%s}' % MANY_DIGITS[:900], "id", Named(b'{"n":%s}' % MANY_DIGITS[:900], None)),
-        (b'{"id":"%s"}' % (b"x" * ITEM_ID_MAX), "id", Named(b'{"id":"%s"}' % (b"x" * 255), "x" * 255)),
+        (b'{"id": "a-1", "n": 1.0}', "id", NamedItem(b'{"id":"a-1","n":1.0}', "a-1")),
+        (b'{"id": 7}', "id", NamedItem(b'{"id":7}', "7")),  # its digits, as a text
+        (b'{"id": "a b"}', "id", NamedItem(b'{"id":"a b"}', "a b")),
+        (b'{"id": null}', "id", NamedItem(b'{"id":null}', None)),
+        (b'{"n": 1}', "id", NamedItem(b'{"n":1}', None)),
+        (b'{"id": "a"}', None, NamedItem(b'{"id":"a"}', None)),
+        (b' ["id"] ', "id", NamedItem(b'["id"]', None)),
+        (b'"id"', "id", NamedItem(b'"id"', None)),
+        (b'{"n":%s}' % MANY_DIGITS[:900], "id", NamedItem(b'{"n":%s}' % MANY_DIGITS[:900], None)),
+        (b'{"id":"%s"}' % (b"x" * ITEM_ID_MAX), "id", NamedItem(b'{"id":"%s"}' % (b"x" * 255), "x" * 255)),
     ],
 )
-def test_a_line_and_its_clients_name(raw: bytes, member: str | None, expected: Named) -> None:
+def test_a_line_and_its_clients_name(raw: bytes, member: str | None, expected: NamedItem) -> None:
     assert named(raw, member) == expected
 
 

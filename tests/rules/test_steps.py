@@ -17,8 +17,8 @@ from semel.steps.rules import (
     STEPS_BYTES_MAX,
     STEPS_MAX,
     BeginStep,
+    DoubtfulStep,
     Finished,
-    InDoubt,
     Met,
     Step,
     Steps,
@@ -98,12 +98,12 @@ MEETINGS: list[tuple[str, Steps, Step, Met | type]] = [
     ("never recorded", (), CHARGE, BeginStep(CHARGE)),
     ("finished", (DONE,), CHARGE, Finished(b'"ch_1"')),
     ("finished, now declared otherwise", (DONE,), CHARGE._replace(repeatable=True), Finished(b'"ch_1"')),
-    ("unfinished", (CHARGE,), CHARGE, InDoubt),
-    ("unfinished, and only now declared repeatable", (CHARGE,), CHARGE._replace(repeatable=True), InDoubt),
+    ("unfinished", (CHARGE,), CHARGE, DoubtfulStep),
+    ("unfinished, and only now declared repeatable", (CHARGE,), CHARGE._replace(repeatable=True), DoubtfulStep),
     ("unfinished, repeatable", (MAIL,), MAIL._replace(started_at=NOW), BeginStep(MAIL)),
-    ("unfinished, repeatable no more", (MAIL,), MAIL._replace(repeatable=False), InDoubt),
+    ("unfinished, repeatable no more", (MAIL,), MAIL._replace(repeatable=False), DoubtfulStep),
     ("unfinished, just in time", (MAIL,), MAIL._replace(started_at=2_000 + HOUR - 1), BeginStep(MAIL)),
-    ("unfinished, too late", (MAIL,), MAIL._replace(started_at=2_000 + HOUR), InDoubt),
+    ("unfinished, too late", (MAIL,), MAIL._replace(started_at=2_000 + HOUR), DoubtfulStep),
     ("another one was not asked for", (DONE,), MAIL, StepError),
     ("another one under way was not asked for", (MAIL,), CHARGE, StepError),
 ]
@@ -121,8 +121,8 @@ def test_what_a_later_run_meets(meeting: tuple[str, Steps, Step, Met | type]) ->
         )
         return
     met = meet(recorded, (), want, HOUR)
-    if expected is InDoubt:
-        assert isinstance(met, InDoubt)
+    if expected is DoubtfulStep:
+        assert isinstance(met, DoubtfulStep)
         assert met.why.startswith(f"step '{want.name}' had begun, and i")
         assert met.doubt == f"step:{want.name}"
     else:
@@ -142,7 +142,9 @@ def test_what_a_later_run_meets(meeting: tuple[str, Steps, Step, Met | type]) ->
     ],
 )
 def test_why_a_step_is_not_made_again(known: Step, want: Step, why: str) -> None:
-    assert meet((known,), (), want, HOUR) == InDoubt(f"step:{known.name}", f"step {known.name!r} had begun, and {why}")
+    assert meet((known,), (), want, HOUR) == DoubtfulStep(
+        f"step:{known.name}", f"step {known.name!r} had begun, and {why}"
+    )
 
 
 def test_a_repeated_step_keeps_its_first_start() -> None:

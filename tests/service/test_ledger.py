@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from semel.reference.ledger import Entry, Ledger
+from semel.reference.ledger import Ledger, LedgerLine
 from semel.reference.notes import Notes
 from semel.reference.provider import Provider
 
 
-def entry(key: str, id: str = "1") -> Entry:
+def entry(key: str, id: str = "1") -> LedgerLine:
     return {"key": key, "id": id, "caller": "alice", "detail": {}}
 
 

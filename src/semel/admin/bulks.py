@@ -13,7 +13,7 @@ from semel.core.model import OPEN_STATES, Find, Record
 from semel.engine.sync_engine import Engine
 
 
-class Bulk(NamedTuple):
+class BulkSummary(NamedTuple):
     """One bulk. ``record`` None: it is forgotten, its items not yet. ``now`` by the store's clock."""
 
     id: bytes
@@ -35,7 +35,7 @@ class Bulk(NamedTuple):
         return "its record is forgotten" if self.record is None else bulk_standing(self.record, self.now)
 
 
-def newest_bulks(engine: Engine, before: bytes, limit: int) -> list[Bulk]:
+def newest_bulks(engine: Engine, before: bytes, limit: int) -> list[BulkSummary]:
     """A page of bulks, the newest first. Raises ConfigurationError where the store is no SQL database, and StoreError.
 
     Parameters: ``before`` the last id of the page before, or ``ANY_BULK``.
@@ -47,17 +47,17 @@ def newest_bulks(engine: Engine, before: bytes, limit: int) -> list[Bulk]:
     ids = tuple(id for id, _ in found)
     records = engine.perform("read_operations", lambda: engine.store.read_operations(ids))
     now = store_time(engine)
-    return [Bulk(id, tally, record, now) for (id, tally), record in zip(found, records, strict=True)]
+    return [BulkSummary(id, tally, record, now) for (id, tally), record in zip(found, records, strict=True)]
 
 
-def find_bulk(engine: Engine, id: bytes) -> Bulk | None:
+def find_bulk(engine: Engine, id: bytes) -> BulkSummary | None:
     """The bulk of an operation id. Raises as :func:`newest_bulks`."""
     items = Items(engine.store)
     tally = engine.perform("bulk", lambda: items.tally(id))
     if tally is None:
         return None
     [record] = engine.perform("read_operations", lambda: engine.store.read_operations((id,)))
-    return Bulk(id, tally, record, store_time(engine))
+    return BulkSummary(id, tally, record, store_time(engine))
 
 
 def store_time(engine: Engine) -> int:

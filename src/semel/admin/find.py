@@ -14,7 +14,7 @@ from typing import Final
 from semel.admin.damaged import mended
 from semel.admin.filters import pages
 from semel.cli.exits import CommandFailed, NotFound, UsageFailed
-from semel.cli.progress import Progress
+from semel.cli.progress import ProgressLine
 from semel.core.identity import ID_BYTES, key_hash, record_id, uuid_bytes, uuid_text
 from semel.core.model import Find, Record, Scope
 from semel.engine.sync_engine import Engine
@@ -106,7 +106,7 @@ def carries(engine: Engine, key: str) -> Matching:
 def walk(engine: Engine, matching: Matching, options: argparse.Namespace) -> Iterator[Record]:
     """The records that match, newest first, within what is known of the scope; some more than will be shown."""
     total = sum(engine.perform("counts", engine.store.counts).values())
-    progress = Progress("search", asked=getattr(options, "progress", False), total=total)
+    progress = ProgressLine("search", asked=getattr(options, "progress", False), total=total)
     query = Find(tenant=options.tenant, caller=options.caller, operation=options.operation)
     seen = found = 0
     for page in pages(engine, query):

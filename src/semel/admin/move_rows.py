@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from semel.cli.exits import CommandFailed
-from semel.cli.progress import Progress
+from semel.cli.progress import ProgressLine
 from semel.cli.terminal import Json
 from semel.engine.sync_engine import Engine
 from semel.operations.flow import is_kept_by
@@ -93,7 +93,7 @@ def copy_rows(
     totals = {**held._asdict(), "events": held.waiting + held.parked + held.published}
     for noun in nouns:
         moved.copied[noun.name] = moved.there[noun.name] = 0
-        progress = Progress(f"move {noun.name}", asked=asked, total=totals.get(noun.name))
+        progress = ProgressLine(f"move {noun.name}", asked=asked, total=totals.get(noun.name))
         for rows in pages_of(source, noun):
             _copy(target, noun, rows, moved)
             progress.tell(moved.copied[noun.name] + moved.there[noun.name])

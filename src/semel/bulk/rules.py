@@ -153,7 +153,7 @@ class ListedItem(NamedTuple):
         return ItemOutcome(self.place, self.item_id, ItemState.UNKNOWN, error_code=doubt)
 
 
-class Named(NamedTuple):
+class NamedItem(NamedTuple):
     """An item before it is run: its canonical bytes, and the client's name for it (None: name it by its content)."""
 
     raw: bytes
@@ -197,13 +197,13 @@ def _whole_number(digits: str) -> int | Decimal:
         return Decimal(digits)
 
 
-def named_item(raw: bytes, place: int, member: str | None) -> Named:
+def named_item(raw: bytes, place: int, member: str | None) -> NamedItem:
     """Understand one line. ``member``: where the client's name for it is; an item without it is named by content.
 
     Raises BulkRefused, naming the place and the member.
 
     >>> named_item(b'{"clientItemId": "a-1", "sku": "A"}', 0, "clientItemId")
-    Named(raw=b'{"clientItemId":"a-1","sku":"A"}', client_id='a-1')
+    NamedItem(raw=b'{"clientItemId":"a-1","sku":"A"}', client_id='a-1')
     >>> named_item(b'{"clientItemId": ""}', 7, "clientItemId")
     Traceback (most recent call last):
         ...
@@ -216,11 +216,11 @@ def named_item(raw: bytes, place: int, member: str | None) -> Named:
     if canonical is None:
         raise BulkRefused(place, None, "it is not one JSON value in UTF-8, or a member stands in it twice")
     if member is None or not canonical.startswith(b"{"):
-        return Named(canonical, None)
+        return NamedItem(canonical, None)
     given = json.loads(canonical, parse_int=str).get(member)  # the digits as they are: Python makes no int of thousands
     if given is None:
-        return Named(canonical, None)
-    return Named(canonical, _client_id(given, place, member))
+        return NamedItem(canonical, None)
+    return NamedItem(canonical, _client_id(given, place, member))
 
 
 def _client_id(given: object, place: int, member: str) -> str:

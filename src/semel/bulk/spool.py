@@ -16,7 +16,7 @@ from semel.bulk.rules import (
     ListDigest,
     ListedItem,
     ListTerms,
-    Named,
+    NamedItem,
     content_id,
     named_item,
     unnamed_id,
@@ -102,7 +102,7 @@ class ItemSpool:
         if self._beyond > RETRY_BYTES_MAX:
             raise self.refusal
 
-    def _name(self, named: Named, place: int) -> str:
+    def _name(self, named: NamedItem, place: int) -> str:
         """The item's own name; the occurrence number of equal ones is counted here."""
         if named.client_id is None:
             times, _ = self._count(b"c" + hashlib.sha256(named.raw).digest()[:16], place)

@@ -31,7 +31,7 @@ def add_progress(parser: argparse.ArgumentParser) -> None:
     )
 
 
-class Progress:
+class ProgressLine:
     """Tells how far a piece of work has come.
 
     Parameters: ``name`` of the work; ``asked`` for with ``--progress``; ``total`` how many there are, where that is
@@ -125,7 +125,7 @@ def told(name: str, work: Callable[[], T], *, asked: bool) -> T:
     return results[0]
 
 
-class _Seconds(Progress):
+class _Seconds(ProgressLine):
     """Progress of which only the time is known."""
 
     def _line(self, done: int, more: str, now: float) -> str:

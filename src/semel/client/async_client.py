@@ -11,8 +11,8 @@ import anyio.to_thread
 import httpx
 
 from semel.client.intents import (
+    ClientCore,
     Conversation,
-    Core,
     IntentBody,
     Keep,
     Progress,
@@ -22,7 +22,7 @@ from semel.client.intents import (
     key_of_child,
     no_answer,
 )
-from semel.client.journal import Claim, Entry, IntentState, Journal
+from semel.client.journal import IntentState, Journal, JournalEntry, SendingClaim
 from semel.client.plan import Answered, Breaker, Budget, NoAnswer, Outcome
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ T = TypeVar("T")
 class AsyncIntent:
     """Something to be done once. Made by :meth:`AsyncClient.intent`; its representation does not show the key."""
 
-    def __init__(self, client: AsyncClient, entry: Entry, body: bytes | None) -> None:
+    def __init__(self, client: AsyncClient, entry: JournalEntry, body: bytes | None) -> None:
         self._client = client
         self._entry = entry
         self._body = body
@@ -114,7 +114,7 @@ class AsyncClient:
         http: httpx.AsyncClient | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        self.core = Core(base_url, budget or Budget(), journal, breaker, bare, progress)
+        self.core = ClientCore(base_url, budget or Budget(), journal, breaker, bare, progress)
         self._own = http is None
         self._http = http if http is not None else httpx.AsyncClient(headers=headers, auth=auth)
         self.core.check_headers(self._http.headers)
@@ -178,8 +178,8 @@ class AsyncClient:
         entry = await self._keep(lambda: self.core.journal.add(new))
         return AsyncIntent(self, entry, wanted.body)
 
-    async def _send(self, entry: Entry, body: bytes | None, seconds: float | None) -> Outcome:
-        held: list[Claim | None] = [None]
+    async def _send(self, entry: JournalEntry, body: bytes | None, seconds: float | None) -> Outcome:
+        held: list[SendingClaim | None] = [None]
         conversation = self.core.converse(entry, body, self._build, seconds, lambda claim: held.__setitem__(0, claim))
         try:
             return await self._run(conversation)

@@ -21,13 +21,13 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 
 from semel.client.deadline import left_seconds
-from semel.client.journal import Busy, Claim, Ending, Entry, Journal
+from semel.client.journal import Busy, Ending, Journal, JournalEntry, SendingClaim
 from semel.client.origins import Origin, Origins
 from semel.client.plan import (
     LIFETIME_OVER,
     LIFETIME_SECONDS,
     Answered,
-    Ask,
+    AskStatus,
     Breaker,
     Budget,
     Done,
@@ -110,7 +110,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedRequest:
     """A request as it will be sent each time, without its key."""
 
     method: str
@@ -129,7 +129,7 @@ class Wanted:
         return hashlib.sha256(frame("semel.intent.1", self.method, self.url, media_type, body)).digest()
 
 
-class Core:
+class ClientCore:
     """What both clients share: settings, the gates of origins, and the conversation."""
 
     def __init__(
@@ -185,7 +185,7 @@ class Core:
         data: Mapping[str, Any] | None = None,
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Wanted:
+    ) -> WantedRequest:
         """The request, whole and repeatable. Raises ConfigurationError where it is not."""
         if sum(part is not None for part in (json, content, data)) > 1:
             raise ConfigurationError("give one of json=, content= and data=; an intent has one body")
@@ -224,26 +224,28 @@ class Core:
                 )
         if "content-type" in request.headers and not any(name.lower() == "content-type" for name in own):
             own["Content-Type"] = request.headers["content-type"]
-        return Wanted(request.method, str(request.url), own, request.content)
+        return WantedRequest(request.method, str(request.url), own, request.content)
 
-    def entry(self, wanted: Wanted, name: str | None, key: str | None, parent: str | None = None) -> Entry:
+    def entry(
+        self, wanted: WantedRequest, name: str | None, key: str | None, parent: str | None = None
+    ) -> JournalEntry:
         """The intent as the journal keeps it, under its own key."""
         if key is not None:
             key = parse_key([quoted(key).encode("utf-8", "replace")])
         if name is not None and (not isinstance(name, str) or not 1 <= len(name) <= 200):
             raise ConfigurationError("an intent's name is a text of 1 to 200 characters, such as 'invoice-42'")
         made = key or str(uuid.uuid4())
-        return Entry(made, name, parent, wanted.method, wanted.url, wanted.headers, wanted.digest, wanted.body)
+        return JournalEntry(made, name, parent, wanted.method, wanted.url, wanted.headers, wanted.digest, wanted.body)
 
     # --- the conversation ---
 
     def converse(
         self,
-        entry: Entry,
+        entry: JournalEntry,
         body: bytes | None,
         build: Callable[[str, str, Mapping[str, str], bytes | None], httpx.Request],
         seconds: float | None,
-        hold: Callable[[Claim | None], None],
+        hold: Callable[[SendingClaim | None], None],
     ) -> Conversation:
         """Bring an intent to an outcome, or to the end of the budget. ``hold`` learns which claim is ours."""
         own = self.budget.seconds if seconds is None else min(seconds, self.budget.seconds)
@@ -295,7 +297,7 @@ class Core:
                     self._tell(entry, attempt, "sending")
                     event = yield Transmit(build(entry.method, entry.url, preferred, body), most)
                     self._tell(entry, attempt, _summary(event))
-                case Ask(url=url, seconds=most):
+                case AskStatus(url=url, seconds=most):
                     event = yield Transmit(build("GET", url, {}, None), most)
                     self._tell(entry, plan.sends, f"the status resource: {_summary(event)}")
             action = plan.after(event, self.now())
@@ -304,7 +306,7 @@ class Core:
         hold(None)
         return outcome
 
-    def _tell(self, entry: Entry, attempt: int, text: str, pause: float = 0.0) -> None:
+    def _tell(self, entry: JournalEntry, attempt: int, text: str, pause: float = 0.0) -> None:
         LOG.info("%s %s: attempt %d: %s", entry.method, self.shown(entry.url), attempt, text)
         if self._progress is not None:
             self._progress(Progress(attempt, text, pause))
@@ -342,7 +344,7 @@ def no_answer(error: httpx.RequestError) -> NoAnswer:
     return NoAnswer(reason, sent=not isinstance(error, _NOTHING_LEFT))
 
 
-def stored_outcome(entry: Entry) -> Outcome:
+def stored_outcome(entry: JournalEntry) -> Outcome:
     """The outcome of an intent that has ended, from the journal alone: nothing is sent."""
     answer = None
     if entry.status is not None and entry.answer_headers is not None:
@@ -354,7 +356,7 @@ def stored_outcome(entry: Entry) -> Outcome:
     return InDoubt(entry.code or LIFETIME_OVER, entry.operation_url, answer)
 
 
-def _payload_needed(entry: Entry) -> NotYet:
+def _payload_needed(entry: JournalEntry) -> NotYet:
     detail = (
         "this journal keeps digests, not payloads: make the same intent again with its name and payload, and send that "
         "one, or use Journal(payloads=True)"

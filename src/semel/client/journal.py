@@ -79,7 +79,7 @@ class PayloadMismatch(SemelError):
     """Another payload under a stored name or key. Nothing was sent."""
 
 
-class Seals(Protocol):
+class JournalSeals(Protocol):
     """What a journal needs of a :class:`semel.engine.sealer.Sealer`."""
 
     def seal(self, text: bytes, about: bytes) -> bytes:
@@ -92,7 +92,7 @@ class Seals(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One stored intent. Its representation shows neither the key nor a payload."""
 
     key: str = field(repr=False)
@@ -118,10 +118,10 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class SendingClaim:
     """This process alone may send the intent, until the claim is given back or ``seconds`` are over."""
 
-    entry: Entry
+    entry: JournalEntry
     token: str = field(repr=False)
     age_seconds: float  # since the first attempt, by every clock reading that the journal has seen
 
@@ -171,7 +171,7 @@ class Journal:
         url: str = "sqlite:///intents.db",
         *,
         payloads: bool = False,
-        sealer: Seals | None = None,
+        sealer: JournalSeals | None = None,
         wall: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -204,7 +204,7 @@ class Journal:
 
     # --- writing ---
 
-    def add(self, entry: Entry) -> Entry:
+    def add(self, entry: JournalEntry) -> JournalEntry:
         """Keep a new intent, or find the one that has its name or key.
 
         Raises PayloadMismatch where that one has another method, URL or payload, or the key has another name.
@@ -240,7 +240,7 @@ class Journal:
             )
         return stored
 
-    def claim(self, key: str, seconds: float) -> Claim | Busy:
+    def claim(self, key: str, seconds: float) -> SendingClaim | Busy:
         """The right to send an intent, for ``seconds``. Raises JournalError where there is no such intent."""
         token = secrets.token_hex(16)
         with self._transaction() as connection:
@@ -264,9 +264,9 @@ class Journal:
             )
             [latest] = connection.execute("SELECT max(updated_at) FROM semel_intent").fetchone()
         age = 0.0 if entry.first_sent_at is None else max(wall, latest) - entry.first_sent_at
-        return Claim(entry, token, max(age, 0.0))
+        return SendingClaim(entry, token, max(age, 0.0))
 
-    def begin(self, claim: Claim, lifetime_seconds: float, operation_url: str | None) -> bool:
+    def begin(self, claim: SendingClaim, lifetime_seconds: float, operation_url: str | None) -> bool:
         """Count an attempt before it is made; False where the claim is another's now and nothing may be sent."""
         now = self._wall()
         with self._transaction() as connection:
@@ -279,7 +279,7 @@ class Journal:
             )
             return changed.rowcount == 1
 
-    def conclude(self, claim: Claim, ending: Ending) -> None:
+    def conclude(self, claim: SendingClaim, ending: Ending) -> None:
         """Write what a ``send()`` came to, and give the claim back. Of a lost claim only an end is written."""
         key, now = claim.entry.key, self._wall()
         is_over = ending.state != "open"
@@ -298,7 +298,7 @@ class Journal:
                 ),
             )
 
-    def release(self, claim: Claim) -> None:
+    def release(self, claim: SendingClaim) -> None:
         """Give a claim back without a word about the outcome."""
         with self._transaction() as connection:
             connection.execute(
@@ -318,7 +318,7 @@ class Journal:
                 (self._wall() - older_than_seconds,),
             ).rowcount
 
-    def drop(self, name_or_key: str) -> Entry | None:
+    def drop(self, name_or_key: str) -> JournalEntry | None:
         """Forget one intent, whatever its state, so that its name may be used for a new command, under a new key.
 
         Do so only when you know what has become of it, from your business reference or the operation's status. Returns
@@ -341,12 +341,12 @@ class Journal:
 
     # --- reading ---
 
-    def find(self, *, key: str | None = None, name: str | None = None) -> Entry | None:
+    def find(self, *, key: str | None = None, name: str | None = None) -> JournalEntry | None:
         """The intent with this key or name."""
         with self._transaction() as connection:
             return self._find(connection, key, name)
 
-    def open(self, limit: int = 1000) -> list[Entry]:
+    def open(self, limit: int = 1000) -> list[JournalEntry]:
         """Open intents, oldest first."""
         with self._transaction() as connection:
             rows = connection.execute(
@@ -355,15 +355,15 @@ class Journal:
             ).fetchall()
         return [self._entry(row) for row in rows]
 
-    def _find(self, connection: sqlite3.Connection, key: str | None, name: str | None) -> Entry | None:
+    def _find(self, connection: sqlite3.Connection, key: str | None, name: str | None) -> JournalEntry | None:
         row = connection.execute(
             f"SELECT {_COLUMNS} FROM semel_intent WHERE name = ? OR intent_key = ? ORDER BY name = ? DESC LIMIT 1",  # noqa: S608 - a constant
             (name, key, name),
         ).fetchone()
         return None if row is None else self._entry(row)
 
-    def _entry(self, row: tuple[Any, ...]) -> Entry:
-        raw = Entry(*row)
+    def _entry(self, row: tuple[Any, ...]) -> JournalEntry:
+        raw = JournalEntry(*row)
         return replace(
             raw,
             headers=json.loads(row[5]),

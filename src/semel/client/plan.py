@@ -371,7 +371,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskStatus:
     """GET the status of the operation at ``url``, with the caller's credentials and without a key."""
 
     url: str
@@ -394,7 +394,7 @@ class Finish:
     outcome: Outcome
 
 
-Action: TypeAlias = Send | Ask | Wait | Finish
+Action: TypeAlias = Send | AskStatus | Wait | Finish
 
 
 class Plan:
@@ -615,7 +615,7 @@ class Plan:
             return self._in_doubt("")
         assert self.operation_url is not None
         self._pending = "ask"
-        return Ask(self.operation_url, min(left, self._budget.attempt_seconds or left))
+        return AskStatus(self.operation_url, min(left, self._budget.attempt_seconds or left))
 
     def _after_status(self, event: Answered | NoAnswer, now: float) -> Action:
         if isinstance(event, NoAnswer):

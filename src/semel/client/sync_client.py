@@ -10,8 +10,8 @@ import httpx
 
 from semel.client.deadline import DeadlineOver, within
 from semel.client.intents import (
+    ClientCore,
     Conversation,
-    Core,
     IntentBody,
     Keep,
     Progress,
@@ -21,14 +21,14 @@ from semel.client.intents import (
     key_of_child,
     no_answer,
 )
-from semel.client.journal import Claim, Entry, IntentState, Journal
+from semel.client.journal import IntentState, Journal, JournalEntry, SendingClaim
 from semel.client.plan import Answered, Breaker, Budget, NoAnswer, Outcome
 
 
 class Intent:
     """Something to be done once. Made by :meth:`Client.intent`; its representation does not show the key."""
 
-    def __init__(self, client: Client, entry: Entry, body: bytes | None) -> None:
+    def __init__(self, client: Client, entry: JournalEntry, body: bytes | None) -> None:
         self._client = client
         self._entry = entry
         self._body = body
@@ -105,7 +105,7 @@ class Client:
         http: httpx.Client | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        self.core = Core(base_url, budget or Budget(), journal, breaker, bare, progress)
+        self.core = ClientCore(base_url, budget or Budget(), journal, breaker, bare, progress)
         self._own = http is None
         self._http = http if http is not None else httpx.Client(headers=headers, auth=auth)
         self.core.check_headers(self._http.headers)
@@ -168,8 +168,8 @@ class Client:
         entry = self.core.journal.add(self.core.entry(wanted, name, key, parent))
         return Intent(self, entry, wanted.body)
 
-    def _send(self, entry: Entry, body: bytes | None, seconds: float | None) -> Outcome:
-        held: list[Claim | None] = [None]
+    def _send(self, entry: JournalEntry, body: bytes | None, seconds: float | None) -> Outcome:
+        held: list[SendingClaim | None] = [None]
         conversation = self.core.converse(entry, body, self._build, seconds, lambda claim: held.__setitem__(0, claim))
         try:
             return self._run(conversation)

@@ -19,7 +19,20 @@ import httpx
 from semel.client.deadline import DeadlineOver, left_seconds, within
 from semel.client.intents import KEY_HEADER, LOG, Sleep, Transmit, answered, no_answer, quoted
 from semel.client.origins import Origins
-from semel.client.plan import Answered, Ask, Breaker, Budget, Event, Finish, NoAnswer, NotYet, Plan, Send, Wait, Waited
+from semel.client.plan import (
+    Answered,
+    AskStatus,
+    Breaker,
+    Budget,
+    Event,
+    Finish,
+    NoAnswer,
+    NotYet,
+    Plan,
+    Send,
+    Wait,
+    Waited,
+)
 from semel.errors import ConfigurationError
 
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -85,7 +98,7 @@ class _Retrying:
                     if KEY_HEADER in request.headers:
                         request.headers.setdefault("Prefer", f"wait={wait}")
                     event, last = yield Transmit(request, min(most, over))
-                case Ask(url=status, seconds=most):
+                case AskStatus(url=status, seconds=most):
                     headers = {
                         name: text
                         for name, text in request.headers.items()

@@ -45,7 +45,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Effects:
+class EffectCount:
     """How effects are counted: exactly one of ``get``, ``sql``, ``file``, ``command``, ``webhook``.
 
     ``settle_seconds`` passes before each count, for effects that happen after the answer.
@@ -81,7 +81,7 @@ class Case:
     """A whole case. ``requests`` holds the optional ones, by their table's name in the file."""
 
     request: Request
-    effects: Effects
+    effects: EffectCount
     requests: Mapping[str, Request] = field(default_factory=dict)
     caller: Mapping[str, str] = field(default_factory=dict)
     other_caller: Mapping[str, str] | None = None
@@ -291,10 +291,10 @@ def _request(table: _Table, base: Request | None, more: set[str]) -> Request:
     return Request(method, path, body, content_type, headers)
 
 
-def _effects(table: _Table) -> Effects:
-    table.only(set(Effects.__dataclass_fields__))
+def _effects(table: _Table) -> EffectCount:
+    table.only(set(EffectCount.__dataclass_fields__))
     command = table.command("command")
-    effects = Effects(
+    effects = EffectCount(
         get=table.text("get"),
         pointer=table.text("pointer"),
         per_caller=table.flag("per_caller", False),

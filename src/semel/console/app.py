@@ -36,7 +36,7 @@ from semel.cli.commands.imports import job_line, row_page
 from semel.cli.commands.messages import message_document
 from semel.cli.exits import CommandFailed
 from semel.cli.terminal import span_text
-from semel.console.settling import ANSWER_BYTES_MAX, Refused, Word, settle_all, shown, word_of
+from semel.console.settling import ANSWER_BYTES_MAX, NotSettled, Word, settle_all, shown, word_of
 from semel.core.flow import Flow
 from semel.core.identity import uuid_bytes, uuid_text
 from semel.core.model import Find, Record, State
@@ -465,7 +465,7 @@ class Console:
             self._engine, list(zip(seen, records, strict=True)), word, operator, self._now(), write=confirmed
         )
         name = "settled" if confirmed else "confirm"
-        refused = any(isinstance(result, Refused) for _, result in results)
+        refused = any(isinstance(result, NotSettled) for _, result in results)
         return self._page(request, name, {**context, "results": results}, 409 if confirmed and refused else 200)
 
     def _retry_event(self, request: Request, form: Mapping[str, str]) -> Response:

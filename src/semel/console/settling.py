@@ -48,7 +48,7 @@ class Word:
     evidence: str = ""
 
 
-class Refused(str):
+class NotSettled(str):
     """Why one record was not settled."""
 
 
@@ -148,7 +148,7 @@ def settle_all(
     for seen, record in chosen:
         result: str
         if seen != seen_of(record):
-            result = Refused(f"refused: the record has gone on since you looked at it{_by_whom(engine, record)}")
+            result = NotSettled(f"refused: the record has gone on since you looked at it{_by_whom(engine, record)}")
         else:
             try:
                 resolution = _resolution(record, word, operator)
@@ -158,7 +158,7 @@ def settle_all(
                     state = foresee(record, resolution, now, listed=begun_steps(engine, record), force=FORCE)
                 result = consequence(resolution, state)
             except (CommandFailed, RecordUnreadableError) as error:
-                result = Refused(f"{error}{_by_whom(engine, record) if write else ''}")
+                result = NotSettled(f"{error}{_by_whom(engine, record) if write else ''}")
         results.append(({**shown(record), "seen": seen}, result))
     return results
 

@@ -47,7 +47,7 @@ _ALL: Final = (*SERIES.values(), CALLER_KEYS, PURGED_AT)
 Cell = Callable[[float], None]
 
 
-class Sink(Protocol):
+class SampleSink(Protocol):
     """Where values are kept: in this process, or in the files that all processes of a host share."""
 
     def cell(self, series: Series, labels: tuple[str, ...]) -> Cell:
@@ -92,7 +92,7 @@ class Prometheus:
         self._bounds = Bounds()
         self._callers = {series.name: TopCallers(callers, replaces=not shared) for series in _of_callers()}
         self._cells: dict[tuple[str, ...], Cell] = {}
-        self._sink: Sink = _Shared() if shared else _Local()
+        self._sink: SampleSink = _Shared() if shared else _Local()
         if registry is None:
             registry = CollectorRegistry() if shared else REGISTRY
             if shared:

@@ -18,7 +18,7 @@ from semel.engine.permit import Permit
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, PolicyError
 from semel.functions.arguments import CallerOfCall, KeyOfCall, Path, caller_maker, key_maker
-from semel.functions.declared import Declared
+from semel.functions.declared import DeclaredCommand
 from semel.functions.fingerprints import Fingerprints
 from semel.functions.once import AsyncOnce, Once
 from semel.integrations.endpoint import PermitHere, annotations_of
@@ -73,7 +73,7 @@ class _Settings:
             declared.engine()  # last: from here on the name is taken
         return (AsyncOnce if declared.is_async else Once)(declared, binds)
 
-    def _declared(self, function: Callable[..., Any]) -> Declared:
+    def _declared(self, function: Callable[..., Any]) -> DeclaredCommand:
         given = self.settings
         permits = permit_names(function)
         own = inspect.signature(function).parameters
@@ -85,7 +85,7 @@ class _Settings:
         if given["policy"].resumable:
             left_in = counted_names(given["exclude"], counted)
             kept = KeptArguments(function, kept_names(function, counted, left_in), receiver, shapes)
-        return Declared(
+        return DeclaredCommand(
             function,
             self.name,
             given["policy"],

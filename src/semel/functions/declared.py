@@ -60,7 +60,7 @@ class ResultNotKept(NotReplayableError):
         self.result = result
 
 
-class Declared:
+class DeclaredCommand:
     """A function that is a command: how it is named, bound, told apart, run and kept."""
 
     def __init__(
@@ -268,7 +268,7 @@ class CommandCall:
     )
 
     def __init__(
-        self, declared: Declared, engine: Any, shape: Shape, arguments: dict[str, Any], command: Command | None
+        self, declared: DeclaredCommand, engine: Any, shape: Shape, arguments: dict[str, Any], command: Command | None
     ) -> None:
         self.engine = engine
         self.command = command

@@ -14,7 +14,7 @@ from semel.core.model import Answer, Record
 from semel.core.outcomes import Refused
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, StoreError
-from semel.functions.declared import CommandCall, Declared
+from semel.functions.declared import CommandCall, DeclaredCommand
 from semel.policy import Policy
 from semel.resuming.worker import Completer, CompleterOptions
 
@@ -27,7 +27,7 @@ S = TypeVar("S")
 class _Command:
     """What both forms share: they look like their function, and bind as it would."""
 
-    def __init__(self, declared: Declared, binds: str) -> None:
+    def __init__(self, declared: DeclaredCommand, binds: str) -> None:
         functools.update_wrapper(self, declared.function)  # type: ignore[arg-type]  # which takes any callable
         self._declared = declared
         self._binds = binds  # "instance", "class" or "nothing": what stands before the arguments of a method
@@ -165,7 +165,7 @@ class Once(_Command, Generic[P, R]):
 class AsyncOnce(_Command, Generic[P, R]):
     """An async function as a command."""
 
-    def __init__(self, declared: Declared, binds: str) -> None:
+    def __init__(self, declared: DeclaredCommand, binds: str) -> None:
         super().__init__(declared, binds)
         mark = getattr(inspect, "markcoroutinefunction", None)  # Python 3.12
         if mark is not None:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from semel.gateway.gate import KeyGate
 from semel.gateway.guarded import Guarded, longest
 from semel.proxy.application import Front
-from semel.proxy.configuration import Origin
+from semel.proxy.configuration import UpstreamOrigin
 from semel.proxy.upstream import IDLE_SECONDS, Upstream
 
 
 class GateApplication(Front):
     """Checks the keys of ``operations`` in front of ``origin``, and sends each request on one time only."""
 
-    def __init__(self, origin: Origin, operations: Sequence[Guarded]) -> None:
+    def __init__(self, origin: UpstreamOrigin, operations: Sequence[Guarded]) -> None:
         upstream = Upstream(origin, {}, idle_seconds=max(IDLE_SECONDS, longest(operations)))
         self._gate = KeyGate(upstream, operations)
         super().__init__(self._gate, upstream)

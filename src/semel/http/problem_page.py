@@ -13,7 +13,7 @@ from semel.core.model import Answer
 from semel.http.problems import anchor_of
 
 
-class Entry(NamedTuple):
+class ProblemEntry(NamedTuple):
     """One code: the status it comes with, what has happened, and what to do."""
 
     code: str
@@ -23,92 +23,92 @@ class Entry(NamedTuple):
 
 
 ENTRIES: Final = (
-    Entry(
+    ProblemEntry(
         "MISSING_IDEMPOTENCY_KEY",
         400,
         "The operation requires a key, and the request has none. Nothing was done.",
         "Make one key for this intent, such as a UUID, keep it with the intent, and send it with every attempt.",
     ),
-    Entry(
+    ProblemEntry(
         "INVALID_IDEMPOTENCY_KEY",
         400,
         "The key is malformed, or not of the format that the operation asks for. Nothing was done.",
         "Send one key of 1 to 255 visible ASCII characters. Where `keyAction` is `query` the key is too old: look by "
         "your business reference whether the command was done.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_REQUEST_INVALID",
         400,
         "The body is not what its length, its digest or its media type says. Nothing was done, and the key is free.",
         "Send the corrected request with the same key.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_OPERATION_MISSPELLED",
         400,
         "The method or the path is not spelled as the operation is declared (`//pay`, `/pay/`, `post`).",
         "Spell it as `detail` says, with the same key.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_OPERATION_NOT_DECLARED",
         400,
         "This server protects nothing at this method and path, and refuses what it does not protect.",
         "Correct the method or the path.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_CALLER_UNKNOWN",
         401,
         "A key means something only for its caller, and the caller is not known. Nothing was done.",
         "Authenticate, and send the same request with the same key.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_CALLER_NOT_ALLOWED",
         403,
         "You may not do this, or not any more. Nothing was done, and nothing is told of earlier requests.",
         "Get the right, and send the same request with the same key.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_BODY_TOO_SLOW",
         408,
         "The body did not arrive in time. Nothing was done.",
         "Send the same request again with the same key.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_REQUEST_IN_PROGRESS",
         409,
         "The first request with this key is still running, or another one with the same business reference is.",
         "Ask again with the same key after `Retry-After`, or ask for the status of the operation.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_OUTCOME_UNKNOWN",
         409,
         "It ran, and nobody can prove how it ended: it may have taken effect.",
         "Keep the key, and ask for the status of the operation until it is settled. Never send it under a new key.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_RECORD_EXPIRED",
         409,
         "The command was done. Its answer is forgotten, the fact is not.",
         "Look by your business reference. A new key would do it once more.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_REFERENCE_TAKEN",
         409,
         "Another caller's command has this business reference. Nothing was done for yours.",
         "Use your own reference.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE",
         409,
         "The command was done, and its answer was not kept: it was too long, or a stream.",
         "Read the `resource`, or ask for the status of the operation. Do not send it again.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_REQUEST_TOO_LARGE",
         413,
         "The body is larger, or nests deeper, than is taken. Nothing was done.",
         "Send less.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST",
         422,
         "Another request of yours has this key. `state` and `operation` say how far that one is. Nothing was done for "
@@ -116,13 +116,13 @@ ENTRIES: Final = (
         "Where `keyAction` is `query`, look first what has become of that one; once it is over, use a new key if you "
         "want this request as well.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_TOO_EARLY",
         425,
         "Commands are not taken as TLS early data, which anybody may replay. Nothing was done.",
         "Send it again with the same key, after the handshake.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_KEY_QUOTA_EXCEEDED",
         429,
         "The key is new, and you have brought as many new keys as you may in a while, or too many of your commands are "
@@ -130,66 +130,70 @@ ENTRIES: Final = (
         "Send the same request with the same key after `Retry-After`. Retries of keys that are on record are answered "
         "meanwhile.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_RECORD_UNREADABLE",
         500,
         "The stored record is corrupt, or was written by a version that this server does not understand.",
         "Keep the key and tell the operator. The command is never run again by itself.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_ANSWER_TOO_LARGE",
         500,
         "The answer was too large to be kept with the effect, so everything was rolled back: nothing happened.",
         "Tell the developers: the operation's `answer_bytes_max` is too small.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_NOT_PASSED_ON",
         501,
         "The reverse proxy passes on neither WebSockets nor tunnels. Nothing was done.",
         "Reach the service in another way.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_UPSTREAM_UNREACHABLE",
         502,
         "The service behind the reverse proxy cannot be reached. Nothing was done.",
         "Send the same request again with the same key after `Retry-After`.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_UPSTREAM_BROKE_OFF",
         502,
         "The service behind the reverse proxy got the request, and its answer broke off: it may have been done.",
         "Where `retryable` is true, send it again with the same key. Otherwise ask for the status of the operation.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_STORE_UNAVAILABLE",
         503,
         "The command store did not answer. Nothing was done; or, where `detail` says so, all of it or nothing.",
         "Retry after `Retry-After`, with the same key.",
     ),
-    Entry(
+    ProblemEntry(
         "IDEMPOTENCY_UPSTREAM_TIMEOUT",
         504,
         "The service behind the reverse proxy did not answer in time: it may have been done, or be running still.",
         "Where `retryable` is true, send it again with the same key. Otherwise ask for the status of the operation.",
     ),
-    Entry("ITEM_MALFORMED", 400, "An item of a list is no JSON value, or its name is none.", "Correct it at `place`."),
-    Entry("DUPLICATE_ITEM_ID", 400, "Two items of a list have one name.", "Give each item a name of its own."),
-    Entry("NO_ITEMS", 400, "The list is empty.", "Send items."),
-    Entry("ITEM_TOO_LARGE", 413, "One item of a list is too large.", "Send less in it."),
-    Entry("TOO_MANY_ITEMS", 413, "The list has too many items.", "Send it in parts, each with a key of its own."),
-    Entry(
+    ProblemEntry(
+        "ITEM_MALFORMED", 400, "An item of a list is no JSON value, or its name is none.", "Correct it at `place`."
+    ),
+    ProblemEntry("DUPLICATE_ITEM_ID", 400, "Two items of a list have one name.", "Give each item a name of its own."),
+    ProblemEntry("NO_ITEMS", 400, "The list is empty.", "Send items."),
+    ProblemEntry("ITEM_TOO_LARGE", 413, "One item of a list is too large.", "Send less in it."),
+    ProblemEntry(
+        "TOO_MANY_ITEMS", 413, "The list has too many items.", "Send it in parts, each with a key of its own."
+    ),
+    ProblemEntry(
         "LIST_MEDIA_TYPE",
         415,
         "The body is neither a JSON array nor JSON lines.",
         "Send `application/json` or `application/jsonl`, uncompressed.",
     ),
-    Entry(
+    ProblemEntry(
         "OPERATION_QUERY_INVALID",
         400,
         "The status resource was asked for no id, by a malformed key, or for several operations.",
         "Ask by the operation's link, or by `?key=` and `&operation=`.",
     ),
-    Entry(
+    ProblemEntry(
         "OPERATION_NOT_FOUND",
         404,
         "There is no such operation of yours: it never was, it is forgotten, or it is another caller's.",

@@ -117,7 +117,7 @@ def row_outcome(outcome: ItemOutcome) -> RowOutcome:
 
 
 def items_of(form: Format, file: IO[bytes], lines: Lines) -> Iterator[bytes]:
-    """The rows of a file as items of a bulk. Raises Unreadable."""
+    """The rows of a file as items of a bulk. Raises UnreadableFile."""
     file.seek(0)
     for row in form.rows(file, lines):
         yield bad_item(row) if isinstance(row, BadRow) else row_item(row)

@@ -20,7 +20,7 @@ from semel.http.settings import HttpSettings
 from semel.imports.booking import Verdict
 from semel.imports.http import (
     FORM_BYTES,
-    Head,
+    FileHead,
     check_length,
     describe_path,
     describe_upload,
@@ -89,7 +89,7 @@ class ImportEndpoint:
         except SemelError as error:
             return response_of(self.problem(error))
 
-    async def _take(self, request: Request, head: Head, caller: Caller, supplier: str) -> Answer:
+    async def _take(self, request: Request, head: FileHead, caller: Caller, supplier: str) -> Answer:
         form = None if head.boundary is None else FileParts(head.boundary)
         with self.imports.upload() as upload:
             await self._read(request, head, form, upload)
@@ -112,7 +112,7 @@ class ImportEndpoint:
             job = await self.imports.submit_upload(upload, filename=filename, **named)
             return submitted(job, self._jobs_path)
 
-    async def _read(self, request: Request, head: Head, form: FileParts | None, upload: Upload) -> None:
+    async def _read(self, request: Request, head: FileHead, form: FileParts | None, upload: Upload) -> None:
         size = 0
         most = self.imports.file_bytes_max + (0 if form is None else FORM_BYTES)
         async for piece in self._pieces(request):

@@ -54,7 +54,7 @@ _READ: Final = frozenset(
 _HEADERS: Final = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
 
 
-class Head(NamedTuple):
+class FileHead(NamedTuple):
     """What a request's head says of its file. ``boundary`` of a multipart form; None for a raw body."""
 
     media_type: str
@@ -65,7 +65,7 @@ class Head(NamedTuple):
     is_early: bool
 
 
-def read_head(headers: Iterable[tuple[bytes, bytes]], imports: Imports) -> Head:
+def read_head(headers: Iterable[tuple[bytes, bytes]], imports: Imports) -> FileHead:
     """What the head of an upload says. Raises ImportRefused and InvalidBody, before a byte of the body is read."""
     read: dict[bytes, bytes] = {}
     for name, value in headers:
@@ -89,7 +89,7 @@ def read_head(headers: Iterable[tuple[bytes, bytes]], imports: Imports) -> Head:
         raise ImportRefused(TOO_LARGE.format(most=imports.file_bytes_max), "FILE_TOO_LARGE")
     digest = read.get(b"content-digest")
     key = read.get(b"idempotency-key")
-    return Head(
+    return FileHead(
         given,
         boundary,
         length,
@@ -104,7 +104,7 @@ def _unquoted(key: str) -> str:
     return stripped[1:-1] if len(stripped) > 2 and stripped[0] == stripped[-1] == '"' else stripped
 
 
-def check_length(size: int, head: Head) -> None:
+def check_length(size: int, head: FileHead) -> None:
     """Raise InvalidBody where the body ended before its Content-Length."""
     if head.length is not None and size != head.length:
         raise InvalidBody("The body is cut short; send it again.")

@@ -28,7 +28,7 @@ _BOM: Final = "\ufeff"
 Read = bytes | BadRow
 
 
-class Unreadable(Exception):
+class UnreadableFile(Exception):
     """The file as a whole cannot be read as rows: its header, its structure, or how it is declared."""
 
     def __init__(self, code: str, reason: str) -> None:
@@ -72,7 +72,7 @@ class Csv:
         _check_row_bytes(self.row_bytes_max)
 
     def rows(self, file: IO[bytes], lines: Lines | None = None) -> Iterator[Read]:
-        """The rows of a file. Raises Unreadable where its header cannot be read."""
+        """The rows of a file. Raises UnreadableFile where its header cannot be read."""
         source = _Physical(file, self.encoding, self.quote, self.row_bytes_max)
         table = csv.reader(source, delimiter=self.delimiter, quotechar=self.quote, strict=True)
         header = list(self.columns) or _header(table, source)
@@ -148,7 +148,7 @@ class JsonArray:
         _check_row_bytes(self.row_bytes_max)
 
     def rows(self, file: IO[bytes], lines: Lines | None = None) -> Iterator[Read]:
-        """The rows of a file; the line of an element is its number. Raises Unreadable for what is no array."""
+        """The rows of a file; the line of an element is its number. Raises UnreadableFile for what is no array."""
         reader = ItemReader("array", self.row_bytes_max)
         number = 0
         try:
@@ -160,7 +160,7 @@ class JsonArray:
                 number += 1
                 yield _noted(lines, _json_row(raw, number), number)
         except BulkRefused as error:
-            raise Unreadable("FILE_MALFORMED", f"the file is not one JSON array: {error}") from None
+            raise UnreadableFile("FILE_MALFORMED", f"the file is not one JSON array: {error}") from None
 
 
 Format = Csv | JsonLines | JsonArray
@@ -173,15 +173,15 @@ def packed_recipe(form: Format) -> str:
 
 
 def read_recipe(recipe: str) -> Format:
-    """The format that a job was stored with. Raises Unreadable where this version of Semel does not know it."""
+    """The format that a job was stored with. Raises UnreadableFile where this version of Semel does not know it."""
     try:
         options = json.loads(recipe)
         version, form = options.pop("version"), options.pop("form")
         if version != RECIPE_VERSION:
-            raise Unreadable("RECIPE_UNKNOWN", f"the rows are to be read by version {version} of the recipe")
+            raise UnreadableFile("RECIPE_UNKNOWN", f"the rows are to be read by version {version} of the recipe")
         made: Format = FORMATS[form](**options)
     except (ValueError, KeyError, TypeError, AttributeError, PolicyError):
-        raise Unreadable("RECIPE_UNKNOWN", "how the rows are to be read is not known to this version") from None
+        raise UnreadableFile("RECIPE_UNKNOWN", "how the rows are to be read is not known to this version") from None
     return made
 
 
@@ -349,14 +349,14 @@ def _header(table: Iterator[list[str]], source: _Physical) -> list[str]:
         try:
             cells = next(table)
         except StopIteration:
-            raise Unreadable("NO_HEADER", "the file has no header line") from None
+            raise UnreadableFile("NO_HEADER", "the file has no header line") from None
         except (csv.Error, _TooLong) as error:
-            raise Unreadable("BAD_HEADER", f"the header line cannot be read: {_csv_reason(error)}") from None
+            raise UnreadableFile("BAD_HEADER", f"the header line cannot be read: {_csv_reason(error)}") from None
         if cells:
             break
     problem = _wrong_header(cells)
     if problem:
-        raise Unreadable("BAD_HEADER", f"the header line: {problem}")
+        raise UnreadableFile("BAD_HEADER", f"the header line: {problem}")
     return cells
 
 

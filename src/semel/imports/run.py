@@ -53,7 +53,7 @@ from semel.imports.readers import (
     JsonArray,
     JsonLines,
     Lines,
-    Unreadable,
+    UnreadableFile,
     format_for,
     packed_recipe,
     read_recipe,
@@ -528,7 +528,7 @@ class Imports:
             form = format_for(job.media_type, self.formats) if job.bulk_id is None else read_recipe(job.recipe)
             async with self._kept_file(job) as file:
                 await self._book(job, form, file)
-        except Unreadable as error:
+        except UnreadableFile as error:
             await self._end(job, ImportState.FAILED, begun, error.code, error.reason)
         except ImportRefused as error:  # its media type is no longer declared
             await self._end(job, ImportState.FAILED, begun, error.code, str(error))
@@ -686,7 +686,7 @@ class Imports:
             return Preview(key, job, job.state, job.counts, (), job.error_code, job.reason)
         try:
             return await self._try_file(key, form, upload.file, Scope(tenant, supplier, self.operation), rows_max)
-        except Unreadable as error:
+        except UnreadableFile as error:
             return Preview(key, None, ImportState.FAILED, Counts(0), (), error.code, error.reason)
         except BulkRefused as error:
             if error.code == "NO_ITEMS":

@@ -17,8 +17,8 @@ from semel.http.asgi.middleware import SemelMiddleware
 from semel.http.problems import INVALID_BODY, MISSPELLED, NOT_PASSED, Problems
 from semel.http.routing import UNSAFE_METHODS
 from semel.http.spelling import normal_segments
-from semel.proxy.configuration import GRACE_SECONDS, Origin, Proxied
-from semel.proxy.upstream import HOP_BY_HOP, Cut, NotSent, Pairs, Upstream, nominated
+from semel.proxy.configuration import GRACE_SECONDS, Proxied, UpstreamOrigin
+from semel.proxy.upstream import HOP_BY_HOP, Cut, NotForwarded, Pairs, Upstream, nominated
 from semel.workers.health import READY, Check, HealthServer
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -61,7 +61,7 @@ class Front:
 
         try:
             await self._app(scope, receive, send_noted)
-        except NotSent:
+        except NotForwarded:
             pass  # it has been answered and the key is free
         except Cut as cut:
             # An answer that has begun is left without its end: the server closes the connection, which says so.
@@ -140,7 +140,7 @@ class Front:
 class ProxyApplication(Front):
     """Serves the operations of ``configuration`` in front of ``origin``; everything else passes through."""
 
-    def __init__(self, engine: AsyncEngine, origin: Origin, configuration: Proxied) -> None:
+    def __init__(self, engine: AsyncEngine, origin: UpstreamOrigin, configuration: Proxied) -> None:
         upstream = Upstream(origin, configuration.timeouts)
         middleware = SemelMiddleware(
             upstream,

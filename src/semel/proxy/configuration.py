@@ -217,11 +217,11 @@ class _Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class UpstreamOrigin:
     """Where the upstream listens: scheme, host and port, and no path.
 
-    >>> Origin.of("http://127.0.0.1:3000")
-    Origin(scheme='http', host='127.0.0.1', port=3000)
+    >>> UpstreamOrigin.of("http://127.0.0.1:3000")
+    UpstreamOrigin(scheme='http', host='127.0.0.1', port=3000)
     """
 
     scheme: str
@@ -229,7 +229,7 @@ class Origin:
     port: int
 
     @classmethod
-    def of(cls, url: str) -> Origin:
+    def of(cls, url: str) -> UpstreamOrigin:
         """The origin of a URL. Raises ConfigurationError."""
         try:
             parts = urlsplit(url)

@@ -19,7 +19,7 @@ from semel.engine.permit import Permit
 from semel.errors import NothingHappened
 from semel.http.asgi.call import Receive, Scope, Send, send_answer
 from semel.http.problems import UPSTREAM_AWAY, UPSTREAM_BROKEN, UPSTREAM_SLOW, Kind, Problems
-from semel.proxy.configuration import CONNECT_SECONDS, KEYED, TIMEOUT_SECONDS, Origin
+from semel.proxy.configuration import CONNECT_SECONDS, KEYED, TIMEOUT_SECONDS, UpstreamOrigin
 
 Pairs = list[tuple[bytes, bytes]]
 
@@ -36,7 +36,7 @@ _FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forw
 _OF_THIS_HOST: Final = frozenset({b"location", b"content-location"})
 
 
-class NotSent(NothingHappened):
+class NotForwarded(NothingHappened):
     """The upstream could not be reached: it has not seen the command."""
 
 
@@ -60,7 +60,9 @@ class Upstream:
     that are on their way, by operation; ``passing`` holds the other requests.
     """
 
-    def __init__(self, origin: Origin, timeouts: Mapping[str, float], *, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(
+        self, origin: UpstreamOrigin, timeouts: Mapping[str, float], *, idle_seconds: float = IDLE_SECONDS
+    ) -> None:
         self.commands: Counter[str] = Counter()
         self.passing: set[asyncio.Task[None]] = set()
         self._origin = origin
@@ -110,7 +112,7 @@ class Upstream:
             if not request.sent:
                 text = "Nothing was done. Retry with the same key."
                 await exchange.fail(self._problem(UPSTREAM_AWAY, text, permit))
-                raise NotSent("the upstream cannot be reached") from error
+                raise NotForwarded("the upstream cannot be reached") from error
             kind = UPSTREAM_SLOW if isinstance(error, _LATE) else UPSTREAM_BROKEN
             if permit.effects is Effects.IDEMPOTENT:
                 kind, text = kind._replace(retryable=True), "Retry with the same key: the service does it once."

@@ -40,7 +40,7 @@ from semel.reference.models import (
     PaymentIn,
     PaymentListed,
     PaymentOut,
-    Refused,
+    RefusedRequest,
 )
 from semel.reference.notes import Notes
 from semel.reference.provider import Charge, Provider
@@ -84,14 +84,16 @@ _BEARER: Final = Depends(HTTPBearer(auto_error=False, description="`alice` or `b
 AUTHENTICATED: Final = [Depends(caller_of), _BEARER]
 
 # What the application itself answers, for the document; Semel adds its own problems.
-_NOBODY: Final[dict[int | str, dict[str, Any]]] = {401: {"model": Refused, "description": "The caller is not known"}}
-_READ: Final = {**_NOBODY, 404: {"model": Refused, "description": "This caller has none with that id"}}
+_NOBODY: Final[dict[int | str, dict[str, Any]]] = {
+    401: {"model": RefusedRequest, "description": "The caller is not known"}
+}
+_READ: Final = {**_NOBODY, 404: {"model": RefusedRequest, "description": "This caller has none with that id"}}
 _STORED: Final[dict[int | str, dict[str, Any]]] = {
     503: {"description": "The store did not answer; ask again", "content": problem_content([STORE_UNAVAILABLE])}
 }
 _COMMAND: Final = {
     **_NOBODY,
-    400: {"model": Refused, "description": "The body cannot be read, or its key cannot"},
+    400: {"model": RefusedRequest, "description": "The body cannot be read, or its key cannot"},
 }
 
 

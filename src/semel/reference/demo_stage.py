@@ -53,7 +53,7 @@ class SeenAnswer:
         return f"{self.status} {shown}{'  (replayed)' if self.replayed else ''}"
 
 
-class Client:
+class DemoClient:
     """Alice at her terminal. Thread-safe: each request has a connection of its own."""
 
     def __init__(self, url: str) -> None:
@@ -109,7 +109,7 @@ class Stage:
     url: str
     store: str
     folder: Path
-    client: Client
+    client: DemoClient
     operator: Operator
     provider: Provider
 
@@ -136,7 +136,7 @@ def staged(folder: Path) -> Iterator[Stage]:
         if url is None:
             process.wait(END_SECONDS)
             raise _not_started(folder / "service.log")
-        client = Client(url)
+        client = DemoClient(url)
         _await_service(client, process, folder / "service.log")
         yield Stage(url, store, folder, client, Operator(store), Provider(folder / "demo.db.provider.jsonl"))
     finally:
@@ -151,7 +151,7 @@ def staged(folder: Path) -> Iterator[Stage]:
         log.close()
 
 
-def _await_service(client: Client, process: subprocess.Popen[bytes], log: Path) -> None:
+def _await_service(client: DemoClient, process: subprocess.Popen[bytes], log: Path) -> None:
     """Until its first worker answers: the port is open before, and holds requests back. Raises CommandFailed."""
     ends = time.monotonic() + START_SECONDS
     while client.get("/healthz").status != 200:

@@ -20,7 +20,7 @@ ENTRY_BYTES_MAX: Final = 64 * 1024
 _CREATED_MODE: Final = 0o600
 
 
-class Entry(TypedDict):
+class LedgerLine(TypedDict):
     """One line: the derived key it was asked for with, its own id, the caller, and what it says."""
 
     key: str
@@ -35,24 +35,24 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()  # flock does not tell the threads of one process apart
-        self._entries: list[Entry] = []
-        self._by_key: dict[str, Entry] = {}
+        self._entries: list[LedgerLine] = []
+        self._by_key: dict[str, LedgerLine] = {}
         self._read_bytes = 0
 
-    def append(self, entry: Entry, *, once: bool) -> Entry:
+    def append(self, entry: LedgerLine, *, once: bool) -> LedgerLine:
         """Write an entry durably; with ``once``, the first entry under the same key stands instead."""
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         if len(line) > ENTRY_BYTES_MAX:
             raise ValueError(f"a ledger entry is at most {ENTRY_BYTES_MAX} bytes; this one has {len(line)}")
         return self._locked(lambda file: self._append(file, entry, line, once))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LedgerLine]:
         """All entries of all processes so far, in their order."""
         if not self._path.exists():
             return []
         return self._locked(self._all)
 
-    def _append(self, file: int, entry: Entry, line: bytes, once: bool) -> Entry:
+    def _append(self, file: int, entry: LedgerLine, line: bytes, once: bool) -> LedgerLine:
         self._catch_up(file)
         known = self._by_key.get(entry["key"])
         if once and known is not None:
@@ -62,7 +62,7 @@ class Ledger:
         os.fsync(file)
         return entry
 
-    def _all(self, file: int) -> list[Entry]:
+    def _all(self, file: int) -> list[LedgerLine]:
         self._catch_up(file)
         return list(self._entries)
 
@@ -85,7 +85,7 @@ class Ledger:
         self._read_bytes += whole
         for line in chunk[:whole].splitlines():
             try:
-                entry: Entry = json.loads(line)
+                entry: LedgerLine = json.loads(line)
                 self._by_key.setdefault(entry["key"], entry)
                 self._entries.append(entry)
             except (ValueError, KeyError, TypeError):

@@ -17,7 +17,7 @@ from semel.reference.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MetricsPlace:
     """Where Prometheus is answered, and the folder in which the workers count together."""
 
     listening: socket.socket
@@ -31,7 +31,7 @@ class Measured:
 
 
 @contextmanager
-def measured(settings: Settings) -> Iterator[Measured | None]:
+def measured(settings: Settings) -> Iterator[MetricsPlace | None]:
     """What ``SEMEL_METRICS`` asks for. Raises ConfigurationError, naming it, where it cannot be had."""
     if settings.metrics is None:
         yield None
@@ -48,7 +48,7 @@ def measured(settings: Settings) -> Iterator[Measured | None]:
                 f"SEMEL_METRICS: cannot listen on {host}:{port}: {why}; choose another port, or leave it out"
             ) from error
         with listening:
-            yield Measured(listening, folder)
+            yield MetricsPlace(listening, folder)
 
 
 class Page:

@@ -95,7 +95,7 @@ class NoteOut(Strict):
     text: str
 
 
-class Refused(BaseModel):
+class RefusedRequest(BaseModel):
     """What the application itself refuses, before a key is looked at."""
 
     detail: str

@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from semel.reference.ledger import Entry, Ledger
+from semel.reference.ledger import Ledger, LedgerLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,12 @@ class Notes:
 
     def write(self, key: str, caller: str, text: str) -> Note:
         """Write a note durably; a known key answers with the note that stands. Blocks for one fsync."""
-        entry: Entry = {"key": key, "id": f"note_{secrets.token_hex(8)}", "caller": caller, "detail": {"text": text}}
+        entry: LedgerLine = {
+            "key": key,
+            "id": f"note_{secrets.token_hex(8)}",
+            "caller": caller,
+            "detail": {"text": text},
+        }
         return _note(self._ledger.append(entry, once=True))
 
     def written(self, caller: str) -> list[Note]:
@@ -34,5 +39,5 @@ class Notes:
         return [_note(entry) for entry in self._ledger.entries() if entry["caller"] == caller]
 
 
-def _note(entry: Entry) -> Note:
+def _note(entry: LedgerLine) -> Note:
     return Note(entry["id"], entry["caller"], entry["detail"]["text"])

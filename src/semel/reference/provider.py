@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
-from semel.reference.ledger import Entry, Ledger
+from semel.reference.ledger import Ledger, LedgerLine
 
 
 class ProviderUnreachable(Exception):
@@ -48,7 +48,7 @@ class Provider:
         Parameters: ``key`` is kept with the charge; only with ``deduplicate`` does a known key mean no new charge.
         """
         detail = {"amount": str(amount), "currency": currency, "customer": customer}
-        entry: Entry = {"key": key, "id": f"pay_{secrets.token_hex(8)}", "caller": caller, "detail": detail}
+        entry: LedgerLine = {"key": key, "id": f"pay_{secrets.token_hex(8)}", "caller": caller, "detail": detail}
         return _charge(self._ledger.append(entry, once=deduplicate))
 
     def charges(self, caller: str | None = None) -> list[Charge]:
@@ -56,7 +56,7 @@ class Provider:
         return [_charge(entry) for entry in self._ledger.entries() if caller is None or entry["caller"] == caller]
 
 
-def _charge(entry: Entry) -> Charge:
+def _charge(entry: LedgerLine) -> Charge:
     detail = entry["detail"]
     return Charge(
         entry["id"], entry["key"], entry["caller"], Decimal(detail["amount"]), detail["currency"], detail["customer"]

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from semel.engine.permit import Permit
-from semel.reference.ledger import Entry, Ledger
+from semel.reference.ledger import Ledger, LedgerLine
 
 DELAY_MS_MAX: Final = 60_000
 # Set for each request by a dependency that runs before the body is read (see app.py).
@@ -92,7 +92,12 @@ class Troubles:
         if permit is None:  # without a key there is no retry to be recognised
             return True
         mine = secrets.token_hex(8)
-        entry: Entry = {"key": permit.grant.id.hex(), "id": mine, "caller": permit.command.scope.caller, "detail": {}}
+        entry: LedgerLine = {
+            "key": permit.grant.id.hex(),
+            "id": mine,
+            "caller": permit.command.scope.caller,
+            "detail": {},
+        }
         return (await asyncio.to_thread(self._ledger.append, entry, once=True))["id"] == mine
 
 

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
 from semel.reference.greeting import greeting
-from semel.reference.metrics import Measured, measured
+from semel.reference.metrics import MetricsPlace, measured
 from semel.reference.orders import create_table
 from semel.reference.settings import Settings
 from semel.reference.worker_process import WorkerProcess
@@ -104,7 +104,9 @@ def bound(settings: Settings) -> Iterator[socket.socket]:
 class Supervisor:
     """Keeps ``settings.workers`` processes serving one socket."""
 
-    def __init__(self, settings: Settings, listening: socket.socket, out: Say, page: Measured | None = None) -> None:
+    def __init__(
+        self, settings: Settings, listening: socket.socket, out: Say, page: MetricsPlace | None = None
+    ) -> None:
         self._settings = settings
         self._listening = listening
         self._out = out

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from semel.reference.metrics import Measured
+from semel.reference.metrics import MetricsPlace
 from semel.reference.settings import Settings
 
 KILL_AFTER_SECONDS: Final = 15.0  # longer than a worker's own drain
@@ -28,7 +28,7 @@ class WorkerProcess:
 
     __slots__ = ("former", "kill_at", "process", "ready", "serves", "started")
 
-    def __init__(self, settings: Settings, listening: int, lifeline: int, measured: Measured | None = None) -> None:
+    def __init__(self, settings: Settings, listening: int, lifeline: int, measured: MetricsPlace | None = None) -> None:
         self.ready: int | None
         self.ready, tells = os.pipe()
         descriptors = {"--socket": listening, "--lifeline": lifeline, "--ready": tells}
@@ -79,7 +79,7 @@ class WorkerProcess:
                 self.process.send_signal(signal.SIGKILL)
 
 
-def _environment(settings: Settings, measured: Measured | None) -> dict[str, str]:
+def _environment(settings: Settings, measured: MetricsPlace | None) -> dict[str, str]:
     """The supervisor's environment, with the settings as they were resolved."""
     return {
         **os.environ,

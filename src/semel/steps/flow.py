@@ -26,9 +26,9 @@ from semel.errors import (
 from semel.steps.doubts import UNREADABLE
 from semel.steps.rules import (
     BeginStep,
+    DoubtfulStep,
     Finished,
     Identity,
-    InDoubt,
     Step,
     Steps,
     Unpackable,
@@ -260,7 +260,7 @@ class StepLedger:
             self._passed = put(self._passed, want)
             raise
         met = meet(self._with_room_for(want), self._asked, want, self._dedup_us)
-        if isinstance(met, InDoubt):
+        if isinstance(met, DoubtfulStep):
             self.doubt = met.doubt
             raise StepInDoubt(f"{met.why}; the operation is UNKNOWN until that is found out")
         if isinstance(met, Finished):

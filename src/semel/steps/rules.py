@@ -187,14 +187,14 @@ class BeginStep:
 
 
 @dataclass(frozen=True, slots=True)
-class InDoubt:
+class DoubtfulStep:
     """It may have happened and may not be repeated."""
 
     doubt: str
     why: str
 
 
-Met = Finished | BeginStep | InDoubt
+Met = Finished | BeginStep | DoubtfulStep
 
 
 def check_name(name: object, ordinal: object) -> None:
@@ -235,7 +235,7 @@ def meet(recorded: Steps, asked: Collection[Identity], want: Step, dedup_us: int
             )
         return Finished(known.result)
     why = _why_not_again(known, want, dedup_us)
-    return BeginStep(known) if why is None else InDoubt(known.doubt, f"step {known.shown!r} had begun, and {why}")
+    return BeginStep(known) if why is None else DoubtfulStep(known.doubt, f"step {known.shown!r} had begun, and {why}")
 
 
 def _check_new(recorded: Steps, asked: Collection[Identity], want: Step) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
-from semel.cli.progress import Progress, add_progress
+from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output
 
 PROFILES: Final = ("draft-07", "stripe", "semel")
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         case = load_case(options.case)
     except (CaseError, ValueError) as error:
         raise UsageFailed(str(error)) from None
-    progress = Progress("conform", asked=options.progress, total=total)
+    progress = ProgressLine("conform", asked=options.progress, total=total)
     try:
         report = asyncio.run(
             conform(

@@ -18,7 +18,7 @@ from semel.admin.filters import add_filters, pages, query_of
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.open_store import opened
-from semel.cli.progress import Progress, add_progress
+from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Json, Output
 from semel.cli.whole_file import WholeFile
 from semel.core.model import Find, Record
@@ -117,7 +117,7 @@ def _export(engine: Engine, options: argparse.Namespace, out: Output, write: Wri
     if of == "records" and query == Find():
         total = sum(engine.perform("counts", engine.store.counts).values())
     damaged = _Damaged()
-    progress = Progress("export", asked=options.progress, total=total)
+    progress = ProgressLine("export", asked=options.progress, total=total)
     if of == "records":
         sealer = engine.core.sealer if options.open else None
         if options.open and sealer is None:

@@ -13,7 +13,7 @@ from semel.cli.terminal import Output, columns
 from semel.errors import SemelError
 from semel.extras import install_command
 from semel.gateway.guarded import Guarded, guarded_in, guarded_of, ordered
-from semel.proxy.configuration import GRACE_SECONDS, Origin, read_configuration
+from semel.proxy.configuration import GRACE_SECONDS, UpstreamOrigin, read_configuration
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         raise UsageFailed("no operation takes its key from a header: there is nothing to guard")
     if options.check:
         if options.upstream is not None:
-            Origin.of(options.upstream)
+            UpstreamOrigin.of(options.upstream)
         rows = [
             {
                 "operation": each.name,
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         return Exit.OK
     if options.upstream is None:
         raise UsageFailed("--upstream is missing: name the service, such as --upstream http://127.0.0.1:3000")
-    origin = Origin.of(options.upstream)
+    origin = UpstreamOrigin.of(options.upstream)
     for name in ("httpcore", "uvicorn"):
         if find_spec(name) is None:
             raise CommandFailed(f"the gate needs {name}; install it: {install_command('proxy')}")

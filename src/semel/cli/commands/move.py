@@ -16,7 +16,7 @@ from semel.admin.move_rows import RowsMoved, check_fits, check_relays, copy_rows
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.open_store import connect, shown_url, url_of
-from semel.cli.progress import Progress, add_progress
+from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output
 from semel.core.model import Effects, Find
 from semel.engine.sync_engine import Engine
@@ -157,7 +157,7 @@ def _check_different(source: Engine, target: Engine) -> None:
 def look(source: Engine, *, asked: bool = False) -> Survey:
     """Every record of a store, without bodies."""
     survey = Survey()
-    progress = Progress("survey", asked=asked)
+    progress = ProgressLine("survey", asked=asked)
     for page in pages(source, Find()):
         survey.now = survey.now or page.now
         for record in page.records:
@@ -175,7 +175,7 @@ def look(source: Engine, *, asked: bool = False) -> Survey:
 
 def copy(mover: Mover, survey: Survey, *, asked: bool = False) -> None:
     """Copy what was surveyed, oldest first, so that lists keep about their order. Raises CommandFailed, StoreError."""
-    progress = Progress("move", asked=asked, total=survey.count)
+    progress = ProgressLine("move", asked=asked, total=survey.count)
     done = 0
     for end in range(len(survey.ids), 0, -BATCH * ID_BYTES):
         begin = max(0, end - BATCH * ID_BYTES)

@@ -11,7 +11,7 @@ from semel.cli.open_store import opened, url_of
 from semel.cli.terminal import Output, columns
 from semel.engine.async_engine import AsyncEngine
 from semel.extras import install_command
-from semel.proxy.configuration import GRACE_SECONDS, Origin, read_configuration
+from semel.proxy.configuration import GRACE_SECONDS, UpstreamOrigin, read_configuration
 from semel.reference.settings import id_secret, seal_keys
 
 
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
     if options.check:
         if options.upstream is not None:
-            Origin.of(options.upstream)
+            UpstreamOrigin.of(options.upstream)
         operations = describe(configuration)
         out.document({"caller": configuration.caller_rule, "operations": operations})
         out.say("", f"caller: {configuration.caller_rule}")
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         return Exit.OK
     if options.upstream is None:
         raise UsageFailed("--upstream is missing: name the service, such as --upstream http://127.0.0.1:3000")
-    origin = Origin.of(options.upstream)
+    origin = UpstreamOrigin.of(options.upstream)
     if options.store is not None:
         options.url = options.store
     with opened(options):

@@ -10,7 +10,7 @@ from semel.admin.archive import Archive, judged_at
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.open_store import opened
-from semel.cli.progress import Progress, add_progress
+from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output, span_text
 from semel.cli.whole_file import WholeFile
 from semel.core.clock import believed, unexplained_gap
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         now = None if options.clock_is_right else _believed(engine, out)
         known = sum(engine.perform("counts", engine.store.counts).values())
         archive, archived = _archive(engine, options, known, now) if options.archive else (None, 0)
-        progress = Progress("purge", asked=options.progress, total=known)
+        progress = ProgressLine("purge", asked=options.progress, total=known)
 
         def answer(needed: object) -> Purged:
             assert isinstance(needed, Perform)
@@ -107,7 +107,7 @@ def _keep_us(options: argparse.Namespace) -> int:
 def _archive(engine: Engine, options: argparse.Namespace, known: int, now: int | None) -> tuple[Archive, int]:
     """Write what the purge will forget to a file that is whole and on the disk; how many rows."""
     archive = Archive(engine, _keep_us(options), now)
-    progress = Progress("archive", asked=options.progress, total=known)
+    progress = ProgressLine("archive", asked=options.progress, total=known)
     count = 0
     remedy = "an archive is never replaced, give another name"
     with WholeFile(options.archive, "--archive", replace=False, remedy=remedy) as file:

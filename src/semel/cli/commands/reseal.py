@@ -10,7 +10,7 @@ from semel.admin.sealing import OWN, Resealed, reseal
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.open_store import opened
-from semel.cli.progress import Progress, add_progress
+from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output
 from semel.core.model import Find
 from semel.engine.sealer import Sealer
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
                 "the newest first"
             )
         known = sum(engine.perform("counts", engine.store.counts).values()) if query == Find() else None
-        progress = Progress("reseal", asked=options.progress, total=known)
+        progress = ProgressLine("reseal", asked=options.progress, total=known)
 
         def tell(so_far: Resealed) -> None:
             progress.tell(so_far.looked_at, f"{so_far.resealed} sealed")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.terminal import Json, Output
-from semel.client.journal import Entry, Journal, JournalError
+from semel.client.journal import Journal, JournalEntry, JournalError
 from semel.client.plan import Budget, Done, InDoubt, NotYet, Outcome, Refused
 from semel.errors import ConfigurationError, RequestError
 from semel.extras import install_command
@@ -181,7 +181,7 @@ def _forget(journal: Journal, name: str, out: Output) -> int:
 _STATES: Final = {"open": "open", "done": "done", "refused": "refused", "doubt": "in doubt"}
 
 
-def _shown(entry: Entry) -> Json:
+def _shown(entry: JournalEntry) -> Json:
     return {
         "name": entry.name,
         "method": entry.method,
@@ -191,7 +191,7 @@ def _shown(entry: Entry) -> Json:
     }
 
 
-def _place(entry: Entry) -> str:
+def _place(entry: JournalEntry) -> str:
     """The address without what may be private in it."""
     return entry.url.partition("?")[0].partition("#")[0]
 

@@ -38,7 +38,7 @@ from semel.stores.sqlite.connection import (
     store_error,
     writes,
 )
-from semel.stores.sqlite.job import Job, nothing, refuse_overdue, settle_jobs
+from semel.stores.sqlite.job import FlowJob, nothing, refuse_overdue, settle_jobs
 from semel.stores.sqlite.readers import Readers
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class SqliteDriver:
 
     def _reset(self) -> None:
         self._gate = threading.Lock()
-        self._queue: deque[Job[Any]] = deque()
+        self._queue: deque[FlowJob[Any]] = deque()
         self._readers = Readers(self.path, self.synchronous, self.clock, self.answering)
         self._writer: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
@@ -121,7 +121,7 @@ class SqliteDriver:
             StoreUnavailable: the file is locked, read-only, full or missing; nothing was written.
             StoreTimeout: the commit itself failed; whether it took effect is not known yet.
         """
-        job = Job(make, time.monotonic() + self._busy_seconds)
+        job = FlowJob(make, time.monotonic() + self._busy_seconds)
         if self._read_part(job):
             return job.result()
         job.event = threading.Event()
@@ -137,7 +137,7 @@ class SqliteDriver:
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a flow from an event loop. Cancelling the caller does not stop the write. Raises as ``run``."""
-        job = Job(make, time.monotonic() + self._busy_seconds)
+        job = FlowJob(make, time.monotonic() + self._busy_seconds)
         if self._read_part(job):
             return job.result()
         loop = asyncio.get_running_loop()
@@ -151,12 +151,12 @@ class SqliteDriver:
         await future
         return job.result()
 
-    def submit(self, job: Job[Any]) -> None:
+    def submit(self, job: FlowJob[Any]) -> None:
         """Queue a job for the writer thread (ATOMIC units wait for the gate this way)."""
         self._queue.append(job)
         self._wake()
 
-    def _read_part(self, job: Job[Any]) -> bool:
+    def _read_part(self, job: FlowJob[Any]) -> bool:
         """Perform a flow up to its first write; True where that was all of it."""
         if job.begins(with_=writes) or job.done:
             return job.done
@@ -191,7 +191,7 @@ class SqliteDriver:
 
     def _serve_group(self, *, wait: bool) -> None:
         """Commit one group and open the gate. Called with the gate held; a lent gate stays shut."""
-        jobs: list[Job[Any]] = []
+        jobs: list[FlowJob[Any]] = []
         while len(jobs) < GROUP_MAX and (job := self._take(lending=False)) is not None:
             jobs.append(job)
         left = jobs
@@ -210,7 +210,7 @@ class SqliteDriver:
         except IndexError:
             return False
 
-    def _take(self, *, lending: bool) -> Job[Any] | None:
+    def _take(self, *, lending: bool) -> FlowJob[Any] | None:
         """The queue's first job if it is of this kind. Called with the gate held, but jobs may expire meanwhile."""
         if self._lending_next() is not lending:
             return None
@@ -223,7 +223,7 @@ class SqliteDriver:
         self._queue.appendleft(job)
         return None
 
-    def _commit_group(self, jobs: list[Job[Any]], *, wait: bool) -> list[Job[Any]]:
+    def _commit_group(self, jobs: list[FlowJob[Any]], *, wait: bool) -> list[FlowJob[Any]]:
         """Run jobs in one transaction; each alone where that fails. Returns those still to be done (busy)."""
         writer = self._begin(jobs, wait=wait)
         if writer is None:
@@ -253,7 +253,7 @@ class SqliteDriver:
         settle_jobs(jobs)
         return []
 
-    def _begin(self, jobs: list[Job[Any]], *, wait: bool) -> sqlite3.Connection | None:
+    def _begin(self, jobs: list[FlowJob[Any]], *, wait: bool) -> sqlite3.Connection | None:
         """Take the file's write lock for these jobs, less those that waited too long; None where it is not had."""
         while jobs:
             try:
@@ -339,7 +339,7 @@ class SqliteDriver:
                 self._checkpoint()
                 self._gate.release()
 
-    def _lend(self, job: Job[Any] | None) -> None:
+    def _lend(self, job: FlowJob[Any] | None) -> None:
         """Give the gate to an ATOMIC unit; its end releases it. No frame of this thread may keep the unit alive."""
         if job is None:  # it expired in this moment
             self._gate.release()
@@ -370,7 +370,7 @@ class SqliteDriver:
         A live ATOMIC unit is waited for, but no longer than ``busy_seconds``: it closes its own connection.
         """
         if self._queue:
-            last = Job(nothing, time.monotonic() + self._busy_seconds)
+            last = FlowJob(nothing, time.monotonic() + self._busy_seconds)
             last.event = threading.Event()
             self.submit(last)
             last.event.wait()

@@ -15,7 +15,7 @@ from semel.errors import StoreUnavailable
 T = TypeVar("T")
 
 
-class Job(Generic[T]):
+class FlowJob(Generic[T]):
     """A flow, where it stands, and who waits for it: a thread's event or a loop's future.
 
     A job that ``lends`` is no flow: it asks for the gate itself (see ``sqlite_unit``).
@@ -47,7 +47,7 @@ class Job(Generic[T]):
         self.event: threading.Event | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.future: asyncio.Future[None] | None = None
-        self.forsaken: Callable[[Job[T]], None] | None = None  # what to do with the value if nobody can be told
+        self.forsaken: Callable[[FlowJob[T]], None] | None = None  # what to do with the value if nobody can be told
         self.lend = lend if lend is not None else _nothing_to_lend
 
     @property
@@ -116,7 +116,7 @@ def _nothing_to_lend() -> Any:
     raise AssertionError("only a lending job is asked to lend")
 
 
-def refuse_overdue(queue: deque[Job[Any]]) -> None:
+def refuse_overdue(queue: deque[FlowJob[Any]]) -> None:
     """Refuse what has waited too long for its turn: it has written nothing."""
     now = time.monotonic()
     overdue = [job for job in list(queue) if job.deadline <= now]
@@ -129,9 +129,9 @@ def refuse_overdue(queue: deque[Job[Any]]) -> None:
         settle_jobs([job])
 
 
-def settle_jobs(jobs: list[Job[Any]]) -> None:
+def settle_jobs(jobs: list[FlowJob[Any]]) -> None:
     """Tell every caller; the futures of one loop with one wake-up, or at once if this is its own thread."""
-    loops: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
+    loops: dict[asyncio.AbstractEventLoop, list[FlowJob[Any]]] = {}
     for job in jobs:
         if job.event is not None:
             job.event.set()

@@ -23,7 +23,7 @@ from semel.stores.failures import WENT_ON
 from semel.stores.sqlite.connection import BEGIN, is_busy, open_connection, outlives_its_cause, store_error
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.stores.sqlite.guard import SqliteUnitConnection
-from semel.stores.sqlite.job import Job
+from semel.stores.sqlite.job import FlowJob
 
 T = TypeVar("T")
 
@@ -139,9 +139,9 @@ def _open(driver: SqliteDriver, deadline: float) -> SqliteUnit:
             time.sleep(BUSY_PAUSE_SECONDS)
 
 
-def _lending(driver: SqliteDriver, seconds: float) -> Job[SqliteUnit]:
+def _lending(driver: SqliteDriver, seconds: float) -> FlowJob[SqliteUnit]:
     deadline = time.monotonic() + seconds
-    return Job(None, deadline, lambda: _open(driver, deadline))
+    return FlowJob(None, deadline, lambda: _open(driver, deadline))
 
 
 def begin_unit(driver: SqliteDriver, seconds: float) -> SqliteUnit:
@@ -173,7 +173,7 @@ async def begin_unit_async(driver: SqliteDriver, seconds: float) -> SqliteUnit:
     return job.result()
 
 
-def _give_back(job: Job[SqliteUnit]) -> None:
+def _give_back(job: FlowJob[SqliteUnit]) -> None:
     try:
         job.result().rollback()
     except Exception:  # noqa: BLE001 - its caller is gone
