@@ -5,6 +5,8 @@ transaction no round trip of its own. The connection that is handed out ends no 
 ``commit()`` keeps the writes for Semel's COMMIT, its ``rollback()`` undoes the handler's writes alone. A COMMIT
 written as SQL does end it; then the settle fails by itself, since the claim is not its transaction's own.
 
+What a unit does is written once, as generators that yield each call; threads make it, event loops await it.
+
 A session that has served a command begins the next one with its settings and its user reset: what a handler has set,
 and committed, was that command's.
 """
@@ -12,7 +14,9 @@ and committed, was that command's.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import psycopg
 from psycopg.pq import PGconn, TransactionStatus
@@ -100,10 +104,14 @@ def before(connection: PsycopgUnitConnection | AsyncPsycopgUnitConnection, serve
     return RESET if connection.worn and server.prepared else ()
 
 
-class PsycopgUnit:
-    """One transaction of a thread's. Made by :class:`PsycopgUnitPool`; nothing is sent before the claim."""
+Talk = Generator[Callable[[], Any], Any, T]
+"""What a unit does, in either colour: it yields each call that waits for the server, and is sent what came of it."""
 
-    def __init__(self, pool: PsycopgUnitPool, connection: PsycopgUnitConnection, *, was_idle: bool) -> None:
+
+class UnitTalk(Generic[C]):
+    """One transaction. Nothing is sent before the claim; a shell makes the calls, or awaits them."""
+
+    def __init__(self, pool: Any, connection: C, *, was_idle: bool) -> None:
         self._connection = connection
         self._pool = pool
         self._pid = os.getpid()
@@ -112,7 +120,7 @@ class PsycopgUnit:
         self._ended = False
 
     @property
-    def connection(self) -> PsycopgUnitConnection:
+    def connection(self) -> C:
         """What the handler writes on.
 
         Raises psycopg.ProgrammingError after the end: the connection is another command's by then.
@@ -121,23 +129,29 @@ class PsycopgUnit:
             raise psycopg.ProgrammingError(LATE)
         return self._connection
 
-    def run(self, make: MakeFlow[T]) -> T:
-        """Run a flow inside the transaction, which the first statement begins.
+    def hand_out(self) -> C:
+        """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
+        self._connection.handed_out = self._connection.worn = True
+        self._connection.deadline = None
+        return self._connection
 
-        Raises:
-            StoreUnavailable, StatementRefused: the server refused; nothing of the transaction remains.
-            StoreTimeout: the connection was lost, or has not answered in time.
-        """
+    def _said(self, *statements: Said) -> Any:
+        """All of them in one round trip. The rows of the one that has values."""
+        raise NotImplementedError
+
+    def _running(self, make: MakeFlow[T]) -> Talk[T]:
+        # The call that begins the unit has its deadline already.
+        return self._running_inside(make) if self._connection.handed_out else self._performing(make)
+
+    def _running_inside(self, make: MakeFlow[T]) -> Talk[T]:
         connection = self._connection
-        if not connection.handed_out:  # the call that begins the unit has its deadline already
-            return self._run(make)
         connection.deadline = Deadline(self._pool.server.patience_seconds)
         try:
-            return self._run(make)
+            return (yield from self._performing(make))
         finally:
             connection.deadline = None  # the handler may take its time
 
-    def _run(self, make: MakeFlow[T]) -> T:
+    def _performing(self, make: MakeFlow[T]) -> Talk[T]:
         conflicts = 0
         while True:
             flow = make()
@@ -145,7 +159,7 @@ class PsycopgUnit:
                 needed = next(flow)
                 while True:
                     assert type(needed) is Query
-                    needed = flow.send(self._ask(needed))
+                    needed = flow.send((yield from self._asking(needed)))
             except StopIteration as stop:
                 result: T = stop.value
                 return result
@@ -154,43 +168,109 @@ class PsycopgUnit:
                 again = is_conflict(error) or is_outdated(error)
                 if self._connection.handed_out or not again or conflicts > CONFLICTS_MAX:
                     raise told(error) from error
-            self._begin_again()
+            yield from self._beginning_again()
 
-    def _begin_again(self) -> None:
+    def _beginning_again(self) -> Talk[None]:
         """Another transaction was first. The claim names its nonce, so it may be made again, on a new snapshot."""
         try:
-            self._connection.execute(b"ROLLBACK")
+            yield partial(self._connection.execute, b"ROLLBACK")
         except psycopg.Error as error:
             raise told(error) from error
         self._begun = False
 
-    def _ask(self, needed: Query) -> list[Any]:
+    def _asking(self, needed: Query) -> Talk[list[Any]]:
         values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
         text = needed.statement.numbered.encode()
+        rows: list[Any]
         if self._begun:
-            return self._tripped((RELEASE, None), (text, values), (SAVEPOINT, None))
+            rows = yield partial(self._said, (RELEASE, None), (text, values), (SAVEPOINT, None))
+            return rows
         self._begun = True
         begin: tuple[Said, ...] = ((b"BEGIN", None), (text, values), (SAVEPOINT, None))
         try:
-            rows = self._tripped(*before(self._connection, self._pool.server), *begin)
-            self._connection.worn = False
-            return rows
+            rows = yield partial(self._said, *before(self._connection, self._pool.server), *begin)
         except psycopg.Error as error:
             if not self._was_idle or not is_stale(error):
                 raise
+        else:
+            self._connection.worn = False
+            return rows
         # It had died while nobody looked.
-        self._connection = self._pool.instead_of(self._connection)
-        return self._tripped(*begin)
+        self._connection = yield partial(self._pool.instead_of, self._connection)
+        rows = yield partial(self._said, *begin)
+        return rows
 
-    def _tripped(self, *statements: Said) -> list[Any]:
-        """All of them in one round trip. The rows of the one that has values."""
+    def _settling(self, needed: Ask[Any]) -> Talk[bool]:
+        assert isinstance(needed, Query)
+        if self._ended or self._pid != os.getpid():  # a forked handler's: as in ``_rolling_back``
+            return False
+        connection = self._connection
+        if not (yield partial(connection.is_left_alone, self._pool.server.patience_seconds)):
+            yield from self._ending(sound=False)
+            raise HandlerRefused(LEFT)
+        connection.deadline = Deadline(self._pool.server.patience_seconds)
+        values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
+        try:
+            yield partial(self._said, (needed.statement.numbered.encode(), values), (b"COMMIT", None))
+        except psycopg.errors.DivisionByZero:
+            yield from self._rolling_back()
+            return False
+        except BROKEN as error:
+            yield from self._rolling_back()
+            raise HandlerRefused(WENT_ON) from error
+        except psycopg.Error as error:
+            if is_lost(error):
+                yield from self._ending(sound=False)
+            else:
+                yield from self._rolling_back()
+            raise told(error) from error
+        yield from self._ending(sound=not connection.notices.unreplicated)
+        connection.notices.check()
+        return True
+
+    def _rolling_back(self) -> Talk[None]:
+        if self._ended:
+            return
+        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
+            self._ended = True
+            return
+        patience = self._pool.server.patience_seconds
+        sound = yield partial(self._connection.is_left_alone, patience)
+        if sound and self._connection.info.transaction_status is not TransactionStatus.IDLE:
+            if self._connection.deadline is None:  # else it is the end of a call that has failed
+                self._connection.deadline = Deadline(patience)
+            try:
+                if self._connection.handed_out:
+                    yield partial(self._connection.execute, b"ROLLBACK")
+                else:  # past psycopg, which would drop what it has prepared: no table can have gone
+                    yield partial(self._said, (b"ROLLBACK", None))
+            except psycopg.Error:
+                sound = False
+        yield from self._ending(sound=sound)
+
+    def _ending(self, *, sound: bool) -> Talk[None]:
+        if self._ended:
+            return
+        self._ended = True
+        idle = sound and self._connection.info.transaction_status is TransactionStatus.IDLE
+        self._connection.handed_out = False
+        yield partial(self._pool.give, self._connection, sound=idle)
+
+
+class PsycopgUnit(UnitTalk[PsycopgUnitConnection]):
+    """One transaction of a thread's. Made by :class:`PsycopgUnitPool`."""
+
+    def _said(self, *statements: Said) -> list[Any]:
         return said(self._connection, *statements, prepared=self._pool.server.prepared)
 
-    def hand_out(self) -> PsycopgUnitConnection:
-        """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
-        self._connection.handed_out = self._connection.worn = True
-        self._connection.deadline = None
-        return self._connection
+    def run(self, make: MakeFlow[T]) -> T:
+        """Run a flow inside the transaction, which the first statement begins.
+
+        Raises:
+            StoreUnavailable, StatementRefused: the server refused; nothing of the transaction remains.
+            StoreTimeout: the connection was lost, or has not answered in time.
+        """
+        return _drive(self._running(make))
 
     def settle(self, needed: Ask[Any]) -> bool:
         """Settle, and COMMIT in the same round trip. False: the claim is not this transaction's own; rolled back.
@@ -199,66 +279,32 @@ class PsycopgUnit:
             HandlerRefused: the server refused the commit (a deferred constraint): rolled back.
             StoreTimeout: not answered: not known yet. NotReplicated: its wait for the standby was cut short.
         """
-        assert isinstance(needed, Query)
-        if self._ended or self._pid != os.getpid():  # a forked handler's: as in ``rollback``
-            return False
-        connection = self._connection
-        if not connection.is_left_alone(self._pool.server.patience_seconds):
-            self._end(sound=False)
-            raise HandlerRefused(LEFT)
-        connection.deadline = Deadline(self._pool.server.patience_seconds)
-        values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
-        try:
-            self._tripped((needed.statement.numbered.encode(), values), (b"COMMIT", None))
-        except psycopg.errors.DivisionByZero:
-            self.rollback()
-            return False
-        except BROKEN as error:
-            self.rollback()
-            raise HandlerRefused(WENT_ON) from error
-        except psycopg.Error as error:
-            if is_lost(error):
-                self._end(sound=False)
-            else:
-                self.rollback()
-            raise told(error) from error
-        self._end(sound=not connection.notices.unreplicated)
-        connection.notices.check()
-        return True
+        return _drive(self._settling(needed))
 
     def rollback(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
-        if self._ended:
-            return
-        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
-            self._ended = True
-            return
-        patience = self._pool.server.patience_seconds
-        sound = self._connection.is_left_alone(patience)
-        if sound and self._connection.info.transaction_status is not TransactionStatus.IDLE:
-            if self._connection.deadline is None:  # else it is the end of a call that has failed
-                self._connection.deadline = Deadline(patience)
-            try:
-                if self._connection.handed_out:
-                    self._connection.execute(b"ROLLBACK")
-                else:  # past psycopg, which would drop what it has prepared: no table can have gone
-                    said(self._connection, (b"ROLLBACK", None))
-            except psycopg.Error:
-                sound = False
-        self._end(sound=sound)
-
-    def _end(self, *, sound: bool) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        idle = sound and self._connection.info.transaction_status is TransactionStatus.IDLE
-        self._connection.handed_out = False
-        self._pool.give(self._connection, sound=idle)
+        _drive(self._rolling_back())
 
     def __del__(self) -> None:
         # A unit that nobody holds any more (Ctrl-C in its claim) would keep its connection and its lock for ever.
         if not self._ended and self._pid == os.getpid():
             later(self.rollback)
+
+
+def _drive(talk: Talk[T]) -> T:
+    """Make the calls, one after the other."""
+    try:
+        call = next(talk)
+        while True:
+            try:
+                reply = call()
+            except BaseException as error:  # noqa: BLE001 - the talk's to handle, or it comes out of it again
+                call = talk.throw(error)
+            else:
+                call = talk.send(reply)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
 
 
 class PsycopgUnitPool:
