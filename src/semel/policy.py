@@ -413,7 +413,7 @@ def _check_choices(policy: Policy) -> None:
         raise PolicyError(f"{both[0]} is in not_run and in definite_5xx: it proves either nothing or a definite answer")
     for header in policy.replay_headers:
         if not isinstance(header, str) or not _HEADER(header):
-            raise PolicyError(f"replay_headers must not name {header!r}: it is no name of a header")
+            raise PolicyError(f"replay_headers must not name {header!r}: it is not a header name")
         if header.lower().encode() in NEVER_REPLAYED:
             raise PolicyError(f"replay_headers must not name {header!r}: it is never stored")
 

@@ -210,7 +210,7 @@ def test_a_packages_store_is_reached_by_its_scheme(installed: Callable[[str, str
     [
         ("import no_such_library", "acme_semel:connect", "the package acme-semel cannot be loaded"),
         ("", "acme_semel:connect", "the package acme-semel cannot be loaded"),
-        ("def connect(url): return url", "acme_semel:connect", "answered a str and not a Backend"),
+        ("def connect(url): return url", "acme_semel:connect", "returned a str instead of a Backend"),
     ],
 )
 def test_a_package_that_is_broken_is_named(

@@ -37,7 +37,7 @@ def test_memory_warns_once_where_an_operation_is_declared(
         engine = opened(mode, "memory://", ("pay", Policy.of(effects=effects)), ("refund", EXTERNAL))
         engine.core.needs.declare("later", EXTERNAL)
     [line] = caplog.messages
-    assert "'pay' is declared on it: a retry that reaches another worker process" in line
+    assert "'pay' is declared on it: a retry runs again if it reaches another worker process" in line
     assert "memory://?persistence=none" in line
 
 

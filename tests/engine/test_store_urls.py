@@ -38,7 +38,7 @@ def test_sqlalchemys_name_of_psycopg_is_understood() -> None:
         ("sqlite://shop.db", "sqlite:// needs three slashes before the path: sqlite:///shop.db"),
         (
             "sqlite+aiosqlite:///x.db",
-            r"unknown store 'sqlite\+aiosqlite': there is no 'aiosqlite' of it here; write",
+            r"unknown store 'sqlite\+aiosqlite': Semel has no driver 'aiosqlite' for it; write",
         ),
         ("postgresql+pg8000://h/shop", "write postgresql://$"),
         ("postgresql+psycopg3://h/shop", "write postgresql://$"),

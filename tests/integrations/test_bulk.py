@@ -300,9 +300,9 @@ def test_what_cannot_be_an_endpoint_is_refused_when_the_application_is_built(tmp
     with pytest.raises(ConfigurationError, match="must be a coroutine function"):
         semel.bulk(AsyncBulk(engine, operation="cases"), lambda item: None)  # type: ignore[arg-type, return-value]
     semel.bulk(AsyncBulk(engine, operation="cases"), handler)
-    with pytest.raises(ConfigurationError, match="two operations are named 'cases'"):
+    with pytest.raises(ConfigurationError, match="duplicate operation name 'cases'"):
         semel.bulk(AsyncBulk(engine, operation="cases"), handler)
-    with pytest.raises(ConfigurationError, match="two operations are named 'cases'"):
+    with pytest.raises(ConfigurationError, match="duplicate operation name 'cases'"):
         semel.command("cases")
 
 

@@ -25,7 +25,7 @@ def test_what_the_application_must_say() -> None:
     for declare, words in (
         (lambda: Semel(engine), "who is calling?"),
         (lambda: Semel(engine, caler=caller_of), "did you mean 'caller'?"),  # type: ignore[call-arg]
-        (lambda: semel.command("once"), "two operations are named 'once'"),
+        (lambda: semel.command("once"), "duplicate operation name 'once'"),
         (lambda: semel.command(""), "a command needs a name"),
         (lambda: semel.command("paths", efects="atomic"), "did you mean 'effects'?"),  # type: ignore[call-arg]
         (lambda: semel.command("paths", lease_seconds=0), "lease_seconds"),
@@ -43,7 +43,7 @@ def test_a_decorator_is_used_for_one_endpoint_only(engine: AsyncEngine) -> None:
     async def second() -> None: ...
 
     command(first)
-    assert "two operations are named 'once'" in refuses(lambda: command(second))
+    assert "duplicate operation name 'once'" in refuses(lambda: command(second))
 
 
 def test_a_policy_and_options_are_not_mixed(engine: AsyncEngine) -> None:

@@ -27,7 +27,7 @@ _PAY = '\n[[operation]]\nname = "pay"\npath = "/payments"\n'
         ('caller = "none"' + _PAY + "not_run = 429", r"\(pay\): not_run must be a list of statuses"),
         ('caller = "none"' + _PAY + 'answers = "rebuild"', "write 'forget'"),
         ('caller = "none"' + _PAY + 'method = "GET"', "GET is no command"),
-        ('caller = "none"' + _PAY + _PAY, "two operations are named"),
+        ('caller = "none"' + _PAY + _PAY, "duplicate operation name"),
         ('caller = "none"' + _PAY + "timeout_seconds = 0", "timeout_seconds must be 0.1 to 3600"),
     ],
 )

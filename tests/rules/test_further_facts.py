@@ -175,8 +175,8 @@ def test_a_recipe_with_headers_has_an_id_of_its_own_and_one_without_keeps_its() 
     ("names", "why"),
     [
         ("if-match", "must be a tuple"),
-        (("a b",), "no name of a header"),
-        ((1,), "no name of a header"),
+        (("a b",), "not a header name"),
+        ((1,), "not a header name"),
         (("Cookie",), "credentials"),
         (("authorization",), "credentials"),
         (("Content-Type",), "counts already"),

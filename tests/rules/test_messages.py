@@ -134,7 +134,7 @@ SHA256_OF_X = "LXEWQrcmsEQBYnyp+6wy9chTD7GQPMTbAiWHF5IaSIE="
 @pytest.mark.parametrize(
     ("secret", "algorithm", "said"),
     [
-        (b"s" * 16, "sha256", "A secret has no use with algorithm='sha256'; use 'hmac-sha256', or leave it out."),
+        (b"s" * 16, "sha256", "algorithm='sha256' uses no secret; use 'hmac-sha256', or leave the secret out."),
         (None, "hmac-sha256", "algorithm='hmac-sha256' needs a secret."),
         (b"s" * 15, "hmac-sha256", "The secret must have at least 16 bytes."),
     ],

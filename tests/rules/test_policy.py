@@ -59,7 +59,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"definite_5xx": frozenset({"500"})}, "definite_5xx takes statuses from 500 to 599; it has '500'"),
     ({"replay_headers": frozenset({"Set-Cookie"})}, "replay_headers must not name 'Set-Cookie': it is never stored"),
     ({"replay_headers": frozenset({"größe"})}, "replay_headers must not name 'größe'"),
-    ({"replay_headers": frozenset({""})}, "replay_headers must not name '': it is no name of a header"),
+    ({"replay_headers": frozenset({""})}, "replay_headers must not name '': it is not a header name"),
     ({"replay_headers": frozenset({"x total"})}, "replay_headers must not name 'x total'"),
     ({"replay_headers": frozenset({7})}, "replay_headers must not name 7"),
     (

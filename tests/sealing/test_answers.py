@@ -218,7 +218,7 @@ def test_sealing_does_not_keep_who_writes_the_store_from_an_answer_in_clear(plac
     [
         (None, "under the key '2026'; give the engine its sealer"),
         ({"2025": NEW}, "the key '2026' is not in this process's ring; add it behind the others"),
-        ({"2026": OLD}, "it was changed, is another record's, or the key '2026' is another one"),
+        ({"2026": OLD}, "it was changed, it belongs to another record, or '2026' names a different key here"),
     ],
     ids=["no sealer", "another name", "another key"],
 )
@@ -232,7 +232,9 @@ def test_without_its_key_a_record_is_unreadable_and_the_log_says_why_once(
             process.run(command(), never)
         assert said in str(told.value)
     [line] = [
-        each.getMessage() for each in caplog.records if "sealed" in each.getMessage() or "open" in each.getMessage()
+        each.getMessage()
+        for each in caplog.records
+        if "sealed" in each.getMessage() or "decrypted" in each.getMessage()
     ]
     assert "'2026'" in line
     assert place.process().run(command(), never).answer == PAID  # whoever has the key replays, whatever it declares

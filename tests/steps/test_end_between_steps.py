@@ -231,7 +231,7 @@ def test_settle_by_ends_it(url: str) -> None:
     id = left(url)
     with Engine.connect(url) as engine:
         ended: list[tuple[Any, Any, type[Exception], str]] = [
-            (RefusedWith(REFUNDED), None, ResolveRefused, "rests between its steps"),
+            (RefusedWith(REFUNDED), None, ResolveRefused, "is between two of its steps"),
             (RefusedWith(REFUNDED), {}, ResolveRefused, "unanswered: 'mail'"),
             (RefusedWith(REFUNDED), {"mail": "yes"}, PolicyError, "steps must say of each step"),
             (RefusedWith(REFUNDED), ["mail"], PolicyError, "steps must say of each step"),

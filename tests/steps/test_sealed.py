@@ -117,7 +117,7 @@ def test_it_is_gone_from_the_row_with_the_outcome(ends: Callable[..., None], wor
     [
         (SEALER, None, ConfigurationError, "give the engine its sealer"),
         (SEALER, Sealer({"2025": OLD}), ConfigurationError, "'2026', which is not in the ring"),
-        (SEALER, Sealer({"2026": OLD}), RecordUnreadableError, "does not open"),
+        (SEALER, Sealer({"2026": OLD}), RecordUnreadableError, "cannot be decrypted"),
         (None, SEALER, ConfigurationError, "opens_plain=True"),
     ],
 )

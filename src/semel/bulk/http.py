@@ -263,7 +263,7 @@ def refused(surface: HttpSettings, error: Exception, how: BulkRequest) -> Answer
 
 _VERDICTS: Final[Mapping[type[CommandError], tuple[Kind, str]]] = {
     InProgressError: (IN_PROGRESS, "The list is being done. Keep the key and ask again, or query the operation."),
-    OutcomeUnknownError: (OUTCOME_UNKNOWN, "Nobody can prove how this command ended. Query the operation."),
+    OutcomeUnknownError: (OUTCOME_UNKNOWN, "How this command ended cannot be proven. Query the operation."),
     KeyExpiredError: (
         RECORD_EXPIRED,
         "This key was used, and its answer is forgotten. Query before you send it again.",

@@ -169,7 +169,9 @@ def _settle_with_commit(store: Store, unit: AnyUnit, grant: Grant, word: Settlem
         try:
             yield from _confirm_commit(store, grant)
         except StoreUnavailable:  # invisible, but a server may be at it still: a retry meets its lock, or its answer
-            raise StoreTimeout("the commit was not answered: not known yet; retry with the same key") from None
+            raise StoreTimeout(
+                "the database did not answer the commit, so its outcome is not known yet; retry with the same key"
+            ) from None
         return Settled()
     if stands:
         return Settled()
@@ -177,7 +179,9 @@ def _settle_with_commit(store: Store, unit: AnyUnit, grant: Grant, word: Settlem
     if holds(row, grant.fence, grant.nonce):
         raise (yield from note_early_commit(store, grant))
     if row is None:
-        raise HandlerRefused("the handler's transaction was rolled back behind its unit; nothing of it remains")
+        raise HandlerRefused(
+            "the handler's transaction was rolled back before Semel could commit it; nothing of it remains"
+        )
     return Superseded(state_of(row))
 
 

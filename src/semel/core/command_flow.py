@@ -130,7 +130,7 @@ def reread(store: Store, claim: Claim, grant: Grant, under: Under | None) -> Flo
     try:
         seen, _ = yield from look_once(store, claim, under)
     except StoreError as error:  # "unavailable" would say that the handler did not run
-        raise StoreTimeout(f"the outcome was refused, and what holds instead could not be read: {error}") from error
+        raise StoreTimeout(f"the outcome was refused, and the outcome on record could not be read: {error}") from error
     return InProgress(grant.operation_id, 0) if seen is None else seen
 
 

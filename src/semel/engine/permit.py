@@ -139,7 +139,7 @@ class Permit:
         if self.steps is None:
             raise StepError(
                 f"permit.{method}({name!r}, ...) needs an operation that declares its steps: Policy(steps=True). Then "
-                "every effect of the handler belongs into a step"
+                "put every effect of the handler into a step"
             )
         return self.steps
 
@@ -198,7 +198,10 @@ class Permit:
     def connection(self) -> Any:
         """The connection of an ATOMIC command: what is written on it commits with the record, or not at all."""
         if self.unit is None:
-            raise PolicyError("only operations with effects='atomic' have a connection; declare it, or use your own")
+            raise PolicyError(
+                "permit.connection exists only for operations with effects='atomic'; declare that, or use a "
+                "connection of your own"
+            )
         return self.unit.connection
 
     def when_lost(self, act: Callable[[], object]) -> None:

@@ -80,8 +80,9 @@ def _settle(
 ) -> Flow[State]:
     if ends is None and record.state == State.CLAIMED and now >= record.lease_until:
         raise ResolveRefused(
-            f"operation {operation_id} rests between its steps, and whoever has its key goes on; where nobody has, end "
-            "it with steps={name: whether it happened} for each step that had begun and not finished, or with steps={}"
+            f"operation {operation_id} is between two of its steps, and a retry with its key continues it. Where its "
+            "client has lost the key, end it: steps={name: whether it happened} for each step that began and did not "
+            "finish, or steps={}"
         )
     result = None
     if isinstance(outcome, StepSucceeded):

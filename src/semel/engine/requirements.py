@@ -29,11 +29,11 @@ NO_STEPS: Final = (
 
 _NO_QUOTAS: Final = (
     "{where} declares a quota, and a store on {name} does not count new keys: use memory://, sqlite:///, "
-    "postgresql:// or a single redis://, or leave the quota out and limit requests in front"
+    "postgresql:// or a single redis://, or leave the quota out and limit requests at the proxy"
 )
 _OWN_MEMORY: Final = (
-    "%s keeps its records in this process alone, and %s is declared on it: a retry that reaches another worker "
-    "process, or this one after a restart, runs again. Use sqlite:/// or a server; or accept it with %s://?persistence=none"
+    "%s keeps its records in this process alone, and %s is declared on it: a retry runs again if it reaches another "
+    "worker process, or this one after a restart. Use sqlite:/// or a server; or accept it with %s://?persistence=none"
 )
 _LOG: Final = logging.getLogger("semel")
 

@@ -44,10 +44,10 @@ from semel.policy import Policy
 SEALED_HINTS: Final = {
     UNSEALED: "under the key {key}; give the engine its sealer",
     SEALING_KEY: "the key {key} is not in this process's ring; add it behind the others",
-    SEAL: "it was changed, is another record's, or the key {key} is another one; see semel doctor",
+    SEAL: "it was changed, it belongs to another record, or {key} names a different key here; see semel doctor",
 }
 QUOTA_TEXTS: Final = {
-    NEW_KEYS: "this caller has brought as many new keys as its quota allows for now",
+    NEW_KEYS: "this caller has sent as many new keys as its quota allows for now",
     OPEN: "as many commands of this caller are unfinished as its quota allows",
     UNKNOWN: "as many commands of this caller have an unknown outcome as its quota allows; they must be settled first",
 }
@@ -88,7 +88,9 @@ def ended_result(permit: Permit, answer: Answer, instead: Verdict | None) -> Res
 def lost_result(instead: Verdict) -> Result:
     """The result of a handler whose outcome was refused: what the record says now."""
     if isinstance(instead, Proceed):
-        raise SupersededError("this handler's outcome was refused: somebody else holds the record; ask again")
+        raise SupersededError(
+            "this handler's outcome was refused: another attempt holds the record; retry with the same key"
+        )
     assert not isinstance(instead, Unseal | Rebuild), "an engine gives what it withholds from a store's verdict"
     return begun_result(instead)
 
@@ -151,8 +153,8 @@ def command_error(verdict: Refusal) -> CommandError:
             )
         case Unreadable(operation_id, "steps"):
             return RecordUnreadableError(
-                "the command was begun in steps, and this process's operation declares none; a process that declares "
-                "steps=True goes on with it",
+                "the command began with steps, and this process declares none for it; a process that declares "
+                "steps=True continues it",
                 operation_id=uuid_text(operation_id),
             )
         case ReferenceTaken():

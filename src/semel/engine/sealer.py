@@ -119,8 +119,8 @@ class Sealer:
             return cipher.decrypt(kept[end : end + _NONCE_BYTES], kept[end + _NONCE_BYTES :], head + about)
         except (InvalidTag, ValueError):
             raise RecordUnreadableError(
-                "what is kept does not open: it was changed since it was sealed, is another record's, or the key of "
-                "this name is another one; it is not run"
+                "what is kept cannot be decrypted: it was changed since it was sealed, it belongs to another record, "
+                "or its key's name stands for a different key here; it is not run"
             ) from None
 
 

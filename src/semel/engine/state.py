@@ -88,8 +88,8 @@ SEALED_REMEDIES: Final = {
     "sealer, Engine.connect(..., sealer=Sealer(ring))",
     SEALING_KEY: "a stored answer is sealed under the key {key}, which is not in this process's ring: add it behind "
     "the others",
-    SEAL: "a stored answer does not open under the key {key}: it was changed, it is another record's, or the key of "
-    "this name is another one; see semel doctor",
+    SEAL: "a stored answer cannot be decrypted with the key {key}: it was changed, it belongs to another record, or "
+    "{key} names a different key here; see semel doctor",
 }
 _LOG: Final = logging.getLogger("semel")
 FOLLOW_SECONDS: Final = 1.0  # after which a waiter makes sure that another one of its process still looks

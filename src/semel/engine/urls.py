@@ -107,8 +107,8 @@ def _of_a_package(scheme: str, url: str) -> Backend:
         backend = make(url)
         if not isinstance(backend, Backend):
             raise ConfigurationError(
-                f"the store {scheme!r} ({entry.value}) answered a {type(backend).__name__} and not a Backend; "
-                "its entry point must be a function of the URL that answers a semel.engine.backend.Backend"
+                f"the store {scheme!r} ({entry.value}) returned a {type(backend).__name__} instead of a Backend; "
+                "its entry point must be a function of the URL that returns a semel.engine.backend.Backend"
             )
         return replace(backend, url=url)
     raise UrlError(f"unknown store {scheme!r}{_meant_store(scheme)}")
@@ -123,7 +123,7 @@ def _meant_store(scheme: str) -> str:
     if plus and base in _SCHEMES:
         takes = [each.partition("+")[2] for each in known if each.startswith(f"{base}+")]
         near = [f"{base}+{each}" for each in difflib.get_close_matches(library, takes, n=1)]
-        return f"; did you mean {near[0]!r}?" if near else f": there is no {library!r} of it here; write {base}://"
+        return f"; did you mean {near[0]!r}?" if near else f": Semel has no driver {library!r} for it; write {base}://"
     near = difflib.get_close_matches(scheme, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}; {_OTHERS}"
 
@@ -179,7 +179,7 @@ def _sqlite(url: SplitResult, options: dict[str, str]) -> Backend:
     try:
         place = Path(file).expanduser()
     except RuntimeError:
-        raise UrlError(f"the path {file!r} names the home of a user who is not known here; write it out") from None
+        raise UrlError(f"the path {file!r} names the home folder of an unknown user; write the whole path") from None
     return sqlite_backend(SqliteDriver(str(place), synchronous=synchronous, busy_seconds=busy), busy)
 
 

@@ -142,7 +142,7 @@ class DeclaredCommand:
         other = _OPERATIONS.setdefault(engine, {}).setdefault(self.name, mine)
         if other != mine:
             raise ConfigurationError(
-                f"two functions are named {self.name!r}, {other} and {mine}: their keys would meet; rename one"
+                f"two functions are named {self.name!r}, {other} and {mine}: their keys would collide; rename one"
             )
         return engine
 

@@ -83,7 +83,7 @@ def _tell_unset(name: str) -> None:
     logging.getLogger("semel").warning(
         "from_state(%r): nobody has set request.state.%s, so that no caller is known and commands are refused with "
         "401. Let your authentication set it before Semel asks: in a dependency of the path operation, or in a "
-        "middleware outside of Semel's: request.state.%s = user.id (this is said once)",
+        "middleware outside of Semel's: request.state.%s = user.id (logged once)",
         name,
         name,
         name,

@@ -74,7 +74,7 @@ class Keeping:
         option = ", ".join(repr(name.decode("latin-1")) for name in new)
         logging.getLogger("semel").warning(
             "%s: the first caller gets the response headers %s, and replays do not; to keep them with the answer: "
-            "replay_headers={%s} (said once)",
+            "replay_headers={%s} (logged once)",
             self._operation or "an operation",
             option,
             option,

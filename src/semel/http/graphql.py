@@ -36,7 +36,7 @@ def graphql_success(answer: Answer) -> bool | Literal["nothing"]:
     """
     coding = [value.strip().lower() for name, value in answer.headers if name.lower() == _ENCODING]
     if coding not in ([], [b"gzip"]):
-        raise ValueError("the answer is encoded in a way that is not read here; compress it outside of Semel")
+        raise ValueError("the answer has a Content-Encoding that Semel cannot decode; compress it outside of Semel")
     document = json.loads(_unpacked(answer.body) if coding else answer.body)
     parts = document if isinstance(document, list) and document else [document]
     meanings = {_meaning(part) for part in parts}
@@ -47,13 +47,13 @@ def _unpacked(body: bytes) -> bytes:
     with gzip.GzipFile(fileobj=io.BytesIO(body)) as packed:
         plain = packed.read(_BYTES_MAX + 1)
     if len(plain) > _BYTES_MAX:
-        raise ValueError(f"the answer has more than {_BYTES_MAX} bytes when it is unpacked, and is not read")
+        raise ValueError(f"the answer has more than {_BYTES_MAX} bytes after decompression, and is not read")
     return plain
 
 
 def _meaning(part: object) -> bool | Literal["nothing"]:
     if not isinstance(part, dict) or not ("data" in part or part.get("errors")):
-        raise ValueError("the answer is no GraphQL answer: it has neither data nor errors")
+        raise ValueError("the answer is not a GraphQL answer: it has neither data nor errors")
     if not part.get("errors"):
         return True
     return False if "data" in part else "nothing"

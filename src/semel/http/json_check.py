@@ -38,7 +38,7 @@ def _refuse_constant(name: str) -> NoReturn:
 def _finite(token: str) -> float:
     number = float(token)
     if not isfinite(number):
-        raise _Unusable("it holds a number beyond a double")
+        raise _Unusable("it holds a number that is too large for a double")
     return number
 
 
@@ -94,7 +94,7 @@ def check_json(body: bytes, depth_max: int) -> None:
     except UnicodeDecodeError:
         raise _refusal("it is not UTF-8") from None
     except UnicodeEncodeError:
-        raise _refusal("it holds half of a surrogate pair") from None
+        raise _refusal("it holds a lone surrogate") from None
     except json.JSONDecodeError as error:
         raise _refusal(f"{error.msg[:1].lower()}{error.msg[1:]} at character {error.pos}") from None
     except _Unusable as error:

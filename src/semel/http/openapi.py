@@ -35,7 +35,7 @@ PROBLEM_SCHEMA: Final = {
 PROBLEM_NAME: Final = "SemelProblem"  # among the document's components
 _REPLAYED: Final = {
     "schema": {"type": "string", "enum": ["true"]},
-    "description": "There if this is the stored answer to an earlier request with the same key",
+    "description": "Present if this is the stored answer to an earlier request with the same key",
 }
 _SECONDS: Final = {
     "schema": {"type": "integer", "minimum": 0},
@@ -43,7 +43,7 @@ _SECONDS: Final = {
 }
 _LIFETIME: Final = {
     "schema": {"type": "integer", "minimum": 0},
-    "description": "The key is honoured: for at least so many seconds after the first request with it, a retry gets "
+    "description": "For at least this many seconds after the first request with it, a retry gets "
     "the first answer. Afterwards, look by your business reference",
 }
 _LINK: Final = {
@@ -152,10 +152,10 @@ def describe_responses(operation: dict[str, Any], kinds: Iterable[Kind]) -> None
             headers.setdefault("Idempotency-Key-Lifetime", _LIFETIME)
 
 
-_COUNTS: Final = "It counts: repeat it as it was with every retry of the same request."
+_COUNTS: Final = "It is part of the request: send it unchanged with every retry."
 _SAID: Final = {
-    "key": "It is this command's idempotency key: repeat it with every retry of the same request.",
-    "reference": "It is this command's business reference: one open or successful execution for each.",
+    "key": "This command's idempotency key: send the same one with every retry of the request.",
+    "reference": "This command's business reference: each has at most one open or successful execution.",
 }
 
 

@@ -34,6 +34,6 @@ class Outage:
         import logging  # a process whose store is well never needs it
 
         logging.getLogger("semel").error(
-            "the store failed under a command (said once in %g seconds): %s", EVERY_SECONDS, safe(str(error))
+            "the store failed during a command (logged once every %g seconds): %s", EVERY_SECONDS, safe(str(error))
         )
         return True

@@ -33,8 +33,8 @@ ENTRIES: Final = (
         "INVALID_IDEMPOTENCY_KEY",
         400,
         "The key is malformed, or not of the format that the operation asks for. Nothing was done.",
-        "Send one key of 1 to 255 visible ASCII characters. Where `keyAction` is `query` the key is too old: look by "
-        "your business reference whether the command was done.",
+        "Send one key of 1 to 255 visible ASCII characters. Where `keyAction` is `query` the key is too old: check "
+        "by your business reference whether the command was done.",
     ),
     ProblemEntry(
         "IDEMPOTENCY_REQUEST_INVALID",
@@ -45,13 +45,13 @@ ENTRIES: Final = (
     ProblemEntry(
         "IDEMPOTENCY_OPERATION_MISSPELLED",
         400,
-        "The method or the path is not spelled as the operation is declared (`//pay`, `/pay/`, `post`).",
+        "The method or the path is not spelled as the operation declares it (`//pay`, `/pay/`, `post`).",
         "Spell it as `detail` says, with the same key.",
     ),
     ProblemEntry(
         "IDEMPOTENCY_OPERATION_NOT_DECLARED",
         400,
-        "This server protects nothing at this method and path, and refuses what it does not protect.",
+        "No operation is declared for this method and path, and this server refuses what it does not protect.",
         "Correct the method or the path.",
     ),
     ProblemEntry(
@@ -63,8 +63,8 @@ ENTRIES: Final = (
     ProblemEntry(
         "IDEMPOTENCY_CALLER_NOT_ALLOWED",
         403,
-        "You may not do this, or not any more. Nothing was done, and nothing is told of earlier requests.",
-        "Get the right, and send the same request with the same key.",
+        "You are not allowed to do this, or no longer. Nothing was done, and nothing about earlier requests is shown.",
+        "Obtain the permission, and send the same request with the same key.",
     ),
     ProblemEntry(
         "IDEMPOTENCY_BODY_TOO_SLOW",
@@ -81,13 +81,13 @@ ENTRIES: Final = (
     ProblemEntry(
         "IDEMPOTENCY_OUTCOME_UNKNOWN",
         409,
-        "It ran, and nobody can prove how it ended: it may have taken effect.",
+        "It ran, and how it ended cannot be proven: it may have taken effect.",
         "Keep the key, and ask for the status of the operation until it is settled. Never send it under a new key.",
     ),
     ProblemEntry(
         "IDEMPOTENCY_RECORD_EXPIRED",
         409,
-        "The command was done. Its answer is forgotten, the fact is not.",
+        "The command was done. Its answer is no longer stored; the fact is.",
         "Look by your business reference. A new key would do it once more.",
     ),
     ProblemEntry(
@@ -111,21 +111,21 @@ ENTRIES: Final = (
     ProblemEntry(
         "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST",
         422,
-        "Another request of yours has this key. `state` and `operation` say how far that one is. Nothing was done for "
-        "this one.",
-        "Where `keyAction` is `query`, look first what has become of that one; once it is over, use a new key if you "
-        "want this request as well.",
+        "Another request of yours has this key. `state` and `operation` say what became of that request. Nothing was "
+        "done for this one.",
+        "Where `keyAction` is `query`, look that request up first; once it has ended, use a new key if you want this "
+        "request as well.",
     ),
     ProblemEntry(
         "IDEMPOTENCY_TOO_EARLY",
         425,
-        "Commands are not taken as TLS early data, which anybody may replay. Nothing was done.",
+        "Commands are not taken as TLS early data, which an attacker can replay. Nothing was done.",
         "Send it again with the same key, after the handshake.",
     ),
     ProblemEntry(
         "IDEMPOTENCY_KEY_QUOTA_EXCEEDED",
         429,
-        "The key is new, and you have brought as many new keys as you may in a while, or too many of your commands are "
+        "The key is new, and you have sent as many new keys as your quota allows, or too many of your commands are "
         "unfinished or have an unknown outcome. Nothing was done.",
         "Send the same request with the same key after `Retry-After`. Retries of keys that are on record are answered "
         "meanwhile.",
@@ -157,7 +157,7 @@ ENTRIES: Final = (
     ProblemEntry(
         "IDEMPOTENCY_UPSTREAM_BROKE_OFF",
         502,
-        "The service behind the reverse proxy got the request, and its answer broke off: it may have been done.",
+        "The service behind the reverse proxy got the request, and its answer was cut off: it may have been done.",
         "Where `retryable` is true, send it again with the same key. Otherwise ask for the status of the operation.",
     ),
     ProblemEntry(
@@ -173,9 +173,14 @@ ENTRIES: Final = (
         "Where `retryable` is true, send it again with the same key. Otherwise ask for the status of the operation.",
     ),
     ProblemEntry(
-        "ITEM_MALFORMED", 400, "An item of a list is no JSON value, or its name is none.", "Correct it at `place`."
+        "ITEM_MALFORMED",
+        400,
+        "An item of a list is not a JSON value, or its name is not valid.",
+        "Correct it at `place`.",
     ),
-    ProblemEntry("DUPLICATE_ITEM_ID", 400, "Two items of a list have one name.", "Give each item a name of its own."),
+    ProblemEntry(
+        "DUPLICATE_ITEM_ID", 400, "Two items of a list have the same name.", "Give each item a name of its own."
+    ),
     ProblemEntry("NO_ITEMS", 400, "The list is empty.", "Send items."),
     ProblemEntry("ITEM_TOO_LARGE", 413, "One item of a list is too large.", "Send less in it."),
     ProblemEntry(
@@ -190,13 +195,13 @@ ENTRIES: Final = (
     ProblemEntry(
         "OPERATION_QUERY_INVALID",
         400,
-        "The status resource was asked for no id, by a malformed key, or for several operations.",
+        "The request names no operation, has a malformed key, or fits several operations.",
         "Ask by the operation's link, or by `?key=` and `&operation=`.",
     ),
     ProblemEntry(
         "OPERATION_NOT_FOUND",
         404,
-        "There is no such operation of yours: it never was, it is forgotten, or it is another caller's.",
+        "You have no such operation: it never existed, it is forgotten, or it belongs to another caller.",
         "Look by your business reference before you send the command again.",
     ),
 )

@@ -121,9 +121,9 @@ KINDS: Final = (
 
 _KEEP: Final = "Nothing was done. Keep the key and ask again after Retry-After; keys that are on record are answered."
 _QUOTAS: Final = {
-    NEW_KEYS: f"You have begun as many commands as you may in a while. {_KEEP}",
-    OPEN: f"As many of your commands are unfinished as may be at once. {_KEEP}",
-    UNKNOWN: f"As many of your commands have an unknown outcome as may be at once: query them first. {_KEEP}",
+    NEW_KEYS: f"You have started as many commands as your quota allows for now. {_KEEP}",
+    OPEN: f"Too many of your commands are unfinished. {_KEEP}",
+    UNKNOWN: f"Too many of your commands have an unknown outcome: query them first. {_KEEP}",
 }
 _STANDING: Final[Mapping[State | None, str]] = {
     None: "is not known to be over",
@@ -189,13 +189,15 @@ class Problems:
             case OutcomeUnknown(operation_id):
                 return self.unknown(operation_id)
             case KeyExpired(operation_id):
-                text = "This key was used, and its answer is forgotten. Query by your business reference first."
+                text = "This key was used, and its answer is no longer stored. Query by your business reference first."
                 return self.answer(RECORD_EXPIRED, text, operation_id=operation_id)
             case NotReplayable(operation_id, kind, id):
                 text = "The command was done. Query the operation or its resource; do not send it again."
                 return self.answer(NOT_REPLAYABLE, text, operation_id=operation_id, resource=self._resource(kind, id))
             case Unreadable(operation_id, "steps"):
-                text = "It was begun in steps, which this server's version does not declare. Keep the key; ask again."
+                text = (
+                    "It began with steps, which this version of the server does not declare. Keep the key; ask again."
+                )
                 return self.answer(RECORD_UNREADABLE, text, operation_id=operation_id)
             case ReferenceTaken():
                 text = "Another caller's command has this business reference. Nothing was done for this one."
@@ -242,7 +244,7 @@ class Problems:
 
     def unknown(self, operation_id: bytes) -> Answer:
         """The answer where nobody can say how the command ended."""
-        text = "Nobody can prove how this command ended. Keep the key, query the operation, do not retry blindly."
+        text = "How this command ended cannot be proven. Keep the key, query the operation, do not retry blindly."
         return self.answer(OUTCOME_UNKNOWN, text, operation_id=operation_id)
 
     def too_early(self) -> Answer:
@@ -257,7 +259,7 @@ class Problems:
 
     def not_allowed(self) -> Answer:
         """The answer to a caller who is known and may not do this (any more)."""
-        return self.answer(NOT_ALLOWED, "Nothing was done, and nothing is told of earlier requests.")
+        return self.answer(NOT_ALLOWED, "Nothing was done, and nothing about earlier requests is shown.")
 
     def body_too_slow(self, seconds: float, *, closes: bool = False) -> Answer:
         """The answer to a request whose body has not arrived in time.

@@ -196,7 +196,7 @@ class Routes:
         names: set[str] = set()
         for operation in operations:
             if operation.name is not None and operation.name in names:
-                raise ConfigurationError(f"two operations are named {operation.name!r}: their keys would meet")
+                raise ConfigurationError(f"duplicate operation name {operation.name!r}: their keys would collide")
             for method in operation.methods:
                 name = operation.name or f"{method} {operation.template}"
                 names.add(name)

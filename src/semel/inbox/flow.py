@@ -65,7 +65,9 @@ def leave(store: Store, rows: InboxRows, unit: AnyUnit, message_id: str) -> Flow
     if not stands:
         seen = yield from ask(Perform("inbox", lambda: rows.look(message_id)))
         if seen is None or not seen.handled:
-            raise HandlerRefused("the handler's transaction was rolled back behind its unit; nothing of it remains")
+            raise HandlerRefused(
+                "the handler's transaction was rolled back before Semel could commit it; nothing of it remains"
+            )
         yield from ask(Rollback(unit))
         raise EarlyCommit(_EARLY)
 

@@ -99,7 +99,7 @@ class EndpointCommands:
 
         def declare(endpoint: F) -> F:
             if endpoints:
-                raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
+                raise ConfigurationError(f"duplicate operation name {name!r}: their keys would collide")
             endpoints.append(endpoint)
             self._plain[id(endpoint)] = (endpoint, name)
             check_endpoint(endpoint)

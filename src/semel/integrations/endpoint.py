@@ -82,7 +82,7 @@ def check_declaration(
     if paths not in (None, "apart", "one"):
         raise ConfigurationError(f"{name}: paths must be 'apart' or 'one'; it is {paths!r}")
     if name in taken:
-        raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
+        raise ConfigurationError(f"duplicate operation name {name!r}: their keys would collide")
     return chosen
 
 

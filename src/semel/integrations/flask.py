@@ -177,7 +177,7 @@ class Semel:
 
         def declare(view: F) -> F:
             if views:
-                raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
+                raise ConfigurationError(f"duplicate operation name {name!r}: their keys would collide")
             views.append(view)
             self._check_view(view, declared)
             self._plain[id(view)] = (view, name)
@@ -217,7 +217,7 @@ class Semel:
         from semel.bulk.wsgi import BulkView
 
         if operation in self.declared or operation in self.bulks:
-            raise ConfigurationError(f"two operations are named {operation!r}: their keys would meet")
+            raise ConfigurationError(f"duplicate operation name {operation!r}: their keys would collide")
         made = BulkView(
             operation,
             handler,

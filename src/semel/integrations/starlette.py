@@ -122,7 +122,7 @@ class Semel(EndpointCommands):
         )
         name = bulk.policy.operation
         if name in self.declared or name in self._bulks:
-            raise ConfigurationError(f"two operations are named {name!r}: their keys would meet")
+            raise ConfigurationError(f"duplicate operation name {name!r}: their keys would collide")
         self._bulks.append(name)
         return made
 

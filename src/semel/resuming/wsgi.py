@@ -131,7 +131,7 @@ class _Taken:
 
     def take(self, piece: bytes) -> None:
         if not self.capture.started:
-            raise RuntimeError("the application gave a body before it called start_response")
+            raise RuntimeError("the application returned a body before it called start_response")
         if not self._keeps:
             self.capture.count(piece)
         elif not self.capture.add(piece):

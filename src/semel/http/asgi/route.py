@@ -142,7 +142,7 @@ class RouteCall(AsgiCall):
     ) -> Permit | Answer | None:
         """Claim for the endpoint: its permit, the answer that leaves instead, or None to run unprotected."""
         if self.has_claimed:
-            raise ConfigurationError(f"the operation {route.name!r} was called by the handler of another one")
+            raise ConfigurationError(f"the operation {route.name!r} was called by another operation's handler")
         if self._leaked:
             raise ConfigurationError(
                 f"the body of a request to {route.name!r} was read by an endpoint that is not the declared one; "

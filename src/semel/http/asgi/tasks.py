@@ -75,5 +75,5 @@ class KeptAlive:
 def _report(task: asyncio.Task[Any]) -> None:
     error = None if task.cancelled() else task.exception()
     if error is not None and not tells_of_leaving(error):
-        what = {"message": "a handler failed after its client had gone", "exception": error, "task": task}
+        what = {"message": "a handler failed after its client had disconnected", "exception": error, "task": task}
         task.get_loop().call_exception_handler(what)

@@ -170,7 +170,7 @@ class Fingerprinter:
 
     def __init__(self, recipe: Recipe, secret: bytes | None = None) -> None:
         if recipe.algorithm == "sha256" and secret is not None:
-            raise PolicyError("A secret has no use with algorithm='sha256'; use 'hmac-sha256', or leave it out.")
+            raise PolicyError("algorithm='sha256' uses no secret; use 'hmac-sha256', or leave the secret out.")
         if recipe.algorithm == "hmac-sha256" and secret is None:
             raise PolicyError("algorithm='hmac-sha256' needs a secret.")
         if secret is not None and len(secret) < _SECRET_BYTES_MIN:

@@ -134,7 +134,7 @@ def check_headers(names: object) -> tuple[str, ...]:
     lower = [name.lower() if isinstance(name, str) else name for name in names]
     for name in lower:
         if not isinstance(name, str) or _HEADER(name) is None:
-            raise PolicyError(f"counts must not name {name!r}: it is no name of a header")
+            raise PolicyError(f"counts must not name {name!r}: it is not a header name")
         if name in NEVER_COUNTED:
             raise PolicyError(
                 f"counts must not name {name!r}: it holds credentials, counts already, or differs in each retry"

@@ -83,7 +83,7 @@ class InsideCall:
     ) -> Command | Answer | None:
         """What the view's request is: a command, the answer that leaves instead, or None to run unprotected."""
         if self.has_claimed:
-            raise ConfigurationError(f"the operation {route.name!r} was called by the handler of another one")
+            raise ConfigurationError(f"the operation {route.name!r} was called by another operation's handler")
         if self.is_over:
             raise ConfigurationError(f"the operation {route.name!r} was called when its request had been answered")
         if self.given is not None:
@@ -155,8 +155,8 @@ class InsideCall:
         """Raise NothingHappened where an accepted request came to no view, and so nothing was done."""
         if self.given is not None and not self.given.is_reached:
             raise NothingHappened(
-                "a request whose client was told 202 (Prefer: respond-async) was answered before its view was reached "
-                "again; let what stands in front of the view decide alike each time"
+                "a request whose client was told 202 (Prefer: respond-async) was answered before it reached its view "
+                "again; middlewares and decorators in front of the view must decide the same way each time"
             )
 
     def unclaimed(self, error: SemelError) -> Answer | None:

@@ -70,7 +70,7 @@ class SemelMiddleware:
         self.engine = engine
         if "manage_engine" in settings:
             raise ConfigurationError(
-                "manage_engine is for ASGI: a WSGI application is not told that its process begins or ends; open the "
+                "manage_engine is for ASGI: WSGI has no events for the start and the end of a process; open the "
                 "engine where the worker begins (in gunicorn's post_fork) and run `semel worker` beside it"
             )
         self.surface = HttpSettings.of(engine, settings, ("serve_operations", "waiters_max"))
@@ -278,7 +278,7 @@ class WsgiCall:
     def _take(self, piece: bytes) -> None:
         capture = self._capture
         if not capture.started:
-            raise RuntimeError("the application gave a body before it called start_response")
+            raise RuntimeError("the application returned a body before it called start_response")
         if self._dropped:
             capture.count(piece)
             return

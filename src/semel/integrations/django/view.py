@@ -262,7 +262,7 @@ def bulk(
     from semel.bulk.wsgi import BulkView
 
     if operation in site().declared or operation in BULKS:
-        raise ConfigurationError(f"two operations are named {operation!r}: their keys would meet")
+        raise ConfigurationError(f"duplicate operation name {operation!r}: their keys would collide")
 
     def place() -> tuple[Engine, HttpSettings]:
         found = site().place(using or site().database)
