@@ -220,7 +220,7 @@ def test_what_is_given_wrongly_is_refused_at_once(shop: Shop) -> None:
     ):
         with pytest.raises(error):
             semel.bulk(name, handler, **options)
-    with pytest.raises(ConfigurationError, match="two operations"):
+    with pytest.raises(ConfigurationError, match="duplicate operation name"):
         semel.command("cases.approve")
     with pytest.raises(ConfigurationError, match="no application"):
         _ = Semel(caller=lambda: "x").bulk("a", shop.approve).bulk

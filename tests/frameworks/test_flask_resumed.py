@@ -152,7 +152,7 @@ def test_a_request_that_comes_to_no_view_again_has_done_nothing(shop: Shop, monk
     shop.gate.set()
     assert shop.ask(ASYNC).status_code == 202
     shop.close_accepted()
-    assert ["before its view was reached" in each for each in told] == [True]
+    assert ["before it reached its view" in each for each in told] == [True]
     assert shop.ask().status_code == 201  # proven that nothing had happened
     assert shop.effects == DONE
 

@@ -306,7 +306,7 @@ def test_an_atomic_function_writes_with_its_record(filed: Stage, tmp_path: Path)
 
 def test_a_permit_of_an_external_function_has_no_connection(stage: Stage) -> None:
     once = stage.command(lambda order, permit=this_permit: permit.connection, key="order")
-    with pytest.raises(PolicyError, match="only operations with effects='atomic'"):
+    with pytest.raises(PolicyError, match="only for operations with effects='atomic'"):
         once("A")
 
 

@@ -34,7 +34,7 @@ from tests.web.driving import ALICE, AsgiWeb, Reply
         ("sqlite://]", "host"),
         ("memory://][?", "host"),
         ("sqlite://\u2100/x", "host"),
-        ("sqlite:///~nobody-here-of-that-name/x", "home of a user"),
+        ("sqlite:///~nobody-here-of-that-name/x", "home folder of an unknown user"),
         ("sqlite:///x\0y.db", "NUL"),
         ("sqlite:///x%00y.db", "NUL"),
         ("sqlite:////", "needs a file"),

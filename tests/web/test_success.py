@@ -54,7 +54,7 @@ def test_what_is_no_graphql_answer_proves_nothing(body: bytes) -> None:
 
 
 def test_a_coding_that_is_not_read_proves_nothing() -> None:
-    with pytest.raises(ValueError, match="encoded in a way"):
+    with pytest.raises(ValueError, match="Content-Encoding"):
         graphql_success(answered(DONE, (b"content-encoding", b"br")))
 
 
@@ -140,5 +140,5 @@ def test_a_graphql_answer_that_unpacks_to_too_much_is_not_read() -> None:
     import gzip
 
     body = gzip.compress(b'{"data": {}}' + b" " * (17 * 1024 * 1024), compresslevel=1)
-    with pytest.raises(ValueError, match="when it is unpacked"):
+    with pytest.raises(ValueError, match="after decompression"):
         graphql_success(Answer(200, ((b"content-encoding", b"gzip"),), body))

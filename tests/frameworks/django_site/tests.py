@@ -479,7 +479,7 @@ class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
         assert "is a class" in self.refused(lambda: semel.command("m.1", effects="external")(views.Orders))
         assert "the method" in self.refused(lambda: semel.command("m.2")(views.Orders.as_view()))
         assert "below @api_view" in self.refused(lambda: semel.command("m.3")(rest.plain))
-        assert "two operations" in self.refused(lambda: semel.command("atomic", effects="external")(view))
+        assert "duplicate operation name" in self.refused(lambda: semel.command("atomic", effects="external")(view))
         assert "no coroutine" in self.refused(lambda: semel.command("m.4", effects="atomic")(late))
         method = method_decorator(semel.command("m.7"))
         assert "on the method itself" in self.refused(lambda: method(view))
