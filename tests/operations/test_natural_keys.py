@@ -296,7 +296,7 @@ def test_openapi_says_where_names_come_from(shop: tuple[Any, Shop]) -> None:
     paths = made.app.openapi()["paths"]
     put = paths["/orders/{order_id}"]["put"]
     assert [parameter["name"] for parameter in put["parameters"]] == ["order_id"]
-    assert put["parameters"][0]["description"].startswith("It is this command's idempotency key")
+    assert put["parameters"][0]["description"].startswith("This command's idempotency key")
     assert put["x-semel"]["keyFrom"] == "path:order_id"
     pay = paths["/invoices"]["post"]
     assert [parameter["name"] for parameter in pay["parameters"]] == ["Idempotency-Key"]
