@@ -117,7 +117,10 @@ def uuid_text(raw: bytes) -> str:
     >>> uuid_text(bytes(16))
     '00000000-0000-0000-0000-000000000000'
     """
-    return UUID_FORM % UUID_PARTS(raw)
+    if len(raw) == 16:
+        return UUID_FORM % UUID_PARTS(raw)
+    h = raw.hex()  # of a damaged record, which is shown as it is
+    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
 
 
 def uuid_bytes(text: str) -> bytes | None:
