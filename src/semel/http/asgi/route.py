@@ -58,6 +58,7 @@ class RouteCall(AsgiCall):
     _cut = False
     _told = False
     _failure: BaseException | None = None
+    _own_status: int | None = None
     _limit: asyncio.Timeout | None = None
     _mark: tuple[bytes, bytes] | None = None
     _whole = False
@@ -178,9 +179,22 @@ class RouteCall(AsgiCall):
         """Whether an endpoint has claimed, whatever it was given."""
         return self._permit is not None or self._instead is not None
 
-    def failed(self, error: BaseException) -> None:
-        """The endpoint raised this, whatever the framework makes of it further outside."""
+    def failed(self, error: BaseException, own_status: int | None = None) -> None:
+        """The endpoint raised this, whatever the framework makes of it; ``own_status`` where it is an answer itself."""
         self._failure = error
+        self._own_status = own_status
+
+    def note(self, error: BaseException) -> None:
+        """The framework met this exception after the claim; what the endpoint itself raised counts for more."""
+        if self.has_claimed and self._failure is None:
+            self.failed(error)
+
+    async def outlive_client(self) -> None:
+        """The client has gone: return once the application may know, which of a command is when it runs too long."""
+        if self.has_claimed:
+            await self._after_body()
+            if self._capture.ended:
+                await asyncio.Event().wait()  # nothing is left to cut short
 
     # --- what the application gets --------------------------------------------------------------
 
@@ -299,7 +313,7 @@ class RouteCall(AsgiCall):
         self._outer[HEADERS_KEY] = headers
 
     def _outcome(self, permit: Permit, error: BaseException | None) -> Outcome:
-        return self._exchange.outcome(permit, self._capture, error, self._failure)
+        return self._exchange.outcome(permit, self._capture, error, self._failure, self._own_status)
 
 
 class Bodies:
