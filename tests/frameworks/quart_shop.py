@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from semel import AsyncEngine
 from semel.integrations.quart import Semel
+from tests.service.served import await_true
 
 FOLDER = Path(os.environ["SHOP_FOLDER"])
 
@@ -54,8 +55,7 @@ async def slow() -> Any:
     """Have the effect once the client has gone."""
     data = await request.get_json()
     (FOLDER / "begun").touch()
-    while not (FOLDER / "go").exists():  # noqa: ASYNC110 - another process says so
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(await_true, (FOLDER / "go").exists, "the test to let it go")
     with closing(sqlite3.connect(FOLDER / "shop.db")) as db, db:
         db.execute("INSERT INTO effect VALUES (?)", (data["what"],))
     return data, 201

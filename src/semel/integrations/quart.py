@@ -122,16 +122,7 @@ class Semel(EndpointCommands):
         capture = CaptureMiddleware(
             cast("Any", app.asgi_app), self.engine, may_claim, self._kept_alive, self.surface, self._bytes_max, _Reach()
         )
-        is_checked = False
-
-        async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
-            nonlocal is_checked
-            if not is_checked and scope["type"] != "lifespan":
-                check_routes(app, self._plain, self.declared)
-                is_checked = True
-            await capture(scope, receive, send)
-
-        app.asgi_app = asgi_app  # type: ignore[method-assign]
+        app.asgi_app = _Checked(capture, lambda: check_routes(app, self._plain, self.declared))  # type: ignore[method-assign]
         app.asgi_http_class = type("SemelConnection", (_Connection, app.asgi_http_class), {})
         _note_exceptions(app)
         if self._operations_path is not None:
@@ -232,6 +223,21 @@ class _Connection(ASGIHTTPConnection):
         call = self.scope.get(CALL_KEY)
         if isinstance(call, RouteCall):
             await call.outlive_client()
+
+
+class _Checked:
+    """The application, refused from its first request on where it would not be protected as it is declared."""
+
+    def __init__(self, app: CaptureMiddleware, check: Callable[[], None]) -> None:
+        self.app = app
+        self._check = check
+        self._is_checked = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if not self._is_checked and scope["type"] != "lifespan":
+            self._check()
+            self._is_checked = True
+        await self.app(scope, receive, send)
 
 
 class _Reach:

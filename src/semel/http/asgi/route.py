@@ -384,7 +384,7 @@ class CaptureMiddleware:
     ) -> None:
         self.app = app
         self._bodies = Bodies(surface, bytes_max)
-        self._engine = engine
+        self.engine = engine
         self._may_claim = may_claim
         self._may_reach = may_reach
         self._kept_alive = kept_alive
@@ -396,9 +396,9 @@ class CaptureMiddleware:
         elif CALL_KEY in scope:
             await self.app(scope, receive, scope[CALL_KEY].send_inside(send))
         elif self._kept_alive.is_needless():
-            await RouteCall(self.app, self._engine, scope, receive, send, self._may_claim, self._bodies).run_app()
+            await RouteCall(self.app, self.engine, scope, receive, send, self._may_claim, self._bodies).run_app()
         elif not self._may_reach(scope):
-            call = RouteCall(self.app, self._engine, scope, receive, send, self._may_claim, self._bodies)
+            call = RouteCall(self.app, self.engine, scope, receive, send, self._may_claim, self._bodies)
             try:
                 await call.run_app()
             finally:
@@ -406,5 +406,5 @@ class CaptureMiddleware:
                     self._may_reach.learn()
         else:
             listener = Listener(send)
-            call = RouteCall(self.app, self._engine, scope, receive, listener.send, self._may_claim, self._bodies)
+            call = RouteCall(self.app, self.engine, scope, receive, listener.send, self._may_claim, self._bodies)
             await self._kept_alive.shield(call.run_app(), listener)
