@@ -178,8 +178,9 @@ class Semel(EndpointCommands):
         async def claimed(*args: Any, **kwargs: Any) -> Any:
             if not has_request_context():
                 raise ConfigurationError(f"the operation {declared.name!r} is called outside of a request")
-            await request.get_data()  # Quart's own task receives the body: it is whole before it is compared
-            return await self.serve(endpoint, declared, request, args, kwargs, filled)
+            here = request._get_current_object()  # type: ignore[attr-defined] # its debugger renders what frames hold
+            await here.get_data()  # Quart's own task receives the body: it is whole before it is compared
+            return await self.serve(endpoint, declared, here, args, kwargs, filled)
 
         setattr(claimed, DECLARED, declared)
         return claimed

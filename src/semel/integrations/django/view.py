@@ -96,6 +96,7 @@ def command(
         if declared.policy.steps:  # what a step has on record, no later failure of the request may undo
             wrapped = databases.outside_of_requests(wrapped)
         setattr(wrapped, DECLARED, declared)
+        site().plain[id(view)] = (view, name)
         return cast(F, wrapped)
 
     return declare
